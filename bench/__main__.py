@@ -2,7 +2,7 @@
 
     python -m bench [--quick]
 
-Each result stands beside its limit.
+Each result is printed with its limit.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FULL = GPUS * CLIENTS_PER_GPU
 LOG_LINES = 200_000
 
 CPU_MS, MEGABYTES, IDLE_PERCENT, START_SECONDS = 45.0, 75.0, 1.0, 1.0
-"""Limits: CPU of a collection that asks no daemon, memory, CPU without scrapes, start."""
+"""Limits: CPU of a collection without queries, memory, CPU without scrapes, start."""
 
 
 def against(name: str, value: float, limit: float, unit: str) -> str:
-    """State whether a limit is met."""
+    """Return a line that states whether a limit is met."""
     met = "met    " if value <= limit else "NOT MET"
     return f"{met} {name}: {value:.2f}{unit} (at most {limit:g}{unit})"
 
 
 def everything(quick: bool) -> Iterator[str]:
-    """Measure, and give each line of the report as soon as it is known."""
+    """Measure, and yield the lines of the report."""
     yield f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
     yield f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)"
     full = asyncio.run(collection(FULL, 7 if quick else 15))

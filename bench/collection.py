@@ -1,8 +1,8 @@
-"""What one collection costs, from the sources to the bytes of the page.
+"""Cost of one collection, from the sources to the bytes of the page.
 
     python -m bench.collection [clients]
 
-Medians of several runs, beside each source asked alone.
+Medians of several runs, next to each source alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Cost:
 
     wall: float
     cpu: float
-    """Of this process."""
+    """CPU of this process."""
     children: float
     """CPU of the control tool."""
 
@@ -54,7 +54,7 @@ def _cpu(name_of: int) -> float:
 
 
 async def measure(works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS) -> list[Cost]:
-    """Repeat these by turns with pauses, as scrapes come; the first does not count."""
+    """Repeat these alternately with pauses, like scrapes; the first run does not count."""
     found: list[list[tuple[float, ...]]] = [[] for _ in works]
     for number in range(runs + 1):
         for work, times in zip(works, found, strict=True):
@@ -72,32 +72,32 @@ async def measure(works: Sequence[Callable[[], Awaitable[object]]], runs: int = 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured on one host."""
+    """Measurements of one host."""
 
     clients: int
     samples: int
     page_bytes: int
     whole: Cost
-    """With a question to each daemon."""
+    """A collection with a query to each daemon."""
     unasked: Cost
-    """As most collections are: the daemons were asked by an earlier one."""
+    """A collection without queries: cached replies are fresh, as in most collections."""
     exposition: Cost
     sources: dict[str, Cost]
 
     @property
     def floor(self) -> Cost:
-        """All that must be done, one after the other: each source, and the page."""
+        """Sum of all parts: each source, and the page."""
         parts = [*self.sources.values(), self.exposition]
         return Cost(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
 
     @property
     def slowest(self) -> str:
-        """The source that takes longest alone."""
+        """Name of the source that takes longest alone."""
         return max(self.sources, key=lambda name: self.sources[name].wall)
 
 
 async def collection(clients: int, runs: int = RUNS) -> Result:
-    """Measure a host with so many clients."""
+    """Measure a host with this many clients."""
     configure_malloc()  # as the program does
     gc.freeze()
     async with AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:
 async def _result(
     full: FullHost, collector: Collector, whole: tuple[Cost, Cost], runs: int
 ) -> Result:
-    host = collector._host  # noqa: SLF001 - its sources are to be asked alone
+    host = collector._host  # noqa: SLF001 - its sources are read alone
     snapshot = await collector.collect()
 
     async def exposition() -> None:
@@ -170,7 +170,7 @@ async def _result(
 
 
 def report(result: Result) -> list[str]:
-    """Tell it in words."""
+    """Return the lines of a report."""
     alone = result.sources[result.slowest]
     return [
         f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "

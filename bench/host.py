@@ -1,8 +1,8 @@
 """A full host for measuring: many GPUs and clients, read by the exporter's real sources.
 
-What is not real: NVML's answers (recorded on an H200, see testing/fake_nvml.py), the files of
-/proc, and the control tool: a shell script that prints recorded replies, and takes the one or two
-milliseconds that the real tool takes.
+Synthetic are: NVML's values (recorded on an H200, see testing/fake_nvml.py), the files of /proc,
+and the control tool: a shell script that prints recorded replies, and takes one or two
+milliseconds, like the real tool.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ GPUS = 8
 DAEMONS = 2
 CLIENTS_PER_GPU = 48
 OTHER_PROCESSES = 400
-"""Processes that have nothing to do with MPS."""
+"""Number of processes without a relation to MPS."""
 
 DROP_ONE_IN = "BENCH_DROP_ONE_IN"
-"""Variable of bench.stage: lose one event in so many."""
+"""Variable of bench.stage: lose one event in this many."""
 
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
@@ -48,8 +48,17 @@ done
 
 
 def uuid_of(gpu: int) -> str:
-    """The name of a GPU."""
+    """Return the UUID of a GPU."""
     return f"GPU-{gpu:08d}-1111-2222-3333-444444444444"
+
+
+def busy_gpus(number: int) -> list[FakeDevice]:
+    """Return GPUs that are busy for 60 % of the time."""
+    metrics = dict.fromkeys(GPM_ALL, 50.0)
+    return [
+        FakeDevice(uuid_of(gpu), busy=lambda now: now * 0.6, metrics=metrics)
+        for gpu in range(number)
+    ]
 
 
 class TickingNvml(FakeNvml):
@@ -57,15 +66,15 @@ class TickingNvml(FakeNvml):
 
     @property
     def now(self) -> float:
-        """Seconds of the clock that only goes forward."""
+        """Seconds of the monotonic clock."""
         return time.monotonic()
 
     @now.setter
     def now(self, moment: float) -> None:
-        """The time passes by itself."""
+        """Do nothing: the clock is real."""
 
     def wait_event(self, events: object, timeout_milliseconds: int) -> None:
-        """Nothing happens, for as long as the real one would wait for it."""
+        """Report no event, after the real waiting time."""
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)
 
@@ -89,15 +98,15 @@ class Daemon:
     pid: int = 0
     server: int = 0
     user: int = USERS[0]
-    """Whose server it is."""
+    """Owner of the server."""
     clients: dict[int, Client] = field(default_factory=dict)
     waiting: dict[int, Client] = field(default_factory=dict)
-    """Of the user whose turn is next."""
+    """Queued clients of the next user."""
     files: dict[str, TextIO] = field(default_factory=dict)
-    """Its logs: open for as long as it lives, whatever becomes of their names."""
+    """Its logs: open while it runs, also if they are renamed."""
     cgroup: str = "0::/\n"
     caused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """What its counters must show: (metric, label value beside the daemon's) -> events."""
+    """Expected counters: (metric, label value next to the daemon's) -> events."""
 
     @property
     def pipe(self) -> Path:
@@ -111,7 +120,7 @@ class Daemon:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What it and its clients were started with."""
+        """Environment of the daemon and its clients."""
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
@@ -132,14 +141,14 @@ class Daemon:
         self.caused["mps_control_log_lines_total", name] += len(lines)
 
     def close(self) -> None:
-        """Its process ends, so its files are closed."""
+        """Close the files, as at the exit of the process."""
         for file in self.files.values():
             file.close()
         self.files.clear()
 
 
 class FullHost:
-    """The host, below a folder of its own."""
+    """The host, in its own folder."""
 
     def __init__(
         self,
@@ -157,13 +166,7 @@ class FullHost:
         self.tool.chmod(0o755)
         self._pids = count(100_000)
         self._started = time.time() - BOOT_TIME - 100
-        metrics = dict.fromkeys(GPM_ALL, 50.0)
-        self.nvml = TickingNvml(
-            *(
-                FakeDevice(uuid_of(gpu), busy=lambda now: now * 0.6, metrics=metrics)
-                for gpu in range(gpus)
-            )
-        )
+        self.nvml = TickingNvml(*busy_gpus(gpus))
         share = gpus // daemons
         self.jobs: list[Daemon] = []
         self.daemons = [
@@ -173,7 +176,7 @@ class FullHost:
         for daemon in self.daemons:
             (daemon.pipe / "replies").mkdir(parents=True)
             daemon.logs.mkdir()
-            # No control_lock: none of these processes exists, so none could hold it.
+            # No control_lock: none of these processes exists, so none can hold it.
             self.start(daemon)
         for number in range(other_processes):
             self.proc.add(30_000 + number, argv=[f"/usr/bin/program{number}"])
@@ -186,14 +189,14 @@ class FullHost:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Its daemons close their files."""
+        """Close the daemons' files."""
         for daemon in (*self.daemons, *self.jobs):
             daemon.close()
 
-    # -- what happens on the host
+    # -- events on the host
 
     def start(self, daemon: Daemon) -> None:
-        """A daemon and its server start."""
+        """Start a daemon and its server."""
         daemon.pid = next(self._pids)
         argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
         self.proc.add(
@@ -226,7 +229,7 @@ class FullHost:
         daemon.caused["mps_server_starts_total", str(daemon.user)] += 1
 
     def restart(self, daemon: Daemon) -> None:
-        """A daemon ends with all that it serves, and starts again."""
+        """Stop a daemon with all its clients, and start it again."""
         self.leave(daemon, list(daemon.clients))
         daemon.log("control", "Exit")
         daemon.caused["mps_server_exits_total", "requested"] += 1
@@ -239,7 +242,7 @@ class FullHost:
         self.start(daemon)
 
     def start_job(self, number: int) -> Daemon:
-        """A Slurm job starts a daemon of its own, in directories of its own."""
+        """Start the daemon of a Slurm job, in its own directories."""
         cgroup = f"0::/system.slice/slurmstepd.scope/job_{number}/step_0/user/task_0\n"
         daemon = Daemon(number, self.folder, (), cgroup=cgroup)
         daemon.pipe.mkdir()
@@ -251,7 +254,7 @@ class FullHost:
         return daemon
 
     def end_job(self, daemon: Daemon) -> None:
-        """It ends, and its directories are removed."""
+        """Stop the daemon of a job, and remove its directories."""
         for pid in (daemon.server, daemon.pid):
             self.proc.remove(pid)
         daemon.close()
@@ -260,7 +263,7 @@ class FullHost:
         shutil.rmtree(daemon.logs)
 
     def connect(self, daemon: Daemon, gpus: Iterable[int]) -> list[int]:
-        """A client comes for each of these GPUs; gives their PIDs."""
+        """Connect a client for each of these GPUs; return their PIDs."""
         came = [self._spawn(daemon, gpu, daemon.user) for gpu in gpus]
         if daemon.waiting:
             daemon.caused["mps_uid_overtakes_total", str(daemon.user)] += len(came)
@@ -268,7 +271,7 @@ class FullHost:
         return [client.pid for client in came]
 
     def queue(self, daemon: Daemon, gpus: Iterable[int]) -> None:
-        """Clients of the next user come, and wait for their turn."""
+        """Queue clients of the next user."""
         user = USERS[(USERS.index(daemon.user) + 1) % len(USERS)]
         for client in [self._spawn(daemon, gpu, user) for gpu in gpus]:
             daemon.waiting[client.pid] = client
@@ -283,7 +286,7 @@ class FullHost:
             )
 
     def hand_over(self, daemon: Daemon) -> None:
-        """The clients end, the server with them, and the next user's begin."""
+        """Stop the clients and the server, and serve the next user's clients."""
         self.leave(daemon, list(daemon.clients))
         daemon.log("control", f"Try shutting down server {daemon.server}, backoff is enabled")
         daemon.log("server", "Server has been notified to shutdown", "Exiting")
@@ -318,7 +321,7 @@ class FullHost:
         return Client(pid, gpu, uid)
 
     def _served(self, daemon: Daemon, came: Iterable[Client], words: str) -> None:
-        """Clients connect to the server."""
+        """Connect clients to the server."""
         control: list[str] = []
         server: list[str] = []
         for client in came:
@@ -343,7 +346,7 @@ class FullHost:
         daemon.log("server", *server)
 
     def leave(self, daemon: Daemon, pids: Iterable[int]) -> None:
-        """These clients end."""
+        """Disconnect these clients."""
         lines: list[str] = []
         for pid in pids:
             client = daemon.clients.pop(pid)
@@ -358,9 +361,9 @@ class FullHost:
         daemon.log("server", *lines)
 
     def rename(self, daemon: Daemon) -> None:
-        """Logs get other names, as logrotate does without copytruncate: MPS goes on writing there.
+        """Rename the logs, like logrotate without copytruncate: MPS continues to write to them.
 
-        An administrator who notices restarts the daemon.
+        Then the administrator restarts the daemon.
         """
         for log in ("control", "server"):
             path = daemon.logs / f"{log}.log"
@@ -369,7 +372,7 @@ class FullHost:
         self.restart(daemon)
 
     def rotate(self, daemon: Daemon) -> None:
-        """Logs are copied and cut to nothing, as logrotate's copytruncate does."""
+        """Copy and truncate the logs, like logrotate's copytruncate."""
         for log in ("control", "server"):
             path = daemon.logs / f"{log}.log"
             shutil.copyfile(path, path.with_suffix(".log.1"))
@@ -377,7 +380,7 @@ class FullHost:
                 file.truncate(0)
 
     def tell(self) -> None:
-        """Let NVML and the control tool say what is so now."""
+        """Update the values of NVML and the replies of the control tool."""
         for daemon in self.daemons:
             for gpu in daemon.gpus:
                 used = [
@@ -391,21 +394,17 @@ class FullHost:
                 }
                 self.nvml.gpus[gpu].processes = {str(kind): rows for kind, rows in lists.items()}
             self._replies(daemon)
-        self._write(
-            "nvml.json",
-            json.dumps(
-                [
-                    {
-                        kind: [(row.pid, row.used_memory) for row in rows]
-                        for kind, rows in gpu.processes.items()
-                    }
-                    for gpu in self.nvml.gpus
-                ]
-            ),
-        )
+        lists_of_gpus = [
+            {
+                kind: [(row.pid, row.used_memory) for row in rows]
+                for kind, rows in gpu.processes.items()
+            }
+            for gpu in self.nvml.gpus
+        ]
+        self._write("nvml.json", json.dumps(lists_of_gpus))
 
     def fail(self, code: int | None) -> None:
-        """Every call of NVML fails from now on; None ends it."""
+        """Make every call of NVML fail with this code; None ends the failure."""
         self.nvml.fail("", code)
         self._write("failing.json", json.dumps(code))
 
@@ -454,7 +453,7 @@ class FullHost:
 
     @property
     def flags(self) -> list[str]:
-        """How to start the exporter here."""
+        """Flags of an exporter on this host."""
         return [
             f"--path.procfs={self.proc.root}",
             f"--mps.control-binary={self.tool}",
@@ -463,7 +462,7 @@ class FullHost:
 
     @property
     def settings(self) -> Settings:
-        """The same as settings."""
+        """The same, as settings."""
         return Settings(
             path_procfs=str(self.proc.root),
             mps_control_binary=str(self.tool),
@@ -471,7 +470,7 @@ class FullHost:
         )
 
     def live(self, settings: Settings | None = None) -> LiveHost:
-        """The sources that the exporter has, at this host."""
+        """Return the exporter's sources for this host."""
         host = LiveHost(settings or self.settings)
         host._nvml = NvmlSession(api=self.nvml)  # noqa: SLF001 - there is no NVML to load here
         return host

@@ -1,10 +1,10 @@
-"""Compare the cost of a scrape of several exporters, seen from outside.
+"""Compare the cost of a scrape of several exporters, measured from outside.
 
     python -m bench.http [--base NAME] [--rounds N] 'NAME=COMMAND=URL' ...
 
-COMMAND is started, and URL is scraped as Prometheus does, over a connection that is kept where the
-server keeps it. An entry without URL (NAME=COMMAND) is a tool that is run once for each scrape,
-such as nvidia-smi. All are measured in one run and in turns, so that other work on the machine
+COMMAND is started, and URL is scraped as Prometheus does, over a persistent connection if the
+server supports it. An entry without URL (NAME=COMMAND) is a tool that is run once for each scrape,
+such as nvidia-smi. All are measured alternately in one run, so that other work on the machine
 slows all of them alike. CPU is utime + stime of the process and of its descendants.
 """
 
@@ -35,7 +35,7 @@ HEADERS = {
 }
 START_SECONDS = 30.0
 WARM_UP, BURST = 5, 5
-"""Scrapes before the measurement; scrapes without a pause that follow each other."""
+"""Scrapes before the measurement; consecutive scrapes without a pause."""
 IDLE_SECONDS = 15.0
 
 
@@ -46,14 +46,14 @@ class Exporter:
     name: str
     command: tuple[str, ...]
     url: str = ""
-    """Empty for a tool that prints and ends."""
+    """Empty for a tool that prints and exits."""
 
     @classmethod
     def parse(cls, text: str) -> Exporter:
         """Read ``NAME=COMMAND`` or ``NAME=COMMAND=URL``; COMMAND may hold further ``=``.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: If the text has another form.
         """
         name, _, rest = text.partition("=")
         command, separator, url = rest.rpartition("=http")
@@ -73,31 +73,31 @@ class Cost:
     burst_ms: list[float] = field(default_factory=list)
     """Scrapes without a pause."""
     idle_cpu_percent: float | None = None
-    """Of a core, without scrapes. None: a tool."""
+    """Percent of a core, without scrapes; None for a tool."""
     cpu_percent: float = 0.0
-    """Of a core, with scrapes a second apart."""
+    """Percent of a core, with scrapes a second apart."""
     rss_megabytes: float = 0.0
     series: int = 0
 
     @property
     def median_ms(self) -> float:
-        """Of the scrapes a second apart."""
+        """Median of the scrapes a second apart."""
         return statistics.median(self.paced_ms)
 
     @property
     def p95_ms(self) -> float:
-        """Of the scrapes a second apart."""
+        """95th percentile of the scrapes a second apart."""
         ordered = sorted(self.paced_ms)
         return ordered[-(-len(ordered) * 95 // 100) - 1]
 
     @property
     def burst_median_ms(self) -> float:
-        """Of the scrapes without a pause."""
+        """Median of the scrapes without a pause."""
         return statistics.median(self.burst_ms)
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU of a process (utime + stime), of its descendants, and of those that were waited for."""
+    """Return the CPU time (utime + stime) of a process and all its descendants."""
     total = 0.0
     waiting = [pid]
     while waiting:
@@ -135,7 +135,7 @@ class Server:
             time.sleep(0.1)
 
     def scrape(self) -> bytes:
-        """Fetch a page. Raises OSError or HTTPException."""
+        """Fetch a page. Raise OSError or HTTPException."""
         self._connection.request("GET", self._path, headers=HEADERS)
         answer = self._connection.getresponse()
         body = answer.read()
@@ -160,7 +160,7 @@ class Tool:
         self._cpu = 0.0
 
     def scrape(self) -> bytes:
-        """Run it and take its output. Raises CalledProcessError."""
+        """Run the tool and return its output. Raise CalledProcessError."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(self._command, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -171,12 +171,12 @@ class Tool:
         return self._cpu
 
     def rss_megabytes(self) -> float:
-        """Not measured: it runs for milliseconds."""
+        """Return 0: memory of a tool that runs for milliseconds is not measured."""
         return 0.0
 
 
 def compare(exporters: Sequence[Exporter], rounds: int = 30, interval: float = 1.0) -> list[Cost]:
-    """Start all, measure all without scrapes, with paced ones and in bursts, end all."""
+    """Start all; measure them without scrapes, with paced scrapes and in bursts; stop all."""
     with ExitStack() as stack:
         subjects: list[tuple[Server | Tool, Cost]] = [
             (Server(one, stack) if one.url else Tool(one), Cost(one.name)) for one in exporters
@@ -201,7 +201,7 @@ def compare(exporters: Sequence[Exporter], rounds: int = 30, interval: float = 1
 
 
 def _paced(subjects: Sequence[tuple[Server | Tool, Cost]], rounds: int, interval: float) -> None:
-    """Each once in each interval, one after another with equal pauses between them."""
+    """Scrape each once per interval, with equal pauses between them."""
     before = [subject.cpu_seconds() for subject, _ in subjects]
     began = due = time.monotonic()
     for _ in range(rounds):
@@ -216,14 +216,14 @@ def _paced(subjects: Sequence[tuple[Server | Tool, Cost]], rounds: int, interval
 
 
 def _timed(subject: Server | Tool) -> float:
-    """Milliseconds of one scrape, with the page unpacked."""
+    """Return the milliseconds of one scrape, decompression included."""
     began = time.perf_counter()
     subject.scrape()
     return 1000 * (time.perf_counter() - began)
 
 
 def report(costs: Sequence[Cost], base: str) -> list[str]:
-    """Give a table, with the ratios to the exporter of this name."""
+    """Return a table with the ratios to the exporter of this name."""
     reference = next(cost for cost in costs if cost.name == base)
     heads = ("median ms", "p95 ms", "burst ms", "CPU %", "idle %", "RSS MiB", "series")
     lines = [

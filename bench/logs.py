@@ -1,4 +1,4 @@
-"""How fast log lines become entries of the ledger, and whether memory grows with their number.
+"""Speed of applying log lines, and whether memory grows with their number.
 
     python -m bench.logs [lines]
 
@@ -21,13 +21,13 @@ BEGIN = 1_795_000_000.0
 
 
 def stamp(at: float) -> str:
-    """Write a log's stamp."""
+    """Return a time in the form of the logs."""
     whole = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
     return f"{whole}.{int(at * 1000) % 1000:03d}"
 
 
 def rounds() -> Iterator[tuple[float, list[str], list[str]]]:
-    """Give (moment, lines of control.log, lines of server.log), one client a second, for ever."""
+    """Yield (time, lines of control.log, lines of server.log) without end, a client a second."""
     at, pid = BEGIN, 1000
     c = f"[{stamp(at)} Control   630] "
     yield (
@@ -80,7 +80,7 @@ def rounds() -> Iterator[tuple[float, list[str], list[str]]]:
 
 
 def observations(lines: int) -> Iterator[LogsObservation]:
-    """Give so many lines, in observations of a few thousand."""
+    """Yield this many lines, in observations of a few thousand."""
     left = lines
     logs: dict[LogName, list[str]] = {"control": [], "server": []}
     for at, control, server in rounds():
@@ -106,7 +106,7 @@ def observations(lines: int) -> Iterator[LogsObservation]:
 
 
 def speed(lines: int) -> list[str]:
-    """Measure how fast lines are folded, and tell it in words."""
+    """Measure how fast lines are applied; return the lines of a report."""
     tracker = DaemonTracker("/tmp/mps")
     spent = 0.0
     for observation in observations(lines):
@@ -115,12 +115,11 @@ def speed(lines: int) -> list[str]:
         spent += time.process_time() - before
     counted = tracker.state.counters.snapshot()
 
-    def total_of(name: str) -> int:
-        return sum(int(value) for value in counted[name].values() if isinstance(value, int | float))
-
-    total = total_of("mps_control_log_lines_total")
-    overtakes = total_of("mps_uid_overtakes_total")
-    queries = total_of("mps_control_log_query_lines_total")
+    names = ("control_log_lines", "uid_overtakes", "control_log_query_lines")
+    total, overtakes, queries = (
+        sum(int(v) for v in counted[f"mps_{name}_total"].values() if isinstance(v, int | float))
+        for name in names
+    )
     return [
         f"{total} lines of logs in {spent:.2f} s of CPU: {total / spent:,.0f} lines/s",
         f"{overtakes} overtakes, {queries} query lines",

@@ -1,7 +1,4 @@
-"""What the running program costs: its start, its memory, a second of its life.
-
-python -m bench.program [clients] [seconds]
-"""
+"""Cost of the running program: its start, its memory, a second of its life."""
 
 from __future__ import annotations
 
@@ -15,24 +12,24 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
+from bench.host import FullHost
 from testing.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 20.0
 SCRAPE_SECONDS = 120.0
-"""On a machine that has no time for either program, 10 s ended a run of an hour."""
+"""Scrape timeout. 10 s ended a run of an hour on an overloaded machine."""
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
 @dataclass
 class Program:
-    """A running exporter, looked at from outside."""
+    """A running exporter, observed from outside."""
 
     pid: int
     url: str
@@ -46,7 +43,7 @@ class Program:
             return gzip.decompress(answer.read()).decode()
 
     def until_good(self, words: str) -> float:
-        """Scrape until the page has these words; gives seconds since the start."""
+        """Scrape until the page contains these words; return the seconds since the start."""
         while time.monotonic() < self.started + START_SECONDS:
             try:
                 if words in self.scrape():
@@ -56,12 +53,12 @@ class Program:
         raise AssertionError(f"no page with {words!r} within {START_SECONDS:.0f} s")
 
     def cpu_seconds(self) -> float:
-        """CPU of the program and of the tools that it ran."""
+        """Return the CPU time of the program and of the tools that it ran."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def status(self, key: str) -> int:
-        """A number of /proc/PID/status."""
+        """Return a number of /proc/PID/status."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
@@ -71,13 +68,8 @@ class Program:
         return self.status("VmRSS") / 1024
 
     @property
-    def threads(self) -> int:
-        """How many threads it has."""
-        return self.status("Threads")
-
-    @property
     def open_files(self) -> list[str]:
-        """What its descriptors refer to, as the kernel names it."""
+        """Targets of its descriptors, with the kernel's names."""
         found = []
         for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -86,15 +78,13 @@ class Program:
 
     @property
     def children(self) -> int:
-        """Processes that it started and that are there, as zombies or not."""
-        found = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            found += len((task / "children").read_text().split())
-        return found
+        """Number of child processes, zombies included."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(len((task / "children").read_text().split()) for task in tasks)
 
 
 def _installed() -> dict[str, str]:
-    """The environment of a program that is installed: its modules are compiled."""
+    """Return the environment of an installed program: its modules are compiled."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "mps-exporter-bench")
@@ -109,7 +99,7 @@ def _installed() -> dict[str, str]:
 
 @contextmanager
 def running(full: FullHost, **environment_variables: str) -> Iterator[Program]:
-    """Start the exporter on a made-up host, and end it."""
+    """Run the exporter on a synthetic host."""
     port = free_port()
     environment = _installed() | environment_variables
     command = [
@@ -132,7 +122,7 @@ def running(full: FullHost, **environment_variables: str) -> Iterator[Program]:
 
 @dataclass(frozen=True)
 class Life:
-    """What was seen of it."""
+    """Measurements of a running program."""
 
     first_scrape_seconds: float
     megabytes: float
@@ -143,7 +133,7 @@ class Life:
 
 
 def life(clients: int, seconds: float) -> Life:
-    """Run it for twice this long: once let alone, once scraped every second."""
+    """Run the program this long without scrapes, then this long with a scrape a second."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FullHost(Path(folder), clients) as full,
@@ -168,12 +158,12 @@ def life(clients: int, seconds: float) -> Life:
             idle_percent=100 * idle,
             scraped_percent=100 * scraped,
             scrape_ms=1000 * statistics.median(times),
-            threads=program.threads,
+            threads=program.status("Threads"),
         )
 
 
 def report(clients: int, seen: Life) -> list[str]:
-    """Tell it in words."""
+    """Return the lines of a report."""
     return [
         f"the program with {clients} clients:",
         f"  start to first good scrape     {seen.first_scrape_seconds:6.2f} s",
@@ -182,14 +172,3 @@ def report(clients: int, seen: Life) -> list[str]:
         f"  CPU without scrapes            {seen.idle_percent:6.2f} % of a core",
         f"  CPU with a scrape a second     {seen.scraped_percent:6.2f} % of a core, tools included",
     ]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    clients = int(arguments[0]) if arguments else GPUS * CLIENTS_PER_GPU
-    seconds = float(arguments[1]) if len(arguments) > 1 else 10.0
-    print("\n".join(report(clients, life(clients, seconds))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,13 +1,13 @@
-"""A day of a busy host in minutes: does the exporter count right, and stay as small as it was?
+"""A day of a busy host in minutes: correct counters, and constant memory.
 
     python -m bench.soak [--minutes N] [--clients N] [--drop-one-in N]
 
-Clients come and go by the hundred, users take turns, daemons restart, jobs bring daemons of new
-names, logs are rotated in both ways, NVML fails now and then, and a scraper asks all the time. What
-the host caused is counted apart from the exporter, and the exporter's counters must show the same.
-Ends with status 1 when a counter differs or went down, when memory grew by more than the limit per
-hour, or when threads, descriptors or children became more. (Logs of jobs may stay open for two
-minutes after a job's end: whether more of them stay open shows in a run of 10 minutes or more.)
+Clients connect and disconnect by the hundred, users take turns, daemons restart, jobs start daemons
+with new names, logs are rotated in both ways, NVML fails now and then, and a scraper runs all the
+time. The host's events are counted independently, and the exporter's counters must be equal. Exits
+with status 1 if a counter differs or decreased, if memory grew by more than the limit per hour, or
+if threads, descriptors or children increased. (Logs of jobs may stay open for two minutes after a
+job's end: only a run of 10 minutes or more shows whether more of them stay open.)
 
 --drop-one-in N loses one event in N inside the exporter on purpose: the soak must fail.
 """
@@ -35,14 +35,14 @@ MEGABYTES_PER_HOUR = 2.0
 NOISE_MEGABYTES = 0.5
 """What the mean of some minutes varies by on a host on which nothing changes."""
 SPARE_THREADS = 4
-"""Of those that read logs: as many as there ever were daemons at a time are kept."""
+"""Threads that read logs: as many are kept as there ever were daemons at the same time."""
 STEP_SECONDS = 0.25
 CHECK_SECONDS = 15.0
 SETTLE_SECONDS = 30.0
-"""So long the exporter may take to have counted what happened, on a busy machine."""
+"""Time in which the exporter must have counted all events, on a busy machine."""
 JOB_SECONDS = 3.0
 JOB_LOGS_SECONDS = GONE_AFTER_QUIT_SECONDS + 30.0
-"""So long after its end the logs of a job's daemon may be open: it is still shown for a while."""
+"""Time after a job's end in which the logs of its daemon may be open: it is still shown."""
 FIRST_JOB = 1000
 NVML_GPU_IS_LOST = 15
 
@@ -51,7 +51,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _COUNTER = re.compile(r"_total$|_count$|_sum$|_bucket$")
 
 Sample = tuple[str, str, str]
-"""Daemon, metric, value of the label beside the daemon's ("": none)."""
+"""Daemon, metric, value of the label next to the daemon's ("" if there is none)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Counters:
     fallen: list[str] = field(default_factory=list)
 
     def see(self, page: str) -> int:
-        """Take in a page; gives how many counters it has."""
+        """Check a page; return its number of counters."""
         now = dict(counters(page.splitlines()))
         self.fallen += [
             f"{name}: {self.last[name]} -> {value}"
@@ -86,7 +86,7 @@ class Counters:
 
 
 def counters(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
-    """Give all counters of a page: names with labels, and values."""
+    """Yield all counters of a page: names with labels, and values."""
     for line in lines:
         match = _SAMPLE.match(line)
         if match and _COUNTER.search(match[1]):
@@ -94,7 +94,7 @@ def counters(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
 
 
 def samples(page: str) -> dict[Sample, float]:
-    """Give what a page says of daemons, where at most one further label tells what of."""
+    """Return the samples of daemons that have at most one further label."""
     found: dict[Sample, float] = {}
     for line in page.splitlines():
         if match := _SAMPLE.match(line):
@@ -106,7 +106,7 @@ def samples(page: str) -> dict[Sample, float]:
 
 
 class Truth:
-    """What happened on the host since the exporter started to count, beside what it counted."""
+    """Events on the host since the exporter started to count, and its counters."""
 
     def __init__(self, daemons: Sequence[Daemon], page: str) -> None:
         self._daemons = daemons
@@ -144,7 +144,7 @@ class Truth:
         }
 
     def settle(self, scrape: Callable[[], str], seconds: float = SETTLE_SECONDS) -> list[str]:
-        """Wait until the exporter has counted everything; gives what it did not count."""
+        """Wait until the exporter has counted all events; return the differences."""
         end = time.monotonic() + seconds
         while (missing := self.differences(scrape())) and time.monotonic() < end:
             time.sleep(STEP_SECONDS)
@@ -163,7 +163,7 @@ class Chaos:
     jobs: list[tuple[float, Daemon]] = field(default_factory=list)
     """Daemons of jobs, with when they end."""
     ended_jobs: dict[Path, float] = field(default_factory=dict)
-    """Where their logs were, and when they ended (monotonic time)."""
+    """Folders of their logs, and their ends (monotonic time)."""
 
     def step(self, chance: random.Random) -> None:
         """A little of everything."""
@@ -194,7 +194,7 @@ class Chaos:
     def rotate(self, daemon: Daemon) -> None:
         """Copy and truncate the logs.
 
-        What nobody has read before is lost with any reader: the exporter is given the time.
+        Unread lines are lost with any reader: the exporter gets the time to read them.
         """
         self.settle()
         self.full.rotate(daemon)
@@ -229,7 +229,7 @@ class Chaos:
 
 
 def soak(seconds: float, clients: int, drop_one_in: int = 0) -> int:
-    """Run it; gives the exit status."""
+    """Run the soak; return the exit status."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FullHost(Path(folder), clients) as full,
@@ -242,7 +242,7 @@ def soak(seconds: float, clients: int, drop_one_in: int = 0) -> int:
 def watch(
     full: FullHost, program: Program, seconds: float, clients: int
 ) -> tuple[list[Reading], Counters, list[str], Chaos]:
-    """Let things happen and look on; ends early when something was not counted."""
+    """Cause events and observe the exporter; stop early if an event was not counted."""
     began = checked_at = time.monotonic()
     chance = random.Random(10)
     seen, readings = Counters(), list[Reading]()
@@ -258,7 +258,9 @@ def watch(
         seen.see(program.scrape())
         descriptors = chaos.descriptors(program.open_files)
         readings.append(
-            Reading(now, program.megabytes, program.threads, descriptors, program.children)
+            Reading(
+                now, program.megabytes, program.status("Threads"), descriptors, program.children
+            )
         )
         if len(readings) % 100 == 1:
             last = readings[-1]
@@ -279,7 +281,7 @@ def watch(
 
 
 def judge(readings: Sequence[Reading], seen: Counters, missing: Sequence[str], chaos: Chaos) -> int:
-    """Say whether something was not counted, or grew."""
+    """Print the result; return 1 if an event was not counted, or if something grew."""
     end = readings[-1].at
     warm_up = max(WARM_UP_SHARE * end, min(WARM_UP_SECONDS, end / 2))
     warm = [row for row in readings if row.at >= warm_up]
@@ -308,7 +310,7 @@ def judge(readings: Sequence[Reading], seen: Counters, missing: Sequence[str], c
 
 
 def mean(numbers: Iterable[float]) -> float:
-    """Give the mean."""
+    """Return the mean."""
     found = list(numbers)
     return sum(found) / len(found)
 

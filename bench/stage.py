@@ -1,9 +1,9 @@
-"""The whole program on a made-up host: mps-exporter itself, with another NVML.
+"""The whole program on a synthetic host: mps-exporter itself, with another NVML.
 
     python -m bench.stage FOLDER [flags of mps-exporter]
 
-FOLDER is that of a bench.host.FullHost in another process, which tells through files what its GPUs
-do. With BENCH_DROP_ONE_IN=N in the environment it loses one event in N, for bench.soak to notice.
+FOLDER is that of a bench.host.FullHost in another process, which writes the state of its GPUs into
+files. With BENCH_DROP_ONE_IN=N in the environment it loses one event in N, for bench.soak.
 """
 
 from __future__ import annotations
@@ -19,30 +19,21 @@ from mps_exporter.own_memory import configure_malloc
 
 configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
-from bench.host import DROP_ONE_IN, TickingNvml, uuid_of  # noqa: E402
+from bench.host import DROP_ONE_IN, TickingNvml, busy_gpus  # noqa: E402
 from mps_exporter import cli  # noqa: E402
 from mps_exporter.mps.record import Counters  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
-from mps_exporter.sources.nvml.accumulators import GPM_ALL  # noqa: E402
 from mps_exporter.sources.nvml.pynvml_api import Device, ListedProcess, ProcessKind  # noqa: E402
-from testing.fake_nvml import FakeDevice  # noqa: E402
 
 
 class StagedNvml(TickingNvml):
-    """The stand-in for NVML, told by files what is so."""
+    """The stand-in for NVML, whose state is read from files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[str, tuple[int, Any]] = {}
-        metrics = dict.fromkeys(GPM_ALL, 50.0)
-        count = len(self._read("nvml.json", []))
-        super().__init__(
-            *(
-                FakeDevice(uuid_of(gpu), busy=lambda now: now * 0.6, metrics=metrics)
-                for gpu in range(count)
-            )
-        )
+        super().__init__(*busy_gpus(len(self._read("nvml.json", []))))
 
     def _read(self, name: str, default: Any) -> Any:
         path = self._folder / name
@@ -68,7 +59,7 @@ class StagedNvml(TickingNvml):
 
 
 def drop_events(one_in: int) -> None:
-    """Lose one event in so many between the log's line and its counter."""
+    """Lose one event in `one_in` between the log's line and its counter."""
     increment, events = Counters.increment, count(1)
 
     def lossy(self: Counters, name: str, by: int = 1, **labels: Any) -> None:

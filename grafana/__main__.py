@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grafana.board import Board
 from grafana.boards import BOARDS
-from grafana.export import exported
+from grafana.style import Json
 
 DASHBOARDS = Path(__file__).parent / "dashboards"
 IN_CHART = Path(__file__).parents[1] / "deploy" / "helm" / "mps-exporter" / "files" / "dashboards"
@@ -20,7 +20,7 @@ IN_CHART = Path(__file__).parents[1] / "deploy" / "helm" / "mps-exporter" / "fil
 
 
 def text_of(board: Board) -> str:
-    """Give the file's content."""
+    """Return the file's content."""
     return json.dumps(board.json(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -34,6 +34,55 @@ def stale() -> list[Path]:
     return sorted(
         path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)
     )
+
+
+INPUT = "DS_PROMETHEUS"
+OLDEST_GRAFANA = "10.0.0"
+PANEL_NAMES = {
+    "bargauge": "Bar gauge",
+    "stat": "Stat",
+    "state-timeline": "State timeline",
+    "status-history": "Status history",
+    "table": "Table",
+    "timeseries": "Time series",
+}
+
+
+def exported(board: Board) -> Json:
+    """Return a dashboard as grafana.com and the form for imports require it.
+
+    It asks for the data source, names its requirements, and can be edited.
+    """
+    dashboard = board.json()
+    kinds = sorted({panel.kind for row in board.rows for panel in row.panels})
+    needed = [
+        {"type": "grafana", "id": "grafana", "name": "Grafana", "version": OLDEST_GRAFANA},
+        {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
+        *(
+            {"type": "panel", "id": kind, "name": PANEL_NAMES[kind], "version": ""}
+            for kind in kinds
+        ),
+    ]
+    chosen = f"${{{INPUT}}}"
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "datasource":
+            variable["current"] = {"text": chosen, "value": chosen}
+    return {
+        "__inputs": [
+            {
+                "name": INPUT,
+                "label": "Prometheus",
+                "description": "It scrapes the exporters.",
+                "type": "datasource",
+                "pluginId": "prometheus",
+                "pluginName": "Prometheus",
+            }
+        ],
+        "__requires": needed,
+        "id": None,
+        **dashboard,
+        "editable": True,
+    }
 
 
 def export(folder: Path) -> None:

@@ -14,7 +14,7 @@ from mps_exporter.metrics.catalogue import CATALOGUE
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")
 SCHEMA_VERSION = 39
-"""Grafana 10 writes 39; later ones bring it up to their own when they load it."""
+"""Grafana 10 writes 39; later versions migrate it when they load it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Variable:
     several: bool = True
 
     def json(self, earlier: Sequence[str]) -> Json:
-        """Give Grafana's form; what is offered obeys the variables before it."""
+        """Return Grafana's form; the offered values obey the variables before it."""
         query = f"label_values({scoped(self.metric, earlier)}, {self.name})"
         chosen: Json = {"current": {"selected": True, "text": ["All"], "value": ["$__all"]}}
         return {
@@ -77,7 +77,7 @@ def instance(*, everything: bool = True, hidden: bool = False) -> Variable:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question, and the panels that answer it."""
+    """A heading that is a question, and the panels below it."""
 
     question: str
     panels: tuple[Panel, ...]
@@ -103,7 +103,7 @@ class Board:
         return any(each.name == "instance" and not each.everything for each in self.variables)
 
     def json(self) -> Json:
-        """Give the dashboard in Classic JSON."""
+        """Return the dashboard in Classic JSON."""
         return {
             "uid": self.uid,
             "title": f"NVIDIA MPS / {self.name}",
@@ -205,14 +205,12 @@ class Board:
 
 def described(panel: Panel) -> str:
     """Our words, then the catalogue's on each metric that the panel uses."""
-    used: dict[str, None] = {}
-    for query in panel.queries:
-        used.update(dict.fromkeys(metrics_in(query.expr)))
+    used = dict.fromkeys(name for query in panel.queries for name in metrics_in(query.expr))
     lines = [f"- `{name}`: {CATALOGUE[name].help}" for name in used if name in _EXPLAINED]
     return "\n\n".join([panel.description, *(["\n".join(lines)] if lines else [])])
 
 
-# Metrics that only lend a label, or say that somebody is there, need no words.
+# Metrics that only provide a label, or show presence, need no explanation.
 _EXPLAINED = {
     name for name, spec in CATALOGUE.items() if spec.kind != "info" and name != "mps_gpu_served"
 }
@@ -247,22 +245,6 @@ def _links(*, carry: bool) -> list[Json]:
     return [boards, words]
 
 
-def _annotation(name: str, color: str, expr: str, title: str, text: str, tags: str) -> Json:
-    return {
-        "name": name,
-        "datasource": DATASOURCE,
-        "enable": True,
-        "hide": False,
-        "iconColor": color,
-        "expr": scoped(expr, ("job", "instance")),
-        "step": "30s",
-        "titleFormat": title,
-        "textFormat": text,
-        "tagKeys": tags,
-        "useValueForTime": True,
-    }
-
-
 def _annotations(*, shown: bool) -> list[Json]:
     builtin = {
         "builtIn": 1,
@@ -273,14 +255,22 @@ def _annotations(*, shown: bool) -> list[Json]:
         "name": "Annotations & Alerts",
         "type": "dashboard",
     }
-    # Moments, not regions: an alert that fires for an hour would cover an hour of each graph.
-    alerts = _annotation(
-        "Alerts",
-        "red",
+    # Times, not regions: an alert that fires for an hour would cover an hour of each graph.
+    firing = (
         'ALERTS_FOR_STATE{alertname=~"Mps.*", severity=~"critical|warning"} * 1000'
-        ' and ignoring (alertstate) ALERTS{alertname=~"Mps.*", alertstate="firing"}',
-        "{{alertname}}",
-        "{{instance}} {{daemon}}",
-        "severity",
+        ' and ignoring (alertstate) ALERTS{alertname=~"Mps.*", alertstate="firing"}'
     )
-    return [builtin, {**alerts, "enable": shown}]
+    alerts = {
+        "name": "Alerts",
+        "datasource": DATASOURCE,
+        "enable": shown,
+        "hide": False,
+        "iconColor": "red",
+        "expr": scoped(firing, ("job", "instance")),
+        "step": "30s",
+        "titleFormat": "{{alertname}}",
+        "textFormat": "{{instance}} {{daemon}}",
+        "tagKeys": "severity",
+        "useValueForTime": True,
+    }
+    return [builtin, alerts]

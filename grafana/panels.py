@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from grafana.style import (
     BY_LAST_DIGIT,
-    CALM,
     COUNT,
     NO_MPS,
     OF_CAUSES,
     PLAIN,
     QUIET,
     SHARE,
+    UNCOLORED,
     USED,
     WARN,
     WORDS,
@@ -29,17 +29,17 @@ DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression, with bare metrics, and the name of what it gives."""
+    """One expression, with bare metrics, and the legend of its series."""
 
     expr: str
     legend: str = ""
     moment: bool = False
-    """Ask for the end of the time range only."""
+    """Query the end of the time range only."""
     form: str = "time_series"
-    """Grafana's format: time_series, table or heatmap."""
+    """Grafana's format: time_series or table."""
 
     def json(self, ref: str, expr: str) -> Json:
-        """Give the query under its letter, with its selectors filled in."""
+        """Return the query under its letter, with `expr`, in which the selectors are filled in."""
         return {
             "refId": ref,
             "datasource": DATASOURCE,
@@ -54,7 +54,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel before it has a place; description says what good looks like."""
+    """A panel without a position; the description defines the healthy state."""
 
     kind: str
     title: str
@@ -67,15 +67,15 @@ class Panel:
     options: Json = field(default_factory=dict)
     transformations: tuple[Json, ...] = ()
     min_step: str = ""
-    """The least distance between points of a graph."""
+    """Minimum distance between points of a graph."""
     points: int | None = None
-    """The most points of a graph; by its width without."""
+    """Maximum number of points of a graph; None: derived from its width."""
 
 
 def override(matcher: str, what: str, **properties: object) -> Json:
-    """Properties for fields that a matcher (byName, byRegexp, byFrameRefID) finds.
+    """Return properties for fields that a matcher (byName, byRegexp, byFrameRefID) finds.
 
-    A double underscore stands for the dot in Grafana's names: custom__width.
+    A double underscore represents the dot in Grafana's names: custom__width.
     """
     return {
         "matcher": {"id": matcher, "options": what},
@@ -86,28 +86,37 @@ def override(matcher: str, what: str, **properties: object) -> Json:
 
 
 def color_of(matcher: str, what: str, color: str, **properties: object) -> Json:
-    """Give the colour of some series, whatever their values."""
+    """Set the colour of some series, whatever their values."""
     return override(matcher, what, color={"mode": "fixed", "fixedColor": color}, **properties)
 
 
-def users_alike() -> tuple[Json, ...]:
-    """Give series whose names begin with a user the user's colour."""
+def colors_by_query(*colors: str) -> tuple[Json, ...]:
+    """Set the colour of each query, in the order of the queries."""
     return tuple(
-        color_of("byRegexp", rf"/^uid \d*{digit}\b/", color)
+        color_of("byFrameRefID", letter, color)
+        for letter, color in zip(string.ascii_uppercase, colors, strict=False)
+    )
+
+
+def _by_last_digit(name: str) -> tuple[Json, ...]:
+    return tuple(
+        color_of("byRegexp", rf"/^{name} \d*{digit}\b/", color)
         for digit, color in enumerate(BY_LAST_DIGIT)
     )
 
 
-def gpus_alike() -> tuple[Json, ...]:
-    """Give series whose names begin with a GPU the GPU's colour."""
-    return tuple(
-        color_of("byRegexp", rf"/^GPU \d*{digit}\b/", color)
-        for digit, color in enumerate(BY_LAST_DIGIT)
-    )
+USERS_ALIKE = _by_last_digit("uid")
+"""The user's colour for series whose names begin with a user."""
+GPUS_ALIKE = _by_last_digit("GPU")
+"""The GPU's colour for series whose names begin with a GPU."""
+CAUSES_ALIKE = tuple(
+    color_of("byRegexp", f"/{cause}$/", color) for cause, color in OF_CAUSES.items()
+)
+"""The cause's colour for series whose names are causes, or end with one."""
 
 
 def dashed(query: str, color: str = QUIET) -> Json:
-    """Draw a query as a dashed line that does not stack: a limit, or all there is."""
+    """Draw a query as a dashed line that does not stack: a limit, or a total."""
     return color_of(
         "byFrameRefID",
         query,
@@ -119,24 +128,29 @@ def dashed(query: str, color: str = QUIET) -> Json:
 
 
 def dotted(matcher: str, what: str) -> Json:
-    """Draw some series as dotted lines, to tell them from others in the same colours."""
+    """Draw some series as dotted lines, to distinguish them from others in the same colours."""
     return override(matcher, what, custom__lineStyle={"fill": "dot", "dash": [2, 6]})
 
 
-def causes_alike() -> tuple[Json, ...]:
-    """Give series whose names are causes, or end with one, the cause's colour."""
-    return tuple(color_of("byRegexp", f"/{cause}$/", color) for cause, color in OF_CAUSES.items())
-
-
 def link(title: str, url: str, *, new_tab: bool = False) -> Json:
-    """Give a data link."""
+    """Return a data link."""
     return {"title": title, "url": url, "targetBlank": new_tab}
 
 
 _LAST: Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-
-
 _NO_MPS = f"({NO_MPS.code} + 0 * count(mps_exporter_build_info) unless on () count(mps_control_up))"
+
+
+def _stat_options(text: str, *, background: bool) -> Json:
+    return {
+        "reduceOptions": _LAST,
+        "colorMode": "background" if background else "value",
+        "graphMode": "none",
+        "justifyMode": "center",
+        "orientation": "auto",
+        "textMode": text,
+        "wideLayout": True,
+    }
 
 
 def tile(
@@ -152,18 +166,27 @@ def tile(
     decimals: int | None = None,
     no_mps: bool = False,
     words: tuple[State, ...] = (),
-    width: int = 4,
-    height: int = 4,
 ) -> Panel:
-    """One large number, or the word for it; with no_mps, the words for a host without a daemon.
+    """Show one large number, or its text; with no_mps, a text for a host without a daemon.
 
-    States are all that there is to say; words stand for some numbers of many.
+    Args:
+        title: The panel's title.
+        description: The healthy state, and the meaning of the number.
+        expr: PromQL with one series.
+        unit: Grafana's unit.
+        steps: Colours of the number.
+        states: Texts and colours of all numbers that the expression can have.
+        links: Data links.
+        none: Text if there is no series.
+        decimals: Digits after the decimal point; None if Grafana decides.
+        no_mps: Whether to show a host without a daemon as such.
+        words: Texts of some numbers only.
     """
     if no_mps:
         expr, words = f"{expr} or {_NO_MPS}", (NO_MPS, *words)
     defaults: Json = {
         "unit": unit,
-        "thresholds": (Steps(((None, QUIET),)) if states else steps).json(),
+        "thresholds": (UNCOLORED if states else steps).json(),
         "color": {"mode": "thresholds"},
         "noValue": none,
         "links": list(links),
@@ -172,77 +195,40 @@ def tile(
         defaults["decimals"] = decimals
     if states or words:
         defaults["mappings"] = mappings(*words, *states)
-    return Panel(
-        "stat",
-        title,
-        description,
-        (Query(expr, moment=True),),
-        width,
-        height,
-        defaults,
-        options={
-            "reduceOptions": _LAST,
-            "colorMode": "background" if steps not in (PLAIN, CALM) or states else "value",
-            "graphMode": "none",
-            "justifyMode": "center",
-            "orientation": "auto",
-            "textMode": "value",
-            "wideLayout": True,
-        },
-    )
+    options = _stat_options("value", background=steps is not PLAIN or bool(states))
+    query = Query(expr, moment=True)
+    return Panel("stat", title, description, (query,), 4, 4, defaults, options=options)
 
 
-def names_tile(
-    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 4
-) -> Panel:
-    """Names instead of numbers: (expression, legend that is the name, colour) each."""
-    letters = "ABCDEFGH"
+def names_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
+    """Show names instead of numbers: (expression, legend that is the name, colour) each."""
     return Panel(
         "stat",
         title,
         description,
         tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
-        width,
+        4,
         4,
         {
             "unit": COUNT,
             "noValue": none,
-            "thresholds": Steps(((None, QUIET),)).json(),
+            "thresholds": UNCOLORED.json(),
             "color": {"mode": "thresholds"},
         },
-        tuple(
-            color_of("byFrameRefID", letters[index], color)
-            for index, (_, _, color) in enumerate(queries)
-        ),
-        {
-            "reduceOptions": _LAST,
-            "colorMode": "background",
-            "graphMode": "none",
-            "justifyMode": "center",
-            "orientation": "auto",
-            "textMode": "name",
-            "wideLayout": True,
-        },
+        colors_by_query(*(color for _, _, color in queries)),
+        _stat_options("name", background=True),
     )
 
 
-def numbers_tile(
-    title: str,
-    description: str,
-    *queries: tuple[str, str, str],
-    none: str,
-    width: int = 12,
-    height: int = 5,
-) -> Panel:
-    """Several numbers with their names beside each other: (expression, name, unit) each."""
-    letters = "ABCDEFGH"
+def numbers_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
+    """Show several numbers with their names: (expression, name, unit) each."""
     return Panel(
         "stat",
         title,
         description,
         tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
-        width,
-        height,
+        12,
+        5,
         {
             "unit": COUNT,
             "noValue": none,
@@ -251,19 +237,11 @@ def numbers_tile(
             "color": {"mode": "thresholds"},
         },
         tuple(
-            override("byFrameRefID", letters[index], unit=unit)
-            for index, (_, _, unit) in enumerate(queries)
+            override("byFrameRefID", letter, unit=unit)
+            for letter, (_, _, unit) in zip(string.ascii_uppercase, queries, strict=False)
             if unit != COUNT
         ),
-        {
-            "reduceOptions": _LAST,
-            "colorMode": "value",
-            "graphMode": "none",
-            "justifyMode": "center",
-            "orientation": "auto",
-            "textMode": "value_and_name",
-            "wideLayout": True,
-        },
+        _stat_options("value_and_name", background=False),
     )
 
 
@@ -279,14 +257,13 @@ def graph(
     top: float | None = None,
     limit: float | None = None,
     overrides: Sequence[Json] = (),
-    links: Sequence[Json] = (),
     decimals: int | None = None,
     none: str = "No data in this time range.",
     min_step: str = "",
     legend: bool = True,
     numbers: bool = False,
 ) -> Panel:
-    """Give a graph over time: lines, stacked areas, or bars of events. A limit is a dashed line.
+    """Draw lines, stacked areas, or bars of events over time. A limit is a dashed line.
 
     With numbers, the legend is a table of the last value and the maximum.
     """
@@ -301,23 +278,31 @@ def graph(
         "stacking": {"mode": "normal" if stacked or bars else "none", "group": "A"},
         "thresholdsStyle": {"mode": "off" if limit is None else "dashed"},
     }
-    # Where all values are 0, Grafana draws an axis up to 100.
+    # If all values are 0, Grafana draws an axis up to 100.
     if top is not None or unit == COUNT:
         custom["axisSoftMax"] = 1 if top is None else top
+    steps = PLAIN if limit is None else Steps(((None, "transparent"), (limit, "red")))
     defaults: Json = {
         "unit": unit,
         "min": 0,
-        # Grafana's palettes have red and green in them, which mean something here.
+        # Grafana's palettes contain red and green, which have a meaning here.
         "color": {"mode": "shades", "fixedColor": WARN if bars else USED},
         "custom": custom,
         "noValue": none,
-        "links": list(links),
-        "thresholds": Steps(((None, "transparent"), (limit, "red"))).json()
-        if limit is not None
-        else PLAIN.json(),
+        "links": [],
+        "thresholds": steps.json(),
     }
     if decimals is not None:
         defaults["decimals"] = decimals
+    options = {
+        "legend": {
+            "displayMode": "table" if numbers else "list",
+            "placement": "bottom",
+            "showLegend": legend,
+            "calcs": ["lastNotNull", "max"] if numbers else [],
+        },
+        "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": bars},
+    }
     return Panel(
         "timeseries",
         title,
@@ -327,25 +312,23 @@ def graph(
         height,
         defaults,
         tuple(overrides),
-        {
-            "legend": {
-                "displayMode": "table" if numbers else "list",
-                "placement": "bottom",
-                "showLegend": legend,
-                "calcs": ["lastNotNull", "max"] if numbers else [],
-            },
-            "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": bars},
-        },
+        options,
         min_step=min_step,
     )
 
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
-    """Bars of whole events: each stands for the time since the bar before it."""
-    kept: Json = {"decimals": 0, "min_step": "1m", "width": 24, "height": 6, **more}
-    # Without the zeros, the legend names only what happened.
+    """Draw bars of whole events: each bar covers the time since the bar before it."""
+    kept: Json = {"decimals": 0, "min_step": "1m", "width": 12, "height": 6, **more}
+    # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
     return graph(title, description, *shown, bars=True, **kept)
+
+
+def share_graph(title: str, description: str, *queries: Query, **more: object) -> Panel:
+    """Draw shares over time, up to 100 % at least."""
+    kept: Json = {"unit": SHARE, "top": 1.0, **more}
+    return graph(title, description, *queries, **kept)
 
 
 def ranking(
@@ -354,53 +337,46 @@ def ranking(
     query: Query,
     *,
     unit: str = COUNT,
-    steps: Steps | None = None,
-    color: str = USED,
-    width: int = 8,
+    width: int,
     height: int = 8,
     top: float | None = None,
     overrides: Sequence[Json] = (),
     links: Sequence[Json] = (),
-    none: str = "none",
-    decimals: int | None = None,
+    none: str,
 ) -> Panel:
-    """Give a bar for each of few, longest first: who, and how much; steps go before color."""
+    """Draw a bar for each series, the longest first."""
     defaults: Json = {
         "unit": unit,
         "min": 0,
-        # Grafana names a single bar only where it is told to.
+        # Grafana labels a single bar only with an explicit display name.
         "displayName": "${__series.name}",
-        # The word for nothing is as quiet as nothing is.
-        "thresholds": (steps or Steps(((None, QUIET),))).json(),
+        # The text for no series is as quiet as other absences.
+        "thresholds": UNCOLORED.json(),
         "color": {"mode": "thresholds"},
         "noValue": none,
         "links": list(links),
     }
-    if steps is None:
-        overrides = (color_of("byFrameRefID", "A", color), *overrides)
     if top is not None:
         defaults["max"] = top
-    if decimals is not None:
-        defaults["decimals"] = decimals
-    asked = Query(f"sort_desc({query.expr})", query.legend, moment=True)
+    defaults["decimals"] = 0
     return Panel(
         "bargauge",
         title,
         description,
-        (asked,),
+        (Query(f"sort_desc({query.expr})", query.legend, moment=True),),
         width,
         height,
         defaults,
-        tuple(overrides),
+        (*colors_by_query(USED), *overrides),
         {
             "reduceOptions": _LAST,
             "displayMode": "basic",
             "orientation": "horizontal",
-            # At the left, Grafana cuts names of hosts however wide the panel is.
+            # At the left, Grafana truncates names of hosts, however wide the panel is.
             "namePlacement": "top",
             "valueMode": "color",
             "showUnfilled": True,
-            # Else few bars have huge letters and fill the panel.
+            # Otherwise a few bars have huge letters and fill the panel.
             "text": {"titleSize": 13, "valueSize": 16},
             "sizing": "manual",
             "minVizHeight": 36,
@@ -411,84 +387,63 @@ def ranking(
     )
 
 
-def _states(states: tuple[State, ...]) -> Json:
-    """Field defaults of a panel that shows states over time.
+def _states(states: tuple[State, ...], **custom: object) -> Json:
+    """Return the field defaults of a panel that shows states over time.
 
     With `thresholds` as the colour's mode, Grafana replaces values by their thresholds before it
-    looks at the mappings, and neither words nor colours are seen.
+    applies the mappings, and shows neither texts nor colours.
     """
     return {
         "unit": COUNT,
         "color": {"mode": "fixed", "fixedColor": "text"},
         "thresholds": PLAIN.json(),
         "mappings": mappings(*states),
-        "custom": {"fillOpacity": 85, "lineWidth": 0, "spanNulls": False, "insertNulls": False},
+        "custom": {"fillOpacity": 85, "lineWidth": 0, **custom},
     }
 
 
-_STATES_LEGEND: Json = {"displayMode": "list", "placement": "bottom", "showLegend": True}
+_UNDER_STATES: Json = {
+    "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+    "tooltip": {"mode": "single", "sort": "none"},
+}
 
 
 def timeline(
-    title: str,
-    description: str,
-    *queries: Query,
-    states: tuple[State, ...],
-    width: int = 24,
-    height: int = 8,
+    title: str, description: str, *queries: Query, states: tuple[State, ...], height: int = 8
 ) -> Panel:
-    """Say who was in which state when: a row for each series.
+    """Draw states over time: a row for each series.
 
-    Grafana calls it an error where there is no series at all, so one query has to answer always.
+    Grafana shows an error if there is no series at all, so one query always needs a result.
     """
+    options = {
+        "mergeValues": True,
+        "showValue": "auto",
+        "alignValue": "left",
+        "rowHeight": 0.85,
+        "perPage": 0,
+        **_UNDER_STATES,
+    }
+    defaults = _states(states, spanNulls=False, insertNulls=False)
     return Panel(
-        "state-timeline",
-        title,
-        description,
-        queries,
-        width,
-        height,
-        _states(states),
-        options={
-            "mergeValues": True,
-            "showValue": "auto",
-            "alignValue": "left",
-            "rowHeight": 0.85,
-            "perPage": 0,
-            "legend": _STATES_LEGEND,
-            "tooltip": {"mode": "single", "sort": "none"},
-        },
+        "state-timeline", title, description, queries, 24, height, defaults, options=options
     )
 
 
 def status_history(
-    title: str,
-    description: str,
-    *queries: Query,
-    states: tuple[State, ...],
-    width: int = 24,
-    height: int = 12,
+    title: str, description: str, query: Query, *, states: tuple[State, ...], height: int
 ) -> Panel:
-    """Say how many fared over time: a row for each, a cell for each step."""
+    """Draw the states of many series over time: a row for each, a cell for each step."""
+    options = {
+        "showValue": "never",
+        "rowHeight": 0.9,
+        "colWidth": 0.95,
+        "perPage": 20,
+        **_UNDER_STATES,
+    }
+    kind = "status-history"
     defaults = _states(states)
-    defaults["custom"] = {"fillOpacity": 85, "lineWidth": 0}
     return Panel(
-        "status-history",
-        title,
-        description,
-        queries,
-        width,
-        height,
-        defaults,
-        options={
-            "showValue": "never",
-            "rowHeight": 0.9,
-            "colWidth": 0.95,
-            "perPage": 20,
-            "legend": _STATES_LEGEND,
-            "tooltip": {"mode": "single", "sort": "none"},
-        },
-        points=80,
+        kind, title, description, (query,), 24, height, defaults, options=options, points=80
     )
 
 
@@ -500,7 +455,7 @@ _NOT_KNOWN: Json = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column: what it is called, and how its cells look."""
+    """A table's column: its name, and how its cells look."""
 
     name: str
     source: str
@@ -513,14 +468,14 @@ class Column:
     gauge: bool = False
     decimals: int | None = None
     texts: tuple[tuple[str, str], ...] = ()
-    """What to show for a label's values; long ones are wrapped."""
+    """What to show for a label's values; long texts are wrapped."""
     hidden: bool = False
     """Only there for links to name."""
 
     def override(self) -> Json:
-        """Give what differs from the table's defaults."""
+        """Return the differences from the table's defaults."""
         if self.hidden:
-            # The first is the name in Grafana 10 to 12.1, the second that of later ones.
+            # The first is the name in Grafana 10 to 12.1, the second that of later versions.
             return override(
                 "byName", self.name, custom__hidden=True, custom__hideFrom={"viz": True}
             )
@@ -543,7 +498,7 @@ class Column:
 
     @property
     def is_label(self) -> bool:
-        """Its cells are a label's values, not a query's."""
+        """Whether its cells are a label's values, not a query's."""
         return len(self.source) > 1
 
     def _cells(self) -> Json:
@@ -564,12 +519,33 @@ class Column:
             cells["thresholds"] = self.steps.only_bad().json()
             cells["color"] = {"mode": "thresholds"}
         if self.states:
-            # What is not known has no colour; it had that of the text.
+            # An unknown value has no colour; otherwise it would have that of the text.
             cells["mappings"] = [*mappings(*self.states), _NOT_KNOWN]
             cells["custom__align"] = "left"
         if cells:
             cells["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
         return cells
+
+
+_NAMES = {
+    "A": "Known",
+    "B": "In namespace",
+    "C": "In partition",
+    "E": "Server",
+    "daemon": "Daemon",
+    "gpu": "GPU",
+    "instance": "Host",
+    "job": "Job",
+    "revision": "Revision",
+    "server": "Server",
+    "uid": "User",
+    "uuid": "UUID",
+}
+
+
+def hidden(*sources: str) -> tuple[Column, ...]:
+    """Return columns that are only there for links to name, or to join rows."""
+    return tuple(Column(_NAMES[source], source, hidden=True) for source in sources)
 
 
 def table(
@@ -586,11 +562,11 @@ def table(
     width: int = 24,
     height: int = 8,
 ) -> Panel:
-    """Rows of labels and numbers, as of now. Queries that share their labels share their rows.
+    """Show rows of labels and numbers, as of now. Queries with the same labels share their rows.
 
-    Where the first finds nothing, a row says so in a column that is wide enough: Grafana shows its
-    own text for "no value" only in tables of one query. Whether there is something may be a
-    cheaper question than the first query: that is found.
+    If the first query finds nothing, a row shows `none` in a column that is wide enough: Grafana
+    shows its own text for "no value" only in tables of one query. `found` is a cheaper expression
+    than the first query for whether there is a series.
     """
     labels = [column for column in columns if column.is_label and not column.hidden]
     words = min(labels, key=lambda column: (column.width is not None, bool(column.links))).source
@@ -599,16 +575,30 @@ def table(
         f' "{words}", "{none}", "", "")',
         *queries[1:],
     ]
-    names = {}
-    for column in columns:
-        source = ""
-        if not column.is_label:
-            source = "Value" if len(queries) == 1 else f"Value #{column.source}"
-        names[source or column.source] = column.name
-    # What only says that a row is there.
-    letters = string.ascii_uppercase[: len(queries)]
-    unused = {f"Value #{letter}": True for letter in letters if f"Value #{letter}" not in names}
-    order = {source: position for position, source in enumerate(names)}
+    values = {
+        letter: "Value" if len(queries) == 1 else f"Value #{letter}"
+        for letter in string.ascii_uppercase[: len(queries)]
+    }
+    names = {values.get(column.source, column.source): column.name for column in columns}
+    excluded = {f"Value #{letter}" for letter in values} - names.keys()
+    cells: Json = {
+        "unit": COUNT,
+        "noValue": none,
+        "color": {"mode": "thresholds"},
+        "thresholds": PLAIN.json(),
+        "mappings": [_NOT_KNOWN],
+        "custom": {
+            "align": "auto",
+            "cellOptions": {"type": "auto"},
+            "filterable": False,
+            "inspect": False,
+        },
+    }
+    organized: Json = {
+        "excludeByName": dict.fromkeys(["Time", *sorted(excluded)], True),
+        "indexByName": {source: position for position, source in enumerate(names)},
+        "renameByName": names,
+    }
     return Panel(
         "table",
         title,
@@ -616,49 +606,25 @@ def table(
         tuple(Query(query, moment=True, form="table") for query in queries),
         width,
         height,
-        {
-            "unit": COUNT,
-            "noValue": none,
-            "color": {"mode": "thresholds"},
-            "thresholds": PLAIN.json(),
-            "mappings": [_NOT_KNOWN],
-            "custom": {
-                "align": "auto",
-                "cellOptions": {"type": "auto"},
-                "filterable": False,
-                "inspect": False,
-            },
-        },
+        cells,
         tuple(column.override() for column in columns),
-        {
-            "showHeader": True,
-            "cellHeight": "lg" if two_lines else "sm",
-            # Pages would take a third of a table's height, and hide the rest behind a click.
-            "enablePagination": False,
-            "footer": {
-                "show": False,
-                "enablePagination": False,
-                "countRows": False,
-                "reducer": ["sum"],
-                "fields": "",
-            },
-            "sortBy": [{"displayName": sort, "desc": descending}],
-        },
-        (
-            {"id": "merge", "options": {}},
-            {
-                "id": "organize",
-                "options": {
-                    "excludeByName": {"Time": True, **unused},
-                    "indexByName": order,
-                    "renameByName": names,
-                },
-            },
-        ),
+        _table_options(sort, descending=descending, two_lines=two_lines),
+        ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
     )
 
 
-def share_graph(title: str, description: str, *queries: Query, **more: object) -> Panel:
-    """Give a graph of shares, up to 100 % at least."""
-    kept: Json = {"unit": SHARE, "top": 1.0, **more}
-    return graph(title, description, *queries, **kept)
+def _table_options(sort: str, *, descending: bool, two_lines: bool) -> Json:
+    return {
+        "showHeader": True,
+        "cellHeight": "lg" if two_lines else "sm",
+        # Pages would take a third of a table's height, and hide the rest behind a click.
+        "enablePagination": False,
+        "footer": {
+            "show": False,
+            "enablePagination": False,
+            "countRows": False,
+            "reducer": ["sum"],
+            "fields": "",
+        },
+        "sortBy": [{"displayName": sort, "desc": descending}],
+    }

@@ -2,19 +2,20 @@
 
 Expressions are written with bare metrics: ``sum by (uid) (mps_uid_waiting_clients)``. Each metric
 gets the matchers of the dashboard's variables that it has labels for. A metric that the catalogue
-does not know is an error here, before anybody looks at an empty panel.
+does not contain is an error here, before a panel is empty.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from mps_exporter.metrics.catalogue import CATALOGUE
 
 TARGET_LABELS = ("job", "instance")
-"""What Prometheus adds to every series that it scrapes."""
+"""Labels that Prometheus adds to every series that it scrapes."""
 
+_ALERT = ("alertname", "alertstate", "severity", "daemon", "server", "gpu", "uid")
 FOREIGN: Mapping[str, tuple[str, ...]] = {
     "up": (),
     "scrape_duration_seconds": (),
@@ -23,10 +24,10 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "process_resident_memory_bytes": (),
     "process_open_fds": (),
     "process_max_fds": (),
-    "ALERTS": ("alertname", "alertstate", "severity"),
-    "ALERTS_FOR_STATE": ("alertname", "severity"),
+    "ALERTS": _ALERT,
+    "ALERTS_FOR_STATE": _ALERT,
 }
-"""Series that this project uses and does not make: their names and labels."""
+"""Series of other programs: their names and labels."""
 
 _GROUPING = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)"
 _STRING = r'"[^"]*"'
@@ -37,14 +38,14 @@ _SUFFIX = re.compile(r"_(?:bucket|count|sum)$")
 
 
 def base_name(name: str) -> str:
-    """Give the catalogue's name of a series: that of the histogram for its buckets."""
+    """Return the catalogue's name of a series: that of the histogram for its buckets."""
     stem = _SUFFIX.sub("", name)
     known = CATALOGUE.get(stem)
     return stem if known is not None and known.kind == "histogram" else name
 
 
 def labels_of(name: str) -> tuple[str, ...]:
-    """Labels that the exporter gives a series."""
+    """Return the labels that the exporter sets."""
     if name in FOREIGN:
         return FOREIGN[name]
     spec = CATALOGUE[base_name(name)]
@@ -53,23 +54,10 @@ def labels_of(name: str) -> tuple[str, ...]:
     return (*spec.labels, *state, *bucket)
 
 
-def _each_metric(expression: str, replace: Callable[[re.Match[str]], str]) -> str:
-    def token(match: re.Match[str]) -> str:
-        return replace(match) if match["name"] else match[0]
-
-    return _TOKENS.sub(token, expression)
-
-
 def metrics_in(expression: str) -> list[str]:
-    """Give the catalogue's metrics that an expression uses, each once, in their order."""
-    found: dict[str, None] = {}
-
-    def note(match: re.Match[str]) -> str:
-        found[base_name(match["name"])] = None
-        return match[0]
-
-    _each_metric(expression, note)
-    return list(found)
+    """Return the catalogue's metrics that an expression uses, each once, in their order."""
+    names = [base_name(match["name"]) for match in _TOKENS.finditer(expression) if match["name"]]
+    return list(dict.fromkeys(names))
 
 
 def scoped(expression: str, variables: Iterable[str]) -> str:
@@ -77,21 +65,23 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
     wanted = tuple(variables)
 
     def select(match: re.Match[str]) -> str:
+        if not match["name"]:
+            return match[0]
         own = (match["matchers"] or "{}")[1:-1]
         labels = (*TARGET_LABELS, *labels_of(match["name"]))
-        # A matcher that is written out goes before the dashboard's.
+        # An explicit matcher takes precedence over the dashboard's.
         named = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", own))
         filters = [f'{label}=~"${label}"' for label in wanted if label in labels]
         filters = [each for each in filters if each.split("=~")[0] not in named]
         return f"{match['name']}{{{', '.join([*filters, *([own] if own else [])])}}}"
 
-    return " ".join(_each_metric(expression, select).split())
+    return " ".join(_TOKENS.sub(select, expression).split())
 
 
 def new_in_step(counter: str, by: str) -> str:
-    """Whole events between one point of a graph and the next: rate() would give fractions.
+    """Count whole events between one point of a graph and the next: rate() would return fractions.
 
-    What begins with its first event counts when its exporter was known before.
+    A series that begins with its first event counts if its exporter was known before.
     """
     grown = f"{counter} - last_over_time({counter}[1h] offset $__interval) >= 0"
     if any(CATALOGUE[name].sparse for name in metrics_in(counter) if name in CATALOGUE):
@@ -104,7 +94,7 @@ LAST = {
     "mps_client_losses_total": "mps_client_last_loss_timestamp_seconds",
     "mps_client_rejections_total": "mps_client_last_rejection_timestamp_seconds",
 }
-"""Counter -> when its daemon last counted: one series, where the counter has dozens."""
+"""Counter -> time of its daemon's last event: one series, where the counter has dozens."""
 
 
 def new_in_range(counter: str, by: str) -> str:
@@ -113,11 +103,11 @@ def new_in_range(counter: str, by: str) -> str:
 
 
 def grown_in_range(counter: str, by: str) -> str:
-    """Give what a counter gained in the time range that the dashboard shows.
+    """Return the increase of a counter in the time range that the dashboard shows.
 
-    increase() extrapolates, so of 12 events it makes 13. So it has its turn only where an exporter
-    was started again in the range; else it is the last value less the one before the range, or
-    less 0, with which each counter of events begins, where there was none.
+    increase() extrapolates: it returns 13 for 12 events. So it is used only if an exporter was
+    restarted in the range; otherwise the result is the last value less the value before the range,
+    or less 0, with which each counter of events begins, if there was no value.
     """
     last = f"last_over_time({counter}[$__range])"
     before = f"last_over_time({counter}[1h] offset $__range)"
@@ -128,8 +118,8 @@ def grown_in_range(counter: str, by: str) -> str:
     )
     moment = LAST.get(counter.split("{", maxsplit=1)[0])
     if moment is not None:
-        # Where the last event is the one before the range, nothing was counted. VictoriaMetrics
-        # then reads no counter: of 1,000 hosts 118,000 series, 7 s.
+        # If the last event is the one before the range, nothing was counted. VictoriaMetrics then
+        # reads no counter: 118,000 series of 1,000 hosts, 7 s.
         after = f"last_over_time({moment}[$__range])"
         before = f"last_over_time({moment}[1h] offset $__range)"
         grown = f"({grown}) and on (job, instance, daemon) ({after} unless {after} == {before})"

@@ -62,14 +62,14 @@ class Steps:
     steps: tuple[tuple[float | None, str], ...]
 
     def json(self) -> Json:
-        """Give Grafana's form."""
+        """Return Grafana's form."""
         return {
             "mode": "absolute",
             "steps": [{"value": value, "color": color} for value, color in self.steps],
         }
 
     def only_bad(self) -> Steps:
-        """Give the same without green and grey: for cells, most of which are well."""
+        """Return the steps without green and grey: for cells, most of which are healthy."""
         return Steps(
             tuple(
                 (at, "transparent" if color in {GOOD, QUIET} else color) for at, color in self.steps
@@ -78,7 +78,7 @@ class Steps:
 
 
 PLAIN = Steps(((None, "text"),))
-CALM = Steps(((None, USED),))
+UNCOLORED = Steps(((None, QUIET),))
 
 
 def at_most(warn: float, bad: float | None = None) -> Steps:
@@ -93,7 +93,7 @@ def at_most(warn: float, bad: float | None = None) -> Steps:
 
 
 def noticed_from(warn: float) -> Steps:
-    """Good below, worth a look from there on; grey where nothing is known."""
+    """Good below `warn`, a notice from there on; grey if unknown."""
     return Steps(((None, QUIET), (0, GOOD), (warn, WARN)))
 
 
@@ -118,7 +118,7 @@ def mappings(*states: State) -> list[Json]:
 # Codes of all state sets differ, because timelines show several of them. Within a set the greatest
 # is the worst: it wins where several are shown as one.
 NO_MPS = State(-1, "no MPS", UNUSED)
-"""Of tiles that have a number else."""
+"""The state of tiles that otherwise have a number."""
 DAEMON_STATES = (
     State(-1, "unreachable", QUIET),
     State(0, "no MPS", UNUSED),
@@ -198,9 +198,9 @@ def first_steps() -> dict[str, str]:
 
 @functools.cache
 def alert_threshold(alert: str, metric: str) -> float:
-    """Give the number that an alert compares an expression with this metric to.
+    """Return the number that an alert compares an expression with this metric to.
 
-    Panels turn red where the alert fires, not a little before or after.
+    Panels turn red exactly when the alert fires.
     """
     for rule in _alerts():
         if rule["alert"] == alert:

@@ -32,11 +32,10 @@ FLAGS = (
 
 
 def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    raise AssertionError("chromium is missing: tools/install-system.sh chromium brings it")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    assert found, "chromium is missing: tools/install-system.sh chromium installs it"
+    return found
 
 
 class Page:
@@ -45,10 +44,10 @@ class Page:
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._loaded = asyncio.Event()
         self.complaints: list[str] = []
-        """Everything that a console would show in red or yellow."""
+        """Errors and warnings of the console."""
         self.requests: list[str] = []
         self._reader = asyncio.create_task(self._read())
 
@@ -58,35 +57,34 @@ class Page:
                 break
             event = message.json()
             if "id" in event:
-                answer = self._answers.pop(event["id"], None)
-                if answer is not None and not answer.done():
-                    answer.set_result(event)
+                if reply := self._replies.pop(event["id"], None):
+                    reply.set_result(event)
             else:
                 self._note(event["method"], event.get("params", {}))
 
     def _note(self, method: str, about: dict[str, Any]) -> None:
-        if method == "Page.loadEventFired":
-            self._loaded.set()
-        elif method == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
-        elif method == "Runtime.exceptionThrown":
-            details = about["exceptionDetails"]
-            output = details.get("exception", {}).get("description", details["text"])
-            self.complaints.append(f"exception: {output}")
-        elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning"):
-            self.complaints.append(f"console: {[a.get('value') for a in about['args']]}")
-        elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
-            entry = about["entry"]
-            self.complaints.append(f"log: {entry['text']} {entry.get('url', '')}".rstrip())
-        elif method == "Audits.issueAdded":
-            self.complaints.append(f"issue: {about['issue']}")
+        match method:
+            case "Page.loadEventFired":
+                self._loaded.set()
+            case "Network.requestWillBeSent":
+                self.requests.append(about["request"]["url"])
+            case "Runtime.exceptionThrown":
+                details = about["exceptionDetails"]
+                output = details.get("exception", {}).get("description", details["text"])
+                self.complaints.append(f"exception: {output}")
+            case "Runtime.consoleAPICalled" if about["type"] in ("error", "warning"):
+                self.complaints.append(f"console: {[a.get('value') for a in about['args']]}")
+            case "Log.entryAdded" if about["entry"]["level"] in ("error", "warning"):
+                entry = about["entry"]
+                self.complaints.append(f"log: {entry['text']} {entry.get('url', '')}".rstrip())
+            case "Audits.issueAdded":
+                self.complaints.append(f"issue: {about['issue']}")
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        event = await asyncio.wait_for(answer, PATIENCE_SECONDS)
+        event = await asyncio.wait_for(reply, PATIENCE_SECONDS)
         assert "error" not in event, event["error"]
         result: dict[str, Any] = event["result"]
         return result
@@ -95,14 +93,10 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network", "Audits"):
             await self.call(f"{domain}.enable")
 
-    async def look(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
-        await self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=scale,
-            mobile=width < 500,
-        )
+    async def look(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Set the size of the screen in pixels, and the preferred colours."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self.call("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -120,15 +114,12 @@ class Page:
         return answer["result"].get("value")
 
     async def screenshot(self, path: Path) -> None:
-        """The whole page, as high as it is."""
+        """Take a picture of the full page."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        answer = await self.call(
-            "Page.captureScreenshot",
-            format="png",
-            captureBeyondViewport=True,
-            clip={"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
-        )
-        path.write_bytes(base64.b64decode(answer["data"]))
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        capture = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        picture = await self.call("Page.captureScreenshot", **capture)
+        path.write_bytes(base64.b64decode(picture["data"]))
 
     async def close(self) -> None:
         await self._socket.close()

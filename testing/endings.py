@@ -32,7 +32,7 @@ def sentences(text: str) -> list[str]:
 
 
 def ends_something(sentence: str) -> bool:
-    """Whether it tells the reader to end a process."""
+    """Return whether the sentence instructs the reader to end a process."""
     return _ENDING.search(_HARMLESS.sub("", sentence)) is not None
 
 

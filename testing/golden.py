@@ -72,7 +72,7 @@ def _doctor(snapshot: Snapshot) -> str:
 
 
 def _flat(path: str, value: object, began: float) -> Iterator[tuple[str, str]]:
-    """Give the leaves of a document; an empty list or object is a leaf."""
+    """Yield the leaves of a document; an empty list or object is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, one in value.items():
             yield from _flat(f"{path}.{key}", one, began)

@@ -44,7 +44,7 @@ class _Prepared:
 
 
 def encode_metrics(metrics: Iterable[Metric], form: ContentFormat) -> bytes:
-    """Give a page of these, made by prometheus-client's encoder."""
+    """Return a page of these metrics, made by prometheus-client's encoder."""
     encoder = openmetrics_encoder if form.syntax is Syntax.OPENMETRICS else text_encoder
     # The scheme "values" leaves names like ours alone; that encoder changes half of them.
     values = form.escaping is Escaping.VALUES

@@ -49,7 +49,7 @@ class LogFolder:
         return poll_all(self.tails, own_logs(PIPE, self.folder))
 
     def chunks(self, log: str) -> list[LogChunk]:
-        """What one poll brings of a log."""
+        """Return the chunks that one poll reads from a log."""
         return [chunk for chunk in self.poll().chunks if chunk.log == log]
 
     def data(self, log: str) -> bytes:
@@ -57,11 +57,11 @@ class LogFolder:
         return b"".join(chunk.data for chunk in self.chunks(log))
 
     def read(self, log: str) -> list[LogChunk]:
-        """What several polls bring, as far as there is something in it."""
+        """Return the chunks with data that several polls read."""
         return [chunk for _ in range(6) for chunk in self.chunks(log) if chunk.data]
 
 
 def state(observation: LogsObservation, log: str) -> LogState:
-    """What was said of one log."""
+    """Return the state of one log."""
     (found,) = [one for one in observation.states if one.log == log]
     return found

@@ -53,7 +53,7 @@ def of(seen: NvmlObservation, uuid: str) -> dict[str, float]:
 
 
 def pass_time(library: FakeNvml, nvml: NvmlSession, seconds: float) -> None:
-    """As the service does: a tick every second."""
+    """Advance the time with a tick every second, like the service."""
     for _ in range(round(seconds / TICK_SECONDS)):
         library.now += TICK_SECONDS
         nvml.tick()

@@ -7,7 +7,7 @@ import os
 
 
 def full_pipe() -> tuple[int, int]:
-    """Give the end to read from, and the end into which nothing more goes."""
+    """Return both ends of a pipe that accepts no more data: (reading, writing)."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Ports for servers that must be told theirs before they start."""
+"""Ports for servers whose port must be known before they start."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LOCKS: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses, kept for the caller until its process ends.
+    """Return a free TCP port, reserved for the caller until its process exits.
 
-    It lies outside the range from which the kernel gives ports to those who name none, and a lock
-    keeps it from other tests: nobody takes it before the server that it is for has started.
+    It is outside the kernel's range of ephemeral ports, and a lock reserves it among tests: no
+    other program takes it before the intended server has started.
     """
     ports = _ports_on_request()
     first = secrets.randbelow(len(ports))

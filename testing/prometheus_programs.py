@@ -1,24 +1,37 @@
-"""Real programs, and our files made fit for them: rules at another pace."""
+"""Prometheus, Alertmanager and other programs as processes, and rules at another pace."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from testing.ports import free_port
 from testing.rule_files import ROOT, RULE_FILES
+from testing.waiting import PATIENCE_SECONDS, wait_for
 
 TREE = ROOT.parent
+Series = tuple[dict[str, str], list[float]]
 
 
 def program(name: str) -> Path:
-    """A program of .tools/bin, of this Python's environment or of PATH.
+    """Return a program of .tools/bin, of this Python's environment or of PATH.
 
-    A test without it proves nothing, and fails.
+    A test without the program proves nothing, and fails.
     """
     ours = (TREE / ".tools" / "bin", Path(sys.executable).parent)
     places = os.pathsep.join((*map(str, ours), os.environ.get("PATH", "")))
@@ -27,9 +40,96 @@ def program(name: str) -> Path:
     return Path(found)
 
 
+@contextmanager
+def running(
+    folder: Path, name: str, *command: str | Path, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program that writes to a log of this name, and end it."""
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            env={**os.environ, **environment},
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until_ready(url: str) -> None:
+    """Wait until a server replies with status 200."""
+
+    def ready() -> bool:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(url, timeout=PATIENCE_SECONDS).close()  # noqa: S310 - loopback
+            return True
+        return False
+
+    wait_for(ready)
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running Prometheus."""
+
+    address: str
+
+    def api(self, path: str, **parameters: object) -> Any:
+        """Return the data of a reply."""
+        url = f"http://{self.address}/api/v1/{path}"
+        if path in ("targets", "metadata"):  # which have no POST
+            body = None
+        else:
+            body = urllib.parse.urlencode(parameters).encode()
+        try:
+            with urllib.request.urlopen(url, body, timeout=PATIENCE_SECONDS) as reply:
+                return json.load(reply)["data"]
+        except urllib.error.HTTPError as failure:
+            raise AssertionError(f"{failure.read().decode()}\n{parameters}") from failure
+
+    def moment(self, expr: str, at: float | None = None) -> list[Series]:
+        """Query one time (Unix time); None is now."""
+        time = {} if at is None else {"time": at}
+        found = self.api("query", query=expr, **time)["result"]
+        return [(series["metric"], [float(series["value"][1])]) for series in found]
+
+    def targets(self) -> dict[str, dict[str, Any]]:
+        """Return the scraped targets by job."""
+        found = self.api("targets")["activeTargets"]
+        return {target["labels"]["job"]: target for target in found}
+
+
+@contextmanager
+def prometheus(
+    folder: Path, config: str | dict[str, Any], *flags: str, name: str = "prometheus"
+) -> Iterator[Prometheus]:
+    """Run a Prometheus with this configuration, below a folder."""
+    text = config if isinstance(config, str) else yaml.safe_dump(config)
+    (folder / "prometheus.yml").write_text(text)
+    address = f"127.0.0.1:{free_port()}"
+    with running(
+        folder,
+        name,
+        program(name),
+        "--config.file=prometheus.yml",
+        "--storage.tsdb.path=data",
+        f"--web.listen-address={address}",
+        *flags,
+    ):
+        until_ready(f"http://{address}/-/ready")
+        yield Prometheus(address)
+
+
 UNITS = {"s": 1, "m": 60, "h": 3600}
-_RANGE = re.compile(r"\[(\d+)([smh])\]")
-_OFFSET = re.compile(r"\boffset (\d+)([smh])\b")
+_RANGE = re.compile(r"(\[|\boffset )(\d+)([smh])\b")
 _MINUTES = re.compile(r"(?<![\w.])(\d+) \* 60(?![\w.])")
 
 
@@ -38,26 +138,21 @@ def _milliseconds(number: str, unit: str, factor: float) -> str:
 
 
 def faster(expr: str, factor: float) -> str:
-    """The same expression with its ranges, offsets and times in minutes (`5 * 60`) cut down."""
-    expr = _RANGE.sub(lambda found: f"[{_milliseconds(found[1], found[2], factor)}]", expr)
-    expr = _OFFSET.sub(lambda found: f"offset {_milliseconds(found[1], found[2], factor)}", expr)
+    """Divide the ranges, offsets and times in minutes (`5 * 60`) of an expression."""
+    expr = _RANGE.sub(lambda found: found[1] + _milliseconds(found[2], found[3], factor), expr)
     return _MINUTES.sub(lambda found: f"{int(found[1]) * 60 / factor:g}", expr)
 
 
 def write_faster_rules(folder: Path, factor: float) -> None:
-    """All our rule files with every duration divided by the factor, and nothing else changed."""
+    """Write all rule files with every duration divided by the factor, otherwise unchanged."""
     for file in RULE_FILES:
         content = yaml.safe_load(file.read_text())
         for group in content["groups"]:
-            if "interval" in group:
-                group["interval"] = _milliseconds(
-                    group["interval"][:-1], group["interval"][-1], factor
-                )
+            for timed in (group, *group["rules"]):
+                for name in {"interval", "for", "keep_firing_for"} & timed.keys():
+                    timed[name] = _milliseconds(timed[name][:-1], timed[name][-1], factor)
             for rule in group["rules"]:
                 rule["expr"] = faster(rule["expr"], factor)
-                for name in ("for", "keep_firing_for"):
-                    if name in rule:
-                        rule[name] = _milliseconds(rule[name][:-1], rule[name][-1], factor)
                 for name, text in rule.get("annotations", {}).items():
                     rule["annotations"][name] = faster(text, factor)
         (folder / file.name).write_text(yaml.safe_dump(content, width=10_000))
@@ -67,10 +162,10 @@ DEBIAN_TEMPLATES = Path("/usr/share/prometheus/alertmanager")
 
 
 def alertmanager() -> list[str]:
-    """The command that starts Alertmanager.
+    """Return the command that starts Alertmanager.
 
-    Debian's looks for its standard templates in one fixed place. Where its package lies unpacked
-    in .tools instead of being installed, it gets to see that place in a mount namespace of its own.
+    Debian's build reads its standard templates from one fixed directory. If its package is
+    unpacked in .tools instead of being installed, a mount namespace shows it that directory.
     """
     found = program("alertmanager").resolve()
     share = found.parents[1] / "share"

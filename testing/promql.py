@@ -12,125 +12,85 @@ from typing import Any, Literal, cast
 
 import promql_parser as parser
 
+from grafana import promql
 from mps_exporter.metrics.catalogue import CATALOGUE
 
 Kind = Literal["counter", "gauge"]
 
 TARGET_LABELS = frozenset({"job", "instance", "environment"})
-"""What Prometheus adds to a scraped series. `environment` stands for all the labels that a site
+"""Labels that Prometheus adds to a scraped series. `environment` represents all labels that a site
 may add: an alert that loses it cannot be routed by it."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A metric as Prometheus stores it: what its values mean, which labels it can have."""
+    """A metric as Prometheus stores it: the meaning of its values, and its possible labels."""
 
     kind: Kind
     labels: frozenset[str]
 
 
-def _catalogue() -> dict[str, Series]:
-    series: dict[str, Series] = {}
-    for spec in CATALOGUE.values():
-        labels = TARGET_LABELS | set(spec.labels)
-        if spec.kind == "histogram":
-            series[f"{spec.name}_bucket"] = Series("counter", labels | {"le"})
-            series[f"{spec.name}_count"] = Series("counter", labels)
-            series[f"{spec.name}_sum"] = Series("counter", labels)
-        elif spec.kind == "stateset":
-            series[spec.name] = Series("gauge", labels | {spec.name})
-        else:
-            series[spec.name] = Series("counter" if spec.kind == "counter" else "gauge", labels)
-    return series
+_POD = ("namespace", "pod", "uid")
+_KUBE_STATE_METRICS = {
+    "kube_pod_container_info": "container container_id image image_id image_spec",
+    "kube_pod_info": "host_ip pod_ip node created_by_kind created_by_name priority_class"
+    " host_network",
+}
+"""Series of kube-state-metrics, version 2: their labels besides _POD."""
 
 
-_POD = frozenset({"namespace", "pod", "uid"})
-_ALERT = {"alertname", "alertstate", "severity", "daemon", "server", "gpu", "uid"}
-_CONTAINER = {"container", "container_id", "image", "image_id", "image_spec"}
-_POD_INFO = {
-    "host_ip",
-    "pod_ip",
-    "node",
-    "created_by_kind",
-    "created_by_name",
-    "priority_class",
-    "host_network",
-}
-FOREIGN = {
-    # Prometheus's own, and what the exporter says of its process.
-    "up": Series("gauge", TARGET_LABELS),
-    "process_start_time_seconds": Series("gauge", TARGET_LABELS),
-    "process_cpu_seconds_total": Series("counter", TARGET_LABELS),
-    "process_resident_memory_bytes": Series("gauge", TARGET_LABELS),
-    "process_open_fds": Series("gauge", TARGET_LABELS),
-    "process_max_fds": Series("gauge", TARGET_LABELS),
-    "scrape_duration_seconds": Series("gauge", TARGET_LABELS),
-    "scrape_samples_scraped": Series("gauge", TARGET_LABELS),
-    # Alerts carry the labels of what they are about.
-    "ALERTS": Series("gauge", TARGET_LABELS | _ALERT),
-    "ALERTS_FOR_STATE": Series("gauge", TARGET_LABELS | _ALERT),
-    # kube-state-metrics, version 2.
-    "kube_pod_container_info": Series("gauge", TARGET_LABELS | _POD | _CONTAINER),
-    "kube_pod_info": Series("gauge", TARGET_LABELS | _POD | _POD_INFO),
-}
+def _series() -> dict[str, Series]:
+    names = [
+        f"{spec.name}{suffix}"
+        for spec in CATALOGUE.values()
+        for suffix in (("_bucket", "_count", "_sum") if spec.kind == "histogram" else ("",))
+    ]
+    labels = {name: promql.labels_of(name) for name in (*names, *promql.FOREIGN)}
+    labels["process_start_time_seconds"] = ()
+    for name, words in _KUBE_STATE_METRICS.items():
+        labels[name] = (*_POD, *words.split())
+    counters = ("_total", "_bucket", "_count", "_sum")
+    return {
+        name: Series("counter" if name.endswith(counters) else "gauge", TARGET_LABELS | {*found})
+        for name, found in labels.items()
+    }
+
 
 OVER_COUNTERS = {"rate", "irate", "increase", "resets"}
-OVER_GAUGES = {
-    "avg_over_time",
-    "min_over_time",
-    "max_over_time",
-    "sum_over_time",
-    "delta",
-    "deriv",
-    "predict_linear",
-    "quantile_over_time",
-    "stddev_over_time",
-    "changes",
-}
 OVER_BOTH = {"last_over_time"}
+OVER_GAUGES = {"delta", "deriv", "predict_linear", "changes"} | {
+    f"{name}_over_time" for name in ("avg", "min", "max", "sum", "quantile", "stddev")
+}
 KEEPS_LABELS = {"round", "abs", "ceil", "floor", "clamp_min", "clamp_max", "sort", "sort_desc"}
 SET_OPERATORS = {"and", "or", "unless"}
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 
 
 class PromqlError(AssertionError):
-    """An expression that cannot have the result it is written for."""
+    """An expression that cannot have the result that it is written for."""
 
 
 def parse(expr: str) -> Any:
-    """The syntax tree; raises ValueError for what is no PromQL."""
+    """Return the syntax tree. Raises ValueError if it is not PromQL."""
     return parser.parse(expr)
 
 
-def children(node: Any) -> Iterator[Any]:
-    match node:
-        case parser.BinaryExpr():
-            yield from (node.lhs, node.rhs)
-        case parser.Call():
-            yield from node.args
-        case parser.MatrixSelector():
-            yield node.vector_selector
-        case parser.AggregateExpr() | parser.ParenExpr() | parser.UnaryExpr():
-            yield node.expr
-        case parser.SubqueryExpr():
-            yield node.expr
-        case _:
-            return
-
-
 def walk(node: Any) -> Iterator[Any]:
+    """Yield a node and all nodes below it."""
     yield node
-    for child in children(node):
-        yield from walk(child)
+    below = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "vector_selector")]
+    for child in (*below, *(getattr(node, "args", None) or ())):
+        if child is not None:
+            yield from walk(child)
 
 
 def selectors(node: Any) -> Iterator[Any]:
-    """Every mention of a metric."""
+    """Yield every mention of a metric."""
     return (found for found in walk(node) if isinstance(found, parser.VectorSelector))
 
 
 def matchers(selector: Any) -> list[tuple[str, str, str]]:
-    """(label, operator, value) of a selector, the name of the metric left out."""
+    """Return (label, operator, value) of a selector, without the name of the metric."""
     operators = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
     return [
         (matcher.name, operators[str(matcher.op).rsplit(".", 1)[-1]], matcher.value)
@@ -139,31 +99,42 @@ def matchers(selector: Any) -> list[tuple[str, str, str]]:
     ]
 
 
+def _require(labels: frozenset[str], known: frozenset[str], complaint: str) -> None:
+    if unknown := labels - known:
+        raise PromqlError(f"{complaint} {', '.join(sorted(unknown))}")
+
+
 class Schema:
-    """All series that there are: of the catalogue, of others, and those that rules record."""
+    """All series: of the catalogue, of other programs, and those that rules record."""
 
     def __init__(self, recorded: Mapping[str, str]) -> None:
         self._recorded = dict(recorded)
-        self._series = _catalogue() | FOREIGN
+        self._known = _series()
 
     def series(self, name: str) -> Series:
-        """The series of this name; of a recorded one, as its expression makes it."""
-        if name not in self._series:
+        """Return the series of this name; a recorded series has the labels of its expression."""
+        if name not in self._known:
             if name not in self._recorded:
                 raise PromqlError(f"no such metric: {name}")
             expr = self._recorded.pop(name)  # a rule that needs itself finds nothing
-            self._series[name] = Series("gauge", self.labels(parse(expr)) or frozenset())
-        return self._series[name]
+            self._known[name] = Series("gauge", self.labels(parse(expr)) or frozenset())
+        return self._known[name]
 
     def labels(self, node: Any) -> frozenset[str] | None:
-        """The labels that the result can have; None for a scalar. Raises PromqlError."""
+        """Return the labels that the result can have; None for a scalar. Raises PromqlError."""
         match node:
             case parser.NumberLiteral() | parser.StringLiteral():
                 return None
             case parser.VectorSelector():
-                return self._selector(node)
+                known = self.series(str(node.name)).labels
+                _require(
+                    frozenset(name for name, _, _ in matchers(node)),
+                    known,
+                    f"{node.name} has no label",
+                )
+                return known
             case parser.MatrixSelector():
-                return self._selector(node.vector_selector)
+                return self.labels(node.vector_selector)
             case parser.AggregateExpr():
                 return self._aggregate(node)
             case parser.BinaryExpr():
@@ -172,13 +143,6 @@ class Schema:
                 return self._call(node)
             case _:
                 return self.labels(node.expr)
-
-    def _selector(self, node: Any) -> frozenset[str]:
-        series = self.series(node.name)
-        for label, _, _ in matchers(node):
-            if label not in series.labels:
-                raise PromqlError(f"{node.name} has no label {label}")
-        return series.labels
 
     def _vector(self, node: Any) -> frozenset[str]:
         labels = self.labels(node)
@@ -193,46 +157,34 @@ class Schema:
         if node.modifier is None:
             return frozenset()
         named = frozenset(node.modifier.labels)
-        if extra := named - inner:
-            raise PromqlError(f"{node.op} by or without labels that are not there: {sorted(extra)}")
+        _require(named, inner, f"{node.op} by or without labels that are not there:")
         return named if _is(node.modifier.type, "By") else inner - named
 
     def _binary(self, node: Any) -> frozenset[str] | None:
         left, right = self.labels(node.lhs), self.labels(node.rhs)
+        operator = str(node.op)
         if left is None or right is None:
-            if str(node.op) in SET_OPERATORS:
-                raise PromqlError(f"{node.op} needs two vectors")
+            if operator in SET_OPERATORS:
+                raise PromqlError(f"{operator} needs two vectors")
             return right if left is None else left
         matching = node.modifier.matching if node.modifier is not None else None
-        key: frozenset[str]
+        named = frozenset[str](matching.labels) if matching is not None else frozenset[str]()
         if matching is not None and _is(matching.type, "Include"):
-            key = frozenset(matching.labels)
-            for side in (left, right):
-                if extra := key - side:
-                    raise PromqlError(f"{node.op} on labels that one side lacks: {sorted(extra)}")
-            reduced = key
+            _require(named, left & right, f"{operator} on labels that one side lacks:")
+            reduced = named
         else:
-            ignored = frozenset(matching.labels) if matching is not None else frozenset()
-            key = left - ignored
-            if str(node.op) != "or" and key != right - ignored:
-                odd = sorted(key ^ (right - ignored))
-                raise PromqlError(f"{node.op} can match nothing, since one side lacks {odd}")
-            reduced = key
-        if str(node.op) in SET_OPERATORS:
-            return left | right if str(node.op) == "or" else left
+            reduced = left - named
+            if operator != "or" and (odd := reduced ^ (right - named)):
+                raise PromqlError(f"{operator} can match nothing: one side lacks {sorted(odd)}")
+        if operator in SET_OPERATORS:
+            return left | right if operator == "or" else left
         card = str(node.modifier.card) if node.modifier is not None else ""
-        if "ManyToOne" in card:
-            return left | self._included(node, right)
-        if "OneToMany" in card:
-            return right | self._included(node, left)
+        for name, many, one in (("ManyToOne", left, right), ("OneToMany", right, left)):
+            if name in card:
+                included = frozenset(group_labels(node))
+                _require(included, one, "group_left or group_right of labels that are not there:")
+                return many | included
         return reduced if matching is not None else left
-
-    @staticmethod
-    def _included(node: Any, one_side: frozenset[str]) -> frozenset[str]:
-        included = frozenset(group_labels(node))
-        if extra := included - one_side:
-            raise PromqlError(f"group_left or group_right of labels not there: {sorted(extra)}")
-        return included
 
     def _over_time(self, name: str, over: Any) -> frozenset[str]:
         if isinstance(over, parser.MatrixSelector) and name not in OVER_BOTH:
@@ -254,22 +206,22 @@ class Schema:
             return frozenset(label for label, op, _ in here if op == "=")
         if name == "histogram_quantile":
             inner = self._vector(arguments[1])
-            if "le" not in inner:
-                raise PromqlError("histogram_quantile() without le")
+            _require(frozenset({"le"}), inner, "histogram_quantile() without")
             return inner - {"le"}
         if name == "label_replace":
             inner = self._vector(arguments[0])
-            source = cast("str", arguments[3].val)
-            if source and source not in inner:
-                raise PromqlError(f"label_replace() from {source}, which is not there")
+            if source := cast("str", arguments[3].val):
+                _require(
+                    frozenset({source}), inner, "label_replace() from a label that is not there:"
+                )
             return inner | {cast("str", arguments[1].val)}
         if name in KEEPS_LABELS:
             return self._vector(arguments[0])
-        raise PromqlError(f"{name}() is not known to this test: say in promql.py what it does")
+        raise PromqlError(f"{name}() is unknown to this test: describe it in testing/promql.py")
 
 
 def group_labels(node: Any) -> list[str]:
-    """The labels in group_left(...) or group_right(...)."""
+    """Return the labels in group_left(...) or group_right(...)."""
     return list(node.modifier.group_labels or ())
 
 

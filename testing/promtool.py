@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from testing.commands import output_of
 from testing.prometheus_programs import UNITS, program
-from testing.rule_files import RULE_FILES
+from testing.rule_files import ROOT, RULE_FILES
 
 Page = dict[str, str]
 """Series -> value."""
@@ -73,7 +74,7 @@ def _rules(folder: Path, *, waiting: bool) -> tuple[list[dict[str, Any]], list[s
 def fired(
     folder: Path, instance: str, pages: Sequence[Page], interval: float, *, waiting: bool = True
 ) -> Iterator[Fired]:
-    """Every alert at every page; pages are so many seconds apart."""
+    """Yield every alert at every page; `interval`: seconds between two pages."""
     groups, files = _rules(folder, waiting=waiting)
     names = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     every = f"{interval:g}s"
@@ -96,9 +97,7 @@ def fired(
     }
     file = folder / "test.yml"
     file.write_text(json.dumps(test))
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
-    )
+    done = output_of(program("promtool"), "test", "rules", file)
     output = done.stdout + done.stderr
     assert re.match(r"Unit Testing: .*\s+(SUCCESS|FAILED:\s+alertname: )", output), output[:2000]
     # No alert is expected, so the complaints name each one that fires.
@@ -107,6 +106,15 @@ def fired(
         seconds = sum(float(n) * UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
         for labels, texts in _FIRED.findall(text):
             yield Fired(seconds, _words(labels), _words(texts))
+
+
+@cache
+def receiver_of(*labels: str) -> str:
+    """Return the receiver to which our Alertmanager routes an alert with these labels."""
+    routes = ["config", "routes", "test", "--config.file=alertmanager.yml"]
+    command = [program("amtool"), *routes, *labels]
+    done = output_of(*command, check=True, cwd=ROOT)
+    return done.stdout.strip()
 
 
 def _words(text: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 
 def allow_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one more thread start, and refuse all others as the kernel does at a limit."""
+    """Allow one more thread, and refuse all others like the kernel at a limit."""
     real, started = threading.Thread.start, list[threading.Thread]()
 
     def start(thread: threading.Thread) -> None:

@@ -1,7 +1,7 @@
-"""Waiting for what must come, for as long as a slow and busy machine may need.
+"""Waiting for conditions, as long as a slow and busy machine may need.
 
-A test never waits for an amount of time: it waits for a condition, and gives up so late that only
-a fault can be the reason. How quickly something comes is measured by bench/, not by tests.
+A test never waits for an amount of time: it waits for a condition, and fails so late that only a
+fault can be the reason. Speed is measured by bench/, not by tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def wait_for(question: Callable[[], T | None], seconds: float = PATIENCE_SECONDS
 
 
 async def until(question: Callable[[], T | None], seconds: float = PATIENCE_SECONDS) -> T:
-    """Do the same while other tasks go on."""
+    """Wait until a condition is true, while other tasks run."""
 
     async def ask() -> T | None:
         return question()
@@ -42,7 +42,7 @@ async def until(question: Callable[[], T | None], seconds: float = PATIENCE_SECO
 async def until_awaited(
     question: Callable[[], Awaitable[T | None]], seconds: float = PATIENCE_SECONDS
 ) -> T:
-    """Do it with a question that is awaited itself."""
+    """Wait until an awaited condition is true."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not (answer := await question()):

@@ -1,7 +1,7 @@
-"""What the chart carries besides its templates: copies of rules and dashboards, and its README.
+"""Files of the chart besides its templates: copies of rules and dashboards, and its README.
 
-Copies and no links: Flux and others that fetch a chart by git leave symbolic links out, and the
-chart would have no rules and no dashboards. The table of values follows from values.yaml.
+They are copies because Flux and others that fetch a chart by git drop symbolic links: the chart
+would have no rules and no dashboards. The table of values is generated from values.yaml.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KEY = re.compile(r"( *)([A-Za-z][A-Za-z0-9]*):")
 
 
 def values(text: str) -> Iterator[tuple[str, Any, str]]:
-    """Give each documented value: its path, its default, and the comment above it.
+    """Yield each documented value: its path, its default, and the comment above it.
 
-    A mapping whose keys have comments of their own is given without a default, for its comment.
+    A mapping whose keys have comments of their own is yielded for its comment, without a default.
     """
     defaults = yaml.safe_load(text)
     path: list[str] = []
@@ -52,7 +52,7 @@ def _at(defaults: Any, path: list[str]) -> Any:
 
 
 def undocumented(text: str) -> list[str]:
-    """Give the values that neither have a comment nor belong to one that has."""
+    """Return the values without a comment of their own or of a mapping that contains them."""
     named = {path for path, _, _ in values(text)}
 
     def missing(value: Any, path: str) -> Iterator[str]:
@@ -80,7 +80,7 @@ def table(text: str) -> Iterator[str]:
 
 
 def files() -> dict[Path, str]:
-    """Give everything that is written into the chart, by path."""
+    """Return all generated files of the chart, by path."""
     made = {}
     for folder, (source, pattern) in COPIES.items():
         for path in sorted((ROOT / source).glob(pattern)):
@@ -93,7 +93,7 @@ def files() -> dict[Path, str]:
 
 
 def stale() -> list[str]:
-    """Give the files that are missing, differ, or stem from nothing."""
+    """Return the files that are missing, differ, or have no source."""
     made = files()
     there = {path for folder in COPIES for path in (CHART / folder).iterdir()}
     wrong = {

@@ -13,7 +13,7 @@ CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 
 
 def notes(changelog: str, version: str) -> str:
-    """Give the section of the version, else that of the unreleased changes."""
+    """Return the section of the version, else that of the unreleased changes."""
     section = re.compile(r"^## (\S+)[^\n]*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     sections = dict(section.findall(changelog))
     found = sections.get(version) or sections.get("Unreleased")

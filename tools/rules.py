@@ -18,12 +18,12 @@ GRAFANA = "http://localhost:3000"
 
 
 def usual_severity(label: str) -> str:
-    """Of an alert whose severity is a template: that about daemons which are no ordinary user's."""
+    """Return the severity for daemons that no ordinary user owns, if the label is a template."""
     return label.rpartition("{{ else }}")[2].removesuffix("{{ end }}")
 
 
 def linked(text: str, *, runbooks: str | None, grafana: str | None) -> str:
-    """Give a file of rules with these addresses; a link without one is left out."""
+    """Return a file of rules with these addresses; a link without an address is removed."""
     for name, shipped, address in (
         ("runbook_url", RUNBOOKS, runbooks),
         ("dashboard_url", GRAFANA, grafana),

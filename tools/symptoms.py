@@ -1,8 +1,8 @@
-"""The pages in docs/symptoms: one for each error text or hang that users report.
+"""The pages in docs/symptoms: a page for each error text or hang that users report.
 
 Each page begins with its title and a comment, ``<!-- symptom``, with one ``key: values`` on a line:
-kind (one of KINDS), findings and alerts that tell of it, the public threads that report it, and
-the recordings of real hosts on which a finding of the page appears.
+kind (one of KINDS), its findings and alerts, the public threads that report it, and the recordings
+of real hosts on which a finding of the page appears.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SYSTEM = Path("/etc/os-release")
 
 
 def python_packages(path: list[str]) -> Iterator[dict[str, Any]]:
-    """Give the distributions in these folders."""
+    """Yield the distributions in these folders."""
     for distribution in metadata.distributions(path=path):
         name, version = distribution.metadata["Name"], distribution.version
         licence = distribution.metadata.json.get("license_expression", "")
@@ -36,7 +36,7 @@ def python_packages(path: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:
-    """Give the installed packages of dpkg's status file."""
+    """Yield the installed packages of dpkg's status file."""
     for paragraph in status.split("\n\n"):
         fields = dict(
             line.split(": ", 1)
@@ -54,7 +54,7 @@ def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:
 
 
 def bill(components: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the document: the exporter, with everything else as its components."""
+    """Return the document: the exporter, with all else as its components."""
     components = sorted(components, key=lambda component: component["purl"])
     product = next((one for one in components if one["name"] == "mps-exporter"), None)
     document = {

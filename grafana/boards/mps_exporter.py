@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import TARGETS, to_host
-from grafana.panels import Column, Query, color_of, dotted, graph, table
+from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
 from grafana.promql import new_in_range
 from grafana.style import (
     BY_LAST_DIGIT,
@@ -69,8 +69,7 @@ WHICH = table(
         Column("Version", "version", width=95),
         Column("Python", "pythonversion", width=90),
         Column("Recording", "scenario", width=110),
-        Column("Revision", "revision", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("revision", "job"),
     ),
     sort="Failing",
     none="No exporter is scraped.",

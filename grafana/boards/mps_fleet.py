@@ -18,6 +18,7 @@ from grafana.boards.shared import (
     WAIT_BAD,
     WAIT_WARN,
     WAITING,
+    events_tile,
     host_state,
     to_board,
     to_host,
@@ -25,7 +26,7 @@ from grafana.boards.shared import (
     to_runbook,
     utilization_and_activity,
 )
-from grafana.panels import Column, Query, numbers_tile, ranking, status_history, table, tile
+from grafana.panels import Column, Query, hidden, numbers_tile, ranking, status_history, table, tile
 from grafana.promql import new_in_range
 from grafana.style import (
     AGO,
@@ -81,13 +82,12 @@ TILES = (
         f"sum{WAITING} or {NOTHING}",
         steps=noticed_from(1),
     ),
-    tile(
+    events_tile(
         "Clients lost",
         "Healthy: 0. Programs that MPS took down in this time range: their server crashed, their "
         "daemon died, or they or another client caused a fatal GPU error.",
-        f"{new_in_range('mps_client_losses_total', '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        "mps_client_losses_total",
+        NOTHING,
         links=[to_board("mps-incidents", "Who lost clients?")],
     ),
 )
@@ -129,7 +129,7 @@ HOST_TABLE = table(
         Column("Clients", "G", width=70),
         Column("Utilization", "H", unit=SHARE, gauge=True, decimals=0, width=90),
         Column("SM activity", "I", unit=SHARE, gauge=True, decimals=0, width=90),
-        Column("Job", "job", hidden=True),
+        *hidden("job"),
     ),
     sort="State",
     none="No exporter is scraped.",
@@ -168,11 +168,7 @@ ALERTS = table(
         Column("Host", "instance", width=170, links=(to_host("mps-host", "This host"),)),
         Column("Since", "B", unit=AGO, width=140),
         Column("What to do first", "action", texts=tuple(first_steps().items())),
-        Column("User", "uid", hidden=True),
-        Column("GPU", "gpu", hidden=True),
-        Column("Daemon", "daemon", hidden=True),
-        Column("Server", "server", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
     sort="Severity",
     none="No alert is firing.",
@@ -181,9 +177,9 @@ ALERTS = table(
     two_lines=True,
 )
 
-# The worst of the whole range. Who was unreachable is asked for outside of the subquery: in one
-# with @, Prometheus 2.42 evaluates a second @ before the range where the range is aligned to the
-# step, and no unreachable host of a job that is younger than the range was found.
+# The worst of the whole range. The expression for unreachable hosts is outside of the subquery: in
+# a subquery with @, Prometheus 2.42 evaluates a second @ before the range if the range is aligned
+# to the step, and finds no unreachable host of a job that is younger than the range.
 _SILENT = (
     f"count by ({HOSTS}) (min_over_time(up[$__range] @ end()) == 0 and on (job) {SEEN}) * 0 + 12"
 )
@@ -251,7 +247,7 @@ WAITS = (
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=at_most(1), width=65),
             Column("Daemon", "daemon"),
-            Column("Job", "job", hidden=True),
+            *hidden("job"),
         ),
         sort="Waiting for",
         none="No wait is known.",
@@ -271,7 +267,6 @@ WASTE = (
         ),
         unit=SHARE,
         top=1,
-        decimals=0,
         width=12,
         links=[to_host_of_series("mps-host", "This host")],
         none="no gap is known",

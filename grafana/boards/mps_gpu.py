@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import SM_ACTIVITY, UTILIZATION
+from grafana.boards.shared import SM_ACTIVITY, UTILIZATION, events_tile
 from grafana.panels import (
+    GPUS_ALIKE,
     Column,
     Query,
     color_of,
+    colors_by_query,
     dashed,
     dotted,
     events,
-    gpus_alike,
     graph,
+    hidden,
     share_graph,
     table,
     tile,
 )
 from grafana.promql import new_in_range, new_in_step
-from grafana.style import (
-    BAD,
-    BYTES,
-    BYTES_PER_SECOND,
-    CELSIUS,
-    GOOD,
-    HERTZ,
-    QUIET,
-    SHARE,
-    WARN,
-    WATTS,
-    State,
-    Steps,
-    at_most,
-    noticed_from,
-)
 
 GPU = "instance, gpu"
 KEYS = "job, instance, gpu, uuid"
@@ -41,42 +28,41 @@ LEGEND = "GPU {{gpu}}"
 NOTHING = "0 * count(mps_gpu_up)"
 
 UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
-HEADROOM = Steps(((None, QUIET), (-50, BAD), (0, WARN), (10, GOOD)))
+HEADROOM = style.Steps(((None, style.QUIET), (-50, style.BAD), (0, style.WARN), (10, style.GOOD)))
 
 TILES = (
     tile(
         "Lost GPUs",
         "Healthy: 0. Fallen off the bus, or waiting for a reset.",
         "sum(1 - mps_gpu_up)",
-        steps=at_most(1),
+        steps=style.at_most(1),
     ),
     tile(
         "Needs reset",
         "Healthy: 0. GPUs for which the driver asks for a recovery action.",
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
         f" == 1) or {NOTHING}",
-        steps=at_most(1),
+        steps=style.at_most(1),
     ),
-    tile(
+    events_tile(
         "ECC errors",
         "Healthy: 0. Uncorrected memory errors in this time range; each cost a program its result.",
-        f"{new_in_range(UNCORRECTED, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        UNCORRECTED,
+        NOTHING,
     ),
     tile(
         "Row failures",
         "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
         f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
-        steps=at_most(1),
+        steps=style.at_most(1),
     ),
-    tile(
+    events_tile(
         "Xid errors",
         "Healthy: 0. Errors that the driver reported in this time range. A fatal error of a "
         "client comes with one.",
-        f"{new_in_range('mps_gpu_xid_errors_total', '')} or {NOTHING}",
-        steps=noticed_from(1),
-        decimals=0,
+        "mps_gpu_xid_errors_total",
+        NOTHING,
+        steps=style.noticed_from(1),
     ),
     tile(
         "Headroom",
@@ -84,7 +70,7 @@ TILES = (
         "at 0 the hardware halves the clocks.",
         'min(min by (instance, uuid) (mps_gpu_temperature_limit_celsius{limit="slowdown"})'
         ' - max by (instance, uuid) (mps_gpu_temperature_celsius{sensor="gpu"}))',
-        CELSIUS,
+        style.CELSIUS,
         HEADROOM,
         none="unknown",
     ),
@@ -110,20 +96,22 @@ HEALTH = table(
     (
         Column("GPU", "gpu", width=65),
         Column("Model", "name"),
-        Column("Responding", "B", states=(State(1, "yes", GOOD), State(0, "no", BAD)), width=105),
+        Column(
+            "Responding",
+            "B",
+            states=(style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD)),
+            width=105,
+        ),
         Column("Action", "mps_gpu_recovery_action", width=110),
-        Column("ECC errors", "D", steps=at_most(1), width=115),
-        Column("Rows pending", "E", steps=noticed_from(1), width=115),
-        Column("Rows failed", "F", steps=at_most(1), width=100),
-        Column("PCIe width", "G", unit=SHARE, decimals=0, width=95),
-        Column("Memory", "H", unit=SHARE, gauge=True, decimals=0, width=90),
-        Column("Power", "I", unit=WATTS, decimals=0, width=70),
-        Column("Temperature", "J", unit=CELSIUS, decimals=0, width=105),
+        Column("ECC errors", "D", steps=style.at_most(1), width=115),
+        Column("Rows pending", "E", steps=style.noticed_from(1), width=115),
+        Column("Rows failed", "F", steps=style.at_most(1), width=100),
+        Column("PCIe width", "G", unit=style.SHARE, decimals=0, width=95),
+        Column("Memory", "H", unit=style.SHARE, gauge=True, decimals=0, width=90),
+        Column("Power", "I", unit=style.WATTS, decimals=0, width=70),
+        Column("Temperature", "J", unit=style.CELSIUS, decimals=0, width=105),
         Column("Driver", "driver_version", width=105),
-        Column("UUID", "uuid", hidden=True),
-        Column("Host", "instance", hidden=True),
-        Column("Job", "job", hidden=True),
-        Column("Known", "A", hidden=True),
+        *hidden("uuid", "instance", "job", "A"),
     ),
     sort="ECC errors",
     none="No GPU is known.",
@@ -136,7 +124,7 @@ WORK = (
         "Utilization",
         "For information: the share of time in which any kernel ran, on however few SMs.",
         Query(f"avg by ({GPU}) {UTILIZATION}", LEGEND),
-        overrides=gpus_alike(),
+        overrides=GPUS_ALIKE,
         numbers=True,
         none="No GPU reports its utilization.",
     ),
@@ -145,7 +133,7 @@ WORK = (
         "Healthy: near the utilization beside it. The share of SMs that were working. Hopper or "
         "later.",
         Query(f"avg by ({GPU}) {SM_ACTIVITY}", LEGEND),
-        overrides=gpus_alike(),
+        overrides=GPUS_ALIKE,
         numbers=True,
         none="No GPU reports its SM activity.",
     ),
@@ -154,20 +142,13 @@ WORK = (
         "For information: which units are busy, the mean of the GPUs chosen. Much tensor is "
         "typical of deep learning; dram near 100 % means that memory is the bottleneck. Hopper or "
         "later.",
-        Query("avg(mps_gpu_tensor_active_ratio)", "tensor"),
-        Query("avg(mps_gpu_fp64_active_ratio)", "fp64"),
-        Query("avg(mps_gpu_fp32_active_ratio)", "fp32"),
-        Query("avg(mps_gpu_fp16_active_ratio)", "fp16"),
-        Query("avg(mps_gpu_integer_active_ratio)", "integer"),
-        Query("avg(mps_gpu_dram_active_ratio)", "dram"),
+        *(
+            Query(f"avg(mps_gpu_{unit}_active_ratio)", unit)
+            for unit in ("tensor", "fp64", "fp32", "fp16", "integer", "dram")
+        ),
         Query("avg(mps_gpu_sm_occupancy_ratio)", "occupancy"),
-        overrides=tuple(
-            color_of("byFrameRefID", letter, color)
-            for letter, color in zip(
-                "ABCDEFG",
-                ("#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#7890ab", "#d65db1", "#9c9328"),
-                strict=True,
-            )
+        overrides=colors_by_query(
+            "#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#7890ab", "#d65db1", "#9c9328"
         ),
         numbers=True,
         none="These GPUs do not report it.",
@@ -177,8 +158,8 @@ WORK = (
         "Healthy: below the dashed line, the memory of one GPU.",
         Query(f"max by ({GPU}) (mps_gpu_memory_used_bytes)", LEGEND),
         Query("max(mps_gpu_memory_total_bytes)", "total"),
-        unit=BYTES,
-        overrides=(*gpus_alike(), dashed("B", BAD)),
+        unit=style.BYTES,
+        overrides=(*GPUS_ALIKE, dashed("B", style.BAD)),
         numbers=True,
         none="No GPU reports its memory.",
     ),
@@ -191,8 +172,8 @@ SPEED = (
         "see the reasons in the next panel.",
         Query(f'max by ({GPU}) (mps_gpu_clock_hertz{{clock="sm"}})', LEGEND),
         Query('max(mps_gpu_clock_max_hertz{clock="sm"})', "maximum"),
-        unit=HERTZ,
-        overrides=(*gpus_alike(), dashed("B")),
+        unit=style.HERTZ,
+        overrides=(*GPUS_ALIKE, dashed("B")),
         numbers=True,
         none="No GPU reports its clocks.",
     ),
@@ -208,9 +189,9 @@ SPEED = (
             "GPU {{gpu}} {{reason}}",
         ),
         overrides=(
-            color_of("byRegexp", "/gpu_idle$/", QUIET),
-            color_of("byRegexp", "/sw_power_cap$/", WARN),
-            color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", BAD),
+            color_of("byRegexp", "/gpu_idle$/", style.QUIET),
+            color_of("byRegexp", "/sw_power_cap$/", style.WARN),
+            color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", style.BAD),
         ),
         numbers=True,
         none="No reason is known.",
@@ -223,8 +204,8 @@ HEAT = (
         "Healthy: below the enforced limit (dashed); at the limit the clocks are lowered.",
         Query(f"max by ({GPU}) (mps_gpu_power_watts)", LEGEND),
         Query('max(mps_gpu_power_limit_watts{limit="enforced"})', "limit"),
-        unit=WATTS,
-        overrides=(*gpus_alike(), dashed("B", BAD)),
+        unit=style.WATTS,
+        overrides=(*GPUS_ALIKE, dashed("B", style.BAD)),
         numbers=True,
         none="No GPU reports its power.",
     ),
@@ -235,8 +216,8 @@ HEAT = (
             "max by (instance, gpu, sensor) (mps_gpu_temperature_celsius)", "GPU {{gpu}} {{sensor}}"
         ),
         Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
-        unit=CELSIUS,
-        overrides=(*gpus_alike(), dotted("byRegexp", "/ memory$/"), dashed("B", BAD)),
+        unit=style.CELSIUS,
+        overrides=(*GPUS_ALIKE, dotted("byRegexp", "/ memory$/"), dashed("B", style.BAD)),
         numbers=True,
         none="No GPU reports its temperature.",
     ),
@@ -257,8 +238,8 @@ LINKS_AND_ERRORS = (
             f" + max by ({GPU}) (rate(mps_gpu_nvlink_transmit_bytes_total[$__rate_interval]))",
             "GPU {{gpu}} NVLink",
         ),
-        unit=BYTES_PER_SECOND,
-        overrides=(*gpus_alike(), dotted("byFrameRefID", "B")),
+        unit=style.BYTES_PER_SECOND,
+        overrides=(*GPUS_ALIKE, dotted("byFrameRefID", "B")),
         numbers=True,
         none="These GPUs do not count it.",
     ),

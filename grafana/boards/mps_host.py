@@ -2,73 +2,49 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import (
-    CONTEXTS_SHARE,
-    CONTEXTS_WARN,
-    DAEMON_STATE,
-    MEMORY_WARN,
-    NO_DAEMON,
-    NUMBER_WAITING,
-    SERVER_STATE,
-    TARGET,
-    host_state,
-    to_board,
-    to_user,
-    utilization_and_activity,
-)
+from grafana.boards import shared
 from grafana.panels import (
+    USERS_ALIKE,
     Column,
     Query,
     color_of,
     dashed,
     graph,
+    hidden,
     share_graph,
     table,
     tile,
     timeline,
-    users_alike,
-)
-from grafana.style import (
-    AGO,
-    BAD,
-    BYTES,
-    DAEMON_STATES,
-    HOST_STATES,
-    QUIET,
-    SERVER_STATES,
-    SHARE,
-    USED,
-    State,
-    noticed_from,
 )
 
-NO_SERVER = State(9, "no server", QUIET)
+NO_SERVER = style.State(9, "no server", style.QUIET)
 
 TILES = (
     tile(
         "State",
         "Healthy: healthy. The worst that is known about this host. Grey: unreachable means that "
         "Prometheus cannot scrape the exporter, and nothing below is known.",
-        f"max({host_state(f'{TARGET} == 0')})",
-        states=HOST_STATES,
+        f"max({shared.host_state(f'{shared.TARGET} == 0')})",
+        states=style.HOST_STATES,
         none="unreachable",
-        links=[to_board("mps-incidents", "Its incidents")],
+        links=[shared.to_board("mps-incidents", "Its incidents")],
     ),
     tile(
         "Daemon",
         "Healthy: answering. The worst of this host's control daemons. While it is unresponsive, "
         "CUDA programs that start hang; while it is absent, they run without MPS and its limits.",
-        f"max({DAEMON_STATE}) or 0 * count(mps_exporter_build_info)",
-        states=DAEMON_STATES,
+        f"max({shared.DAEMON_STATE}) or 0 * count(mps_exporter_build_info)",
+        states=style.DAEMON_STATES,
     ),
     tile(
         "Server",
         "Healthy: ACTIVE (with MPS v3 Ready), or none while nobody computes. The worst of this "
         "host's servers. In FAULT it refuses new clients; a ghost serves none, and the daemon "
         "hangs on it until it is killed.",
-        f"max({SERVER_STATE}) or 0 * sum(mps_control_up) + {NO_SERVER.code}",
-        states=(NO_SERVER, *SERVER_STATES),
+        f"max({shared.SERVER_STATE}) or 0 * sum(mps_control_up) + {NO_SERVER.code}",
+        states=(NO_SERVER, *style.SERVER_STATES),
         no_mps=True,
     ),
     tile(
@@ -81,20 +57,20 @@ TILES = (
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU. No "
         "data where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
-        NUMBER_WAITING,
-        steps=noticed_from(1),
+        shared.NUMBER_WAITING,
+        steps=style.noticed_from(1),
         no_mps=True,
-        links=[to_board("mps-sharing", "Who holds the GPU and who waits")],
+        links=[shared.to_board("mps-sharing", "Who holds the GPU and who waits")],
     ),
     tile(
         "Contexts",
         "Healthy: green. The fullest server's share of the client contexts that it accepts on a "
         "GPU; when it is full, the next program fails. Orange is where MpsContextsNearLimit fires. "
         "MPS v3 daemons do not tell.",
-        f"max({CONTEXTS_SHARE}) or 0 * sum(mps_control_up"
+        f"max({shared.CONTEXTS_SHARE}) or 0 * sum(mps_control_up"
         " unless on (job, instance, daemon) mps_named_server_info)",
-        SHARE,
-        noticed_from(CONTEXTS_WARN),
+        style.SHARE,
+        style.noticed_from(shared.CONTEXTS_WARN),
         decimals=0,
         no_mps=True,
     ),
@@ -102,7 +78,7 @@ TILES = (
 
 KEYS = "job, instance, daemon, server, pid, gpu, uuid"
 _ON_GPUS = "(mps_client_contexts or %s * mps_client_namespace_info)"
-"""The GPUs of each client; a v3 daemon does not tell how many contexts there are."""
+"""The GPUs of each client; a v3 daemon does not report the number of contexts."""
 CLIENTS = table(
     "Clients and their limits",
     "Healthy: memory well below its limit. Every connected program, its limits and its use; at "
@@ -133,29 +109,32 @@ CLIENTS = table(
         ' "state", "active", "", "")))',
     ),
     (
-        Column("User", "uid", width=85, links=(to_user("${__data.fields.User}"),)),
+        Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=100),
         Column("Program", "command"),
         Column("State", "state", width=100),
         Column("PID", "pid", width=80),
         Column("GPU", "gpu", width=70),
-        Column("SM share", "B", unit=SHARE, decimals=0, width=125),
+        Column("SM share", "B", unit=style.SHARE, decimals=0, width=125),
         Column("SMs", "C", width=60),
-        Column("Memory", "D", unit=BYTES, width=95),
-        Column("Memory limit", "E", unit=BYTES, width=110),
+        Column("Memory", "D", unit=style.BYTES, width=95),
+        Column("Memory limit", "E", unit=style.BYTES, width=110),
         Column(
-            "Limit used", "F", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0, width=95
+            "Limit used",
+            "F",
+            unit=style.SHARE,
+            steps=style.noticed_from(shared.MEMORY_WARN),
+            decimals=0,
+            width=95,
         ),
-        Column("Connected", "G", unit=AGO, width=130),
+        Column("Connected", "G", unit=style.AGO, width=130),
         Column("Contexts", "A", width=85),
         Column("Limits from", "limit_source", width=110),
         Column("Slurm job", "slurm_job_id", width=90),
         Column("Container", "container_id", width=110),
         Column("Server", "server", width=85),
         Column("Daemon", "daemon", width=150),
-        Column("Host", "instance", hidden=True),
-        Column("UUID", "uuid", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("instance", "uuid", "job"),
     ),
     sort="Memory",
     none="No client is known.",
@@ -165,7 +144,7 @@ CLIENTS = table(
 
 _SHARE_OF_SMS = "mps_client_sm_limit / on (job, instance, uuid) group_left mps_gpu_sms"
 PER_GPU = (
-    utilization_and_activity("instance, gpu", width=8),
+    shared.utilization_and_activity("instance, gpu", width=8),
     share_graph(
         "SM limits of clients, stacked",
         "Healthy: up to the dashed line, where all limited clients can have their share at once. "
@@ -178,7 +157,7 @@ PER_GPU = (
         ),
         stacked=True,
         limit=1.0,
-        overrides=users_alike(),
+        overrides=USERS_ALIKE,
         width=8,
         legend=False,
         none="No SM limit is known.",
@@ -199,11 +178,15 @@ PER_GPU = (
             "outside MPS clients",
         ),
         Query("sum by (instance, gpu) (mps_gpu_memory_total_bytes)", "total"),
-        unit=BYTES,
+        unit=style.BYTES,
         stacked=True,
         legend=False,
         width=8,
-        overrides=(*users_alike(), color_of("byFrameRefID", "B", QUIET), dashed("C", BAD)),
+        overrides=(
+            *USERS_ALIKE,
+            color_of("byFrameRefID", "B", style.QUIET),
+            dashed("C", style.BAD),
+        ),
         none="No GPU reports its memory.",
     ),
 )
@@ -227,14 +210,11 @@ PARTITIONS = (
             Column("Server", "server_name", width=150),
             Column("Status", "status", width=100),
             Column("PID", "server", width=80),
-            Column("User", "uid", width=75, links=(to_user("${__data.fields.User}"),)),
+            Column("User", "uid", width=75, links=(shared.to_user("${__data.fields.User}"),)),
             Column("GPUs", "allowed_devices"),
             Column("Contexts", "context_ids", width=90),
             Column("Pipe directory", "pipe_directory"),
-            Column("Known", "A", hidden=True),
-            Column("Daemon", "daemon", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("A", "daemon", "instance", "job"),
         ),
         sort="Server",
         descending=False,
@@ -261,16 +241,13 @@ PARTITIONS = (
             Column("Namespace", "namespace", width=180),
             Column("Server status", "status", width=125),
             Column("Clients", "G", width=85),
-            Column("SM share", "B", unit=SHARE, decimals=0, width=90),
+            Column("SM share", "B", unit=style.SHARE, decimals=0, width=90),
             Column("SMs limited", "C", texts=_YES_NO, width=105),
-            Column("Memory limit", "D", unit=BYTES, width=110),
+            Column("Memory limit", "D", unit=style.BYTES, width=110),
             Column("Memory limited", "E", texts=_YES_NO, width=130),
             Column("Priority", "F", width=75),
             Column("Pipe directory", "pipe_directory"),
-            Column("Daemon", "daemon", hidden=True),
-            Column("Known", "A", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("daemon", "A", "instance", "job"),
         ),
         sort="Clients",
         none="No daemon has namespaces: MPS v3 has (nvidia-cuda-mps-control -p 3).",
@@ -303,11 +280,7 @@ PARTITIONS = (
             Column("Clients", "D", width=85),
             Column("In use", "E", texts=_YES_NO, width=75),
             Column("ID", "partition_id"),
-            Column("UUID", "uuid", hidden=True),
-            Column("Daemon", "daemon", hidden=True),
-            Column("Known", "A", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("uuid", "daemon", "A", "instance", "job"),
         ),
         sort="SMs",
         none="No daemon has SM partitions.",
@@ -327,21 +300,16 @@ PARTITIONS = (
             f" and on ({_MEMBER}) (mps_client_namespace_info or mps_client_sm_partition_info)))",
         ),
         (
-            Column("User", "uid", width=75, links=(to_user("${__data.fields.User}"),)),
+            Column("User", "uid", width=75, links=(shared.to_user("${__data.fields.User}"),)),
             Column("Program", "command"),
             Column("PID", "pid", width=80),
             Column("Named server", "server_name", width=150),
             Column("Namespace", "namespace", width=180),
             Column("Partition", "partition", width=180),
             Column("Fault", "fault", width=110),
-            Column("SM share", "D", unit=SHARE, decimals=0, width=90),
+            Column("SM share", "D", unit=style.SHARE, decimals=0, width=90),
             Column("Server", "server", width=85),
-            Column("Known", "A", hidden=True),
-            Column("In namespace", "B", hidden=True),
-            Column("In partition", "C", hidden=True),
-            Column("Daemon", "daemon", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("A", "B", "C", "daemon", "instance", "job"),
         ),
         sort="PID",
         descending=False,
@@ -368,11 +336,7 @@ PARTITIONS = (
             Column("Chunks", "C", width=70),
             Column("PCI", "pci_bus_id", width=110),
             Column("Attributes", "attributes", width=95),
-            Column("UUID", "uuid", hidden=True),
-            Column("Daemon", "daemon", hidden=True),
-            Column("Known", "A", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("uuid", "daemon", "A", "instance", "job"),
         ),
         sort="Server",
         descending=False,
@@ -394,10 +358,7 @@ PARTITIONS = (
             Column("Default", "default", width=90),
             Column("Module", "module", width=120),
             Column("Covers", "covers", width=80),
-            Column("Known", "A", hidden=True),
-            Column("Daemon", "daemon", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("A", "daemon", "instance", "job"),
         ),
         sort="Feature",
         descending=False,
@@ -424,20 +385,23 @@ PARTITIONS = (
         (
             Column("Control group", "cgroup"),
             Column("GPU", "gpu", width=70),
-            Column("Used", "A", unit=BYTES, width=95),
-            Column("Soft limit", "B", unit=BYTES, width=100),
-            Column("Hard limit", "C", unit=BYTES, width=100),
+            Column("Used", "A", unit=style.BYTES, width=95),
+            Column("Soft limit", "B", unit=style.BYTES, width=100),
+            Column("Hard limit", "C", unit=style.BYTES, width=100),
             Column("Limited", "D", texts=_YES_NO, width=80),
             Column(
-                "Limit used", "E", unit=SHARE, steps=noticed_from(MEMORY_WARN), decimals=0, width=95
+                "Limit used",
+                "E",
+                unit=style.SHARE,
+                steps=style.noticed_from(shared.MEMORY_WARN),
+                decimals=0,
+                width=95,
             ),
             Column("Slurm job", "slurm_job_id", width=90),
             Column("Pod", "pod_uid", width=110),
             Column("Container", "container_id", width=110),
             Column("Unit", "systemd_unit", width=140),
-            Column("UUID", "uuid", hidden=True),
-            Column("Host", "instance", hidden=True),
-            Column("Job", "job", hidden=True),
+            *hidden("uuid", "instance", "job"),
         ),
         sort="Used",
         none="No control group has GPU memory of its own: dmem, Linux 6.14 and driver 615.",
@@ -465,13 +429,15 @@ BOARD = Board(
                     "Daemons and servers",
                     "Healthy: green. A row for each control daemon, and one for the server of each "
                     "user. A gap is a time without a server. Grey: no MPS, or unreachable.",
-                    Query(DAEMON_STATE, "{{daemon}}"),
+                    Query(shared.DAEMON_STATE, "{{daemon}}"),
                     Query(
-                        f'label_replace({SERVER_STATE}, "uid", "unknown", "uid", "")',
+                        f'label_replace({shared.SERVER_STATE}, "uid", "unknown", "uid", "")',
                         "server of uid {{uid}}",
                     ),
-                    Query(f"{NO_DAEMON} unless on () count({DAEMON_STATE})", "this host"),
-                    states=(*DAEMON_STATES, *SERVER_STATES),
+                    Query(
+                        f"{shared.NO_DAEMON} unless on () count({shared.DAEMON_STATE})", "this host"
+                    ),
+                    states=(*style.DAEMON_STATES, *style.SERVER_STATES),
                     height=6,
                 ),
             ),
@@ -493,7 +459,7 @@ BOARD = Board(
                     ),
                     stacked=True,
                     overrides=(
-                        color_of("byName", "mps_client", USED),
+                        color_of("byName", "mps_client", style.USED),
                         color_of("byName", "direct", "purple"),
                     ),
                     decimals=0,

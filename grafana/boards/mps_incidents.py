@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import DAEMONS, SERVER_STATE, UNREACHABLE, USERS, to_host, to_user
+from grafana.boards import shared
 from grafana.panels import (
+    CAUSES_ALIKE,
+    USERS_ALIKE,
     Column,
     Query,
-    causes_alike,
-    color_of,
+    colors_by_query,
     events,
+    hidden,
     ranking,
     table,
     tile,
     timeline,
-    users_alike,
 )
 from grafana.promql import new_in_range, new_in_step
-from grafana.style import (
-    AGO,
-    BAD,
-    DAEMON_STATES,
-    GOOD,
-    SECONDS,
-    SERVER_STATES,
-    WARN,
-    State,
-    at_most,
-    noticed_from,
-)
 
 CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
@@ -44,43 +34,39 @@ NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
 TILES = (
-    tile(
+    shared.events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
         "range. Each takes all its clients with it.",
-        f"{new_in_range(CRASHED, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        CRASHED,
+        NOTHING,
     ),
-    tile(
+    shared.events_tile(
         "Start errors",
         "Healthy: 0. Servers that ended before they were ready, in this time range. Dozens within "
         "a minute are a crash loop: whoever waits for that server hangs.",
-        f"{new_in_range(START_FAILED, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        START_FAILED,
+        NOTHING,
     ),
-    tile(
+    shared.events_tile(
         "Fatal errors",
         "Healthy: 0. Errors of a client that its server contained, in this time range. They take "
         "down all other clients on that GPU, too.",
-        f"{new_in_range(FAULTS, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        FAULTS,
+        NOTHING,
     ),
-    tile(
+    shared.events_tile(
         "Clients lost",
         "Healthy: 0. Programs that MPS took down in this time range.",
-        f"{new_in_range(LOSSES, '')} or {NOTHING}",
-        steps=at_most(1),
-        decimals=0,
+        LOSSES,
+        NOTHING,
     ),
-    tile(
+    shared.events_tile(
         "Refused",
         "Healthy: 0. Programs that MPS did not accept in this time range.",
-        f"{new_in_range(REJECTIONS, '')} or {NOTHING}",
-        steps=noticed_from(1),
-        decimals=0,
+        REJECTIONS,
+        NOTHING,
+        steps=style.noticed_from(1),
     ),
     tile(
         "Most recent",
@@ -88,7 +74,7 @@ TILES = (
         "daemon, or had a fatal GPU error.",
         "time() - max(mps_server_last_fault_timestamp_seconds"
         ' or mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"})',
-        SECONDS,
+        style.SECONDS,
         none="none seen",
     ),
 )
@@ -101,13 +87,7 @@ AXIS = (
         Query(new_in_step(START_FAILED, "cause"), "start failed"),
         Query(new_in_step(DAEMON_DIED, "cause"), "daemon died"),
         Query(new_in_step(FAULTS, "gpu"), "fatal error, GPU {{gpu}}"),
-        overrides=(
-            color_of("byFrameRefID", "A", BAD),
-            color_of("byFrameRefID", "B", WARN),
-            color_of("byFrameRefID", "C", "dark-red"),
-            color_of("byFrameRefID", "D", "purple"),
-        ),
-        width=12,
+        overrides=colors_by_query(style.BAD, style.WARN, "dark-red", "purple"),
         none=NONE,
     ),
     events(
@@ -116,8 +96,7 @@ AXIS = (
         "their own fault, by another client's, by unfinished work of a client that ended, by a "
         "fault whose cause is not proved, or because an administrator ended them.",
         Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
-        overrides=causes_alike(),
-        width=12,
+        overrides=CAUSES_ALIKE,
         none=NONE,
     ),
     events(
@@ -125,8 +104,7 @@ AXIS = (
         "Healthy: empty. context_limit: the server was full. server_not_ready: it was recovering "
         "from a fault. invalid_device, credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "cause"), "{{cause}}"),
-        overrides=causes_alike(),
-        width=12,
+        overrides=CAUSES_ALIKE,
         none=NONE,
     ),
     events(
@@ -134,7 +112,6 @@ AXIS = (
         "Healthy: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
         "and 119 are the hardware's or the driver's.",
         Query(new_in_step(XIDS, "gpu, xid"), "Xid {{xid}}, GPU {{gpu}}"),
-        width=12,
         none=NONE,
     ),
 )
@@ -144,8 +121,7 @@ BLAST = (
         "Lost clients by user",
         "Healthy: none. Users to inform: the five with most lost programs.",
         Query(f"topk(5, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
-        overrides=users_alike(),
-        decimals=0,
+        overrides=USERS_ALIKE,
         none="none is known",
         width=10,
         height=7,
@@ -156,18 +132,18 @@ BLAST = (
         "where, and how many clients of all users went down with it on that daemon; at most 20. "
         "Terminate clients through the daemon before killing them.",
         (
-            f"topk(20, {new_in_range(UNFINISHED, USERS)} > 0)",
-            f"sum by ({USERS}) (({new_in_range(UNFINISHED, USERS)} > 0) * 0"
-            f" + on ({DAEMONS}) group_left ()"
-            f" {new_in_range(LOST_BY_IT, DAEMONS)})",
+            f"topk(20, {new_in_range(UNFINISHED, shared.USERS)} > 0)",
+            f"sum by ({shared.USERS}) (({new_in_range(UNFINISHED, shared.USERS)} > 0) * 0"
+            f" + on ({shared.DAEMONS}) group_left ()"
+            f" {new_in_range(LOST_BY_IT, shared.DAEMONS)})",
         ),
         (
-            Column("User", "uid", width=85, links=(to_user("${__data.fields.User}"),)),
+            Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
             Column("Exits", "A", width=70, decimals=0),
-            Column("Lost", "B", steps=at_most(1), width=70, decimals=0),
-            Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
+            Column("Lost", "B", steps=style.at_most(1), width=70, decimals=0),
+            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
             Column("Daemon", "daemon"),
-            Column("Job", "job", hidden=True),
+            *hidden("job"),
         ),
         sort="Lost",
         none="None is known.",
@@ -177,8 +153,8 @@ BLAST = (
 )
 
 _IN_TROUBLE = (
-    f"{SERVER_STATE} and on ({USERS})"
-    f" max_over_time(({SERVER_STATE})[$__range:$__interval] @ end()) > 12"
+    f"{shared.SERVER_STATE} and on ({shared.USERS})"
+    f" max_over_time(({shared.SERVER_STATE})[$__range:$__interval] @ end()) > 12"
 )
 
 
@@ -195,11 +171,14 @@ RECOVERY = (
         ),
         Query(
             f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
-            f" or {UNREACHABLE}",
+            f" or {shared.UNREACHABLE}",
             "all servers",
         ),
-        states=(*DAEMON_STATES[:1], State(1, "none in trouble", GOOD), *SERVER_STATES),
-        width=24,
+        states=(
+            *style.DAEMON_STATES[:1],
+            style.State(1, "none in trouble", style.GOOD),
+            *style.SERVER_STATES,
+        ),
         height=7,
     ),
 )
@@ -224,16 +203,16 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=AGO, width=160),
+        Column("When", "A", unit=style.AGO, width=160),
         Column("What", "cause", width=220, texts=_CAUSES),
         Column(
             "Host",
             "instance",
-            links=(to_host("mps-host", "This host"), to_host("mps-gpu", "Its GPUs")),
+            links=(shared.to_host("mps-host", "This host"), shared.to_host("mps-gpu", "Its GPUs")),
         ),
         Column("Daemon", "daemon"),
         Column("GPU", "gpu", width=80),
-        Column("Job", "job", hidden=True),
+        *hidden("job"),
     ),
     sort="When",
     none="No incident was ever seen here.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards.shared import (
     DAEMON_STATE,
@@ -16,30 +17,19 @@ from grafana.boards.shared import (
     to_user,
 )
 from grafana.panels import (
+    USERS_ALIKE,
     Column,
     Query,
     color_of,
+    colors_by_query,
     events,
     names_tile,
     share_graph,
     table,
     tile,
     timeline,
-    users_alike,
 )
 from grafana.promql import grown_in_range, new_in_range, new_in_step
-from grafana.style import (
-    BAD,
-    DAEMON_STATES,
-    HOLDER_STATES,
-    NOTICE,
-    QUIET,
-    SECONDS,
-    USED,
-    WARN,
-    at_most,
-    noticed_from,
-)
 
 IDLE_TIME = grown_in_range("mps_uid_handover_idle_seconds_total", "")
 _NOBODY = "count(mps_control_up) unless on () count(mps_client_info)"
@@ -51,11 +41,15 @@ TILES = (
         (
             'count by (uid) (label_replace(mps_client_info, "uid", "unknown", "uid", ""))',
             "uid {{uid}}",
-            USED,
+            style.USED,
         ),
-        (_NOBODY, "nobody", QUIET),
-        ("count(mps_exporter_build_info) unless on () count(mps_control_up)", "no MPS", QUIET),
-        (f"count({TARGET} == 0)", "unreachable", QUIET),
+        (_NOBODY, "nobody", style.QUIET),
+        (
+            "count(mps_exporter_build_info) unless on () count(mps_control_up)",
+            "no MPS",
+            style.QUIET,
+        ),
+        (f"count({TARGET} == 0)", "unreachable", style.QUIET),
         none="unreachable",
     ),
     tile(
@@ -63,7 +57,7 @@ TILES = (
         "Healthy: 0. Programs that hang in cuInit until the holder's last client exits. No data "
         "where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
         NUMBER_WAITING,
-        steps=noticed_from(1),
+        steps=style.noticed_from(1),
         no_mps=True,
     ),
     tile(
@@ -71,8 +65,8 @@ TILES = (
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
         LONGEST_WAIT,
-        SECONDS,
-        at_most(WAIT_WARN, WAIT_BAD),
+        style.SECONDS,
+        style.at_most(WAIT_WARN, WAIT_BAD),
         no_mps=True,
     ),
     tile(
@@ -80,8 +74,8 @@ TILES = (
         "Healthy: below a minute, the longest back-off of a hand-over. 95 of 100 waits that ended "
         "in this time range took at most this long, estimated from a histogram's buckets.",
         f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
-        SECONDS,
-        at_most(WAIT_WARN, WAIT_BAD),
+        style.SECONDS,
+        style.at_most(WAIT_WARN, WAIT_BAD),
         none="none seen",
     ),
     tile(
@@ -96,8 +90,8 @@ TILES = (
         "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
         "because the daemon was backing off before it replaced an idle server.",
         IDLE_TIME,
-        SECONDS,
-        noticed_from(1),
+        style.SECONDS,
+        style.noticed_from(1),
         no_mps=True,
     ),
 )
@@ -115,12 +109,7 @@ WAIT_LENGTHS = (
         Query(f"{_up_to('60.0')} - {_up_to('10.0')}", "10 s to 1 min"),
         Query(f"{_up_to('600.0')} - {_up_to('60.0')}", "1 to 10 min"),
         Query(f"{_up_to('+Inf')} - {_up_to('600.0')}", "longer"),
-        overrides=(
-            color_of("byFrameRefID", "A", USED),
-            color_of("byFrameRefID", "B", NOTICE),
-            color_of("byFrameRefID", "C", WARN),
-            color_of("byFrameRefID", "D", BAD),
-        ),
+        overrides=colors_by_query(style.USED, style.NOTICE, style.WARN, style.BAD),
         width=8,
         height=8,
         none="No wait is known to have ended.",
@@ -143,11 +132,15 @@ WAIT_LENGTHS = (
         (
             Column("User", "uid", links=(to_user("${__data.fields.User}"),)),
             Column("Waits", "A", width=65),
-            Column("Mean", "B", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=90),
-            Column("p95", "C", unit=SECONDS, steps=at_most(WAIT_WARN, WAIT_BAD), width=80),
-            Column("Abandoned", "D", steps=noticed_from(1), width=100),
-            Column("Overtook", "E", steps=noticed_from(1), width=90),
-            Column("Held", "F", unit=SECONDS, width=80),
+            Column(
+                "Mean", "B", unit=style.SECONDS, steps=style.at_most(WAIT_WARN, WAIT_BAD), width=90
+            ),
+            Column(
+                "p95", "C", unit=style.SECONDS, steps=style.at_most(WAIT_WARN, WAIT_BAD), width=80
+            ),
+            Column("Abandoned", "D", steps=style.noticed_from(1), width=100),
+            Column("Overtook", "E", steps=style.noticed_from(1), width=90),
+            Column("Held", "F", unit=style.SECONDS, width=80),
         ),
         sort="Mean",
         none="nobody",
@@ -174,7 +167,7 @@ COSTS = (
         ),
         stacked=True,
         numbers=True,
-        overrides=(*users_alike(), color_of("byFrameRefID", "A", BAD, custom__fillOpacity=80)),
+        overrides=(*USERS_ALIKE, color_of("byFrameRefID", "A", style.BAD, custom__fillOpacity=80)),
         none="No user was seen in this time range.",
     ),
     events(
@@ -183,8 +176,7 @@ COSTS = (
         "as long as they keep coming, the wait does not end. Each bar is those since the "
         "bar before.",
         Query(new_in_step("mps_uid_overtakes_total", "uid"), "uid {{uid}}"),
-        overrides=users_alike(),
-        width=12,
+        overrides=USERS_ALIKE,
         height=8,
         none="No overtaking is known in this time range.",
     ),
@@ -212,7 +204,7 @@ BOARD = Board(
                     "process died in the queue. The first row is the daemon.",
                     Query(f"max by ({HOSTS}) ({DAEMON_STATE}) or {NO_DAEMON}", "daemon"),
                     Query(HOLDERS, "uid {{uid}}"),
-                    states=(*DAEMON_STATES, *HOLDER_STATES),
+                    states=(*style.DAEMON_STATES, *style.HOLDER_STATES),
                     height=8,
                 ),
             ),

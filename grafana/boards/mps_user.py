@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import DAEMONS, HOLDERS, UNREACHABLE, USERS, WAIT_BAD, WAIT_WARN, to_host
-from grafana.panels import Column, Query, causes_alike, events, names_tile, table, tile, timeline
-from grafana.promql import new_in_range, new_in_step
-from grafana.style import (
-    AGO,
-    BYTES,
-    DAEMON_STATES,
-    HOLDER_STATES,
-    QUIET,
-    SECONDS,
-    USER_STATES,
-    WARN,
-    State,
-    at_most,
+from grafana.boards import shared
+from grafana.panels import (
+    CAUSES_ALIKE,
+    Column,
+    Query,
+    events,
+    hidden,
+    names_tile,
+    table,
+    tile,
+    timeline,
 )
+from grafana.promql import new_in_range, new_in_step
 
 _MINE = '{uid=~"$uid"}'
 _OTHERS = '{uid!~"$uid"}'
 _NONE_CONNECTED = "0 * count(mps_exporter_build_info)"
 WAITING = f"mps_uid_waiting_clients{_MINE} - mps_uid_waiting_dead_clients{_MINE}"
 _I_WAIT = f"mps_uid_waiting_clients{_MINE} > 0"
-_WHERE_I_WAIT = f"on ({DAEMONS}) {_I_WAIT}"
-# Whoever has clients on the daemon now; without any, whose server is still there.
+_WHERE_I_WAIT = f"on ({shared.DAEMONS}) {_I_WAIT}"
+# The user with clients on the daemon now; without clients, the user of its server.
 _HOLDS = (
-    f"(count by ({USERS}) (mps_client_info{_OTHERS})"
-    f" or count by ({USERS}) (mps_server_info{_OTHERS}))"
+    f"(count by ({shared.USERS}) (mps_client_info{_OTHERS})"
+    f" or count by ({shared.USERS}) (mps_server_info{_OTHERS}))"
 )
 _SINCE = f"mps_uid_waiting_since_timestamp_seconds{_MINE}"
 # Users of the same daemon whose wait began before mine.
 _AHEAD = (
-    f"count by ({DAEMONS}) (mps_uid_waiting_since_timestamp_seconds{_OTHERS}"
-    f" < on ({DAEMONS}) group_left () max by ({DAEMONS}) ({_SINCE}))"
+    f"count by ({shared.DAEMONS}) (mps_uid_waiting_since_timestamp_seconds{_OTHERS}"
+    f" < on ({shared.DAEMONS}) group_left () max by ({shared.DAEMONS}) ({_SINCE}))"
 )
-POSITION = f"({_AHEAD} or 0 * count by ({DAEMONS}) ({_SINCE})) + 1"
+POSITION = f"({_AHEAD} or 0 * count by ({shared.DAEMONS}) ({_SINCE})) + 1"
 
 TILES = (
     tile(
@@ -50,15 +49,15 @@ TILES = (
         f' or count(mps_client_state{{uid=~"$uid", state="torn_down"}} == 1) * 0 + 26'
         f" or count(mps_client_info{_MINE}) * 0 + 23"
         f" or count(mps_server_info{_MINE}) * 0 + 21"
-        f" or {_NONE_CONNECTED} or {UNREACHABLE}",
-        states=(*DAEMON_STATES[:1], *USER_STATES),
+        f" or {_NONE_CONNECTED} or {shared.UNREACHABLE}",
+        states=(*style.DAEMON_STATES[:1], *style.USER_STATES),
     ),
     names_tile(
         "Behind",
         "For information: who holds the GPU that this user waits for. Ask them how long they need.",
-        (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", WARN),
-        (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", QUIET),
-        (UNREACHABLE, "unreachable", QUIET),
+        (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
+        (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", style.QUIET),
+        (shared.UNREACHABLE, "unreachable", style.QUIET),
         none="no data",
     ),
     tile(
@@ -66,27 +65,26 @@ TILES = (
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
         f"max(time() - {_SINCE}) or {_NONE_CONNECTED}",
-        SECONDS,
-        at_most(WAIT_WARN, WAIT_BAD),
+        style.SECONDS,
+        style.at_most(shared.WAIT_WARN, shared.WAIT_BAD),
     ),
     tile(
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
         f"max({POSITION}) or {_NONE_CONNECTED}",
-        words=(State(0, "not waiting", QUIET),),
+        words=(style.State(0, "not waiting", style.QUIET),),
     ),
     tile(
         "Connected",
         "For information: this user's programs that are connected to MPS now.",
         f"count(mps_client_info{_MINE}) or {_NONE_CONNECTED}",
     ),
-    tile(
+    shared.events_tile(
         "Lost",
         "Healthy: 0. This user's programs that MPS took down in this time range.",
-        f"{new_in_range(f'mps_client_losses_total{_MINE}', '')} or {_NONE_CONNECTED}",
-        steps=at_most(1),
-        decimals=0,
+        f"mps_client_losses_total{_MINE}",
+        _NONE_CONNECTED,
     ),
 )
 
@@ -95,23 +93,22 @@ WHERE = table(
     "Healthy: empty. Each daemon on which this user waits: since when, behind whom, how many users "
     "come first, and how long the daemon backs off between attempts to replace the server.",
     (
-        f"topk(50, max by ({DAEMONS}) ({_SINCE})) * 1000",
-        f"max by ({DAEMONS}) ({WAITING}) > 0",
-        f"max by ({DAEMONS}) ({POSITION})",
-        f"max by ({DAEMONS}) (mps_uid_handover_backoff_seconds and {_WHERE_I_WAIT})",
-        f"max by ({DAEMONS}, holder) (label_replace({_HOLDS} and {_WHERE_I_WAIT},"
+        f"topk(50, max by ({shared.DAEMONS}) ({_SINCE})) * 1000",
+        f"max by ({shared.DAEMONS}) ({WAITING}) > 0",
+        f"max by ({shared.DAEMONS}) ({POSITION})",
+        f"max by ({shared.DAEMONS}) (mps_uid_handover_backoff_seconds and {_WHERE_I_WAIT})",
+        f"max by ({shared.DAEMONS}, holder) (label_replace({_HOLDS} and {_WHERE_I_WAIT},"
         ' "holder", "uid $1", "uid", "(.*)"))',
     ),
     (
-        Column("Host", "instance", links=(to_host("mps-sharing", "Who holds the GPU"),)),
-        Column("Waiting since", "A", unit=AGO, width=150),
+        Column("Host", "instance", links=(shared.to_host("mps-sharing", "Who holds the GPU"),)),
+        Column("Waiting since", "A", unit=style.AGO, width=150),
         Column("Behind", "holder", width=140),
         Column("Place in queue", "C", width=125),
         Column("My programs", "B", width=115),
-        Column("Back-off", "D", unit=SECONDS, width=100),
+        Column("Back-off", "D", unit=style.SECONDS, width=100),
         Column("Daemon", "daemon"),
-        Column("Server", "E", hidden=True),
-        Column("Job", "job", hidden=True),
+        *hidden("E", "job"),
     ),
     sort="Waiting since",
     descending=False,
@@ -121,7 +118,7 @@ WHERE = table(
 )
 
 _LOSSES = "mps_client_losses_total"
-_I_LOST = f"{new_in_range(_LOSSES + _MINE, DAEMONS)} > 0"
+_I_LOST = f"{new_in_range(_LOSSES + _MINE, shared.DAEMONS)} > 0"
 _OWN_FAULT = 'mps_client_losses_total{uid!~"$uid", cause="own_fault"}'
 _LEFT_WORK = 'mps_client_unfinished_exits_total{uid!~"$uid"}'
 TO_WHOM = table(
@@ -130,17 +127,16 @@ TO_WHOM = table(
     "whose clients ended with GPU work in flight, which took others down, and whose own programs "
     "used a bad pointer, both proved by the kernel log.",
     (
-        f"topk(20, {new_in_range(_LEFT_WORK, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}"
-        f" or {new_in_range(_OWN_FAULT, USERS)} * 0 and on ({DAEMONS}) {_I_LOST})",
-        f"{new_in_range(_OWN_FAULT, USERS)} > 0 and on ({DAEMONS}) {_I_LOST}",
+        f"topk(20, {new_in_range(_LEFT_WORK, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}"
+        f" or {new_in_range(_OWN_FAULT, shared.USERS)} * 0 and on ({shared.DAEMONS}) {_I_LOST})",
+        f"{new_in_range(_OWN_FAULT, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}",
     ),
     (
         Column("User", "uid"),
         Column("Unfinished", "A", width=110, decimals=0),
         Column("Bad pointer", "B", width=125, decimals=0),
-        Column("Host", "instance", links=(to_host("mps-incidents", "Its incidents"),)),
-        Column("Daemon", "daemon", hidden=True),
-        Column("Job", "job", hidden=True),
+        Column("Host", "instance", links=(shared.to_host("mps-incidents", "Its incidents"),)),
+        *hidden("daemon", "job"),
     ),
     sort="Unfinished",
     none="Nobody else is known.",
@@ -167,15 +163,14 @@ GOT = table(
     ),
     (
         Column("Program", "command"),
-        Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
+        Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
         Column("GPU", "gpu", width=70),
         Column("PID", "pid", width=90),
-        Column("Connected", "D", unit=AGO, width=140),
+        Column("Connected", "D", unit=style.AGO, width=140),
         Column("SMs", "C", width=75),
-        Column("Memory", "A", unit=BYTES, width=100),
-        Column("Memory limit", "B", unit=BYTES, width=120),
-        Column("Daemon", "daemon", hidden=True),
-        Column("Job", "job", hidden=True),
+        Column("Memory", "A", unit=style.BYTES, width=100),
+        Column("Memory limit", "B", unit=style.BYTES, width=120),
+        *hidden("daemon", "job"),
     ),
     sort="Memory",
     none="No program of this user is known.",
@@ -211,16 +206,16 @@ BOARD = Board(
                     "user's programs use or wait for. Blue: clients are connected. Orange: they "
                     "hang in cuInit behind the user whose row is blue.",
                     Query(
-                        f"({HOLDERS}) and on ({DAEMONS}) (mps_server_info{_MINE}"
+                        f"({shared.HOLDERS}) and on ({shared.DAEMONS}) (mps_server_info{_MINE}"
                         f" or mps_uid_waiting_clients{_MINE} > 0)",
                         "uid {{uid}} · {{instance}}",
                     ),
                     Query(
                         f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"
-                        f" or mps_uid_waiting_clients{_MINE} > 0) or {UNREACHABLE}",
+                        f" or mps_uid_waiting_clients{_MINE} > 0) or {shared.UNREACHABLE}",
                         "uid $uid",
                     ),
-                    states=(*DAEMON_STATES[:1], *USER_STATES[:1], *HOLDER_STATES),
+                    states=(*style.DAEMON_STATES[:1], *style.USER_STATES[:1], *style.HOLDER_STATES),
                     height=10,
                 ),
             ),
@@ -240,8 +235,7 @@ BOARD = Board(
                         new_in_step(f"mps_client_rejections_total{_MINE}", "cause"),
                         "refused: {{cause}}",
                     ),
-                    overrides=causes_alike(),
-                    width=12,
+                    overrides=CAUSES_ALIKE,
                     height=8,
                     none="No lost or refused program is known in this time range.",
                 ),

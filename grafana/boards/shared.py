@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grafana.board import REPOSITORY
-from grafana.panels import Panel, Query, color_of, link, share_graph
-from grafana.promql import state_code
+from grafana.panels import Panel, Query, color_of, link, share_graph, tile
+from grafana.promql import new_in_range, state_code
 from grafana.style import (
     DAEMON_STATES,
     HOLDER_STATES,
@@ -14,7 +16,9 @@ from grafana.style import (
     SERVER_STATES,
     Json,
     State,
+    Steps,
     alert_threshold,
+    at_most,
     codes,
 )
 
@@ -27,10 +31,10 @@ USERS = "job, instance, daemon, uid"
 SEEN = 'last_over_time(mps_exporter_build_info{instance=~".+"}[$__range] @ end())'
 TARGETS = f"(up and on (job) {SEEN})"
 NOT_SCRAPED = f"count({TARGETS} == 0) or 0 * count({TARGETS})"
-# Where one host is chosen, it may have been silent for longer than the time range.
+# A chosen host may have been silent for longer than the time range.
 TARGET = f"({TARGETS} or up unless on () count({SEEN}))"
 
-# -1 where no host of the choice can be asked.
+# -1 if no chosen host is reachable.
 UNREACHABLE = f"(0 * count({TARGET} == 0) - 1 unless on () count(mps_exporter_build_info))"
 
 WAIT_WARN = alert_threshold("MpsUidWaitLong", "mps_uid_waiting_since_timestamp_seconds")
@@ -100,9 +104,9 @@ CONTEXTS_SHARE = "mps_server_client_contexts / mps_server_client_contexts_limit"
 
 
 def _first_of(states: tuple[State, ...], by: str, *cases: tuple[str, str]) -> str:
-    """Give the code of the first state of which there is a series: (state, expression) each.
+    """Return the code of the first state with a series: (state, expression) each.
 
-    `or` takes the first because all sides have the same labels, so it must stand in no aggregate.
+    `or` takes the first because all sides have the same labels, so it must not be in an aggregate.
     """
     code = {state.text: state.code for state in states}
     return " or ".join(f"count by ({by}) ({expr}) * 0 + {code[name]}" for name, expr in cases)
@@ -113,9 +117,9 @@ def _daemon(state: str) -> str:
 
 
 def host_state(unreachable: str) -> str:
-    """Give the worst that is known of each host, as HOST_STATES number it.
+    """Return the worst known state of each host, as HOST_STATES number it.
 
-    What is unreachable is an expression with a series for each such host, or nothing.
+    unreachable: Expression with a series for each unreachable host, or "".
     """
     return _first_of(
         HOST_STATES,
@@ -136,7 +140,7 @@ def host_state(unreachable: str) -> str:
     )
 
 
-# What each user does. Who is not known is "unknown" and no blank.
+# The state of each user; an unknown user is "unknown".
 HOLDERS = 'label_replace({}, "uid", "unknown", "uid", "")'.format(
     _first_of(
         HOLDER_STATES,
@@ -196,8 +200,22 @@ def to_runbook() -> Json:
     )
 
 
+def events_tile(
+    title: str,
+    description: str,
+    counter: str,
+    nothing: str,
+    *,
+    steps: Steps = at_most(1),  # noqa: B008 - frozen
+    links: Sequence[Json] = (),
+) -> Panel:
+    """Show the events of a counter in the time range; `nothing` is 0 if the source is known."""
+    expr = f"{new_in_range(counter, '')} or {nothing}"
+    return tile(title, description, expr, steps=steps, decimals=0, links=links)
+
+
 def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Panel:
-    """Show the two numbers that only tell the truth together."""
+    """Show utilization and SM activity, which are only meaningful together."""
     return share_graph(
         "Utilization and SM activity",
         "Healthy: green is near grey. Grey is the share of time in which any kernel ran; green is "

@@ -1,10 +1,9 @@
-"""Many replayed hosts behind one port, each under a path of its own.
+"""Many replayed hosts behind one port, each with its own path.
 
     python -m grafana.pictures.hosts PORT NAME=RECORDING[@SPEED] ...
 
-serves the recording of each name again and again at /NAME/metrics, as an exporter would. Two hosts
-are no recordings: `eight-gpus` with 48 clients each, which no recorded machine had, and `mps-v3`,
-made up from what is published of MPS v3.
+serves the recording of each name in a loop at /NAME/metrics, as an exporter would. Two hosts are
+synthetic: `eight-gpus` with 48 clients each, and `mps-v3`, from what is published of MPS v3.
 """
 
 from __future__ import annotations
@@ -45,14 +44,12 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
 
     async def metrics(request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        if name == MADE_UP:
-            page = Encoder().encode(render(full(), Build("made up", "", "")), [], TEXT_0_0_4)
-        elif name == V3:
-            snapshot = (await v3.to_end()).snapshot
-            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
-        elif name in services:
+        if name in services:
             snapshot = await services[name].collect(None, None)
             page = await services[name].expose(snapshot, TEXT_0_0_4, gzip=False)
+        elif name in (MADE_UP, V3):
+            snapshot = full() if name == MADE_UP else (await v3.to_end()).snapshot
+            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
         else:
             raise web.HTTPNotFound
         return web.Response(body=page, headers={"Content-Type": TEXT_0_0_4.content_type})

@@ -1,4 +1,4 @@
-"""Opens dashboards in Chromium, takes pictures, and reads off what each panel shows."""
+"""Opens dashboards in Chromium, takes pictures, and reads the content of each panel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from testing.devtools import Page
 
 DRAWN_SECONDS = 60.0
-"""How long panels may load on a busy machine."""
+"""Time allowed for panels to load on a busy machine."""
 SETTLED_SECONDS = 1.5
 _FAULT = "  FAULT "
 MOST_MARKS = 40
-"""More annotations than this hide the curves of a graph of a third of a screen."""
+"""Maximum number of annotations: more hide the curves of a graph of a third of a screen."""
 WIDTH = 1400
 HIGHEST = 6000
-"""Pixels: no dashboard is higher with all rows opened."""
+"""Maximum height of a dashboard with all rows opened, in pixels."""
 
 OPEN_ALL_ROWS = """(() => {
   const closed = [...document.querySelectorAll(
@@ -58,7 +58,7 @@ PANELS = """[...document.querySelectorAll('section[data-testid^="data-testid Pan
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What one panel showed."""
+    """The content of a panel."""
 
     dashboard: str
     panel: str
@@ -67,11 +67,11 @@ class Sight:
     canvas: bool
     text: str
     marks: int = 0
-    """Annotations that are drawn over it."""
+    """Number of annotations drawn over the panel."""
 
     @property
     def faults(self) -> Iterator[str]:
-        """What is wrong with it."""
+        """Yield the panel's faults."""
         if self.error:
             yield f"error badge: {self.error}"
         if self.cut:
@@ -86,16 +86,16 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A dashboard with its choices, as it is to be looked at."""
+    """A dashboard with its choices."""
 
     dashboard: str
     name: str
     choices: str = ""
-    """More of the URL: var-instance=... and so on."""
+    """Further parameters of the URL: var-instance=... and others."""
     period: str = "now-1h"
 
     def url(self, address: str) -> str:
-        """Give the address that a user would open."""
+        """Return the URL that a user would open."""
         more = f"&{self.choices}" if self.choices else ""
         return (
             f"{address}/d/{self.dashboard}?orgId=1&from={self.period}&to=now&refresh=&theme=dark"
@@ -115,8 +115,8 @@ async def _until_drawn(tab: Page) -> None:
 
 
 async def look(tab: Page, shot: Shot, address: str, folder: Path) -> list[Sight]:
-    """Take a picture of what is seen first, then one of all rows opened; read the panels off."""
-    # Grafana draws only what is in the window, and draws anew when the window changes: one that is
+    """Take a picture of the dashboard as it opens, then with all rows opened; read the panels."""
+    # Grafana draws only what is in the window, and again when the window changes: so the window is
     # as high as any dashboard.
     await tab.look(WIDTH, HIGHEST, dark=True)
     await tab.open(f"{address}/robots.txt")
@@ -130,7 +130,7 @@ async def look(tab: Page, shot: Shot, address: str, folder: Path) -> list[Sight]
         await _picture(tab, folder / f"{shot.name}-open.png")
     sights = await _sights(tab, shot)
     if any(True for sight in sights for _ in sight.faults):
-        # On a busy machine a slow query puts a button beside the title, which is cut meanwhile.
+        # On a busy machine a slow query shows a button next to the title, which is cut meanwhile.
         await _until_drawn(tab)
         sights = await _sights(tab, shot)
     return sights
@@ -157,12 +157,12 @@ async def _picture(tab: Page, path: Path) -> None:
 
 
 def _matters(complaint: str) -> bool:
-    """Not what Grafana itself brings about: cookies, labels of forms, software graphics."""
+    """Return False for what Grafana itself causes: cookies, labels of forms, software graphics."""
     return not re.search(r"^issue:|WebGL|favicon\.ico", complaint)
 
 
 def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:
-    """Give a line for each panel, then what is wrong."""
+    """Yield a line for each panel, then the faults."""
     faults = []
     for sight in sights:
         drawn = "drawn" if sight.canvas else "text" if sight.text else "empty"
@@ -173,5 +173,5 @@ def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:
 
 
 def wrong(lines: Iterable[str]) -> list[str]:
-    """Give the lines of a report that name a fault; a panel may show the word, too."""
+    """Return the lines of a report that name a fault."""
     return [line for line in lines if line.startswith(_FAULT)]

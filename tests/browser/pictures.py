@@ -1,22 +1,17 @@
-"""Makes pictures of the status page in each situation: ``python -m tests.browser.pictures FOLDER``.
+"""Draws the status page in each situation: ``python -m tests.browser.pictures FOLDER``.
 
-Each situation in 1400 and 390 pixels, light and dark. For a person to look at; tests compare none.
+Each situation in 1400 and 390 pixels, light and dark. For a person; no test compares them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mps_exporter.snapshot import Snapshot
 from testing import snapshots
-from testing.devtools import browser
-from tests.browser.recorded import played
-from tests.unit.web.fakes import FakeBackend
-from tests.unit.web.serving import served
+from tests.browser.recorded import draw, played
 
 SCREENS = ((1400, 900), (390, 844))
 RECORDED = {
@@ -35,29 +30,16 @@ MADE_UP = {
 }
 
 
-async def situation(name: str) -> list[Snapshot]:
-    """Collections of a situation; the last is what the page shows."""
-    if name in RECORDED:
-        return await played(*RECORDED[name])
-    return [MADE_UP[name]()]
-
-
 async def main(folder: Path, names: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or (*RECORDED, *MADE_UP):
-        found = await situation(name)
-        backend = FakeBackend(snapshot=found[-1], earlier=found)
-        async with served(backend) as (shown, _), browser() as page:
-            for width, height in SCREENS:
-                for dark in (False, True):
-                    await page.look(width, height, dark=dark)
-                    await page.open(f"http://{shown[0]}/")
-                    file = folder / f"{name}-{width}-{'dark' if dark else 'light'}.png"
-                    await page.screenshot(file)
-                    high = await page.evaluate("document.documentElement.scrollHeight")
-                    sys.stdout.write(f"{file} {high} px high\n")
-            if page.complaints:
-                sys.stdout.write(f"{name}: {page.complaints}\n")
+        found = await played(*RECORDED[name]) if name in RECORDED else [MADE_UP[name]()]
+        files = {
+            folder / f"{name}-{width}-{color}.png": (width, height, color == "dark")
+            for width, height in SCREENS
+            for color in ("light", "dark")
+        }
+        await draw(found, files)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
-from testing.devtools import browser
-from tests.browser.recorded import played
-from tests.unit.web.fakes import FakeBackend
-from tests.unit.web.serving import served
+from tests.browser.recorded import draw, played
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 DESK = (1200, 800)
@@ -37,14 +33,8 @@ SHOTS = (
 
 async def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for file, recording, seconds, (width, height), dark in SHOTS:
-        found = await played(recording, seconds)
-        backend = FakeBackend(snapshot=found[-1], earlier=found)
-        async with served(backend, version="") as (shown, _), browser() as page:
-            await page.look(width, height, dark=dark)
-            await page.open(f"http://{shown[0]}/")
-            await page.screenshot(IMAGES / file)
-        sys.stdout.write(f"{IMAGES / file}\n")
+    for file, recording, seconds, screen, dark in SHOTS:
+        await draw(await played(recording, seconds), {IMAGES / file: (*screen, dark)})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable
 from importlib import resources
@@ -14,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from testing.commands import output_of
+from testing.prometheus_programs import program
 from tools.rules import usual_severity
 
 ROOT = Path(__file__).parents[2]
@@ -31,18 +32,8 @@ SCHEMAS = {
 }
 
 
-def tool(name: str) -> str:
-    found = ROOT / ".tools" / "bin" / name
-    path = str(found) if found.exists() else shutil.which(name)
-    if path is None:
-        pytest.fail(f"{name} is missing: make tools")
-    return path
-
-
 def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [tool("helm"), *arguments], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    return output_of(program("helm"), *arguments, cwd=ROOT)
 
 
 def helm(*arguments: str) -> str:
@@ -51,27 +42,19 @@ def helm(*arguments: str) -> str:
     return result.stdout
 
 
-def words(*values: str, kubernetes: str = "1.30.0", chart: Path = CHART) -> list[str]:
+def words(*values: str, kubernetes: str = "1.30.0") -> list[str]:
     settings = [word for value in (IMAGE, *values) for word in ("--set", value)]
-    return [
-        "template",
-        "mps-exporter",
-        str(chart),
-        "--namespace",
-        "monitoring",
-        "--kube-version",
-        kubernetes,
-        *settings,
-    ]
+    release = ["template", "mps-exporter", str(CHART), "--namespace", "monitoring"]
+    return [*release, "--kube-version", kubernetes, *settings]
 
 
-def template(*values: str, kubernetes: str = "1.30.0", chart: Path = CHART) -> str:
-    return helm(*words(*values, kubernetes=kubernetes, chart=chart))
+def template(*values: str, kubernetes: str = "1.30.0") -> str:
+    return helm(*words(*values, kubernetes=kubernetes))
 
 
-def refused(*values: str, more: tuple[str, ...] = ()) -> str:
-    """Why helm does not render the chart with these values."""
-    result = run_helm(*words(*values), *more)
+def refused(*values: str) -> str:
+    """Return why helm does not render the chart with these values."""
+    result = run_helm(*words(*values))
     assert result.returncode != 0, "it was rendered"
     return result.stderr
 
@@ -86,22 +69,14 @@ def only(kind: str, *values: str) -> dict[str, Any]:
 
 
 def daemonset(*values: str) -> dict[str, Any]:
-    (found,) = [one for one in rendered(*values) if one["kind"] == "DaemonSet"]
-    pod: dict[str, Any] = found["spec"]["template"]["spec"]
+    pod: dict[str, Any] = only("DaemonSet", *values)["spec"]["template"]["spec"]
     return pod
 
 
 def test_helm_lint_finds_nothing() -> None:
+    lint = ("lint", "--strict", "--kube-version", "1.30.0", "--set")
     for layout in LAYOUTS:
-        helm(
-            "lint",
-            "--strict",
-            "--kube-version",
-            "1.30.0",
-            "--set",
-            f"layout={layout},{IMAGE}",
-            str(CHART),
-        )
+        helm(*lint, f"layout={layout},{IMAGE}", str(CHART))
 
 
 @pytest.fixture(scope="session")
@@ -123,39 +98,26 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CUSTOM = "PodMonitor,ServiceMonitor,PrometheusRule"
-"""Kinds of the Prometheus operator, whose schemas nobody carries."""
+"""Kinds of the Prometheus operator, without published schemas."""
 
 
-def conform(schemas: Path, version: str, text: str) -> subprocess.CompletedProcess[str]:
+def conform(schemas: Path, version: str, text: str) -> dict[str, str]:
+    """Check manifests; return the status of each kind."""
     location = f"{schemas}/{version}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
-    return subprocess.run(
-        [
-            tool("kubeconform"),
-            "-strict",
-            "-output",
-            "json",
-            "-verbose",
-            "-skip",
-            CUSTOM,
-            "-kubernetes-version",
-            version,
-            "-schema-location",
-            location,
-            "-",
-        ],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def check(schemas: Path, version: str, text: str) -> None:
-    result = conform(schemas, version, text)
+    flags = [
+        "-strict",
+        "-output",
+        "json",
+        "-verbose",
+        "-skip",
+        CUSTOM,
+        "-schema-location",
+        location,
+    ]
+    command = [program("kubeconform"), *flags, "-kubernetes-version", version, "-"]
+    result = output_of(*command, input=text)
     assert result.returncode == 0, result.stdout
-    statuses = {one["kind"]: one["status"] for one in json.loads(result.stdout)["resources"]}
-    assert statuses["DaemonSet"] == "statusValid"
-    assert statuses["NetworkPolicy"] == "statusValid"
+    return {one["kind"]: one["status"] for one in json.loads(result.stdout)["resources"]}
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -164,24 +126,20 @@ def check(schemas: Path, version: str, text: str) -> None:
     [("devicePlugin", "podMonitor"), ("dra", "serviceMonitor"), ("plain", "podMonitor")],
 )
 def test_every_layout_is_valid_in(schemas: Path, version: str, layout: str, monitor: str) -> None:
-    values = (
-        f"layout={layout}",
-        "podMonitor.enabled=false",
-        f"{monitor}.enabled=true",
-        "web.configSecret=web",
-    )
-    check(schemas, version, template(*values, kubernetes=version))
+    monitors = ("podMonitor.enabled=false", f"{monitor}.enabled=true")
+    text = template(f"layout={layout}", *monitors, "web.configSecret=web", kubernetes=version)
+    statuses = conform(schemas, version, text)
+    assert statuses["DaemonSet"] == statuses["NetworkPolicy"] == "statusValid"
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_plain_manifests_are_valid_in(schemas: Path, version: str) -> None:
     for path in sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml")):
-        result = conform(schemas, version, path.read_text("utf-8"))
-        assert result.returncode == 0, (path.name, result.stdout)
+        assert conform(schemas, version, path.read_text("utf-8")), path.name
 
 
 def test_the_plain_manifests_are_what_the_chart_gives(tmp_path: Path) -> None:
-    environment = {**os.environ, "HELM": tool("helm")}
+    environment = {**os.environ, "HELM": str(program("helm"))}
     subprocess.run([str(ROOT / "deploy" / "render.sh"), str(tmp_path)], check=True, env=environment)
     committed = {
         path.name: path.read_text("utf-8") for path in (ROOT / "deploy" / "kubernetes").iterdir()
@@ -307,8 +265,7 @@ def test_a_web_config_comes_from_a_secret_and_probes_need_no_password() -> None:
 
 def test_nothing_is_let_out_and_only_who_is_named_is_let_in() -> None:
     values = "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"
-    (policy,) = [one for one in rendered(values) if one["kind"] == "NetworkPolicy"]
-    spec = policy["spec"]
+    spec = only("NetworkPolicy", values)["spec"]
     assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
     assert spec["egress"] == []
     (rule,) = spec["ingress"]

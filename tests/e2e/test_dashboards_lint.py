@@ -10,11 +10,11 @@ tests/unit/grafana demand everywhere.
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from testing.commands import output_of
 from testing.dashboards import FILES
 
 TOOLS = Path(__file__).parents[2] / ".tools" / "bin"
@@ -36,5 +36,5 @@ def test_linter_finds_nothing(path: Path, tmp_path: Path) -> None:
     text = text.replace('instance=~\\".+\\"', 'instance=~\\"$instance\\"')
     copy.write_text(text)
     command = [dashboard_linter(), "lint", "--strict", "--verbose", str(copy)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = output_of(*command, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from testing.waiting import PATIENCE_SECONDS
+from testing.waiting import PATIENCE_SECONDS, until_awaited
 
 ROOT = Path(__file__).parents[2]
 PORT = 9400
@@ -56,16 +57,18 @@ async def test_make_demo_as_the_readme_says(tmp_path: Path) -> None:
 
 
 async def _serves(process: asyncio.subprocess.Process, log: Path) -> None:
-    """Metrics of the recorded host come, in reasonable time."""
-    async with asyncio.timeout(60 * MINUTES), aiohttp.ClientSession() as session:
-        while True:
-            assert process.returncode is None, log.read_text("utf-8")
-            try:
-                async with session.get(f"http://localhost:{PORT}/metrics") as answer:
-                    text = await answer.text()
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.5)
-                continue
-            if re.search(r"^mps_exporter_recording_info\{.*\} 1", text, re.MULTILINE):
-                return
-            await asyncio.sleep(0.2)
+    """Wait for metrics of the recorded host."""
+
+    async def is_there() -> bool:
+        assert process.returncode is None, log.read_text("utf-8")
+        await asyncio.sleep(0.5)
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.get(f"http://localhost:{PORT}/metrics") as reply:
+                text = await reply.text()
+            return (
+                re.search(r"^mps_exporter_recording_info\{.*\} 1", text, re.MULTILINE) is not None
+            )
+        return False
+
+    async with aiohttp.ClientSession() as session:
+        await until_awaited(is_there, 60 * MINUTES)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.commands import output_of
+
 SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
 LEAST_EXPOSURE = 2.0
 
@@ -31,7 +33,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.fail("systemd-analyze is missing: apt-get install systemd")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    return output_of(program, *arguments)
 
 
 def test_systemd_understands_every_line(units: Path) -> None:

@@ -20,16 +20,16 @@ import tests.hardware.jobs
 import tests.hardware.program
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
 from mps_exporter.logging import configure
-from tests.hardware.lab import build_client, lab, machine
+from tests.hardware.lab import build, lab, machine
 from tests.hardware.scenarios import DOUBLE, SCENARIOS
 
 
 async def run(names: list[str], out: Path, limit_seconds: float) -> int:
-    """Act the scenarios out one after another; gives the number of failed checks."""
+    """Act the scenarios out one after another; return the number of failed checks."""
     failed: list[str] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
-        client = build_client(Path(folder))
+        client = build(Path(folder), "client")
         for name in names:
             if time.monotonic() - began > limit_seconds:
                 failed.append(f"{name}: no time left")

@@ -1,6 +1,6 @@
-"""Scenarios that measure what a scrape costs beside real clients, and what others cost there.
+"""Scenarios that measure the cost of a scrape with real clients, also of other exporters.
 
-Other exporters are measured where they are installed: nvitop-exporter as a module of this Python
+Other exporters are measured if they are installed: nvitop-exporter as a module of this Python
 (its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH, nvidia-smi always.
 """
 
@@ -36,29 +36,26 @@ MAX_RSS_MEBIBYTES = 75
 def exporters() -> list[Exporter]:
     """This exporter, and the others that are installed here."""
     python = sys.executable
-    port = free_port()
-    listen = f"--web.listen-address=127.0.0.1:{port}"
-    found = [
-        Exporter(OURS, (python, "-m", "mps_exporter", listen), f"http://127.0.0.1:{port}/metrics")
-    ]
+    nvitop = (python, "-m", "nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
+    go_program = shutil.which("nvidia_gpu_exporter")
+    listen = "--web.listen-address=127.0.0.1:"
+    commands: dict[str, tuple[str, ...]] = {OURS: (python, "-m", "mps_exporter", listen)}
     if importlib.util.find_spec("nvitop_exporter") is not None:
+        commands[NVITOP] = nvitop
+    if go_program:
+        commands["nvidia_gpu_exporter"] = (go_program, listen)
+    found = []
+    for name, (*command, last) in commands.items():
         port = free_port()
-        command = (python, "-m", "nvitop_exporter", "--bind-address", "127.0.0.1")
         url = f"http://127.0.0.1:{port}/metrics"
-        found.append(Exporter(NVITOP, (*command, "--port", str(port)), url))
-    if program := shutil.which("nvidia_gpu_exporter"):
-        port = free_port()
-        listen = f"--web.listen-address=127.0.0.1:{port}"
-        found.append(
-            Exporter("nvidia_gpu_exporter", (program, listen), f"http://127.0.0.1:{port}/metrics")
-        )
+        found.append(Exporter(name, (*command, f"{last}{port}"), url))
     found.append(Exporter("nvidia-smi", ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv")))
     return found
 
 
 @contextmanager
 def compiled() -> Iterator[None]:
-    """Let programs started here find their modules compiled, as where pip installed them.
+    """Provide programs compiled modules, like an installation with pip.
 
     Compiling pynvml alone leaves 12 MiB in the process that does it.
     """
@@ -82,7 +79,7 @@ def _compare_compiled() -> list[Cost]:
 
 
 async def _measure(lab: Lab, clients: int, most: float) -> None:
-    """Start the clients, and measure all exporters; at most so many times nvitop-exporter's."""
+    """Measure all exporters with clients; `most`: maximum multiple of nvitop-exporter's cost."""
     daemon = lab.daemon()
     worker = lab.client("spin", 150, daemon=daemon, blocks=8)
     crowd = [lab.client("idle", 150, daemon=daemon, mebibytes=8) for _ in range(clients - 1)]
@@ -97,24 +94,20 @@ async def _measure(lab: Lab, clients: int, most: float) -> None:
     )
     _check(lab, by_name, most)
     seen = (await lab.look()).value("mps_server_clients")
-    lab.note("clients on the page", ok=seen == clients, wanted=clients, got=seen)
-    for client in (worker, *crowd):
-        client.kill()
-    await lab.left(worker, *crowd)
+    lab.equal("clients on the page", seen, clients)
+    await lab.end(worker, *crowd)
     daemon.quit()
+
+
+_MEASURED = ("cpu_percent", "idle_cpu_percent", "rss_megabytes", "series")
 
 
 def _check(lab: Lab, costs: dict[str, Cost], most: float) -> None:
     ours = costs[OURS]
     for cost in costs.values():
         lab.facts[cost.name] = {
-            "median_ms": cost.median_ms,
-            "p95_ms": cost.p95_ms,
-            "burst_median_ms": cost.burst_median_ms,
-            "cpu_percent": cost.cpu_percent,
-            "idle_cpu_percent": cost.idle_cpu_percent,
-            "rss_megabytes": cost.rss_megabytes,
-            "series": cost.series,
+            name: getattr(cost, name)
+            for name in ("median_ms", "p95_ms", "burst_median_ms", *_MEASURED)
         }
     _at_most(lab, "CPU at 1 s scrapes, % of a core", ours.cpu_percent, MAX_CPU_PERCENT)
     _at_most(lab, "resident memory, MiB", ours.rss_megabytes, MAX_RSS_MEBIBYTES)

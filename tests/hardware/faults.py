@@ -1,8 +1,8 @@
 """GPU faults with a known cause: python3 -m tests.hardware.faults OUT.
 
-Each round starts a control daemon of its own and some neighbours (busy or idle clients). Then a
-client ends with GPU work in flight, or uses a bad pointer. Two exporters watch, one of them without
-the kernel log, and a third one records. What they say is compared with the truth.
+Each round starts its own control daemon and some neighbours (busy or idle clients). Then a
+client ends with GPU work in flight, or uses a bad pointer. Two exporters observe, one without the
+kernel log, and a third one records. Their reports are compared with the truth.
 
 Needs nvcc, root, and PyTorch for some rounds. It changes no GPU setting, and ends every process
 that it started by its PID.
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-CONTROL = "nvidia-cuda-mps-control"
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, as_user, build, daemon_at, exporter
+
 PORTS = {"kernel log": 9481, "no kernel log": 9482}
 WORK = ("device", "100", "60")
 """60 kernels of 0.1 s that write device memory."""
@@ -38,24 +38,13 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 MEMORY_GROUP = Path("/sys/fs/cgroup/mps-lab")
 
 
-@dataclass
-class Client:
-    """A CUDA program."""
-
-    popen: subprocess.Popen[str]
-    output: Path
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
-
-    def wait_for(self, word: str, seconds: float = 60.0) -> None:
-        """Wait until it has printed this word, or ended."""
-        limit = time.monotonic() + seconds
-        while word not in self.output.read_text(errors="replace"):
-            if self.popen.poll() is not None or time.monotonic() > limit:
-                return
-            time.sleep(0.002)
+def wait_for(client: Client, word: str, seconds: float = 60.0) -> None:
+    """Wait until a program has printed this word, or exited."""
+    limit = time.monotonic() + seconds
+    while not client.has_printed(word):
+        if client.process.poll() is not None or time.monotonic() > limit:
+            return
+        time.sleep(0.002)
 
 
 @dataclass
@@ -69,44 +58,35 @@ class Round:
     own_fault: list[int] = field(default_factory=list)
     innocent: list[int] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
-
-    @property
-    def pipe(self) -> str:
-        return str(self.folder / "pipe")
+    daemon: Daemon = field(init=False)
 
     def start(self) -> None:
         """Start the control daemon."""
-        for part in ("pipe", "log"):
-            (self.folder / part).mkdir(parents=True)
-            (self.folder / part).chmod(0o777)
+        self.daemon = daemon_at(self.folder / "pipe", self.folder / "log")
+        self.daemon.environment = {**os.environ, **self.daemon.environment}
+        for part in (self.daemon.pipe, self.daemon.log):
+            part.mkdir(parents=True)
+            part.chmod(0o777)
         self.folder.chmod(0o755)
-        self.environment = {
-            **os.environ,
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipe,
-            "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
-        }
-        subprocess.run([CONTROL, "-d"], env=self.environment, check=True, timeout=20)
-        self.daemon_pid = int(Path(self.pipe, f"{CONTROL}.pid").read_text())
+        subprocess.run([CONTROL, "-d"], env=self.daemon.environment, check=True, timeout=20)
+        self.daemon.find()
 
     def run(self, *arguments: str, uid: int = 0, memory_limit: bool = False) -> Client:
         """Start a CUDA program."""
         output = self.folder / f"output-{len(self.clients)}"
         binary = [sys.executable] if arguments[0].endswith(".py") else [str(self.program)]
-        before = (
-            [] if not uid else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-        )
+        before = as_user(uid)
         if memory_limit:
             before = ["sh", "-c", f'echo $$ >{MEMORY_GROUP}/cgroup.procs; exec "$@"', "sh"]
         with output.open("w") as file:
-            popen = subprocess.Popen(
+            process = subprocess.Popen(
                 [*before, *binary, *arguments],
-                env=self.environment,
+                env=self.daemon.environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                text=True,
                 start_new_session=True,
             )
-        self.clients.append(Client(popen, output))
+        self.clients.append(Client(process, output, uid))
         return self.clients[-1]
 
     def neighbours(self, words: str, uid: int = 0) -> None:
@@ -117,37 +97,33 @@ class Round:
             for _ in range(int(number))
         ]
         for client in started:
-            client.wait_for("init")
+            wait_for(client, "init")
         time.sleep(0.3)
 
     def idle(self) -> Client:
         return self.run("nop", "0", "1", "sync_pause", "30")
 
-    def newcomer(self) -> None:
+    def new_client(self) -> None:
         client = self.run("device", "2", "1", "loop", "0.3")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            client.popen.wait(10)
+            client.process.wait(10)
 
     def close(self) -> None:
         """End every process."""
         for client in self.clients:
-            if client.popen.poll() is None:
-                client.popen.kill()
-            client.popen.wait()
+            client.kill()
+            client.process.wait()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [CONTROL], input="quit\n", text=True, env=self.environment, timeout=5, check=False
-            )
+            self.daemon.tool("quit", 5)
         time.sleep(0.1)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.daemon_pid, signal.SIGKILL)
+        self.daemon.kill()
 
 
 Act = Callable[[Round], None]
 
 
 def leave(how: str, near: str, *work: str, number: int = 1, gap: float = 0.0, uid: int = 0) -> Act:
-    """Clients end with kernels queued, at once or so many seconds apart."""
+    """Clients exit with kernels queued, at the same time or `gap` seconds apart."""
 
     def act(one: Round) -> None:
         one.neighbours(near, uid)
@@ -156,7 +132,7 @@ def leave(how: str, near: str, *work: str, number: int = 1, gap: float = 0.0, ui
         words = (str(HERE / work[0]), work[1], "25") if python else (*(work or WORK), *end)
         group = [one.run(*words, uid=uid, memory_limit=how == "oom") for _ in range(number)]
         for client in group:
-            client.wait_for("queued")
+            wait_for(client, "queued")
         time.sleep(0.35)
         for client in group:
             one.left_work.append(client.pid)
@@ -164,40 +140,40 @@ def leave(how: str, near: str, *work: str, number: int = 1, gap: float = 0.0, ui
                 os.kill(client.pid, getattr(signal, how))
             time.sleep(gap)
         time.sleep(1.0)
-        one.newcomer()
+        one.new_client()
 
     return act
 
 
 def quick(near: str) -> Act:
-    """A client ends right after it has connected."""
+    """A client exits right after it has connected."""
 
     def act(one: Round) -> None:
         one.neighbours(near)
         client = one.run(*WORK, "_exit", "0")
         one.left_work.append(client.pid)
-        client.popen.wait(20)
+        client.process.wait(20)
         time.sleep(0.8)
-        one.newcomer()
+        one.new_client()
 
     return act
 
 
 def own(kind: str, near: str, *, first: bool = False, innocent_after: float | None = None) -> Act:
-    """A client uses a bad pointer; an idle one is killed so many seconds later (or earlier)."""
+    """A client uses a bad pointer; an idle client is killed some seconds later or earlier."""
 
     def act(one: Round) -> None:
         if not first:
             one.neighbours(near)
-        culprit = one.run(kind, "0", "0", "", "0.5")
-        culprit.wait_for("queued")
+        faulty = one.run(kind, "0", "0", "", "0.5")
+        wait_for(faulty, "queued")
         if first:
             one.neighbours(near)
-        one.own_fault.append(culprit.pid)
-        steps = [(0.0, culprit.pid, signal.SIGUSR1)]
+        one.own_fault.append(faulty.pid)
+        steps = [(0.0, faulty.pid, signal.SIGUSR1)]
         if innocent_after is not None:
             innocent = one.idle()
-            innocent.wait_for("synced")
+            wait_for(innocent, "synced")
             one.innocent.append(innocent.pid)
             steps.append((innocent_after, innocent.pid, signal.SIGKILL))
         time.sleep(0.5)
@@ -208,13 +184,13 @@ def own(kind: str, near: str, *, first: bool = False, innocent_after: float | No
             begun = at
             os.kill(pid, number)
         time.sleep(1.0)
-        one.newcomer()
+        one.new_client()
 
     return act
 
 
 def loaded(act: Act) -> Act:
-    """All CPUs are loaded twice over meanwhile."""
+    """Meanwhile two processes for each CPU compute."""
 
     def under_load(one: Round) -> None:
         count = 2 * (os.cpu_count() or 1)
@@ -289,7 +265,7 @@ PLAN: list[tuple[str, Act]] = [
 
 
 def incidents(port: int, pipe: str) -> list[dict[str, Any]]:
-    """Ask an exporter for the faults of a daemon."""
+    """Return the faults of a daemon that an exporter reports."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/status", timeout=20) as reply:
         status = json.load(reply)
     kinds = ("fault", "unfinished_work")
@@ -297,7 +273,7 @@ def incidents(port: int, pipe: str) -> list[dict[str, Any]]:
 
 
 def verdict(one: Round, seen: list[dict[str, Any]]) -> str:
-    """Compare what an exporter said with the truth."""
+    """Compare an exporter's report with the truth."""
     named = {(incident["kind"], pid) for incident in seen for pid in incident["caused_by_pids"]}
     true = {("unfinished_work", pid) for pid in one.left_work} | {
         ("fault", pid) for pid in one.own_fault
@@ -313,7 +289,7 @@ def verdict(one: Round, seen: list[dict[str, Any]]) -> str:
 
 
 def scrape() -> None:
-    """Scrape each exporter once a second: a scrape looks for new daemons."""
+    """Scrape each exporter once a second: a scrape discovers new daemons."""
     while True:
         for port in PORTS.values():
             with contextlib.suppress(OSError):
@@ -321,24 +297,24 @@ def scrape() -> None:
         time.sleep(1.0)
 
 
-def exporter(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "mps_exporter", *arguments])
+def start_exporter(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(exporter(*arguments, "--log.level=error"))
 
 
 def act_out(name: str, act: Act, program: Path, folder: Path) -> dict[str, Any]:
-    """Act one round out, and return its truth and what was seen."""
+    """Act one round out; return its truth and the reports."""
     one = Round(name, program, folder)
     one.start()
     began = time.time()
     try:
         act(one)
         time.sleep(2.0)
-        seen = {which: incidents(port, one.pipe) for which, port in PORTS.items()}
+        seen = {which: incidents(port, one.daemon.label) for which, port in PORTS.items()}
     finally:
         one.close()
     result = {
         "round": name,
-        "daemon": one.pipe,
+        "daemon": one.daemon.label,
         "began": began,
         "left_work": one.left_work,
         "own_fault": one.own_fault,
@@ -361,7 +337,7 @@ def prepare_memory_group() -> None:
 
 
 def main() -> int:
-    """Act the rounds out; give 1 if an exporter was wrong."""
+    """Act the rounds out; return 1 if an exporter was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=480.0, help="start no round after this")
@@ -373,25 +349,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="faults-") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
-        program = folder / "leave"
-        build = ["nvcc", "-arch=sm_90", "-o", str(program), str(HERE / "leave.cu"), "-lcuda"]
-        subprocess.run(build, check=True)
-        program.chmod(0o755)
+        program = build(folder, "leave")
         try:
             prepare_memory_group()
         except OSError as error:
             print(f"no memory limit can be set: {error}", flush=True)
         recording = arguments.out / "faults.rec.gz"
+        listen = "--web.listen-address=127.0.0.1:"
+        ports = [f"{listen}{port}" for port in PORTS.values()]
         programs = [
-            exporter(f"--web.listen-address=127.0.0.1:{PORTS['kernel log']}", "--log.level=error"),
-            exporter(
-                f"--web.listen-address=127.0.0.1:{PORTS['no kernel log']}",
-                "--path.kmsg=/nonexistent",
-                "--log.level=error",
-            ),
-            exporter(
-                "record", str(recording), "--anonymise", "--duration=3600s", "--log.level=error"
-            ),
+            start_exporter(ports[0]),
+            start_exporter(ports[1], "--path.kmsg=/nonexistent"),
+            start_exporter("record", str(recording), "--anonymise", "--duration=3600s"),
         ]
         for started in programs:
             stack.callback(started.wait, 20)

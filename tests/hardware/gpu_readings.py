@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from testing.commands import output_of
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
 
@@ -135,9 +137,7 @@ def plain(answer: Any) -> Any:
 
 def nvidia_smi(*arguments: str) -> str:
     """The output of nvidia-smi, or its error."""
-    done = subprocess.run(
-        ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = output_of("nvidia-smi", *arguments, timeout=60)
     return done.stdout or done.stderr
 
 

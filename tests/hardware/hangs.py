@@ -1,29 +1,28 @@
-"""Misconfigurations and hangs, acted out one after another: what ``doctor --pid`` says of each.
+"""Misconfigurations and hangs, acted out one after another: ``doctor --pid`` diagnoses each.
 
-The program is run as a person runs it, beside a process that hangs, fails or runs without MPS. Its
-first answer must name the cause; the command that it gives is carried out as it stands, or, where
-the remedy is no command, what it says is acted out; then the process must run, and the doctor must
-find nothing wrong with it. What it said, and how long it took, is in the truth file.
+The program runs as a person runs it, next to a process that hangs, fails or runs without MPS. Its
+first conclusion must name the cause; the command that it prints is run verbatim, or, if the remedy
+is not a command, the remedy is acted out; then the process must run, and the doctor must find
+nothing wrong with it. Its output and its duration are in the truth file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, as_user
+from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, inner_pid, run
 from tests.hardware.scenarios import scenario
-from tests.hardware.sharing import _inner_pid
 
 STAY = [sys.executable, str(HERE / "sleeper.py"), "600", "stay"]
 LIMIT_SECONDS = 240
@@ -33,8 +32,11 @@ CASE_SECONDS = 55
 ONLY = "LAB_CASES"
 """Variable with a regular expression of the cases to act out."""
 HANGS_SECONDS = 2.5
-"""A process that has said nothing for so long hangs: a context takes about 0.2 s."""
+"""Silence after which a process counts as hanging, in seconds: a context takes about 0.2 s."""
 
+NO_DAEMON = "cannot-find-mps-control-daemon-process"
+ALL_HANG = "every-cuda-program-hangs-and-the-control-tool-too"
+BAD_DEVICES = "invalid-cuda-visible-devices"
 SHELL = ("export ", "unset ")
 """Commands that begin so are for the shell from which the process is started again."""
 
@@ -83,7 +85,7 @@ class Stage:
             before=before,
             more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
         )
-        pid = _inner_pid(client.pid) if inner else client.pid
+        pid = inner_pid(client.pid) if inner else client.pid
         return Process(client, daemon, uid, tuple(before), environment, pid)
 
     async def started(self, daemon: Daemon | None, **settings: Any) -> Process:
@@ -92,7 +94,9 @@ class Stage:
         await self.settled(process)
         return process
 
-    async def cure(self, process: Process, words: str, page: str = "", *, again: bool) -> None:
+    async def cure(
+        self, process: Process, words: str, page: str = "", *, again: bool = True
+    ) -> None:
         """Ask why it hangs, and carry out what the answer gives."""
         await self.heal(process, await self.ask(process, words, page), again=again)
 
@@ -104,7 +108,7 @@ class Stage:
         self.facts["the process said"] = process.client.events()[:1]
 
     async def ask(self, process: Process, words: str, page: str = "") -> str:
-        """Ask why it hangs; its first answer must hold these words. Gives the command."""
+        """Diagnose the process; the conclusion must contain these words. Return the command."""
         answer = await self.doctor(process.pid, "answer")
         await self.lab.look()  # for the recording
         text, of = str(answer.get("conclusion")), str(answer.get("page") or "")
@@ -116,22 +120,7 @@ class Stage:
     async def doctor(self, pid: int, fact: str, uid: int = 0) -> dict[str, object]:
         """Ask about a process; its answer, and the exit status as "status"."""
         began = time.monotonic()
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [
-                *as_user(uid),
-                sys.executable,
-                "-m",
-                "mps_exporter",
-                "doctor",
-                f"--pid={pid}",
-                "--json",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = await run(*exporter("doctor", f"--pid={pid}", "--json", uid=uid))
         seconds = time.monotonic() - began
         processes = json.loads(done.stdout)["processes"] if done.stdout else []
         answer = processes[0] if processes else {"conclusion": done.stderr}
@@ -142,15 +131,16 @@ class Stage:
                 print(f"             {key}: {answer[key]}", flush=True)
         return {"status": done.returncode, **answer}
 
-    async def heal(self, process: Process, command: str, *, again: bool, rounds: int = 1) -> None:
-        """Carry the command out as it stands, and see the process run.
+    async def heal(
+        self, process: Process, command: str, *, again: bool = True, rounds: int = 1
+    ) -> None:
+        """Run the command verbatim, and check that the process runs afterwards.
 
         Args:
-            process: The one that hangs.
-            command: What the doctor gave.
-            again: Whether the process must be started again after it.
-            rounds: While it does not run, the doctor is asked again, and its next command is
-                carried out: so often in all.
+            process: The process that hangs.
+            command: The doctor's command.
+            again: Whether the process must be restarted after the command.
+            rounds: Maximum number of diagnoses and commands until the process runs.
         """
         for left in reversed(range(rounds)):
             process = await self._carry_out(process, command, again=again)
@@ -158,7 +148,7 @@ class Stage:
                 break
             await self.settled(process)
             if process.client.event("error") is not None:
-                # It came when the server that it was sent to ended; an error tells that by itself.
+                # The error came when the server that the process was sent to exited.
                 process = self._start_again(process)
                 await self.settled(process)
             if process.client.event("ready") is not None:
@@ -168,18 +158,11 @@ class Stage:
         await self.runs(process)
 
     async def _carry_out(self, process: Process, command: str, *, again: bool) -> Process:
-        """Carry out a command, and start the process again if need be; gives the one that runs."""
+        """Run a command, and restart the process if necessary; return the process that runs."""
         self.note("a command is given", bool(command), "one", command)
         if command.startswith(SHELL):
             return self._start_again(process, f"{command} && ")
-        done = await asyncio.to_thread(
-            subprocess.run,
-            ["sh", "-c", command],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = await run("sh", "-c", command)
         self.note("the command", done.returncode == 0, 0, f"{done.returncode} {done.stderr}")
         return self._start_again(process) if again else process
 
@@ -221,10 +204,13 @@ Case = Callable[[Stage], Awaitable[None]]
 CASES: dict[str, Case] = {}
 
 
-def case(function: Case) -> Case:
-    """Put a case on the list under its function's name."""
-    CASES[function.__name__.replace("_", " ")] = function
+def register(cases: dict[str, Case], function: Case) -> Case:
+    """Register a case under its function's name."""
+    cases[function.__name__.replace("_", " ")] = function
     return function
+
+
+case = functools.partial(register, CASES)
 
 
 @scenario("misconfigurations and hangs: each is named by doctor --pid, and its command heals")
@@ -248,7 +234,7 @@ async def act_all(lab: Lab, cases: dict[str, Case]) -> None:
         clients, daemons = len(lab.clients), len(lab.daemons)
         try:
             await asyncio.wait_for(act(stage), CASE_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the other cases go on
+        except Exception as error:  # noqa: BLE001 - the other cases continue
             lab.note(name, ok=False, wanted="to be acted out", got=repr(error))
         finally:
             await _end(lab.clients[clients:], lab.daemons[daemons:])
@@ -270,17 +256,15 @@ async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
         await asyncio.to_thread(daemon.quit, 5)
 
 
-# ---------------------------------------------------------------- where it looks for a daemon
+# ---------------------------------------------------------------- the search for a daemon
 
 
 @case
 async def healthy_and_a_second_daemon_refused(stage: Stage) -> None:
     daemon = stage.daemon()
     process = await stage.started(daemon)
-    second = subprocess.run(
-        [CONTROL, "-d"], env=daemon.environment, timeout=20, capture_output=True, check=False
-    )
-    stage.facts["the second daemon"] = [second.returncode, (second.stdout + second.stderr).decode()]
+    second = await run(CONTROL, "-d", environment=daemon.environment)
+    stage.facts["the second daemon"] = [second.returncode, second.stdout + second.stderr]
     await stage.fine(process)
 
 
@@ -290,27 +274,21 @@ async def wrong_directory(stage: Stage) -> None:
     nowhere = stage.lab.folder / "wrong"
     nowhere.mkdir()
     process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
-    await stage.cure(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "No control daemon serves", NO_DAEMON)
 
 
 @case
 async def directory_missing(stage: Stage) -> None:
     daemon = stage.daemon()
     process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
-    await stage.cure(
-        process, "/none is not there", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "/none is not there", NO_DAEMON)
 
 
 @case
 async def no_variable(stage: Stage) -> None:
     daemon = stage.daemon()
     process = await stage.started(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
-    await stage.cure(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "No control daemon serves", NO_DAEMON)
 
 
 @case
@@ -319,9 +297,7 @@ async def path_too_long(stage: Stage) -> None:
     link = stage.lab.folder / ("long-" * 24)
     link.symlink_to(daemon.pipe)
     process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(link))
-    await stage.cure(
-        process, "bytes; a socket", "cannot-find-mps-control-daemon-process", again=True
-    )
+    await stage.cure(process, "bytes; a socket", NO_DAEMON)
 
 
 @case
@@ -331,7 +307,7 @@ async def folder_closed_to_the_user(stage: Stage) -> None:
     daemon = stage.lab.daemon("closed/pipe")
     closed.chmod(0o700)
     process = await stage.started(daemon, uid=1001, CUDA_MPS_PIPE_DIRECTORY=str(closed / "pipe"))
-    await stage.cure(process, "is closed to user 1001 (mode 0700)", again=True)
+    await stage.cure(process, "is closed to user 1001 (mode 0700)")
 
 
 @case
@@ -339,7 +315,7 @@ async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
     daemon = stage.daemon()
     daemon.kill()
     process = await stage.started(daemon)
-    await stage.cure(process, "and is gone", "cannot-find-mps-control-daemon-process", again=True)
+    await stage.cure(process, "and is gone", NO_DAEMON)
     daemon.find()
 
 
@@ -348,9 +324,7 @@ async def directory_not_mounted_into_the_container(stage: Stage) -> None:
     daemon = stage.daemon()
     hide = f'mount -t tmpfs none {shlex.quote(str(daemon.pipe))} && exec "$@"'
     process = await stage.started(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
-    command = await stage.ask(
-        process, "No control daemon serves", "cannot-find-mps-control-daemon-process"
-    )
+    command = await stage.ask(process, "No control daemon serves", NO_DAEMON)
     stage.note("no command is given", not command, "", command)
     process.before = ()
     await stage.restart(process)
@@ -381,7 +355,6 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
         process,
         "passable is closed to user 1001 (mode 0701)",
         "server-encountered-a-fatal-exception",
-        again=True,
     )
 
 
@@ -391,19 +364,19 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
 @case
 async def no_visible_device(stage: Stage) -> None:
     process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="")
-    await stage.cure(process, "names no GPU", "invalid-cuda-visible-devices", again=True)
+    await stage.cure(process, "names no GPU", BAD_DEVICES)
 
 
 @case
 async def unknown_visible_device(stage: Stage) -> None:
     process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="97")
-    await stage.cure(process, "names no GPU", "invalid-cuda-visible-devices", again=True)
+    await stage.cure(process, "names no GPU", BAD_DEVICES)
 
 
 @case
 async def injected_library_missing(stage: Stage) -> None:
     process = await stage.started(stage.daemon(), CUDA_INJECTION64_PATH="/nowhere/libtool.so")
-    await stage.cure(process, "CUDA_INJECTION64_PATH", again=True)
+    await stage.cure(process, "CUDA_INJECTION64_PATH")
 
 
 @case
@@ -446,9 +419,7 @@ async def daemon_stopped(stage: Stage) -> None:
     daemon = stage.daemon()
     os.kill(daemon.pid, signal.SIGSTOP)
     process = await stage.started(daemon)
-    await stage.cure(
-        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too", again=False
-    )
+    await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
 @case
@@ -458,9 +429,7 @@ async def server_stopped(stage: Stage) -> None:
     for server in daemon.servers():
         os.kill(server, signal.SIGSTOP)
     process = await stage.started(daemon)
-    await stage.cure(
-        process, "does not answer", "every-cuda-program-hangs-and-the-control-tool-too", again=False
-    )
+    await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
 @case
@@ -492,12 +461,7 @@ async def ghost_server(stage: Stage) -> None:
     holder.client.kill()
     await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
     process = await stage.started(daemon, uid=1003)
-    await stage.cure(
-        process,
-        "was started for clients that had died",
-        "every-cuda-program-hangs-and-the-control-tool-too",
-        again=False,
-    )
+    await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case
@@ -507,11 +471,7 @@ async def deaf_server(stage: Stage) -> None:
     await stage.lab.until("mps_uid_waiting_clients", 2, daemon=daemon.label, uid=1002)
     holder.client.kill()
     await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
-    command = await stage.ask(
-        process,
-        "was started for clients that had died",
-        "every-cuda-program-hangs-and-the-control-tool-too",
-    )
+    command = await stage.ask(process, "was started for clients that had died", ALL_HANG)
     # Its server's end does not free the daemon while the client that it sent there is left.
     await stage.heal(process, command, again=True, rounds=3)
 
@@ -532,9 +492,7 @@ async def server_lost(stage: Stage) -> None:
     process = await stage.started(daemon)
     for server in daemon.servers():
         os.kill(server, signal.SIGKILL)
-    await stage.cure(
-        process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure", again=True
-    )
+    await stage.cure(process, "has lost its MPS server", "cuda-error-806-mps-rpc-failure")
 
 
 @case
@@ -543,7 +501,7 @@ async def refused_by_a_server_in_fault(stage: Stage) -> None:
     await stage.lab.ready_client("faulthold", 1, daemon=daemon)
     await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
     process = await stage.started(daemon)
-    await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready", again=True)
+    await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready")
 
 
 @case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -11,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue
-from tests.hardware.lab import CONTROL, Lab
+from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue, register
+from tests.hardware.lab import CONTROL, Lab, exporter, run
 from tests.hardware.scenarios import scenario
 
 CASES: dict[str, Case] = {}
@@ -22,10 +23,7 @@ FEW_DESCRIPTORS = 72
 """So few that two clients of a server are its last."""
 
 
-def case(function: Case) -> Case:
-    """Put a case on the list under its function's name."""
-    CASES[function.__name__.replace("_", " ")] = function
-    return function
+case = functools.partial(register, CASES)
 
 
 @scenario("more hangs, and processes that are fine: no remedy ends a healthy process")
@@ -117,9 +115,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
 @case
 async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
     daemon = stage.lab.directories("container")
-    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c")
-    command = [*inside, f"{CONTROL} -d; sleep 120"]
-    stage.lab.others.append(subprocess.Popen(command, env=daemon.environment))
+    stage.lab.start_contained(daemon, f"{CONTROL} -d; sleep 120")
     await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
     holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)
@@ -152,13 +148,7 @@ async def server_without_descriptors(stage: Stage) -> None:
     answer = await stage.doctor(process.pid, "answer")
     conclusion = str(answer["conclusion"])
     stage.note("is named", "files open" in conclusion, "descriptors", conclusion)
-    report = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "mps_exporter", "doctor"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    report = await run(*exporter("doctor"))
     stage.facts["doctor"] = report.stdout
     named = "A ghost server" not in report.stdout and "file descriptor left" in report.stdout
     stage.note("doctor names it", named, "descriptors", report.stdout[:600])
@@ -204,7 +194,7 @@ async def socket_closed_to_the_user(stage: Stage) -> None:
     daemon = stage.daemon()
     (daemon.pipe / "control").chmod(0o600)
     process = await stage.started(daemon, uid=1001)
-    await stage.cure(process, "may not connect to", again=True)
+    await stage.cure(process, "may not connect to")
 
 
 @case

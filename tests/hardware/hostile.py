@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import stat
@@ -12,28 +11,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from tests.hardware.lab import CONTROL, Daemon, Lab, as_user
+from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, daemon_at, exporter, run
 from tests.hardware.program import exporter_program, scrape, value
 from tests.hardware.scenarios import scenario
-from tests.hardware.sharing import _inner_pid
 
 _UNIT = "sys_ptrace,+dac_read_search"
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "root": (),
     "unit": (
-        "setpriv",
-        "--reuid=1500",
-        "--regid=1500",
-        "--clear-groups",
+        *as_user(1500),
         f"--inh-caps=-all,+{_UNIT}",
         f"--ambient-caps=-all,+{_UNIT}",
         f"--bounding-set=-all,+{_UNIT}",
         "--no-new-privs",
     ),
-    "ordinary": ("setpriv", "--reuid=1500", "--regid=1500", "--clear-groups"),
+    "ordinary": tuple(as_user(1500)),
 }
 """How the exporter is started: as root, with the rights of the systemd unit, without any."""
 
@@ -73,22 +68,13 @@ def _contained(lab: Lab, name: str, before: tuple[str, ...], mode: str) -> tuple
     """
     inner = lab.folder / name
     inner.mkdir()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
-        "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
-    }
-    daemon = Daemon(inner / "pipe", inner / "log", environment)
+    daemon = daemon_at(inner / "pipe", inner / "log")
     script = (
         f"mount -t tmpfs none {inner} && chmod 777 {inner} && exec {' '.join(before)} sh -c "
         f"'mkdir -m {mode} {daemon.pipe} {daemon.log} && {CONTROL} -d; sleep 200'"
     )
-    flags = ("--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
-    outer = subprocess.Popen(["unshare", *flags, "sh", "-c", script], env=environment)
-    lab.others.append(outer)
     # The first process of the namespace: all others end with it. (setpriv undoes --kill-child.)
-    daemon.pid = _inner_pid(outer.pid)
-    lab.daemons.append(daemon)
+    daemon.pid = lab.start_contained(daemon, script, "--mount")
     return daemon, daemon.pid
 
 
@@ -98,8 +84,7 @@ async def control_rights(lab: Lab) -> None:
     for directory in (root.pipe, root.log):
         directory.chmod(0o755)
     own = lab.daemon("own", uid=1001)
-    as_user = ("setpriv", "--reuid=1002", "--regid=1002", "--clear-groups")
-    users, inside_users = _contained(lab, "users", as_user, "755")
+    users, inside_users = _contained(lab, "users", tuple(as_user(1002)), "755")
     roots, inside_roots = _contained(lab, "roots", (), "755")
     daemons = {"root": root, "own": own, "user-contained": users, "root-contained": roots}
     for daemon in daemons.values():
@@ -130,9 +115,7 @@ async def control_rights(lab: Lab) -> None:
     lab.check(metrics, "mps_control_log_readable", 1, daemon=root.label, log="server")
     lab.facts["owners root, second user"] = _owners(root.log)
     await _by_each_program(lab, daemons)
-    for client in (*clients, second):
-        client.kill()
-    await lab.left(*clients, second)
+    await lab.end(*clients, second)
     for daemon in (root, own):
         daemon.quit()
 
@@ -146,13 +129,7 @@ async def _by_each_program(lab: Lab, daemons: Mapping[str, Daemon]) -> None:
             shown = _shown(page, daemon.label)
             ok = how != "root" or shown["up"] == shown["clients"] == shown["server.log"] == 1
             lab.note(f"exporter as {how}: {name}", ok=ok, wanted="all 1", got=shown)
-        done = subprocess.run(
-            [*before, sys.executable, "-m", "mps_exporter", "doctor"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = await run(*before, *exporter("doctor"))
         (lab.out / f"control-rights-{how}.doctor").write_text(done.stdout + done.stderr)
 
 
@@ -245,7 +222,7 @@ async def hostile_sockets(lab: Lab) -> None:
         for mode in ("calm", "hang", "garbage", "flood", "lines", "slow"):
             seconds, tools, page = list[float](), list[str](), ""
             with (
-                _listener(lab, bad, mode) if mode != "calm" else _nothing(),
+                _listener(lab, bad, mode) if mode != "calm" else nullcontext(),
                 exporter_program("--mps.min-query-interval=0s", before=PROGRAMS[how]) as program,
             ):
                 for _ in range(8):
@@ -272,11 +249,5 @@ async def hostile_sockets(lab: Lab) -> None:
             lab.note(
                 f"{how} {mode}", ok=ok, wanted="root's daemon is shown", got=json.dumps(result)
             )
-    client.kill()
-    await lab.left(client)
+    await lab.end(client)
     root.quit()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.hardware.lab import HERE, Client, Daemon, Lab
+from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
 from tests.hardware.scenarios import scenario
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
@@ -23,12 +22,12 @@ End = Callable[[Lab, Daemon, Client], Awaitable[None]]
 async def _busy_neighbours_lost(
     lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
 ) -> int:
-    """End one client with work in flight beside three busy ones; count those that died of it."""
+    """End a client with work in flight next to three busy clients; return how many died."""
     neighbours = [lab.client("spin", 12, daemon=daemon, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
     leaver = lab.client("", 0, daemon=daemon, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
     for _ in range(400):
-        if "queued" in leaver.output.read_text(errors="replace"):
+        if leaver.has_printed("queued"):
             break
         await asyncio.sleep(0.05)
     await asyncio.sleep(0.4)
@@ -43,24 +42,9 @@ async def _busy_neighbours_lost(
 
 async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> None:
     """Run the script as a user, and note what it said."""
-    as_user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-    command = [
-        *(("setpriv", *as_user) if uid else ()),
-        "sh",
-        str(TERMINATE),
-        *arguments,
-        "--pipe-directory",
-        str(daemon.pipe),
-    ]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
+    script = ("sh", str(TERMINATE), *arguments, "--pipe-directory", str(daemon.pipe))
+    command = [*as_user(uid), *script]
+    done = await run(*command, environment={"PATH": os.environ["PATH"]})
     output = f"{done.returncode}: {done.stderr.strip()}"
     lab.facts[f"script {' '.join(arguments[::2])} as {uid}"] = output
     if not uid:
@@ -78,26 +62,19 @@ async def _as_its_user(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 
 async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
-    """As a preStop hook: with the PIDs of the container, where the daemon has the host's."""
-    children = Path(f"/proc/{leaver.pid}/task/{leaver.pid}/children").read_text().split()
-    inside = ["nsenter", f"--target={children[0]}", "--pid", "--mount", "sh", str(TERMINATE)]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [*inside, "--own-pid-namespace", "--pipe-directory", str(daemon.pipe)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PATH": os.environ["PATH"]},
-    )
+    """A preStop hook: it has the PIDs of the container, the daemon those of the host."""
+    inner = inner_pid(leaver.pid)
+    inside = ["nsenter", f"--target={inner}", "--pid", "--mount", "sh", str(TERMINATE)]
+    hook = ("--own-pid-namespace", "--pipe-directory", str(daemon.pipe))
+    done = await run(*inside, *hook, environment={"PATH": os.environ["PATH"]})
     output = f"{done.returncode}: {done.stderr.strip()}"
     ok = done.returncode == 0 and "terminated client" in output
     lab.note("the hook", ok=ok, wanted="0: terminated client", got=output)
-    os.kill(int(children[0]), signal.SIGKILL)
+    os.kill(inner, signal.SIGKILL)
 
 
 async def _by_a_signal_to_the_job(lab: Lab, daemon: Daemon, leaver: Client) -> None:
-    """As scancel does: SIGTERM to every process at once."""
+    """Like scancel: SIGTERM to every process at the same time."""
     del lab, daemon
     os.killpg(leaver.pid, signal.SIGTERM)
 
@@ -109,9 +86,7 @@ async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 
 @scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
 async def ending_jobs(lab: Lab) -> None:
-    leave = lab.folder / "leave"
-    build = ["nvcc", "-arch=sm_90", "-o", str(leave), str(HERE / "leave.cu"), "-lcuda"]
-    await asyncio.to_thread(subprocess.run, build, check=True)
+    leave = await asyncio.to_thread(build, lab.folder, "leave")
     daemon, d = lab.labelled_daemon()
     await lab.until("mps_control_up", 1, daemon=d)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {
@@ -124,7 +99,7 @@ async def ending_jobs(lab: Lab) -> None:
     }
     for words, (end, before) in ways.items():
         lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
-        lab.note(f"busy neighbours lost: {words}", ok=lost == 0, wanted=0, got=lost)
+        lab.equal(f"busy neighbours lost: {words}", lost, 0)
     metrics = await lab.look()
     lab.check(metrics, "mps_client_losses_total", len(ways), daemon=d, cause="terminated")
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
@@ -143,7 +118,7 @@ LIMIT = 1 << 30
 async def _as_cuda_says(
     lab: Lab, daemon: Daemon, cases: list[tuple[str | None, str]], *, sees: str
 ) -> None:
-    """Whether a client has a limit must be told as CUDA tells the client itself."""
+    """Check that the exporter reports exactly the limits that CUDA reports to the clients."""
     clients = []
     for visible, text in cases:
         environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": text}
@@ -158,15 +133,8 @@ async def _as_cuda_says(
         limited = int(str(ready.get("free_bytes", 0))) < 2 * LIMIT
         got = metrics.value("mps_client_memory_limit_bytes", daemon=daemon.label, pid=client.pid)
         words = f"daemon {sees}, CUDA_VISIBLE_DEVICES={visible}, {text}"
-        lab.note(
-            f"limit: {words}",
-            ok=got == (LIMIT if limited else None),
-            wanted=LIMIT if limited else None,
-            got=got,
-        )
-    for client in clients:
-        client.kill()
-    await lab.left(*clients)
+        lab.equal(f"limit: {words}", got, LIMIT if limited else None)
+    await lab.end(*clients)
 
 
 @scenario("memory limits by ordinal on one GPU")
@@ -185,7 +153,7 @@ async def memory_ordinals_two_gpus(lab: Lab) -> None:
     first, second = gpus[0].uuid, gpus[1].uuid
     texts = ("0=1G", "1=1G", f"{first}=1G", f"{second}=1G")
     views = (None, "0", "1", "0,1", "1,0", second, f"{second},{first}")
-    # By UUID, a GPU that the client does not see was not measured: the exporter tells no limit.
+    # The limit of a GPU that the client does not see was not measured: the exporter reports none.
     reported = [
         (view, text)
         for view in views

@@ -1,11 +1,10 @@
-"""The machinery of the hardware lab: real daemons, real clients, the real exporter, in one script.
+"""The hardware lab: real daemons, real clients and the real exporter in one program.
 
 A scenario starts control daemons and CUDA clients, watches them through the exporter's own
-collector, and says what must be seen. Everything that the sources read on the way goes into a
-recording, every check into a truth file beside it; CI replays the recording and demands the same
-numbers at the same moments.
+collector, and states what must be observed. All that the sources read goes into a recording, every
+check into a truth file; CI replays the recording and requires the same numbers at the same times.
 
-The lab changes nothing of the GPU's settings and ends every process that it started.
+The lab changes no setting of the GPU and ends every process that it started.
 """
 
 from __future__ import annotations
@@ -31,22 +30,58 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, RecordingWriter
+from testing.commands import output_of
 from testing.player import Metrics
 
 HERE = Path(__file__).parent
 CONTROL = "nvidia-cuda-mps-control"
 
 
-def build_client(folder: Path) -> Path:
-    """Compile the CUDA client."""
-    binary = folder / "client"
-    subprocess.run(
-        ["nvcc", "-O2", "-arch=sm_90", "-o", str(binary), str(HERE / "client.cu"), "-lcuda"],
-        check=True,
-    )
+def build(folder: Path, name: str) -> Path:
+    """Compile a CUDA program, which every user may run."""
+    binary = folder / name
+    source = str(HERE / f"{name}.cu")
+    subprocess.run(["nvcc", "-O2", "-arch=sm_90", "-o", str(binary), source, "-lcuda"], check=True)
     binary.chmod(0o755)
     folder.chmod(0o755)
     return binary
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, if it still exists. PID 0 is a daemon that was never found."""
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def run(
+    *command: str, seconds: float = 60, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, and return its output and its status."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def exporter(*arguments: str, uid: int | None = None) -> list[str]:
+    """Return a command line of mps-exporter."""
+    return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
+
+
+def inner_pid(outer: int) -> int:
+    """Return the only child of a process, once it exists."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if children := _children(outer):
+            return children[0]
+        time.sleep(0.02)
+    raise TimeoutError(f"process {outer} has no child")
 
 
 @dataclass
@@ -63,16 +98,20 @@ class Client:
         return self.process.pid
 
     def events(self) -> list[dict[str, object]]:
-        """What it has printed so far."""
+        """Return the events that it has printed."""
         lines = self.output.read_text(errors="replace").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def event(self, name: str) -> dict[str, object] | None:
-        """The first such line, if it has been printed."""
+        """Return the first event of this name, if it has been printed."""
         return next((event for event in self.events() if event["event"] == name), None)
 
+    def has_printed(self, word: str) -> bool:
+        """Return whether its output contains a word."""
+        return word in self.output.read_text(errors="replace")
+
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it."""
+        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(how)
 
@@ -92,34 +131,25 @@ class Daemon:
         return str(self.pipe)
 
     def tool(self, text: str, seconds: float = 20) -> str:
-        """Run the control tool: only a lab may ask for changes."""
-        done = subprocess.run(
-            [CONTROL],
-            input=f"{text}\n",
-            text=True,
-            env=self.environment,
-            timeout=seconds,
-            capture_output=True,
-            check=False,
-        )
+        """Run the control tool: only the lab may change settings."""
+        done = output_of(CONTROL, input=f"{text}\n", env=self.environment, timeout=seconds)
         return done.stdout + done.stderr
 
     def find(self) -> None:
-        """Read who it is now: it was started by somebody else."""
+        """Read the PID of a daemon that another program started."""
         self.pid = int((self.pipe / f"{CONTROL}.pid").read_text())
 
     def servers(self) -> list[int]:
-        """The PIDs of its servers."""
+        """Return the PIDs of its servers."""
         return _children(self.pid)
 
     def resume(self) -> None:
-        """Let it and its servers go on, if they are stopped."""
+        """Continue it and its servers, if they are stopped."""
         for pid in (self.pid, *self.servers()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT)
 
     def quit(self, seconds: float = 60) -> None:
-        """End it in order, and wait until it is gone."""
+        """Stop it cleanly, and wait until it has exited."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.tool("quit", seconds)
         for _ in range(100):
@@ -129,19 +159,24 @@ class Daemon:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, by PID."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """Kill it, by PID."""
+        send(self.pid, signal.SIGKILL)
 
     def lines(self, log: str) -> int:
-        """How many lines a log has."""
+        """Return the number of lines of a log."""
         path = self.log / f"{log}.log"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
+def daemon_at(pipe: Path, log: Path, **environment: str) -> Daemon:
+    """Return a daemon with these directories that is not started yet."""
+    directories = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
+    return Daemon(pipe, log, {"PATH": os.environ["PATH"], **directories, **environment})
+
+
 @dataclass
 class Check:
-    """One thing that had to be seen."""
+    """An expected observation."""
 
     name: str
     ok: bool
@@ -151,7 +186,7 @@ class Check:
 
 @dataclass
 class Lab:
-    """One scenario under way."""
+    """A scenario in progress."""
 
     scenario: str
     client_binary: Path
@@ -176,13 +211,7 @@ class Lab:
         for directory in (pipe, log):
             directory.mkdir(exist_ok=True)
             directory.chmod(0o777)
-        env = {
-            "PATH": os.environ["PATH"],
-            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(log),
-            **environment,
-        }
-        return Daemon(pipe, log, env)
+        return daemon_at(pipe, log, **environment)
 
     def daemon(
         self,
@@ -222,30 +251,33 @@ class Lab:
         mebibytes: int = 64,
         blocks: int = 8,
         streams: int = 1,
+        percentage: str = "",
+        memory_limit: str = "",
+        gpus: str = "",
         command: Sequence[str] | None = None,
         before: Sequence[str] = (),
         more: Mapping[str, str] | None = None,
         **environment: str,
     ) -> Client:
         """Start a CUDA client of a daemon (None: without MPS), by another program if need be."""
+        settings = {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage,
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory_limit,
+            "CUDA_VISIBLE_DEVICES": gpus,
+        }
         pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
         env = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "HOME": "/tmp",
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            **{name: value for name, value in settings.items() if value},
             **(more or {}),
             **environment,
         }
         output = self.folder / f"client-{len(self.clients)}.out"
-        words = command or [
-            str(self.client_binary),
-            mode,
-            str(seconds),
-            str(mebibytes),
-            str(blocks),
-            str(streams),
-        ]
+        load = (mode, seconds, mebibytes, blocks, streams)
+        words = command or [str(self.client_binary), *map(str, load)]
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [*before, *as_user(uid), *words],
@@ -259,8 +291,14 @@ class Lab:
         self.clients.append(client)
         return client
 
+    def python(self, script: str, *arguments: object, **settings: Any) -> Client:
+        """Start a Python program of this folder as a client."""
+        command = [sys.executable, str(HERE / script), *map(str, arguments)]
+        more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings.pop("more", {})}
+        return self.client(script, 0, command=command, more=more, **settings)
+
     def labelled_daemon(self, *arguments: Any, **settings: Any) -> tuple[Daemon, str]:
-        """Start a daemon; give it and its label."""
+        """Start a daemon; return it and its label."""
         daemon = self.daemon(*arguments, **settings)
         return daemon, daemon.label
 
@@ -270,8 +308,39 @@ class Lab:
         await self.ready(client)
         return client
 
+    async def end(self, *clients: Client) -> None:
+        """Kill these clients, and wait until they have exited."""
+        for client in clients:
+            client.kill()
+        await self.left(*clients)
+
+    def start_contained(self, daemon: Daemon, script: str, *namespaces: str) -> int:
+        """Run a shell script that starts a daemon in a PID namespace; return its PID there."""
+        flags = ("--pid", "--fork", "--mount-proc", "--kill-child", *namespaces)
+        command = ["unshare", *flags, "sh", "-c", script]
+        outer = subprocess.Popen(command, env=daemon.environment)
+        self.others.append(outer)
+        self.daemons.append(daemon)
+        return inner_pid(outer.pid)
+
+    def start_in_foreground(self, daemon: Daemon) -> None:
+        """Start a control daemon that writes no log files."""
+        silent = subprocess.DEVNULL
+        process = subprocess.Popen(
+            [CONTROL, "-f"], env=daemon.environment, stdout=silent, stderr=silent
+        )
+        self.others.append(process)
+        self.daemons.append(daemon)
+        daemon.pid = process.pid
+
+    async def crowd(self, number: int, mode: str, seconds: float, **settings: Any) -> list[Client]:
+        """Start clients, and wait until all have a context."""
+        clients = [self.client(mode, seconds, **settings) for _ in range(number)]
+        await self.ready(*clients)
+        return clients
+
     async def quit(self, daemon: Daemon, *clients: Client) -> None:
-        """Wait until these clients have ended, end the daemon, and look for a second."""
+        """Wait until these clients have exited, stop the daemon, and collect for a second."""
         await self.left(*clients)
         daemon.quit()
         await self.run(1)
@@ -286,7 +355,7 @@ class Lab:
             await self._pass_time()
 
     async def left(self, *clients: Client, seconds: float = 60) -> None:
-        """Wait until these clients have ended."""
+        """Wait until these clients have exited."""
         end = time.monotonic() + seconds
         while any(client.process.poll() is None for client in clients):
             if time.monotonic() > end:
@@ -295,7 +364,7 @@ class Lab:
             await self._pass_time()
 
     async def _pass_time(self) -> None:
-        """Wait a moment; a recording goes on meanwhile, with a collection a second."""
+        """Wait 50 ms; meanwhile the recording continues, with a collection a second."""
         await asyncio.sleep(0.05)
         if time.monotonic() - self.looked_at > 1.0:
             await self.look()
@@ -303,12 +372,12 @@ class Lab:
     # -- watching
 
     async def look(self) -> Metrics:
-        """A fresh collection."""
+        """Collect now."""
         self.looked_at = time.monotonic()
         return Metrics(await self.collector.collect())
 
     async def run(self, seconds: float) -> Metrics:
-        """Let time pass, with a collection a second for the recording."""
+        """Wait, with a collection a second for the recording."""
         end = time.monotonic() + seconds
         while True:
             metrics = await self.look()
@@ -318,10 +387,14 @@ class Lab:
             await asyncio.sleep(min(1.0, left))
 
     def note(self, name: str, *, ok: bool, wanted: object, got: object) -> None:
-        """Write a check down."""
+        """Record a check."""
         self.checks.append(Check(name, ok, str(wanted), str(got)))
         mark = "ok  " if ok else "FAIL"
         print(f"    {mark} {name}: {got}" + ("" if ok else f" (wanted {wanted})"), flush=True)
+
+    def equal(self, name: str, got: object, wanted: object) -> None:
+        """Record whether two values are equal."""
+        self.note(name, ok=got == wanted, wanted=wanted, got=got)
 
     def check(
         self,
@@ -330,28 +403,15 @@ class Lab:
         wanted: float | tuple[float, float] | None,
         **labels: object,
     ) -> bool:
-        """A metric must have this value, or lie in this range, or (None) not be there."""
+        """Check that a metric has this value, or is in this range, or (None) is absent."""
         got = metrics.value(name, **labels)
         ok = _fits(got, wanted)
-        words = ",".join(f"{key}={value}" for key, value in labels.items() if key != "daemon")
-        self.note(f"{name}{{{words}}}", ok=ok, wanted=wanted, got=got)
-        self._truth(metrics.snapshot.taken_at, name, labels, got)
-        return ok
-
-    def _truth(
-        self, at: float, name: str, labels: Mapping[str, object], value: float | None
-    ) -> None:
         words = {key: str(label) for key, label in labels.items()}
-        self.truth.append({"at": at, "metric": name, "labels": words, "value": value})
-
-    def check_seconds(
-        self, metrics: Metrics, name: str, wanted: tuple[float, float], **labels: object
-    ) -> None:
-        """The sum of a histogram must lie in this range."""
-        got = metrics.value(f"{name}_sum", **labels)
-        words = ",".join(f"{key}={value}" for key, value in labels.items() if key != "daemon")
-        self.note(f"{name}_sum{{{words}}}", ok=_fits(got, wanted), wanted=wanted, got=got)
-        self._truth(metrics.snapshot.taken_at, f"{name}_sum", labels, got)
+        shown = ",".join(f"{key}={value}" for key, value in words.items() if key != "daemon")
+        self.note(f"{name}{{{shown}}}", ok=ok, wanted=wanted, got=got)
+        at = metrics.snapshot.taken_at
+        self.truth.append({"at": at, "metric": name, "labels": words, "value": got})
+        return ok
 
     async def until(
         self,
@@ -370,14 +430,13 @@ class Lab:
                 return metrics
             await asyncio.sleep(0.2)
 
-    # -- the end
+    # -- clean up
 
     def clean_up(self) -> None:
         """End everything that was started, by PID."""
         for client in self.clients:
             if client.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(client.pid, signal.SIGCONT)
+                client.kill(signal.SIGCONT)
                 client.kill()
         for client in self.clients:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -386,20 +445,13 @@ class Lab:
             other.kill()
             other.wait(5)
         for daemon in self.daemons:
-            for server in _children(daemon.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(server, signal.SIGCONT)
-            if Path(f"/proc/{daemon.pid}").exists():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(daemon.pid, signal.SIGCONT)
-                for server in _children(daemon.pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(server, signal.SIGKILL)
-                daemon.kill()
+            daemon.resume()
+            for pid in (*daemon.servers(), daemon.pid):
+                send(pid, signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is such a process, other than one that nobody has reaped."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -426,12 +478,9 @@ def _fits(got: float | None, wanted: float | tuple[float, float] | None) -> bool
 
 
 def machine() -> tuple[str, str]:
-    """(what GPUs, which driver), for the recordings' headers."""
-    text = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
+    """Return (GPUs, driver version) for the recordings' headers."""
+    text = output_of(
+        "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", check=True
     ).stdout
     rows = [row.split(", ") for row in text.strip().splitlines()]
     return f"{len(rows)} x {rows[0][0]}, Linux {platform.release()}", rows[0][1]
@@ -467,7 +516,7 @@ async def lab(
     began = time.monotonic()
     try:
         yield one
-    except Exception as error:  # noqa: BLE001 - a scenario that breaks is a failed check, the next goes on
+    except Exception as error:  # noqa: BLE001 - a scenario that breaks is a failed check, the next one runs
         one.note("scenario", ok=False, wanted="to run", got=f"{type(error).__name__}: {error}")
         import traceback
 

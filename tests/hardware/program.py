@@ -1,12 +1,10 @@
-"""Scenarios that run the whole program, as a user does, beside real clients."""
+"""Scenarios that run the whole program, as a user does, with real clients."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes.util
 import gzip
-import os
-import re
 import subprocess
 import sys
 import time
@@ -15,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hardware.lab import Lab
+from testing.commands import output_of
+from testing.program import Page
+from tests.hardware.lab import Lab, as_user, exporter
 from tests.hardware.scenarios import scenario
 
 PORT = 9477
 URL = f"http://127.0.0.1:{PORT}/metrics"
-SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 QUERY = (
     "index,uuid,name,utilization.gpu,utilization.memory,memory.total,memory.used,memory.free,"
     "temperature.gpu,power.draw,clocks.sm,clocks.mem"
@@ -29,20 +28,11 @@ QUERY = (
 
 @contextmanager
 def exporter_program(
-    *flags: str, before: tuple[str, ...] = (), **environment: str
+    *flags: str, before: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run mps-exporter, and end it."""
-    process = subprocess.Popen(
-        [
-            *before,
-            sys.executable,
-            "-m",
-            "mps_exporter",
-            f"--web.listen-address=127.0.0.1:{PORT}",
-            *flags,
-        ],
-        env={**os.environ, **environment},
-    )
+    command = exporter(f"--web.listen-address=127.0.0.1:{PORT}", *flags)
+    process = subprocess.Popen([*before, *command])
     try:
         end = time.monotonic() + 15
         while time.monotonic() < end:
@@ -66,30 +56,20 @@ def scrape(timeout: float = 10) -> str:
 
 
 def value(page: str, name: str, **labels: object) -> float | None:
-    """The sum of the samples that match; None where there are none."""
-    found = []
-    for line in page.splitlines():
-        match = SAMPLE.match(line)
-        if match and match[1] == name:
-            words = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            if {key: str(label) for key, label in labels.items()}.items() <= words.items():
-                found.append(float(match[3]))
-    return sum(found) if found else None
+    """Return the sum of the matching samples; None if there are none."""
+    return Page(page).value(name, **labels)
 
 
 def _expect(lab: Lab, page: str, name: str, wanted: float | None, **labels: object) -> None:
     got = value(page, name, **labels)
-    lab.note(f"{name}{labels}", ok=got == wanted, wanted=wanted, got=got)
+    lab.equal(f"{name}{labels}", got, wanted)
 
 
 @scenario("the exporter as an ordinary user: everything but the clients' own limits")
 async def ordinary_user(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client(
-        "spin", 14, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25"
-    )
-    user = ("setpriv", "--reuid=1001", "--regid=1001", "--clear-groups")
-    with exporter_program("--mps.min-query-interval=0s", before=user):
+    client = await lab.ready_client("spin", 14, daemon=daemon, percentage="25")
+    with exporter_program("--mps.min-query-interval=0s", before=tuple(as_user(1001))):
         await asyncio.sleep(2)
         page = await asyncio.to_thread(scrape)
     _expect(lab, page, "mps_control_up", 1, daemon=d)
@@ -103,8 +83,7 @@ async def ordinary_user(lab: Lab) -> None:
     unreadable = value(page, "mps_exporter_unreadable_environments")
     lab.note("unreadable environments", ok=bool(unreadable), wanted=">= 1", got=unreadable)
     (lab.out / "ordinary-user.prom").write_text(page)
-    client.kill()
-    await lab.left(client)
+    await lab.end(client)
     daemon.quit()
 
 
@@ -130,21 +109,16 @@ async def without_nvml(lab: Lab) -> None:
     _expect(lab, page, "mps_server_client_contexts", 1, daemon=d, uuid=uuid, gpu="0")
     _expect(lab, page, "mps_client_contexts", 1, daemon=d, uuid=uuid, pid=client.pid)
     _expect(lab, page, "mps_gpu_info", None)
-    client.kill()
-    await lab.left(client)
+    await lab.end(client)
     daemon.quit()
 
 
 def _nvml_path() -> Path:
     name = ctypes.util.find_library("nvidia-ml") or "libnvidia-ml.so.1"
-    maps = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
-        ],
-        capture_output=True,
-        text=True,
+    maps = output_of(
+        sys.executable,
+        "-c",
+        f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
         check=True,
     ).stdout
     return Path(next(line.split()[-1] for line in maps.splitlines() if "nvidia-ml" in line))

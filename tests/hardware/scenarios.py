@@ -11,15 +11,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.findings import findings
 from mps_exporter.snapshot import Snapshot
+from testing.commands import output_of
 from testing.player import Metrics
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, run
 
 Scenario = Callable[[Lab], Awaitable[None]]
 SCENARIOS: dict[str, tuple[str, Scenario]] = {}
@@ -56,31 +56,25 @@ async def one_client(lab: Lab) -> None:
     lab.check(metrics, "mps_server_starts_total", 1, daemon=d, uid=0)
     lab.check(metrics, "mps_client_connections_total", 1, daemon=d)
     lab.check(metrics, "mps_control_log_unrecognized_lines_total", 0, daemon=d)
-    lab.check_seconds(metrics, "mps_client_session_seconds", (4.5, 8), daemon=d)
+    lab.check(metrics, "mps_client_session_seconds_sum", (4.5, 8), daemon=d)
     await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
 
 
 @scenario("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
 async def limits(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    percentages = {"10": 12, "25": 32, "50": 66}
     limited = [
-        lab.client("spin", 16, daemon=daemon, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)
-        for text in percentages
+        lab.client("spin", 16, daemon=daemon, percentage=text) for text in ("10", "25", "50")
     ]
     free = lab.client("spin", 16, daemon=daemon)
-    roomy = lab.client(
-        "idle", 16, daemon=daemon, mebibytes=256, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
-    )
+    roomy = lab.client("idle", 16, daemon=daemon, mebibytes=256, memory_limit="0=2G")
     direct = lab.client("idle", 16)
-    everybody = [*limited, free, roomy]
-    await lab.ready(*everybody, direct)
+    clients = [*limited, free, roomy]
+    await lab.ready(*clients, direct)
     metrics = await lab.until("mps_server_clients", 5, daemon=d)
-    for client in everybody:
-        event = client.event("ready") or {}
-        lab.check(
-            metrics, "mps_client_sm_limit", float(str(event["sms"])), daemon=d, pid=client.pid
-        )
+    for client in clients:
+        sms = float(str((client.event("ready") or {})["sms"]))
+        lab.check(metrics, "mps_client_sm_limit", sms, daemon=d, pid=client.pid)
     lab.check(metrics, "mps_client_memory_limit_bytes", 2 << 30, daemon=d, pid=roomy.pid)
     lab.check(metrics, "mps_client_memory_limit_bytes", None, daemon=d, pid=free.pid)
     lab.check(metrics, "mps_server_client_contexts", 5, daemon=d)
@@ -88,20 +82,20 @@ async def limits(lab: Lab) -> None:
     lab.check(metrics, "mps_gpu_processes", 1, kind="direct")
     lab.check(metrics, "mps_gpu_processes", 5, kind="mps_client")
     lab.check(metrics, "mps_gpu_stranded_clients", 0)
-    _memory_as_nvidia_smi(lab, metrics, d, [*everybody])
+    _memory_as_nvidia_smi(lab, metrics, d, clients)
     await _silence(lab, daemon)
     await lab.run(4)
-    await lab.left(*everybody, direct)
+    await lab.left(*clients, direct)
     await lab.until("mps_server_clients", 0, daemon=d)
     await lab.run(3)
     await lab.quit(daemon)
 
 
 def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Client]) -> None:
-    text = subprocess.run(
-        ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
+    text = output_of(
+        "nvidia-smi",
+        "--query-compute-apps=pid,used_memory",
+        "--format=csv,noheader,nounits",
         check=True,
     ).stdout
     used = {int(pid): int(mib) for pid, mib in (row.split(", ") for row in text.splitlines())}
@@ -113,7 +107,7 @@ def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Clie
 
 
 async def _silence(lab: Lab, daemon: Daemon) -> None:
-    """Our own questions must leave little in control.log."""
+    """Check that the exporter's queries leave few lines in control.log."""
     for _ in range(2):  # the second finds everything known
         await lab.look()
         await asyncio.sleep(1.2)
@@ -121,29 +115,22 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     await lab.look()
     await asyncio.sleep(0.3)
     probe = daemon.lines("control") - before
-    lab.note(
-        "control.log lines of a collection in which nothing changed",
-        ok=probe <= 10,
-        wanted="<= 10",
-        got=probe,
-    )
+    name = "control.log lines of a collection in which nothing changed"
+    lab.note(name, ok=probe <= 10, wanted="<= 10", got=probe)
     lab.facts["log_lines_per_probe"] = probe
     from mps_exporter.mps.server_queries import ServerAnswers
 
-    for record in lab.collector._daemons.values():  # forget, so that it is asked again
+    for record in lab.collector._daemons.values():  # forget, so that the server is queried again
         record.answers = ServerAnswers()
     await asyncio.sleep(1.2)
     before = daemon.lines("control")
     await lab.look()
     await asyncio.sleep(0.3)
     whole = daemon.lines("control") - before
-    lab.note(
-        "control.log lines of probe and reconciliation",
-        ok=whole - probe <= 40,
-        wanted=f"<= 40 + {probe}",
-        got=whole,
-    )
-    lab.facts["log_lines_per_reconciliation"] = whole - probe
+    reconciliation = whole - probe
+    name = "control.log lines of a reconciliation"
+    lab.note(name, ok=reconciliation <= 40, wanted="<= 40", got=reconciliation)
+    lab.facts["log_lines_per_reconciliation"] = reconciliation
 
 
 @scenario("a wait behind another user is served: 1002 behind 1001")
@@ -159,9 +146,7 @@ async def wait_served(lab: Lab) -> None:
     waited = time.monotonic() - began
     metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=1002)
-    lab.check_seconds(
-        metrics, "mps_uid_wait_seconds", (waited - 1.5, waited + 0.3), daemon=d, uid=1002
-    )
+    lab.check(metrics, "mps_uid_wait_seconds_sum", (waited - 1.5, waited + 0.3), daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_handovers_total", 1, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="requested")
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
@@ -253,28 +238,21 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
         for command in commands[1:]:  # "what still hangs must be ended"
             lab.note("carried out in addition", ok=True, wanted="", got=command)
             subprocess.run(["sh", "-c", command], check=False)
-    newcomer = lab.client("spin", 2, daemon=daemon, uid=1003)
-    await lab.ready(newcomer, seconds=20)
-    ready = newcomer.event("ready") is not None
-    lab.note("the newcomer is served", ok=ready, wanted=True, got=ready)
+    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    await lab.ready(third, seconds=20)
+    ready = third.event("ready") is not None
+    lab.note("the new client is served", ok=ready, wanted=True, got=ready)
     metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
     lab.check(metrics, "mps_server_ghost", 0, daemon=d)
     await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, daemon=d, uid=1002)
     lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d, uid=1002)
     await lab.until("mps_control_up", 1, daemon=d, seconds=40)
-    await lab.left(again, newcomer)
+    await lab.left(again, third)
 
 
 async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
     """Run the doctor as a person would, and give its commands: first the one for the ghost."""
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "mps_exporter", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = await run(*exporter("doctor", "--json"))
     found = [
         action["command"]
         for one in json.loads(done.stdout or '{"findings": []}')["findings"]
@@ -283,7 +261,7 @@ async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
         if action["heals"]
     ]
     named = [int(pid) for pid in re.findall(r"kill -9 (\d+)", " ".join(found))]
-    lab.note("the doctor's remedy", ok=named == [ghost], wanted=[ghost], got=named)
+    lab.equal("the doctor's remedy", named, [ghost])
     return found
 
 
@@ -316,9 +294,7 @@ async def dead_between_scrapes(lab: Lab) -> None:
     await asyncio.sleep(killed_at + 2.0 - time.time())  # no collection in between
     view = _state_of(lab, daemon).state
     shown = [wait.pid for wait in view.waits if wait.dead]
-    lab.note(
-        "dead after 2 s without a scrape", ok=shown == [dead.pid], wanted=[dead.pid], got=shown
-    )
+    lab.equal("dead after 2 s without a scrape", shown, [dead.pid])
     ends = [one.at - killed_at for one in view.incidents.snapshot() if one.kind == "wait_abandoned"]
     lab.facts["end_noticed_after_seconds"] = ends
     ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
@@ -458,8 +434,7 @@ async def multi_user(lab: Lab) -> None:
 @scenario("the server is killed under two clients")
 async def server_killed(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    clients = [lab.client("spin", 20, daemon=daemon) for _ in range(2)]
-    await lab.ready(*clients)
+    clients = await lab.crowd(2, "spin", 20, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     await lab.run(1)
@@ -513,22 +488,7 @@ async def draining(lab: Lab) -> None:
 @scenario("a daemon in a PID namespace of its own: its log calls everyone PID 0")
 async def own_pid_namespace(lab: Lab) -> None:
     daemon = lab.directories("mps")
-    lab.others.append(
-        subprocess.Popen(
-            [
-                "unshare",
-                "--pid",
-                "--fork",
-                "--mount-proc",
-                "--kill-child",
-                "sh",
-                "-c",
-                f"{CONTROL} -d; sleep 60",
-            ],
-            env=daemon.environment,
-        )
-    )
-    lab.daemons.append(daemon)
+    lab.start_contained(daemon, f"{CONTROL} -d; sleep 60")
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
     client = await lab.ready_client("spin", 6, daemon=daemon, uid=1001)
@@ -546,15 +506,7 @@ async def own_pid_namespace(lab: Lab) -> None:
 @scenario("a daemon in the foreground: it writes no log files")
 async def foreground(lab: Lab) -> None:
     daemon = lab.directories("mps")
-    process = subprocess.Popen(
-        [CONTROL, "-f"],
-        env=daemon.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    lab.others.append(process)
-    daemon.pid = process.pid
-    lab.daemons.append(daemon)
+    lab.start_in_foreground(daemon)
     d = daemon.label
     await lab.until("mps_control_up", 1, daemon=d)
     client = await lab.ready_client("spin", 6, daemon=daemon)
@@ -589,17 +541,17 @@ async def daemon_killed(lab: Lab) -> None:
 async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -> None:
     daemon, d = lab.labelled_daemon()
     neighbour = lab.client("spin", 20, daemon=daemon, uid=1001)
-    culprit = lab.client(mode, 3, daemon=daemon, uid=1001)
-    await lab.ready(neighbour, culprit)
+    faulty = lab.client(mode, 3, daemon=daemon, uid=1001)
+    await lab.ready(neighbour, faulty)
     await lab.until("mps_server_clients", 2, daemon=d)
-    await lab.left(neighbour, culprit)
+    await lab.left(neighbour, faulty)
     await lab.until("mps_server_faults_total", 1, daemon=d)
     for cause, count in causes.items():
         await lab.until("mps_client_losses_total", count, daemon=d, cause=cause)
     # A line is held for 0.1 s: the other log may have one from before. (The recovery came 24 ms
     # after the fault, and a page between 0.1 s after the one and after the other had no recovery.)
     metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
-    lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (0.001, recovery), daemon=d)
+    lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (0.001, recovery), daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
     late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
     metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
@@ -621,16 +573,16 @@ async def overrun(lab: Lab) -> None:
 async def fault_held(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
     neighbour = lab.client("spin", 20, daemon=daemon)
-    culprit = lab.client("faulthold", 2, daemon=daemon)
-    await lab.ready(neighbour, culprit)
+    faulty = lab.client("faulthold", 2, daemon=daemon)
+    await lab.ready(neighbour, faulty)
     metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="FAULT", seconds=15)
     refused = lab.client("spin", 2, daemon=daemon)
     await lab.left(refused)
     metrics = await lab.until("mps_client_rejections_total", 1, daemon=d, cause="server_not_ready")
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="FAULT")
-    await lab.left(culprit)
+    await lab.left(faulty)
     metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
-    lab.check_seconds(metrics, "mps_server_fault_recovery_seconds", (7.5, 9.5), daemon=d)
+    lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (7.5, 9.5), daemon=d)
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")
     lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
@@ -640,8 +592,7 @@ async def fault_held(lab: Lab) -> None:
 @scenario("an operator terminates a client")
 async def terminate_client(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    clients = [lab.client("spin", 15, daemon=daemon) for _ in range(2)]
-    await lab.ready(*clients)
+    clients = await lab.crowd(2, "spin", 15, daemon=daemon)
     metrics = await lab.until("mps_server_clients", 2, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     daemon.tool(f"terminate_client {server} {clients[0].pid}")
@@ -650,8 +601,7 @@ async def terminate_client(lab: Lab) -> None:
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
     lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    clients[1].kill()
-    await lab.left(clients[1])
+    await lab.end(clients[1])
     metrics = await lab.until("mps_server_clients", 0, daemon=d)
     lab.check(metrics, "mps_client_losses_total", 1, daemon=d)
     await lab.quit(daemon)
@@ -668,13 +618,8 @@ async def context_limit(lab: Lab) -> None:
         await asyncio.sleep(0.1)
     refused = sum(client.event("error") is not None for client in crowd)
     metrics = await lab.look()
-    lab.check(
-        metrics,
-        "mps_client_rejections_total",
-        (refused, 3 * refused),
-        daemon=d,
-        cause="context_limit",
-    )
+    wanted = (refused, 3 * refused)
+    lab.check(metrics, "mps_client_rejections_total", wanted, daemon=d, cause="context_limit")
     lab.check(metrics, "mps_server_client_contexts", 48, daemon=d)
     lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
     # That look asked NVML before it read the logs, and the last of the crowd had just come.
@@ -688,9 +633,7 @@ async def context_limit(lab: Lab) -> None:
 @scenario("a client runs into its memory limit of 1G")
 async def memory_limit(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client(
-        "hog", 4, daemon=daemon, mebibytes=0, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
-    )
+    client = await lab.ready_client("hog", 4, daemon=daemon, mebibytes=0, memory_limit="0=1G")
     metrics = await lab.until(
         "mps_client_memory_used_bytes", (900 << 20, 1100 << 20), daemon=d, pid=client.pid
     )
@@ -715,7 +658,7 @@ async def stopped(lab: Lab) -> None:
     began = time.monotonic()
     metrics = await lab.look()
     took = time.monotonic() - began
-    lab.note("a scrape beside a hung daemon", ok=took < 3, wanted="< 3 s", got=f"{took:.2f} s")
+    lab.note("a scrape with a hung daemon", ok=took < 3, wanted="< 3 s", got=f"{took:.2f} s")
     lab.check(metrics, "mps_server_clients", 1, daemon=d)
     lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
     os.kill(daemon.pid, signal.SIGCONT)
@@ -726,14 +669,9 @@ async def stopped(lab: Lab) -> None:
 @scenario("a client outlives its server and keeps its memory: stranded")
 async def stranded(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    # A process that never calls CUDA again does not notice that its server is gone.
-    sleeper = await lab.ready_client(
-        "sleep",
-        0,
-        daemon=daemon,
-        command=[sys.executable, str(HERE / "sleeper.py"), "14"],
-        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-    )
+    # A process that never calls CUDA again is unaware of its server's exit.
+    sleeper = lab.python("sleeper.py", 14, daemon=daemon)
+    await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     server = metrics.snapshot.daemons[0].servers[0].pid
     os.kill(server, signal.SIGKILL)
@@ -750,17 +688,7 @@ async def stranded(lab: Lab) -> None:
 
 async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     daemon = lab.daemon() if mps else None
-    python = [sys.executable, str(HERE / "train.py")]
-    crowd = [
-        lab.client(
-            "train",
-            0,
-            daemon=daemon,
-            command=[*python, "4000"],
-            PYTHONPATH=os.environ.get("PYTHONPATH", ""),
-        )
-        for _ in range(processes)
-    ]
+    crowd = [lab.python("train.py", 4000, daemon=daemon) for _ in range(processes)]
     kinds = "mps_client" if mps else "direct"
     await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):
@@ -769,7 +697,7 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     lab.facts["kind"] = kinds
     ends = [client.event("done") for client in crowd]
     seconds = [float(str(end["seconds"])) for end in ends if end is not None]
-    lab.note("trainings done", ok=len(seconds) == processes, wanted=processes, got=len(seconds))
+    lab.equal("trainings done", len(seconds), processes)
     if seconds:
         lab.facts["slowest_seconds"] = max(seconds)
         print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
@@ -798,19 +726,11 @@ async def tour(lab: Lab) -> None:
     await lab.run(4)
     limited = [
         lab.client(
-            "spin",
-            38,
-            daemon=daemon,
-            uid=1001,
-            mebibytes=size,
-            blocks=blocks,
-            CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text,
+            "spin", 38, daemon=daemon, uid=1001, mebibytes=size, blocks=blocks, percentage=text
         )
         for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
     ]
-    free = lab.client(
-        "idle", 36, daemon=daemon, uid=1001, mebibytes=400, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G"
-    )
+    free = lab.client("idle", 36, daemon=daemon, uid=1001, mebibytes=400, memory_limit="0=1G")
     direct = lab.client("idle", 30, uid=1003, mebibytes=256)
     await lab.ready(*limited, free, direct)
     await lab.run(12)
@@ -826,24 +746,20 @@ async def tour(lab: Lab) -> None:
     neighbours = [
         lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=300, blocks=30) for _ in range(2)
     ]
-    culprit = lab.client("fault", 8, daemon=daemon, uid=1002)
-    await lab.ready(*neighbours, culprit)
+    faulty = lab.client("fault", 8, daemon=daemon, uid=1002)
+    await lab.ready(*neighbours, faulty)
     await lab.run(6)
-    await lab.left(culprit, *neighbours)
+    await lab.left(faulty, *neighbours)
     metrics = await lab.run(6)
     lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
     await lab.left(*waiting)
-    crowd = [
-        lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25) for _ in range(3)
-    ]
-    await lab.ready(*crowd)
+    crowd = await lab.crowd(3, "spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25)
     metrics = await lab.run(10)
     os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
     await lab.left(*crowd)
     metrics = await lab.run(8)
     lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="crashed")
-    last = [lab.client("spin", 12, daemon=daemon, uid=1001, blocks=40) for _ in range(2)]
-    await lab.ready(*last)
+    last = await lab.crowd(2, "spin", 12, daemon=daemon, uid=1001, blocks=40)
     await lab.left(*last)
     await lab.run(4)
     daemon.quit()
@@ -853,15 +769,14 @@ async def tour(lab: Lab) -> None:
 @scenario("90 s of a healthy host with two clients")
 async def quiet(lab: Lab) -> None:
     daemon = lab.daemon()
-    clients = [lab.client("spin", 88, daemon=daemon, uid=1001, blocks=40) for _ in range(2)]
-    await lab.ready(*clients)
+    clients = await lab.crowd(2, "spin", 88, daemon=daemon, uid=1001, blocks=40)
     await lab.run(85)
     await lab.left(*clients)
     await lab.run(2)
 
 
 async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
-    """The doctor must name these troubles and, but for the lab's own habits, no other."""
+    """Check that the doctor names these findings and, except for the lab's habits, no others."""
     end = time.monotonic() + seconds
     expected = set(wanted)
     habits = {"not_exclusive_mode", "daemon_quit"}
@@ -880,14 +795,10 @@ async def doctor(lab: Lab) -> None:
     healthy = await lab.ready_client("idle", 60, daemon=daemon, uid=1001)
     await lab.until("mps_server_clients", 1, daemon=d)
     await _advised(lab)
-    one = await lab.ready_client(
-        "idle", 60, daemon=daemon, uid=1001, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots"
-    )
+    one = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, percentage="lots")
     await _advised(lab, "percentage_ignored")
     one.kill()
-    two = await lab.ready_client(
-        "idle", 60, daemon=daemon, uid=1001, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="7=1G"
-    )
+    two = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, memory_limit="7=1G")
     await _advised(lab, "memory_limit_ignored")
     two.kill()
     lost = await lab.ready_client("idle", 60)
@@ -907,21 +818,15 @@ async def doctor(lab: Lab) -> None:
     for server in ghost:
         os.kill(server.pid, signal.SIGKILL)
     await _advised(lab)
-    sleeper = await lab.ready_client(
-        "sleep", 0, daemon=daemon, command=[sys.executable, str(HERE / "sleeper.py"), "60"]
-    )
+    sleeper = lab.python("sleeper.py", 60, daemon=daemon)
+    await lab.ready(sleeper)
     metrics = await lab.until("mps_server_clients", 1, daemon=d)
     os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
     await _advised(lab, "stranded_client")
     sleeper.kill()
     await _advised(lab)
     daemon.quit()
-    env = {**daemon.environment, **lab.directories("front").environment}
-    lab.others.append(
-        subprocess.Popen(
-            [CONTROL, "-f"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    )
+    lab.start_in_foreground(lab.directories("front"))
     await _advised(lab, "logs_unreadable")
 
 
@@ -931,8 +836,8 @@ async def doctor(lab: Lab) -> None:
 @scenario("two GPUs, one daemon: contexts are counted by GPU")
 async def two_gpus_one_daemon(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    on_first = lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
-    on_second = [lab.client("spin", 8, daemon=daemon, CUDA_VISIBLE_DEVICES="1") for _ in range(2)]
+    on_first = lab.client("spin", 8, daemon=daemon, gpus="0")
+    on_second = [lab.client("spin", 8, daemon=daemon, gpus="1") for _ in range(2)]
     await lab.ready(on_first, *on_second)
     metrics = await lab.until("mps_server_clients", 3, daemon=d)
     lab.check(metrics, "mps_server_client_contexts", 1, daemon=d, gpu=0)
@@ -957,14 +862,8 @@ async def two_daemons(lab: Lab) -> None:
         lab.check(metrics, "mps_server_client_contexts", 1, daemon=daemon.label, gpu=index)
         lab.check(metrics, "mps_gpu_served", 1, daemon=daemon.label, gpu=index)
         lab.check(metrics, "mps_gpu_served", None, daemon=daemon.label, gpu=1 - index)
-        lab.check(
-            metrics,
-            "mps_client_info",
-            1,
-            daemon=daemon.label,
-            pid=clients[index].pid,
-            uid=1001 + index,
-        )
+        pid, uid = clients[index].pid, 1001 + index
+        lab.check(metrics, "mps_client_info", 1, daemon=daemon.label, pid=pid, uid=uid)
     await lab.left(*clients)
     for daemon in daemons:
         daemon.quit()
@@ -974,12 +873,12 @@ async def two_daemons(lab: Lab) -> None:
 @scenario("a fault on one of two GPUs: who is on the other survives")
 async def fault_two_gpus(lab: Lab) -> None:
     daemon, d = lab.labelled_daemon()
-    survivor = lab.client("spin", 10, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
-    neighbour = lab.client("spin", 20, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
-    culprit = lab.client("fault", 3, daemon=daemon, CUDA_VISIBLE_DEVICES="1")
-    await lab.ready(survivor, neighbour, culprit)
+    survivor = lab.client("spin", 10, daemon=daemon, gpus="0")
+    neighbour = lab.client("spin", 20, daemon=daemon, gpus="1")
+    faulty = lab.client("fault", 3, daemon=daemon, gpus="1")
+    await lab.ready(survivor, neighbour, faulty)
     await lab.until("mps_server_clients", 3, daemon=d)
-    await lab.left(neighbour, culprit)
+    await lab.left(neighbour, faulty)
     metrics = await lab.until("mps_server_faults_total", 1, daemon=d, gpu=1)
     lab.check(metrics, "mps_server_faults_total", 0, daemon=d, gpu=0)
     lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
-import sys
+import signal
 import time
-from pathlib import Path
 
 from mps_exporter.findings import findings
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, daemon_at, inner_pid
 from tests.hardware.scenarios import scenario
 
 STREAMS = 8
-PYTHON = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 # Programs that use NVLink multicast can disturb others on the same host.
 NCCL = {
     "NCCL_NVLS_ENABLE": "0",
@@ -36,7 +32,7 @@ def _seconds(*clients: Client) -> float | None:
 
 
 async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
-    """Let clients run to their end; what the GPU did meanwhile, by two counters."""
+    """Wait for the clients' exit; return the GPU's activity meanwhile, by two counters."""
     await lab.ready(*clients, seconds=40)
     names = {
         "busy_share": "mps_gpu_busy_seconds_total",
@@ -69,7 +65,7 @@ async def streams(lab: Lab) -> None:
     ]
     for name, processes, streams_each, served_by in cases:
         crowd = [
-            lab.client("spin", 6, daemon=served_by, streams=streams_each, CUDA_VISIBLE_DEVICES="0")
+            lab.client("spin", 6, daemon=served_by, streams=streams_each, gpus="0")
             for _ in range(processes)
         ]
         activity = await _activity(lab, *crowd)
@@ -88,19 +84,9 @@ async def percentages(lab: Lab) -> None:
     ):
         big = []
         if big_share is not None:
-            big = [
-                lab.client(
-                    "spin",
-                    7,
-                    daemon=daemon,
-                    blocks=132 * 32,
-                    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=big_share,
-                )
-            ]
+            big = [lab.client("spin", 7, daemon=daemon, blocks=132 * 32, percentage=big_share)]
             await lab.ready(*big)
-        small = await lab.ready_client(
-            "spin", 5, daemon=daemon, blocks=8, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=small_share
-        )
+        small = await lab.ready_client("spin", 5, daemon=daemon, blocks=8, percentage=small_share)
         metrics = await lab.until(
             "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
         )
@@ -117,7 +103,7 @@ async def percentages(lab: Lab) -> None:
 
 
 async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
-    """What became of a client in a container, and what the exporter says of it."""
+    """Return what became of a client in a container, and what the exporter reports."""
     end = time.monotonic() + 12
     while not client.events() and client.process.poll() is None and time.monotonic() < end:
         await lab.run(0.2)
@@ -133,7 +119,7 @@ async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object
 @scenario("clients in containers: without the host's IPC, and without the pipe directory")
 async def containers(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    host = await lab.ready_client("idle", 45, daemon=daemon, CUDA_VISIBLE_DEVICES="0")
+    host = await lab.ready_client("idle", 45, daemon=daemon, gpus="0")
     await lab.until("mps_server_clients", 1, daemon=daemon.label)
     own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
     own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
@@ -151,13 +137,12 @@ async def containers(lab: Lab) -> None:
             "idle",
             20,
             daemon=daemon,
-            CUDA_VISIBLE_DEVICES="0",
+            gpus="0",
             before=("unshare", *namespaces, "sh", "-c", script, "sh"),
         )
         lab.facts[name] = await _outcome(lab, daemon, client)
         lab.note(name, ok=True, wanted="any", got=lab.facts[name])
-        client.kill()
-        await lab.left(client)
+        await lab.end(client)
     host.kill()
     await lab.quit(daemon, host)
 
@@ -165,18 +150,12 @@ async def containers(lab: Lab) -> None:
 @scenario("a framework that crashes under MPS, and whom it takes along")
 async def framework_crash(lab: Lab) -> None:
     daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    train = [sys.executable, str(HERE / "train.py"), "60000"]
-    neighbours = [
-        lab.client("train", 0, daemon=daemon, command=train, more=PYTHON, CUDA_VISIBLE_DEVICES="0")
-        for _ in range(2)
-    ]
-    crash = [sys.executable, str(HERE / "crash.py"), "4"]
-    culprit = lab.client(
-        "crash", 0, daemon=daemon, command=crash, more=PYTHON, CUDA_VISIBLE_DEVICES="0"
-    )
-    await lab.ready(*neighbours, culprit, seconds=60)
+    first = {"daemon": daemon, "gpus": "0"}
+    neighbours = [lab.python("train.py", 60000, **first) for _ in range(2)]
+    faulty = lab.python("crash.py", 4, **first)
+    await lab.ready(*neighbours, faulty, seconds=60)
     await lab.until("mps_server_clients", 3, daemon=daemon.label)
-    await lab.left(culprit, seconds=20)
+    await lab.left(faulty, seconds=20)
     metrics = await lab.run(3)
     lab.check(
         metrics, "mps_client_losses_total", 3, daemon=daemon.label, cause="unattributed_fault"
@@ -184,9 +163,9 @@ async def framework_crash(lab: Lab) -> None:
     lab.check(metrics, "mps_server_faults_total", 1, daemon=daemon.label, gpu=0)
     survivors = sum(client.process.poll() is None for client in neighbours)
     lab.facts["survivors"] = survivors
-    lab.facts["the culprit said"] = culprit.event("error")
+    lab.facts["the faulty client said"] = faulty.event("error")
     lab.facts["a neighbour said"] = neighbours[0].output.read_text(errors="replace")[-400:]
-    lab.note("neighbours left alive", ok=survivors == 0, wanted=0, got=survivors)
+    lab.equal("neighbours left alive", survivors, 0)
     for client in neighbours:
         client.kill()
     await lab.quit(daemon, *neighbours)
@@ -195,67 +174,27 @@ async def framework_crash(lab: Lab) -> None:
 # ------------------------------------------------------------------------------- two GPUs
 
 
-def _inner_pid(outer: int) -> int:
-    """The one child of a process, once it has one."""
-    path = Path(f"/proc/{outer}/task/{outer}/children")
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if words := path.read_text().split():
-            return int(words[0])
-        time.sleep(0.02)
-    raise TimeoutError(f"process {outer} has no child")
-
-
 @scenario("two daemons on two GPUs, and one in PID and mount namespaces of its own")
 async def three_daemons(lab: Lab) -> None:
     daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
     inner = lab.folder / "inner"
     inner.mkdir()
-    hidden = Daemon(
-        inner / "pipe",
-        inner / "log",
-        {
-            "PATH": os.environ["PATH"],
-            "CUDA_VISIBLE_DEVICES": "0",
-            "CUDA_MPS_PIPE_DIRECTORY": str(inner / "pipe"),
-            "CUDA_MPS_LOG_DIRECTORY": str(inner / "log"),
-        },
-    )
+    hidden = daemon_at(inner / "pipe", inner / "log", CUDA_VISIBLE_DEVICES="0")
     script = (
         f"mount -t tmpfs none {inner} && mkdir -m 777 {hidden.pipe} {hidden.log} && "
         f"{CONTROL} -d; sleep 90"
     )
-    outer = subprocess.Popen(
-        [
-            "unshare",
-            "--pid",
-            "--mount",
-            "--fork",
-            "--mount-proc",
-            "--kill-child",
-            "sh",
-            "-c",
-            script,
-        ],
-        env=hidden.environment,
-    )
-    lab.others.append(outer)
-    lab.daemons.append(hidden)
+    inside_pid = lab.start_contained(hidden, script, "--mount")
     await lab.until("mps_control_up", 1, daemon=hidden.label)
-    lab.note(
-        "its directory is not to be seen from the host",
-        ok=not hidden.pipe.exists(),
-        wanted=False,
-        got=hidden.pipe.exists(),
-    )
-    enter = ("nsenter", f"--target={_inner_pid(outer.pid)}", "--mount", "--pid")
+    lab.equal("its directory is visible from the host", hidden.pipe.exists(), wanted=False)
+    enter = ("nsenter", f"--target={inside_pid}", "--mount", "--pid")
     clients = [
         lab.client("spin", 12, daemon=daemon, uid=1001 + index)
         for index, daemon in enumerate(daemons)
     ]
-    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, CUDA_VISIBLE_DEVICES="0")
+    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, gpus="0")
     await lab.ready(*clients, inside)
-    pids = [client.pid for client in clients] + [_inner_pid(inside.pid)]
+    pids = [client.pid for client in clients] + [inner_pid(inside.pid)]
     for index, daemon in enumerate([*daemons, hidden]):
         d = daemon.label
         metrics = await lab.until("mps_server_clients", 1, daemon=d)
@@ -275,7 +214,7 @@ async def three_daemons(lab: Lab) -> None:
         )
     for daemon in daemons:
         daemon.quit()
-    outer.kill()
+    os.kill(inside_pid, signal.SIGKILL)
     await lab.run(1)
 
 
@@ -290,28 +229,14 @@ async def data_parallel(lab: Lab) -> None:
         ("beside 4 small trainings a GPU, all under MPS", daemon, 4),
     ):
         meeting = lab.folder / f"meeting-{len(lab.facts)}"
-        train = [sys.executable, str(HERE / "train.py"), "60000"]
         crowd = [
-            lab.client(
-                "train",
-                0,
-                daemon=served_by,
-                command=train,
-                CUDA_VISIBLE_DEVICES=str(gpu),
-                more=PYTHON,
-            )
+            lab.python("train.py", 60000, daemon=served_by, gpus=str(gpu))
             for gpu in (0, 1)
             for _ in range(small)
         ]
         await lab.ready(*crowd, seconds=60)
         both = [
-            lab.client(
-                "parallel",
-                0,
-                daemon=served_by,
-                more=PYTHON | NCCL,
-                command=[sys.executable, str(HERE / "data_parallel.py"), str(rank), str(meeting)],
-            )
+            lab.python("data_parallel.py", rank, meeting, daemon=served_by, more=NCCL)
             for rank in (0, 1)
         ]
         await lab.ready(*both, seconds=60)
@@ -322,10 +247,7 @@ async def data_parallel(lab: Lab) -> None:
                     metrics, "mps_gpu_processes", (1 + small, 2 + small), kind="mps_client", gpu=gpu
                 )
         await lab.left(*both)
-        for client in crowd:
-            client.kill()
-        await lab.left(*crowd)
+        await lab.end(*crowd)
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
-        await asyncio.sleep(0)
     await lab.quit(daemon)

@@ -13,7 +13,7 @@ left alone with one at the end."""
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the longest to the front; the rest stays as it was shuffled."""
+    """Move the longest files to the front; the rest keeps its random order."""
 
     def rank(item: pytest.Item) -> int:
         name = Path(str(item.path)).stem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,17 @@ from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
 from testing import fleet_page
+from testing.commands import output_of
 from testing.finding_hosts import SYNTHETIC
 from testing.prometheus_programs import program
-from testing.promtool import fired, page_of
+from testing.promtool import fired, page_of, receiver_of
 from testing.rule_files import ROOT, RULE_FILES, TEST_FILES
 
 PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
 
 
 def run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = output_of(*command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -78,12 +78,4 @@ def test_alertmanager_configuration_is_valid() -> None:
     ],
 )
 def test_routing(labels: str, receiver: str) -> None:
-    reported = run(
-        program("amtool"),
-        "config",
-        "routes",
-        "test",
-        "--config.file=alertmanager.yml",
-        *labels.split(),
-    )
-    assert reported.split() == [receiver]
+    assert receiver_of(*labels.split()) == receiver

@@ -23,6 +23,7 @@ import pytest
 
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.sources.recording import RecordingError, read_recording
+from testing.commands import output_of
 from testing.pipes import full_pipe
 from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS, wait_for
@@ -36,11 +37,10 @@ ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
     """Run in a shell; $E is the program."""
-    return subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        check=False,
+    return output_of(
+        "bash",
+        "-c",
+        command,
         cwd=ROOT,
         timeout=PATIENCE_SECONDS,
         env={**ENVIRONMENT, "E": " ".join(PROGRAM), "DEMO": str(DEMO)},
@@ -56,6 +56,38 @@ def started(*words: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def ends_well(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, dict[str, Any]]]:
+    """Open a terminal: the test's end, and the arguments that give a program the other end."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 60))
+    try:
+        yield (
+            ours,
+            {
+                **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+                "start_new_session": True,
+                "env": {key: value for key, value in ENVIRONMENT.items() if key != "COLUMNS"},
+            },
+        )
+    finally:
+        os.close(theirs)
+        with suppress(OSError):
+            os.close(ours)
+
+
+def until_printed(terminal: int, pattern: bytes) -> re.Match[bytes]:
+    output = b""
+    while not (found := re.search(pattern, output)):
+        output += os.read(terminal, 65536)
+    return found
 
 
 def until_it_says(process: subprocess.Popen[str], words: str) -> str:
@@ -99,20 +131,11 @@ def test_the_statuses_of_the_doctor_are_about_the_host(
 
 def test_colours_are_for_terminals_that_have_them() -> None:
     def coloured(**environment: str) -> bool:
-        ours, expected = pty.openpty()
-        try:
-            subprocess.run(
-                [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"],
-                stdout=expected,
-                check=False,
-                cwd=ROOT,
-                timeout=PATIENCE_SECONDS,
-                env={**ENVIRONMENT, "TERM": "xterm", **environment},
-            )
+        with terminal() as (ours, ends):
+            command = [*PROGRAM, "doctor", f"--recording={DEMO}", "--at=1s"]
+            env = {**ENVIRONMENT, "TERM": "xterm", **environment}
+            subprocess.run(command, stdout=ends["stdout"], check=False, cwd=ROOT, env=env)
             return b"\x1b[" in os.read(ours, 65536)
-        finally:
-            os.close(ours)
-            os.close(expected)
 
     assert coloured()
     assert coloured(NO_COLOR="")  # as https://no-color.org has it
@@ -155,11 +178,10 @@ def test_a_recording_that_is_ended_is_whole(tmp_path: Path, received: signal.Sig
 
 
 def test_a_recorder_that_is_killed_leaves_what_it_saw(tmp_path: Path) -> None:
-    path = tmp_path / "x.rec.gz"
-    with recording(path) as process:
+    with recording(tmp_path / "x.rec.gz") as process:
         process.kill()
         process.wait()
-    assert has_seen_processes(path)
+    assert has_seen_processes(tmp_path / "x.rec.gz")
 
 
 def test_nohup_is_meant(tmp_path: Path) -> None:
@@ -218,48 +240,26 @@ def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
         until_it_says(process, "the web configuration cannot be used")  # without a request
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
-        process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == 0
+        ends_well(process)
     assert not path.exists()
 
 
 def test_a_terminal_shows_what_is_played() -> None:
-    ours, expected = pty.openpty()
-    termios.tcsetwinsize(expected, (24, 60))
     words = ("demo", "--chapter=ghost", f"--web.listen-address=127.0.0.1:{free_port()}")
-    environment = {key: value for key, value in ENVIRONMENT.items() if key != "COLUMNS"}
-    with started(
-        *words,
-        stdin=expected,
-        stdout=expected,
-        stderr=expected,
-        start_new_session=True,
-        env=environment,
-    ) as one:
-        os.close(expected)
-        output = b""
-        while not (line := re.search(rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K", output)):
-            output += os.read(ours, 65536)
+    with terminal() as (ours, ends), started(*words, **ends) as process:
+        line = until_printed(ours, rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K")
         assert re.match(rb"  \d:\d\d / 2:\d\d  speed 0.5  ghost: A ghost", line[1])
         assert len(line[1]) == 59
-        one.terminate()
-        assert one.wait(PATIENCE_SECONDS) == 0
-    os.close(ours)
+        ends_well(process)
 
 
 def test_closing_the_terminal_leaves_no_process_running() -> None:
-    ours, expected = pty.openpty()
     words = ("demo", f"--web.listen-address=127.0.0.1:{free_port()}")
-    with started(
-        *words, stdin=expected, stdout=expected, stderr=expected, start_new_session=True
-    ) as one:
-        os.close(expected)
-        output = b""
-        while b"Ctrl-C" not in output:
-            output += os.read(ours, 65536)
+    with terminal() as (ours, ends), started(*words, **ends) as process:
+        until_printed(ours, b"Ctrl-C")
         os.close(ours)
-        one.send_signal(signal.SIGHUP)
-        assert one.wait(PATIENCE_SECONDS) == 0
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
@@ -276,24 +276,15 @@ def test_the_announcement_names_what_is_listened_on(tmp_path: Path) -> None:
 def test_a_recording_of_one_moment_ends_at_once_and_moves_no_cursor(tmp_path: Path) -> None:
     """It has no length, so its loops follow each other; and its words go to the terminal."""
     path = tmp_path / "short.rec.gz"
-    header = {
-        "format": "mps-exporter-recording",
-        "version": 2,
-        "scenario": "\x1b[2Jgone",
-        "machine": "",
-        "driver_version": "",
-        "recorded_at": "",
-        "started_at": 1000.0,
-        "exporter_version": "",
-        "anonymised": False,
-    }
-    look = {"kind": "procfs", "observation": {"at": 1000.0}}
-    path.write_bytes(gzip.compress(f"{json.dumps(header)}\n{json.dumps(look)}\n".encode()))
+    with gzip.open(DEMO, "rt") as recorded:
+        header = json.loads(recorded.readline())
+    header |= {"scenario": "\x1b[2Jgone", "started_at": 1000.0}
+    observation = {"kind": "procfs", "observation": {"at": 1000.0}}
+    path.write_bytes(gzip.compress(f"{json.dumps(header)}\n{json.dumps(observation)}\n".encode()))
     flags = ["--web.listen-address=127.0.0.1:0"]
     with started("serve", f"--replay={path}", *flags) as process:
         output = until_it_says(process, "Ctrl-C")
-        process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == 0
+        ends_well(process)
     assert "\x1b" not in output
     assert "x1b[2Jgone" in output
 
@@ -314,44 +305,33 @@ def test_nothing_is_announced_before_the_port_is_had() -> None:
     assert "another program listens there" in done.stderr
 
 
+def replies(port: int, path: str = "/-/healthy") -> bool:
+    with suppress(OSError):
+        url = f"http://127.0.0.1:{port}{path}"
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as reply:
+            return bool(reply.status == 200)
+    return False
+
+
 def test_standard_error_may_be_closed() -> None:
     port = free_port()
     command = f"exec {' '.join(PROGRAM)} demo --web.listen-address=127.0.0.1:{port} 2>&- >&- <&-"
-    with subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT) as process:
+    with subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=ENVIRONMENT, text=True) as process:
         try:
-
-            def listens() -> bool:
-                assert process.poll() is None
-                with suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS).close()
-                    return True
-                return False
-
-            wait_for(listens)
-            process.terminate()
-            assert process.wait(PATIENCE_SECONDS) == 0
+            wait_for(lambda: process.poll() is not None or replies(port))
+            ends_well(process)
         finally:
             process.kill()
 
 
 @pytest.mark.parametrize("command", ["serve", "demo"])
-def test_a_standard_error_that_nobody_reads_blocks_nothing(command: str) -> None:
+def test_a_standard_error_that_is_never_read_blocks_nothing(command: str) -> None:
     port = free_port()
     reading, writing = full_pipe()
     words = (command, f"--web.listen-address=127.0.0.1:{port}", "--log.level=debug")
     with started(*words, stderr=writing) as process:
         os.close(writing)
-
-        def answers(path: str) -> bool:
-            assert process.poll() is None
-            with suppress(OSError):
-                url = f"http://127.0.0.1:{port}{path}"
-                with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
-                    return bool(answer.status == 200)
-            return False
-
-        wait_for(lambda: answers("/-/healthy"))
-        assert answers("/metrics")
-        process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == 0
+        wait_for(lambda: process.poll() is not None or replies(port))
+        assert replies(port, "/metrics")
+        ends_well(process)
     os.close(reading)

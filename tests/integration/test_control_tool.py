@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from mps_exporter.mps.control_protocol import (
     parse_probe,
     parse_reconciliation,
 )
-from mps_exporter.mps.protocol_v3 import parse_v3
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import MAX_OUTPUT_BYTES, run_process
-from testing import fake_mps_v3 as published
+from mps_exporter.sources.control_tool_runs import MAX_OUTPUT_BYTES, ProcessResult, run_process
 from testing.fake_host import install_tool, server, set_daemon
 from testing.waiting import PATIENCE_SECONDS as PATIENCE
 from testing.waiting import until
@@ -68,16 +65,11 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_it_answers(host: Host) -> None:
+async def test_a_probe_costs_at_most_ten_lines_of_the_log(host: Host) -> None:
     host.daemon()
     seen = await host.control().probe(host.facts, PATIENCE)
     assert seen.outcome is Outcome.OK
     assert parse_probe(seen.exchanges[0]) == ProbeReply((468,), 1.0)
-
-
-async def test_a_probe_costs_at_most_ten_lines_of_the_daemon_s_log(host: Host) -> None:
-    host.daemon()
-    await host.control().probe(host.facts, PATIENCE)
     assert host.lines() <= 10
 
 
@@ -97,27 +89,24 @@ async def test_a_reconciliation_of_four_clients_costs_at_most_forty(host: Host) 
     assert second <= 28
 
 
-async def test_a_refusal_is_tried_again(host: Host) -> None:
-    host.daemon(mode="refuse_once")
-    seen = await host.control().probe(host.facts, PATIENCE)
-    assert (seen.outcome, seen.exchanges[0].attempts) == (Outcome.OK, 2)
-
-
 @pytest.mark.parametrize(
-    ("mode", "outcome"),
+    ("mode", "outcome", "error"),
     [
-        ("refuse", Outcome.REFUSED),
-        ("absent", Outcome.ABSENT),
-        ("garbage", Outcome.UNPARSABLE),
-        ("silent", Outcome.UNPARSABLE),
+        ("refuse", Outcome.REFUSED, ""),
+        ("absent", Outcome.ABSENT, ""),
+        ("garbage", Outcome.UNPARSABLE, ""),
+        ("silent", Outcome.UNPARSABLE, ""),
+        ("flood", Outcome.UNPARSABLE, "more than 1048576 bytes"),
     ],
 )
-async def test_it_fails(host: Host, mode: str, outcome: Outcome) -> None:
+async def test_a_failing_daemon(host: Host, mode: str, outcome: Outcome, error: str) -> None:
     host.daemon(mode=mode)
-    assert (await host.control().probe(host.facts, PATIENCE)).outcome is outcome
+    seen = await host.control().probe(host.facts, PATIENCE)
+    assert seen.outcome is outcome
+    assert error in (seen.error or "")
 
 
-async def test_one_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
+async def test_a_tool_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
     host.daemon(mode="hang")
     seen = await host.control(0.3).probe(host.facts, PATIENCE)
     assert seen.outcome is Outcome.TIMEOUT
@@ -125,37 +114,34 @@ async def test_one_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
     assert 0.3 <= seen.exchanges[0].duration_seconds < PATIENCE
 
 
-async def test_a_stuck_server_hangs_only_who_asks_about_it(host: Host) -> None:
+async def test_a_stuck_server_hangs_only_queries_about_it(host: Host) -> None:
     set_daemon(host.pipe, servers=[{**SERVER, "stuck": True}])
     assert (await host.control().probe(host.facts, PATIENCE)).outcome is Outcome.OK
     seen = await host.control(0.3).reconcile(host.facts, [468], PATIENCE)
     assert seen.outcome is Outcome.TIMEOUT
 
 
-async def test_one_that_floods_is_stopped(host: Host) -> None:
-    host.daemon(mode="flood")
-    seen = await host.control().probe(host.facts, PATIENCE)
-    assert seen.outcome is Outcome.UNPARSABLE
-    assert "more than 1048576 bytes" in (seen.error or "")
-
-
-async def test_one_that_is_not_there(host: Host) -> None:
+@pytest.mark.parametrize(
+    ("mode", "text", "error"),
+    [
+        (0o755, None, "--mps.control-binary"),
+        (0o644, "#!/bin/sh\n", "cannot be run"),
+        (0o755, "\0\0", "cannot be run"),
+    ],
+)
+async def test_a_tool_that_is_missing_or_not_a_program(
+    host: Host, mode: int, text: str | None, error: str
+) -> None:
     host.tool.unlink()
+    if text is not None:
+        host.tool.write_text(text)
+        host.tool.chmod(mode)
     seen = await host.control().probe(host.facts, PATIENCE)
     assert seen.outcome is Outcome.ABSENT
-    assert "--mps.control-binary" in (seen.error or "")
+    assert error in (seen.error or "")
 
 
-@pytest.mark.parametrize(("mode", "text"), [(0o644, "#!/bin/sh\n"), (0o755, "\0\0")])
-async def test_one_that_is_no_program(host: Host, mode: int, text: str) -> None:
-    host.tool.write_text(text)
-    host.tool.chmod(mode)
-    seen = await host.control().probe(host.facts, PATIENCE)
-    assert seen.outcome is Outcome.ABSENT
-    assert "cannot be run" in (seen.error or "")
-
-
-async def test_whoever_asked_may_leave_early(host: Host) -> None:
+async def test_a_cancelled_query_leaves_no_process(host: Host) -> None:
     host.daemon(mode="hang")
     asking = asyncio.ensure_future(host.control().probe(host.facts, PATIENCE))
     await until(children)
@@ -168,64 +154,41 @@ async def test_whoever_asked_may_leave_early(host: Host) -> None:
 
 # ------------------------------------------------------------------------------ the runner
 
-ENVIRONMENT = {"PATH": os.environ["PATH"]}
+ENVIRONMENT = {"PATH": os.environ["PATH"], "A": "1"}
 
 
-async def test_nothing_but_the_given_environment(host: Host) -> None:
-    result = await run_process(("env",), b"", {**ENVIRONMENT, "A": "1"}, PATIENCE)
-    assert sorted(result.stdout.decode().split()) == sorted([f"PATH={os.environ['PATH']}", "A=1"])
-    assert result.return_code == 0
+async def shell(script: str, data: bytes = b"", seconds: float = PATIENCE) -> ProcessResult:
+    return await run_process(("sh", "-c", script), data, ENVIRONMENT, seconds)
 
 
-async def test_input_output_and_exit_status(host: Host) -> None:
-    script = "cat; echo err >&2; exit 3"
-    result = await run_process(("sh", "-c", script), b"in\n", ENVIRONMENT, PATIENCE)
+async def test_environment_input_output_and_exit_status(host: Host) -> None:
+    result = await run_process(("env",), b"", ENVIRONMENT, PATIENCE)
+    shown = [line.split("=", 1) for line in result.stdout.decode().splitlines()]
+    assert dict(shown) == ENVIRONMENT
+    result = await shell("cat; echo err >&2; exit 3", b"in\n")
     assert (result.stdout, result.stderr, result.return_code) == (b"in\n", b"err\n", 3)
     assert not result.timed_out
 
 
-async def test_one_that_never_reads_its_input(host: Host) -> None:
-    result = await run_process(("true",), b"x" * 1_000_000, ENVIRONMENT, PATIENCE)
-    assert result.return_code == 0
+async def test_a_program_that_never_reads_its_input(host: Host) -> None:
+    assert (await shell("true", b"x" * 1_000_000)).return_code == 0
 
 
-async def test_the_whole_group_dies(host: Host) -> None:
-    script = "trap '' TERM; sleep 300 & sleep 300"
-    result = await run_process(("sh", "-c", script), b"", ENVIRONMENT, 0.3)
+async def test_the_whole_process_group_is_killed(host: Host) -> None:
+    result = await shell("trap '' TERM; sleep 300 & sleep 300", seconds=0.3)
     assert result.timed_out
     assert result.return_code is None
 
 
-async def test_a_stray_child_that_keeps_the_pipe_does_not_hold_us_up(host: Host) -> None:
-    result = await run_process(("sh", "-c", "sleep 3600 & echo $!"), b"", ENVIRONMENT, PATIENCE)
+async def test_a_stray_child_that_keeps_the_pipe_causes_no_delay(host: Host) -> None:
+    result = await shell("sleep 3600 & echo $!")
     os.kill(int(result.stdout), signal.SIGKILL)
     assert not result.timed_out
     assert result.return_code == 0
 
 
 async def test_output_is_bounded(host: Host) -> None:
-    result = await run_process(("sh", "-c", "yes & yes >&2"), b"", ENVIRONMENT, PATIENCE)
+    result = await shell("yes & yes >&2")
     assert result.output_exceeded
     assert result.return_code is None
     assert max(len(result.stdout), len(result.stderr)) == MAX_OUTPUT_BYTES
-
-
-async def test_a_v3_daemon_that_only_its_refusal_names(host: Host) -> None:
-    set_daemon(host.pipe, v3=published.MANUAL)
-    tool = host.control()
-    probe = await tool.probe(host.facts, PATIENCE)
-    details = await tool.reconcile(host.facts, (), PATIENCE)
-    assert (probe.outcome, details.outcome) == (Outcome.OK, Outcome.OK)
-    found = parse_v3([probe, details])
-    assert found is not None
-    assert [server.name for server in found.servers or ()] == ["training"]
-    assert [client.pid for client in found.clients or ()] == [51023, 51087]
-    assert found.not_understood == {}
-
-
-async def test_a_daemon_of_driver_580_with_the_variable_of_a_newer_one(host: Host) -> None:
-    host.daemon()
-    facts = replace(host.facts, protocol="3")
-    probe = await host.control().probe(facts, PATIENCE)
-    assert probe.outcome is Outcome.OK
-    assert parse_probe(probe.exchanges[0]) == ProbeReply((468,), 1.0)

@@ -24,17 +24,16 @@ from testing.dashboards import (
     variables,
 )
 from testing.player import RECORDINGS, Player
+from testing.prometheus_programs import Series
 from testing.prometheus_server import (
     GONE,
     JOB,
     OF_THE_SCRAPE,
     SCRAPE_SECONDS,
-    Prometheus,
+    Scraped,
     Scrapes,
-    Series,
     Window,
     backfilled,
-    programs,
     scrapes_of,
 )
 from testing.rule_files import RULE_FILES
@@ -51,13 +50,13 @@ mps_control_state{daemon="/mps",mps_control_state="answering"} 1
 mps_control_log_readable{daemon="/mps",log="control"} 0
 mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
-"""What is left of a daemon where neither its logs nor its clients can be read."""
+"""The rest of a daemon whose logs and clients cannot be read."""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
 
 USERS = ("1001", "1002", "1003")
 
-Stage = tuple[Prometheus, dict[str, Window]]
+Stage = tuple[Scraped, dict[str, Window]]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +74,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
     windows[BLIND] = Window(began, moments[-1])
-    with programs() as started:
-        yield backfilled(tmp_path_factory.mktemp("dashboards"), started, hosts), windows
+    with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
+        yield server, windows
 
 
 def _alert(window: Window) -> Scrapes:
@@ -130,7 +129,7 @@ def test_every_expression_is_answered_for_all_hosts_at_once(stage: Stage) -> Non
 
 
 def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stage: Stage) -> None:
-    """All began together, and later than the range that is looked at; Grafana aligns ranges."""
+    """All began together, and later than the queried range; Grafana aligns ranges."""
     prometheus, windows = stage
     (target,) = (t for t in targets() if t.panel == "Worst state of each host")
     middle = (windows["limits"].start + 15) // 5 * 5
@@ -289,7 +288,7 @@ async def test_numbers_are_those_of_the_incident(stage: Stage) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def _asked(prometheus: Prometheus, window: Window, truth: Truth) -> Iterator[float]:
+def _asked(prometheus: Scraped, window: Window, truth: Truth) -> Iterator[float]:
     shown = (truth.dashboard, truth.panel, truth.ref)
     target = next(t for t in targets() if (t.dashboard, t.panel, t.ref) == shown)
     choices = {"instance": where(truth.recording), "job": JOB, "uid": truth.uid}

@@ -1,7 +1,7 @@
-"""The scripts that end jobs: which clients they terminate, and that nothing makes them hang.
+"""The scripts that end jobs: which clients they terminate, and that they never hang.
 
-The script runs as it is, but for /proc: a copy reads a made-up one, so that jobs, users, PID
-namespaces and processes that end at the wrong moment can be acted out.
+The scripts run unchanged, except for the path of /proc: a copy reads a synthetic /proc, so that
+jobs, users, PID namespaces and processes that exit at the wrong time can be acted out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from testing.commands import output_of
 from testing.fake_host import install_tool, server, set_daemon
 from testing.fake_proc import HOST_NAMESPACE, FakeProc
 
@@ -50,7 +51,7 @@ class Host:
         self.script.chmod(0o755)
 
     def look_from(self, namespace: int) -> None:
-        """Let the script run in this PID namespace."""
+        """Run the script in this PID namespace."""
         self.proc.remove(4)
         here = self.proc.add(4, argv=("cat",), started=NOW, pid_namespace=namespace)
         link = self.proc.root / "self"
@@ -72,13 +73,16 @@ class Host:
         self, *arguments: str, pipe: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         given = (f"--pipe-directory={self.pipe}".split("=")) if pipe else []
-        return subprocess.run(
-            ["dash", str(self.script), "--control", str(self.tool), *PATIENT, *given, *arguments],
+        return output_of(
+            "dash",
+            self.script,
+            "--control",
+            self.tool,
+            *PATIENT,
+            *given,
+            *arguments,
             env={"PATH": os.environ["PATH"], **environment},
-            capture_output=True,
-            text=True,
             timeout=300,
-            check=False,
         )
 
     def terminated(self) -> list[int]:
@@ -132,21 +136,17 @@ def test_a_client_must_meet_every_condition(
     assert host.terminated() == pids
 
 
-def test_who_ended_meanwhile_is_let_alone(host: Host) -> None:
-    host.daemon(101)
-    done = host.run("--pid", "101")
-    assert (done.returncode, host.terminated()) == (0, [])
-
-
-def test_a_process_that_took_over_the_pid_is_let_alone(host: Host) -> None:
-    """It started after the daemon had listed the client."""
-    host.process(101, started=NOW + 0.01)
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_client_that_exited_meanwhile_is_not_terminated(host: Host, reused: bool) -> None:
+    """Its PID is free, or belongs to a process that started after the daemon listed the client."""
+    if reused:
+        host.process(101, started=NOW + 0.01)
     host.daemon(101)
     assert (host.run("--pid", "101").returncode, host.terminated()) == (0, [])
 
 
 def test_a_pid_of_another_namespace_names_another_process(host: Host) -> None:
-    """A daemon in a container calls its client 101; here that is somebody else's number."""
+    """A daemon in a container calls its client 101; on the host this PID is another process."""
     host.process(101, cgroup=IN_JOB_7)
     host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
     assert (host.run("--slurm-job", "7").returncode, host.terminated()) == (0, [])
@@ -181,7 +181,7 @@ def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
 
 
 def test_a_hook_terminates_the_clients_of_its_own_container(host: Host) -> None:
-    """It cannot look their PIDs up, which are the host's: ps says whose namespace they are in."""
+    """The hook cannot read the host's PIDs: ps shows the PID namespace of each client."""
     host.look_from(INNER_NAMESPACE)
     own, other = server(SERVER, 5001, 5002)["clients"]
     own["namespace"] = str(INNER_NAMESPACE)
@@ -376,7 +376,7 @@ class Wrapped:
         return self.process.stdout.readline()
 
     def end(self, text: bytes = b"") -> int:
-        """Give it this input, and wait for its end."""
+        """Send this input to the program, and wait for its exit."""
         self.process.communicate(text, timeout=30)
         return self.process.returncode
 

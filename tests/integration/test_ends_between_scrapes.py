@@ -1,4 +1,4 @@
-"""Queued clients and daemons that end while nobody scrapes, on a host of real processes."""
+"""Queued clients and daemons that exit between two scrapes, on a host of real processes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from testing.own_host import Daemon, OwnHost, own_host
 from testing.waiting import wait_for
 
 KEPT = "/run/kept"
-"""Where the file system of the logs is mounted, too: as the daemon's descriptor, it stays."""
+"""A second mount of the logs' file system: it stays, like the daemon's descriptor."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_read_only_file_system(host: OwnHost) -> None:
 
 
 def test_a_file_system_that_is_unmounted_and_mounted_again(host: OwnHost) -> None:
-    """A daemon goes on writing to the files that it has open, and the exporter reading them."""
+    """The daemon continues to write to its open files, and the exporter to read them."""
     daemon = begin(host)
     run(host, "umount", "--lazy", LOGS)
     crash(daemon, 7002)

@@ -1,23 +1,23 @@
-"""No text of ours tells an operator to end a healthy process, at any moment of any recording.
+"""No text tells an operator to end a healthy process, at any time of any recording.
 
 Healthy are: a client with a context that no fault has hit, a process that waits in the queue, and
-the server and the daemon of such a client. Looked at are the page, the status API, the doctor, the
-doctor of each process, and what the alerts say, every two seconds of a recording and whenever its
-logs had news.
+the server and the daemon of such a client. Checked are the page, the status API, the doctor, the
+doctor of each process, and the alerts, every two seconds of a recording and at each new log data.
 
 A fault lasts some milliseconds, and most recordings read its end together with its beginning. So
-a moment at which a client is torn down is also looked at with its server still in FAULT. The page,
-the API and the doctor are also given each state with a daemon or servers that are worse off: what
-the control tool reports is not always in the logs.
+a state in which a client is torn down is also checked with its server still in FAULT. The page,
+the API and the doctor also get each state with an unhealthy daemon or unhealthy servers: what the
+control tool reports is not always in the logs.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -105,7 +105,7 @@ def worse(snapshot: Snapshot) -> Iterator[Snapshot]:
 
 
 def shape_of(snapshot: Snapshot) -> object:
-    """All that texts depend on, but for ages."""
+    """Return all that texts depend on, except ages."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
     clients = [
         (server.pid, server.state, client.pid, client.state, sum(client.contexts.values()))
@@ -117,7 +117,7 @@ def shape_of(snapshot: Snapshot) -> object:
 
 
 def told_by_programs(snapshots: Sequence[Snapshot]) -> Iterator[Told]:
-    """What page, API and doctor say of each state, and of worse ones."""
+    """Yield the texts of page, API and doctor for each state, and for worse states."""
     last: object = None
     for number, snapshot in enumerate(snapshots):
         if (shape := shape_of(snapshot)) == last:
@@ -147,33 +147,18 @@ def healthy_pids(snapshot: Snapshot) -> tuple[set[int], set[int]]:
     return clients - {0}, {pid for pid in hosts if pid}
 
 
-class _Text(HTMLParser):
-    """The text of a page, a line for each element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        if text := " ".join(data.split()):
-            self.parts.append(text)
-
-
 def text_of(page: str) -> str:
-    parser = _Text()
-    parser.feed(page)
-    return "\n".join(parser.parts)
+    """Return the text of a page, a line for each element."""
+    parts = (" ".join(unescape(part).split()) for part in re.split(r"<[^>]*>", page))
+    return "\n".join(filter(None, parts))
 
 
 def strings_in(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from strings_in(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from strings_in(one)
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(inner)
 
 
 def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -197,7 +182,7 @@ def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def texts_of_processes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """What the doctor says of each process."""
+    """Yield the doctor's texts for each process."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
     pids = {client.pid for d in snapshot.daemons for s in d.servers for client in s.clients}
     pids |= {wait.pid for daemon in snapshot.daemons for wait in daemon.waits}

@@ -2,117 +2,143 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import aiohttp
+import bcrypt
 import pytest
+import trustme
 
+from testing.commands import output_of
 from testing.player import RECORDINGS
-from testing.ports import free_port
 from testing.program import Page, Program, running
-from testing.waiting import until_awaited
+from testing.prometheus_programs import TREE, program, prometheus
+from testing.waiting import until, until_awaited
+from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import served
 
 INCIDENTS = ("limits", "wait-served", "fault-held", "server-killed")
+EACH_PROMETHEUS = pytest.mark.parametrize("name", ["prometheus", "prometheus3"])
 
 
-def tool(name: str) -> str:
-    found = shutil.which(name)
-    assert found, f"{name} is missing: run the tests with make, which installs it"
-    return found
+async def with_a_server(exporter: Program) -> Page | None:
+    """Return a page once the replay has a server and a line of its log has been read.
 
-
-async def with_a_server(program: Program, **headers: str) -> Page | None:
-    """A scrape, if the replay has come to where a server is there and its log has been read.
-
-    The daemon can tell of a server before a line of its log is read.
+    The daemon can report a server before a line of its log is read.
     """
-    page = await program.page(**headers)
+    page = await exporter.page()
     started = page.value("mps_server_startup_seconds_count") is not None
     return page if started and page.value("mps_server_info") is not None else None
 
 
 @pytest.mark.parametrize("incident", INCIDENTS)
-async def test_promtool_has_nothing_to_say(tmp_path: Path, incident: str) -> None:
-    promtool = tool("promtool")
+async def test_promtool_finds_nothing_in_a_page(tmp_path: Path, incident: str) -> None:
     recording = RECORDINGS / f"{incident}.rec.gz"
-    async with running(tmp_path, "demo", str(recording), "--speed=5") as program:
-        page = await until_awaited(lambda: with_a_server(program))
-        assert page.value("mps_exporter_recording_info") == 1
-        check = await asyncio.create_subprocess_exec(
-            promtool,
-            "check",
-            "metrics",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        output, _ = await check.communicate(page.text.encode())
-        assert (check.returncode, output.decode()) == (0, "")
+    async with running(tmp_path, "demo", str(recording), "--speed=5") as exporter:
+        page = await until_awaited(lambda: with_a_server(exporter))
+    assert page.value("mps_exporter_recording_info") == 1
+    checked = output_of(program("promtool"), "check", "metrics", input=page.text)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("server", ["prometheus", "prometheus3"])
-async def test_prometheus_scrapes_without_an_error(tmp_path: Path, server: str) -> None:
-    binary = tool(server)
-    recording = RECORDINGS / "limits.rec.gz"
-    async with running(tmp_path, "demo", str(recording)) as program:
-        port = free_port()
-        config = tmp_path / "prometheus.yml"
-        config.write_text(
-            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
-            "scrape_configs:\n"
-            f"  - {{job_name: mps, static_configs: [{{targets: ['127.0.0.1:{program.port}']}}]}}\n"
-        )
-        process = await asyncio.create_subprocess_exec(
-            binary,
-            f"--config.file={config}",
-            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            "--log.level=error",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            await _scraped(program, f"http://127.0.0.1:{port}")
-        finally:
-            process.terminate()
-            await process.wait()
+def scrape_of(port: int) -> dict[str, Any]:
+    """Return a configuration that scrapes this port of the loopback every second."""
+    targets = [{"targets": [f"127.0.0.1:{port}"]}]
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "scrape_configs": [{"job_name": "mps", "static_configs": targets}],
+    }
 
 
-async def _scraped(program: Program, prometheus: str) -> None:
-    async def sees_the_clients() -> bool:
-        with suppress(aiohttp.ClientError):
-            clients = await _query(program.session, prometheus, "sum(mps_server_clients)")
-            return clients == 5
-        return False
+@EACH_PROMETHEUS
+async def test_prometheus_scrapes_without_an_error(tmp_path: Path, name: str) -> None:
+    recording = str(RECORDINGS / "limits.rec.gz")
+    async with running(tmp_path, "demo", recording) as exporter:
+        with prometheus(tmp_path, scrape_of(exporter.port), name=name) as server:
+            await until(lambda: server.moment("sum(mps_server_clients) == 5"))
 
-    async def complaint() -> str:
-        async with program.session.get(f"{prometheus}/api/v1/targets") as answer:
-            (target,) = (await answer.json())["data"]["activeTargets"]
-        return str(target["lastError"])
+            def is_scraped() -> bool:
+                error = server.targets()["mps"]["lastError"]
+                # If the machine has no time for a scrape, another follows.
+                assert not error or "deadline exceeded" in error
+                return not error
 
-    async def is_content() -> bool:
-        error = await complaint()
-        # Where the machine has no time for a scrape, there will be another.
-        assert not error or "deadline exceeded" in error
-        return not error
-
-    await until_awaited(sees_the_clients)
-    await until_awaited(is_content)
-    metadata = await _metadata(program.session, prometheus)
-    assert metadata["mps_server_clients"]["type"] == "gauge"
-    assert metadata["mps_gpu_memory_total_bytes"]["unit"] == "bytes"
+            await until(is_scraped)
+            metadata = server.api("metadata")
+    assert metadata["mps_server_clients"][0]["type"] == "gauge"
+    assert metadata["mps_gpu_memory_total_bytes"][0]["unit"] == "bytes"
 
 
-async def _query(session: aiohttp.ClientSession, prometheus: str, text: str) -> float | None:
-    async with session.get(f"{prometheus}/api/v1/query", params={"query": text}) as answer:
-        result = (await answer.json())["data"]["result"]
-    return float(result[0]["value"][1]) if result else None
+@EACH_PROMETHEUS
+async def test_the_job_of_dcgm_exporter_continues_as_in_the_scenarios_page(
+    tmp_path: Path, name: str
+) -> None:
+    text = (TREE / "docs" / "scenarios.md").read_text("utf-8")
+    (snippet,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert snippet.count("localhost:9400") == 1
+    shutil.copy(TREE / "prometheus" / "dcgm-compat.rules.yml", tmp_path)
+    async with running(tmp_path, "demo", str(RECORDINGS / "limits.rec.gz")) as exporter:
+        config = snippet.replace("localhost:9400", f"127.0.0.1:{exporter.port}")
+        with prometheus(tmp_path, config.replace("15s", "1s"), name=name) as server:
+            ((labels, _), *_) = await until(lambda: server.moment("DCGM_FI_DEV_GPU_UTIL"))
+            shown = (labels["job"], labels["gpu"], labels["modelName"])
+            assert shown == ("gpu", "0", "NVIDIA H200")
+            assert labels["UUID"].startswith("GPU-")
+            await until(lambda: server.moment("DCGM_FI_DEV_FB_USED > 0"))
 
 
-async def _metadata(session: aiohttp.ClientSession, prometheus: str) -> dict[str, dict[str, str]]:
-    async with session.get(f"{prometheus}/api/v1/metadata") as answer:
-        data = (await answer.json())["data"]
-    return {name: entries[0] for name, entries in data.items()}
+JOB = """
+- job_name: {name}
+  scheme: https
+  tls_config: {{ca_file: ca.pem{tls}}}
+  basic_auth: {{username: prometheus, password: {password}}}
+  static_configs: [{{targets: ["{address}"]}}]
+"""
+WITH_CERTIFICATE = ", cert_file: client.crt, key_file: client.key"
+EXPECTED = {
+    "right": (WITH_CERTIFICATE, "secret", "up", ""),
+    "wrong-password": (WITH_CERTIFICATE, "guess", "down", "401"),
+    "no-certificate": ("", "secret", "down", ""),
+}
+"""Job -> certificate, password, health of the target, and a part of its last error."""
+
+
+@EACH_PROMETHEUS
+async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, name: str) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for owner, identity in (("server", "127.0.0.1"), ("client", "prometheus.example")):
+        cert = authority.issue_cert(identity)
+        (tmp_path / f"{owner}.key").write_bytes(cert.private_key_pem.bytes())
+        (tmp_path / f"{owner}.crt").write_bytes(cert.cert_chain_pems[0].bytes())
+    password = bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()
+    (tmp_path / "web.yml").write_text(
+        "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
+        "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+        "  client_allowed_sans: [prometheus.example]\n"
+        f"basic_auth_users:\n  prometheus: {password}\n"
+    )
+    backend = FakeBackend()
+    async with served(backend, config_file=str(tmp_path / "web.yml")) as (shown, _):
+        jobs = [
+            JOB.format(name=job, tls=tls, password=word, address=shown[0])
+            for job, (tls, word, *_) in EXPECTED.items()
+        ]
+        config = "global: {scrape_interval: 1s, scrape_timeout: 900ms}\nscrape_configs:"
+        with prometheus(tmp_path, config + "".join(jobs), name=name) as server:
+
+            def is_as_expected() -> bool:
+                found = server.targets()
+                return found.keys() == EXPECTED.keys() and all(
+                    found[job]["health"] == health and words in found[job]["lastError"]
+                    for job, (_, _, health, words) in EXPECTED.items()
+                )
+
+            await until(is_as_expected)
+    timeout, collectors = backend.collections[0]
+    assert timeout is not None
+    assert 0.81 / 2 <= timeout <= 0.81, "at most half of it may pass in the queue"
+    assert collectors is None
+    assert all(gzip for _, gzip in backend.renderings)

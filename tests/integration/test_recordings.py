@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.commands.serve import built_in_playlist
-from testing.player import RECORDINGS, Player
+from mps_exporter.metrics.catalogue import CATALOGUE
+from testing.player import RECORDINGS, Metrics, Player
 
+EACH = pytest.mark.parametrize(
+    "path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.stem
+)
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
 
 PATIENCE_SECONDS = 2.0
-"""The exporter may look at other moments than it did on the hardware: what was seen then must be
-seen within this time."""
+"""Tolerance in seconds: the exporter may collect at other times than it did on the hardware."""
 
 RUNNING = {"mps_uid_holding_seconds_total", "mps_uid_handover_idle_seconds_total"}
-"""Totals that grow while one looks: they may differ by the time between the looks."""
+"""Totals that grow between two collections."""
 
 
 def _agrees(metric: str, got: float | None, want: float | None) -> bool:
@@ -65,7 +68,7 @@ def test_the_demo_plays_recordings_that_are_tested() -> None:
 
 
 async def test_killed_clients_are_not_taken_for_stranded_ones() -> None:
-    # Two seconds in which the GPUs were not read, while the logs told of ten clients that left.
+    # For two seconds the GPUs were not read, while the logs showed that ten clients left.
     recording = Player(RECORDINGS / "data-parallel.rec.gz")
     begin = recording.recording.header.started_at
     stranded = []
@@ -75,7 +78,7 @@ async def test_killed_clients_are_not_taken_for_stranded_ones() -> None:
     assert stranded == []
 
 
-@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.stem)
+@EACH
 async def test_a_daemon_does_not_die_because_one_looks_early(path: Path) -> None:
     # The control tool names a server at a moment at which the log of its start is not yet read.
     player = Player(path)
@@ -83,3 +86,25 @@ async def test_a_daemon_does_not_die_because_one_looks_early(path: Path) -> None
     seen = [await player.to(begin + tenths / 10) for tenths in (0, 0.2, 3.5, 7, 10.5, 14)]
     died = [metrics.value("mps_server_exits_total", cause="daemon_died") for metrics in seen]
     assert set(died) <= {None, 0.0}
+
+
+COLLECTIONS = 8
+"""Collections in the course of a recording: some series exist no longer than a client."""
+
+
+def undocumented(metrics: Metrics) -> set[tuple[str, str, str]]:
+    return {
+        (spec.name, label, labels[label])
+        for spec in CATALOGUE.values()
+        for labels, _ in metrics.all(spec.name)
+        for label, allowed in spec.values.items()
+        if labels[label] not in allowed and not (spec.kind == "info" and not labels[label])
+    }
+
+
+@EACH
+async def test_no_label_has_a_value_that_is_not_documented(path: Path) -> None:
+    player = Player(path)
+    begin, length = player.recording.header.started_at, player.recording.duration_seconds
+    for number in range(1, COLLECTIONS + 1):
+        assert undocumented(await player.to(begin + length * number / COLLECTIONS)) == set()

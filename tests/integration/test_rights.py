@@ -1,13 +1,14 @@
 """The table "Which rights buy which metrics" in docs/deployment.md, cell by cell.
 
-The real exporter runs with each of the rights, twice: as it is, and with all daemons named by flag.
-What it shows at once is a "yes" of the table, what it shows only then a "configured only".
+The real exporter runs with each of the rights twice: without flags, and with all daemons named by
+flag. A metric of the first run is a "yes" of the table, a metric of the second run only is
+"configured only".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,26 +34,19 @@ def user(*capabilities: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-@dataclass(frozen=True)
-class Rights:
-    """What the exporter runs with."""
-
-    setpriv: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
-
-
-COLUMNS = {
-    "root": Rights(),
-    "user": Rights(user()),
-    "user + PTRACE": Rights(user("sys_ptrace")),
-    "user + both": Rights(user("sys_ptrace", "dac_read_search")),
-    "own PID namespace": Rights(user(), ("unshare", "--pid", "--fork", "--mount", "--mount-proc")),
+COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "root": ((), ()),
+    "user": (user(), ()),
+    "user + PTRACE": (user("sys_ptrace"), ()),
+    "user + both": (user("sys_ptrace", "dac_read_search"), ()),
+    "own PID namespace": (user(), ("unshare", "--pid", "--fork", "--mount", "--mount-proc")),
 }
+"""Column of the table -> the arguments of setpriv, and a command inside which the exporter runs."""
 
 
 @dataclass
 class Seen:
-    """What the exporter shows, as it is and with all daemons named."""
+    """Metrics of the exporter without flags, and with all daemons named."""
 
     unnamed: Metrics
     named: Metrics
@@ -87,11 +81,11 @@ def scene() -> Iterator[Scene]:
             )
             for name, daemon in daemons.items()
         }
-        yield Scene(clients, {name: _look(host, rights) for name, rights in COLUMNS.items()})
+        yield Scene(clients, {name: _look(host, *how) for name, how in COLUMNS.items()})
 
 
 def _closed(host: OwnHost) -> Daemon:
-    """Give a daemon whose logs only root may read; its pipe directory is open, as it always is."""
+    """Start a daemon whose logs only root may read; its pipe directory is open, as always."""
     daemon = host.daemon(*CLOSED, umask="077")
     pipe = host.outside(CLOSED[0])
     pipe.chmod(0o755)
@@ -106,13 +100,13 @@ def _in_container() -> list[str]:
     return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
 
 
-def _look(host: OwnHost, rights: Rights) -> Seen:
+def _look(host: OwnHost, rights: Sequence[str], inside: Sequence[str]) -> Seen:
     names = []
     for pipe, log in (OPEN, ELSEWHERE, CLOSED):
         names += [f"--mps.pipe-directory={pipe}", f"--mps.log-directory={log}"]
     found = []
     for flags in ([], names):
-        host.serve(*flags, rights=rights.setpriv, inside=rights.inside)
+        host.serve(*flags, rights=rights, inside=inside)
         found.append(host.scrape())
         host.stop_exporters()
     return Seen(*found)
@@ -223,19 +217,15 @@ def test_what_the_table_promises_is_what_there_is(scene: Scene, column: str) -> 
         for beginning, question in ROWS.items():
             if row.startswith(beginning):
                 promised[row] = cells[columns.index(column)]
-                shown[row] = (
-                    "yes"
-                    if question(seen.unnamed, scene)
-                    else "configured only"
-                    if question(seen.named, scene)
-                    else "no"
-                )
+                runs = (("yes", seen.unnamed), ("configured only", seen.named))
+                found = (word for word, metrics in runs if question(metrics, scene))
+                shown[row] = next(found, "no")
     assert shown == promised
 
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_no_other_metric_is_missing(scene: Scene, column: str) -> None:
-    """Of the daemons that can be reached, all is there but what the table says is not."""
+    """All metrics of reachable daemons exist, except those that the table excludes."""
     columns, rows = table()
     root = scene.seen["root"].named
     all_there_is = root.keys()

@@ -1,4 +1,4 @@
-"""The web configuration in force on a live server: TLS, client certificates, passwords, limits."""
+"""The active web configuration of a live server: TLS, client certificates, passwords, limits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import gc
 import logging
 import ssl
 from asyncio.sslproto import SSLProtocol
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import bcrypt
 import pytest
@@ -76,7 +77,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the files at every request."""
+    """Check the files at every request."""
     monkeypatch.setattr("mps_exporter.web.webconfig.reload.CONFIG_CHECK_INTERVAL_SECONDS", 0.0)
 
 
@@ -91,24 +92,22 @@ async def get(
     address: str,
     context: ssl.SSLContext | None = None,
     login: tuple[str, str] | None = None,
-    raw: str | None = None,
-) -> tuple[int, str]:
-    """One request on a connection of its own."""
-    scheme = "http" if context is None else "https"
-    headers = {}
+    path: str = "/metrics",
+    **headers: str,
+) -> tuple[int, str, Mapping[str, str]]:
+    """Send one request on a new connection; return status, body and headers."""
     if login is not None:
-        raw = "Basic " + base64.b64encode(":".join(login).encode()).decode()
-    if raw is not None:
-        headers["Authorization"] = raw
+        headers["Authorization"] = "Basic " + base64.b64encode(":".join(login).encode()).decode()
+    scheme = "http" if context is None else "https"
     async with (
         ClientSession() as session,
-        session.get(
-            f"{scheme}://{address}/metrics",
-            ssl=context if context is not None else True,
-            headers=headers,
-        ) as answer,
+        session.get(f"{scheme}://{address}{path}", ssl=context or True, headers=headers) as reply,
     ):
-        return answer.status, await answer.text()
+        return reply.status, await reply.text(), dict(reply.headers)
+
+
+async def status(*arguments: Any, **more: Any) -> int:
+    return (await get(*arguments, **more))[0]
 
 
 # ------------------------------------------------------------------------------------ TLS
@@ -116,41 +115,36 @@ async def get(
 
 async def test_tls(site: Site) -> None:
     async with visited(site, TLS) as address:
-        assert await get(address, site.client()) == (200, "mps_control_up 1\n")
+        assert (await get(address, site.client()))[:2] == (200, "mps_control_up 1\n")
         with pytest.raises(ClientError):
             await get(address)  # no TLS
         with pytest.raises(ClientConnectorError, match="CERTIFICATE_VERIFY_FAILED"):
-            await get(address, ssl.create_default_context())  # of an authority nobody knows
+            await get(address, ssl.create_default_context())  # its authority is unknown
 
 
-async def test_the_versions_that_are_allowed(site: Site) -> None:
-    async with visited(site, TLS + "  min_version: TLS13\n") as address:
-        old = site.client()
-        old.maximum_version = ssl.TLSVersion.TLSv1_2
+SUITE = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+
+
+@pytest.mark.parametrize(
+    "settings", ["  min_version: TLS13\n", f"  max_version: TLS12\n  cipher_suites: [{SUITE}]\n"]
+)
+async def test_allowed_versions_and_cipher_suites(site: Site, settings: str) -> None:
+    async with visited(site, TLS + settings + HTTP1) as address:
+        other = site.client()
+        other.maximum_version = ssl.TLSVersion.TLSv1_2
+        other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
         with pytest.raises(ClientError):
-            await get(address, old)
-        assert (await get(address, site.client()))[0] == 200
+            await get(address, other)
+        assert await status(address, site.client()) == 200
 
 
-async def test_very_old_versions_when_asked_for(site: Site) -> None:
+async def test_very_old_versions_if_they_are_configured(site: Site) -> None:
     async with visited(site, TLS + "  min_version: TLS10\n  max_version: TLS11\n") as address:
         old = site.client()
         with pytest.warns(DeprecationWarning, match="TLSv1 is deprecated"):
             old.minimum_version = ssl.TLSVersion.TLSv1
         old.set_ciphers("DEFAULT:@SECLEVEL=0")
-        assert (await get(address, old))[0] == 200
-
-
-async def test_the_cipher_suites_that_are_allowed(site: Site) -> None:
-    suite = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
-    async with visited(
-        site, TLS + f"  max_version: TLS12\n  cipher_suites: [{suite}]\n" + HTTP1
-    ) as there:
-        other = site.client()
-        other.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
-        with pytest.raises(ClientError):
-            await get(there, other)
-        assert (await get(there, site.client()))[0] == 200
+        assert await status(address, old) == 200
 
 
 async def test_inline_certificates(site: Site) -> None:
@@ -159,17 +153,17 @@ async def test_inline_certificates(site: Site) -> None:
 
     text = f"tls_server_config:\n  cert: |\n{indented('server.crt')}  key: |\n"
     async with visited(site, text + indented("server.key")) as address:
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
 
 
 async def test_a_rotated_certificate_is_taken_up(site: Site, quick: None) -> None:
     async with visited(site, TLS) as address:
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
         site.issue("server", "elsewhere.example")
         with pytest.raises(ClientConnectorError, match="IP address mismatch"):
             await get(address, site.client())
         site.issue("server", "127.0.0.1")
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
 
 
 async def test_expired_certificates(site: Site) -> None:
@@ -189,7 +183,7 @@ async def test_client_certificates(site: Site) -> None:
     (site.folder / "stranger.key").write_bytes(other.private_key_pem.bytes())
     (site.folder / "stranger.crt").write_bytes(other.cert_chain_pems[0].bytes())
     async with visited(site, MUTUAL) as address:
-        assert (await get(address, site.client("client")))[0] == 200
+        assert await status(address, site.client("client")) == 200
         for name in (None, "late", "stranger"):
             with pytest.raises(ClientError):
                 await get(address, site.client(name))
@@ -203,11 +197,11 @@ async def test_names_of_clients(site: Site) -> None:
     text = MUTUAL + '  client_allowed_sans: [scraper.example, "2001:db8::1", ops@example.com]\n'
     async with visited(site, text) as address:
         for name in ("dns", "ip", "mail"):
-            assert (await get(address, site.client(name)))[0] == 200
-        status, words = await get(address, site.client("wrong"))
-        assert (status, words.split(":")[0]) == (403, "403 Forbidden")
+            assert await status(address, site.client(name)) == 200
+        refused = await get(address, site.client("wrong"))
+        assert (refused[0], refused[1].split(":")[0]) == (403, "403 Forbidden")
     async with visited(site, MUTUAL + "  client_allowed_sans: []\n") as address:
-        assert (await get(address, site.client("dns")))[0] == 403
+        assert await status(address, site.client("dns")) == 403
 
 
 async def test_an_intermediate_authority_may_be_trusted_alone(site: Site) -> None:
@@ -218,88 +212,55 @@ async def test_an_intermediate_authority_may_be_trusted_alone(site: Site) -> Non
     async with visited(site, MUTUAL.replace("ca.pem", "issuing.pem")) as address:
         context = site.client()
         context.load_cert_chain(site.folder / "client.pem")
-        assert (await get(address, context))[0] == 200
+        assert await status(address, context) == 200
 
 
 async def test_a_certificate_if_there_is_one(site: Site) -> None:
     site.issue("client", "scraper.example")
     optional = TLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.pem\n"
     async with visited(site, optional) as address:
-        assert (await get(address, site.client()))[0] == 200
-        assert (await get(address, site.client("client")))[0] == 200
+        assert await status(address, site.client()) == 200
+        assert await status(address, site.client("client")) == 200
     async with visited(site, optional + "  client_allowed_sans: [scraper.example]\n") as address:
-        assert (await get(address, site.client()))[0] == 403
-        assert (await get(address, site.client("client")))[0] == 200
+        assert await status(address, site.client()) == 403
+        assert await status(address, site.client("client")) == 200
 
 
 # ------------------------------------------------------------------------------ passwords
 
 
+ALICE = f"basic_auth_users:\n  alice: {hashed('right')}\n"
+RAW = ["", "Basic", "Basic !!!", "Basic YWxpY2U=", "Basic  YWxpY2U6cmlnaHQ=", "Bearer x"]
+PATHS = ("/", "/metrics", "/api/v1/status", "/api/v1/events", "/static/status.css")
+
+
 async def test_passwords(site: Site) -> None:
-    text = f"basic_auth_users:\n  alice: {hashed('right')}\n  léa: {hashed('pässwörd:x')}\n"
-    async with visited(site, text) as address:
-        assert (await get(address, login=("alice", "right")))[0] == 200
-        assert (await get(address, login=("léa", "pässwörd:x")))[0] == 200
-        for login in (
-            ("alice", "wrong"),
-            ("bob", "right"),
-            ("", ""),
-            ("alice", ""),
-            ("léa", "right"),
-            ("alice", "x" * 4000),
-        ):
-            assert (await get(address, login=login))[0] == 401
-        for raw in (
-            "",
-            "Basic",
-            "Basic !!!",
-            "Basic YWxpY2U=",
-            "Basic  YWxpY2U6cmlnaHQ=",
-            "Bearer x",
-            "Basic " + "A" * 999,
-        ):
-            assert (await get(address, raw=raw))[0] == 401
-        async with ClientSession() as session, session.get(f"http://{address}/") as answer:
-            assert answer.status == 401
-            assert answer.headers["WWW-Authenticate"] == "Basic"
+    async with visited(site, f"{ALICE}  léa: {hashed('pässwörd:x')}\n") as address:
+        for login in (("alice", "right"), ("léa", "pässwörd:x")):
+            assert await status(address, login=login) == 200
+        for user, password in ("alice", "wrong"), ("bob", "right"), ("", ""), ("léa", "right"):
+            assert await status(address, login=(user, password)) == 401
+        assert await status(address, login=("alice", "x" * 4000)) == 401
+        for raw in (*RAW, "Basic " + "A" * 999):
+            assert await status(address, Authorization=raw) == 401
 
 
-async def test_every_page_is_behind_the_lock(site: Site) -> None:
-    text = f"basic_auth_users:\n  alice: {hashed('right')}\n"
-    async with visited(site, text) as address, ClientSession() as session:
-        for path in (
-            "/",
-            "/metrics",
-            "/api/v1/status",
-            "/api/v1/events",
-            "/static/status.css",
-            "/-/healthy",
-            "/-/ready",
-            "/nothing",
-        ):
-            async with session.get(f"http://{address}{path}") as answer:
-                assert answer.status == 401
-
-
-async def test_expectations_are_heard_behind_the_lock_only(site: Site) -> None:
-    async with (
-        visited(site, f"basic_auth_users:\n  alice: {hashed('right')}\n") as address,
-        ClientSession() as session,
-    ):
-        for path in ("/", "/metrics", "/api/v1/status", "/-/healthy", "/static/status.css"):
-            async with session.get(f"http://{address}{path}", headers={"Expect": "x"}) as answer:
-                assert answer.status == 401
-        right = {"Expect": "x", "Authorization": "Basic YWxpY2U6cmlnaHQ="}
-        async with session.get(f"http://{address}/metrics", headers=right) as answer:
-            assert answer.status == 200
+async def test_every_path_needs_the_password(site: Site) -> None:
+    async with visited(site, ALICE) as address:
+        for path in (*PATHS, "/-/healthy", "/-/ready", "/nothing"):
+            code, _, headers = await get(address, path=path)
+            assert (code, headers["WWW-Authenticate"]) == (401, "Basic")
+            if path != "/nothing":
+                assert await status(address, path=path, Expect="x") == 401
+        assert await status(address, login=("alice", "right"), Expect="x") == 200
 
 
 async def test_only_72_bytes_of_a_password_count(site: Site) -> None:
-    """As in Go, and without the error that bcrypt raises."""
+    """Like Go, and without the error that bcrypt raises."""
     async with visited(site, f"basic_auth_users:\n  alice: {hashed(LONG)}\n") as address:
-        assert (await get(address, login=("alice", LONG)))[0] == 200
-        assert (await get(address, login=("alice", LONG + "more")))[0] == 200
-        assert (await get(address, login=("alice", LONG[:-1])))[0] == 401
+        assert await status(address, login=("alice", LONG)) == 200
+        assert await status(address, login=("alice", LONG + "more")) == 200
+        assert await status(address, login=("alice", LONG[:-1])) == 401
 
 
 async def test_timing_reveals_no_user_names(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,32 +275,31 @@ async def test_timing_reveals_no_user_names(site: Site, monkeypatch: pytest.Monk
     monkeypatch.setattr(bcrypt, "checkpw", checkpw)
     async with visited(site, f"basic_auth_users:\n  alice: {hashed('right', 5)}\n") as address:
         for user in ("alice", "mallory"):
-            assert (await get(address, login=(user, "wrong")))[0] == 401
+            assert await status(address, login=(user, "wrong")) == 401
     assert checked == ["$2b$05$", "$2b$05$"]
 
 
 async def test_a_flood_of_wrong_passwords_leaves_the_right_one_alone(site: Site) -> None:
-    async with visited(site, f"basic_auth_users:\n  alice: {hashed('right')}\n") as address:
-        assert (await get(address, login=("alice", "right")))[0] == 200
-        flood = [
-            asyncio.create_task(get(address, login=("alice", f"wrong {n}"))) for n in range(300)
-        ]
+    async with visited(site, ALICE) as address:
+        assert await status(address, login=("alice", "right")) == 200
+        wrong = (status(address, login=("alice", f"wrong {number}")) for number in range(300))
+        flood = [asyncio.create_task(request) for request in wrong]
         await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
-        assert (await get(address, login=("alice", "right")))[0] == 200
+        assert await status(address, login=("alice", "right")) == 200
         for task in flood:
             task.cancel()
         ends = await asyncio.gather(*flood, return_exceptions=True)
-    assert {end[0] for end in ends if isinstance(end, tuple)} == {401}
+    assert {end for end in ends if isinstance(end, int)} == {401}
 
 
 async def test_users_come_and_go(site: Site, quick: None) -> None:
     async with visited(site, f"basic_auth_users:\n  alice: {hashed('one')}\n") as address:
-        assert (await get(address, login=("alice", "one")))[0] == 200
+        assert await status(address, login=("alice", "one")) == 200
         site.write(f"basic_auth_users:\n  alice: {hashed('two')}\n")
-        assert (await get(address, login=("alice", "one")))[0] == 401
-        assert (await get(address, login=("alice", "two")))[0] == 200
+        assert await status(address, login=("alice", "one")) == 401
+        assert await status(address, login=("alice", "two")) == 200
         site.write("{}\n")
-        assert (await get(address))[0] == 200
+        assert await status(address) == 200
 
 
 # --------------------------------------------------------------------- headers and limits
@@ -350,22 +310,24 @@ async def test_headers(site: Site) -> None:
         "http_server_config:\n  headers:\n    X-Frame-Options: deny\n"
         "    Strict-Transport-Security: max-age=60\n    Content-Security-Policy: default-src *\n"
     )
-    async with visited(site, text) as address, ClientSession() as session:
+    wanted = {
+        "X-Frame-Options": "deny",
+        "Strict-Transport-Security": "max-age=60",
+        "Content-Security-Policy": "default-src *",
+    }
+    async with visited(site, text) as address:
         for path in ("/metrics", "/nothing"):
-            async with session.get(f"http://{address}{path}") as answer:
-                assert answer.headers["X-Frame-Options"] == "deny"
-                assert answer.headers["Strict-Transport-Security"] == "max-age=60"
-                assert answer.headers["Content-Security-Policy"] == "default-src *"
+            assert wanted.items() <= (await get(address, path=path))[2].items()
 
 
 async def test_rate_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
     async with visited(site, "rate_limit: {interval: 200ms, burst: 3}\n") as address:
-        statuses = [(await get(address))[0] for _ in range(5)]
+        statuses = [await status(address) for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
         now += 0.25
-        assert (await get(address))[0] == 200
+        assert await status(address) == 200
 
 
 # ------------------------------------------------------------------------- broken files
@@ -374,30 +336,18 @@ async def test_rate_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "web.yml: cannot be read: No such file or directory"),
-        (
-            "tls_server_config:\n  cert_file: none\n  key_file: server.key\n",
-            "tls_server_config.cert_file: cannot read",
-        ),
-        (
-            "http_server_config:\n  http2: 7\n",
-            "web.yml: http_server_config.http2: must be true or false",
-        ),
+        ("", "cannot be read: No such file or directory"),
+        (TLS.replace("server.crt", "none"), "tls_server_config.cert_file: cannot read"),
+        (f"basic_auth_users:\n  alice: not-a-hash\n  bob: {hashed('x')}\n", "alice"),
     ],
 )
-def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str | None, words: str) -> None:
-    if text is not None:
+def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str, words: str) -> None:
+    if text:
         site.write(text)
     with pytest.raises(WebConfigError) as error:
         create_app(FakeBackend(), WebOptions(config_file=str(site.config)))
+    assert str(error.value).startswith(f"{site.config}: ")
     assert words in str(error.value)
-    assert str(site.config) in str(error.value)
-
-
-def test_secrets_are_not_printed(site: Site) -> None:
-    site.write(f"basic_auth_users:\n  alice: not-a-hash\n  bob: {hashed('x')}\n")
-    with pytest.raises(WebConfigError) as error:
-        create_app(FakeBackend(), WebOptions(config_file=str(site.config)))
     assert "not-a-hash" not in str(error.value)
 
 
@@ -413,12 +363,12 @@ async def test_a_file_that_breaks_later_changes_nothing(
             else:
                 site.write(broken)
             for _ in range(3):
-                assert (await get(address, login=("alice", "one")))[0] == 200
-                assert (await get(address))[0] == 401
+                assert await status(address, login=("alice", "one")) == 200
+                assert await status(address) == 401
         errors = [one for one in caplog.records if one.levelno == logging.ERROR]
         assert len(errors) == 2  # once for each
         site.write(good.replace("alice", "carol"))
-        assert (await get(address, login=("carol", "one")))[0] == 200
+        assert await status(address, login=("carol", "one")) == 200
         assert "was reloaded" in caplog.records[-1].getMessage()
 
 
@@ -426,37 +376,28 @@ async def test_an_internal_error_leaves_no_client_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with visited(site, TLS) as address:
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
 
         async def fail(*_: object, **__: object) -> None:
-            raise ValueError("nobody foresaw this")
+            raise ValueError("unforeseen")
 
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "connect_accepted_socket", fail, raising=False)
         with pytest.raises(ClientError):
             await asyncio.wait_for(get(address, site.client()), PATIENCE_SECONDS)
         monkeypatch.undo()
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
     assert [one.getMessage() for one in caplog.records] == ["a connection failed"]
-
-
-async def test_tls_is_not_switched_while_running(
-    site: Site, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with visited(site, TLS) as address:
-        site.write("{}\n")
-        assert (await get(address, site.client()))[0] == 200
-        assert "restart" in str([getattr(one, "fields", "") for one in caplog.records])
 
 
 async def test_the_fix_may_be_in_another_file(site: Site, quick: None) -> None:
     async with visited(site, TLS) as address:
         site.write(TLS.replace("server", "next"))
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
         site.issue("next", "127.0.0.1", "next.example")
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
         (site.folder / "server.crt").unlink()
-        assert (await get(address, site.client()))[0] == 200
+        assert await status(address, site.client()) == 200
 
 
 async def test_a_handshake_that_is_never_finished(site: Site) -> None:
@@ -468,7 +409,7 @@ async def test_a_handshake_that_is_never_finished(site: Site) -> None:
         writer.write(b"\x16\x03\x01")
         assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
         writer.close()
-        assert (await get(shown[0], site.client()))[0] == 200
+        assert await status(shown[0], site.client()) == 200
 
 
 async def test_idle_connections_cost_no_tls(site: Site) -> None:
@@ -479,7 +420,7 @@ async def test_idle_connections_cost_no_tls(site: Site) -> None:
         host, port = address.rsplit(":", 1)
         before = tls_connections()
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
-        assert (await get(address, site.client()))[0] == 200  # accepted after them
+        assert await status(address, site.client()) == 200  # accepted after them
         assert tls_connections() - before < 10
         for _, writer in idle:
             writer.close()

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, ClientTimeout, UnixConnector
 
-from mps_exporter.web.server import ListenError
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import connected, served
 
 FOR_EVER = 10 * PATIENCE_SECONDS
-"""So long nothing lasts in a test: what waits for it, fails."""
+"""Longer than any test: a test that waits for it fails."""
 
 
 async def refuses(address: str) -> bool:
-    """Whether nobody listens there any more."""
+    """Return whether no server listens there any more."""
     try:
         async with connected(address):
             return False
@@ -47,7 +46,7 @@ async def test_all_addresses_answer(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-async def test_an_answer_under_way_is_finished_before_the_end() -> None:
+async def test_a_response_in_progress_is_finished_before_the_end() -> None:
     backend = FakeBackend(gate=asyncio.Event())
     options = {"shutdown_timeout": PATIENCE_SECONDS}
     async with served(backend, **options) as (shown, stop), ClientSession() as session:
@@ -70,13 +69,6 @@ async def test_the_end_does_not_wait_for_idle_connections() -> None:
         async with connected(shown[0]) as (reader, _):
             stop.set()
             assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
-
-
-async def test_a_taken_address_is_fatal() -> None:
-    async with served(FakeBackend()) as (shown, _):
-        with pytest.raises(ListenError, match="in use"):
-            async with served(FakeBackend(), listen_addresses=(shown[0],)):
-                pass
 
 
 async def test_connections_are_kept_between_scrapes() -> None:
@@ -224,7 +216,7 @@ async def test_streams_do_not_hold_up_the_end() -> None:
 async def test_a_shortage_of_descriptors_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever opens connections would fill the log with ten lines a second."""
+    """Connections of one client would otherwise fill the log with ten lines a second."""
     tried = 0
 
     async def no_descriptor(_: object) -> None:

@@ -157,7 +157,7 @@ def test_the_doctors_drop_in_gives_what_the_unit_has_also_after_the_least_rights
 
 
 def test_logs_are_rotated_where_only_root_can_put_them() -> None:
-    """Root follows these names: a place of everybody's would let everybody choose the files."""
+    """Root follows these names: in a world-writable directory any user could choose the files."""
     lines = (SYSTEMD / "nvidia-mps.logrotate").read_text().splitlines()
     places = [line for line in lines if line.startswith("/")]
     assert places

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.commands import output_of
+
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 SBOM = ROOT / "deploy" / "image" / "sbom.py"
@@ -59,7 +61,7 @@ def test_what_it_copies_is_there_and_let_through_to_the_build() -> None:
 
 
 def test_the_lock_of_the_build_backend_is_whole() -> None:
-    """What the Dockerfile picks from the lock file is what hatchling needs, no more and no less."""
+    """The Dockerfile picks exactly hatchling's requirements from the lock file."""
     picked = re.search(r"keep = /\^\(([^)]*)\)==/", DOCKERFILE)
     assert picked is not None
     requirements = {"hatchling"}
@@ -108,11 +110,12 @@ def entry(tmp_path: Path) -> Entry:
         (tmp_path / "status").write_text(
             f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
         )
-        return subprocess.run(
-            ["/bin/sh", str(tmp_path / "entrypoint"), "serve", "--log.level=warn"],
+        return output_of(
+            "/bin/sh",
+            tmp_path / "entrypoint",
+            "serve",
+            "--log.level=warn",
             env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TEST_UID": str(uid)},
-            capture_output=True,
-            text=True,
             check=True,
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from testing.commands import output_of
 from tools import release_notes, rules
 
 ROOT = Path(__file__).parents[3]
@@ -88,9 +89,7 @@ def test_the_launcher_refuses_a_host_without_a_new_python(tmp_path: Path) -> Non
     (tmp_path / "python3").symlink_to("python3.9")
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", str(launcher), "--version"], capture_output=True, text=True, check=False
-        )
+        return output_of("sh", launcher, "--version")
 
     refused = run()
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -116,11 +115,8 @@ def test_a_bill_of_a_folder_lists_that_folder_only(tmp_path: Path) -> None:
     (tmp_path / "p-1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.4\nName: p\nVersion: 1\n"
     )
-    printed = subprocess.run(
-        [sys.executable, str(ROOT / "deploy" / "image" / "sbom.py"), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
+    printed = output_of(
+        sys.executable, ROOT / "deploy" / "image" / "sbom.py", tmp_path, check=True
     ).stdout
     assert [one["purl"] for one in json.loads(printed)["components"]] == ["pkg:pypi/p@1"]
 
@@ -145,9 +141,7 @@ def test_the_installer_refuses_what_it_cannot_do(arguments: list[str], why: str)
     """Before it changes anything."""
     if os.geteuid() and arguments and arguments[0] not in ("--what", "--port"):
         why = "this needs root"
-    result = subprocess.run(
-        ["sh", str(INSTALLER), *arguments], capture_output=True, text=True, check=False
-    )
+    result = output_of("sh", INSTALLER, *arguments)
     assert result.returncode != 0
     assert why in result.stderr
 

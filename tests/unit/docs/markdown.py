@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +10,8 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from testing.commands import output_of
 
 ROOT = Path(__file__).parents[3]
 MARK = re.compile(r"<!-- (needs|runs|in): (.+?) -->")
@@ -35,12 +36,8 @@ class Block:
 
 def files() -> list[str]:
     """Every file of the tree that git knows or would take."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+    listed = output_of(
+        "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT, check=True
     ).stdout
     return sorted(name for name in listed.split("\0") if name and (ROOT / name).is_file())
 
@@ -87,7 +84,7 @@ def pictures(page: Path) -> Iterator[str]:
 
 
 def quotes(page: Path) -> Iterator[str]:
-    """What stands in backquotes in the text."""
+    """Yield the texts in backquotes."""
     for token in _inline(page):
         if token.type == "code_inline":
             yield token.content

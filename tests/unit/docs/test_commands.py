@@ -1,16 +1,14 @@
-"""Commands in the pages are run, or say why they cannot be run here.
+"""Commands in the pages are run, or state why they cannot be run here.
 
-A block of shell commands (``sh``) is run in a copy of the tree, unless a comment right before it
-says
+A block of shell commands (``sh``) is run in a copy of the tree, unless a comment right before it is
 
-- ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test has not;
-- ``<!-- runs: tests/x.py -->``: which other test runs exactly these commands;
-- ``<!-- in: folder -->``: in which folder of the tree it is run.
+- ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test does not have;
+- ``<!-- runs: tests/x.py -->``: another test that runs exactly these commands;
+- ``<!-- in: folder -->``: the folder of the tree in which it is run.
 
-A command that serves (``mps-exporter demo``) is asked for metrics and ended; it listens on a
-port of the day. What lasts for minutes is cut to seconds: the only liberties that are taken. A
-block of a dialogue (``console``) is run, too, and has to answer as the page says in its first
-line, with a demo running beside it.
+A command that serves (``mps-exporter demo``) is scraped and stopped; it listens on a free port.
+Durations of minutes are shortened to seconds. The first line of the output of a dialogue
+(``console``) has to be that of the page, with a demo running.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import asyncio
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from testing.commands import output_of
 from testing.program import running
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages
@@ -41,7 +39,9 @@ LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python",
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-UNMARKED = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
+_HERE = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
+UNMARKED = list({block.text: block for block in _HERE}.values())
+"""Blocks to run here; several pages contain the same commands."""
 DIALOGUES = [block for block in BLOCKS if block.language == "console" and not block.mark("needs")]
 
 
@@ -51,18 +51,18 @@ def commands(text: str) -> list[str]:
     return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_block_says_what_it_is(block: Block) -> None:
-    assert block.language in LANGUAGES, "so that no command is missed"
-    assert (block.mark("needs") or "gpu") in NEEDS
+def test_every_block_names_its_language_and_its_needs() -> None:
+    for block in BLOCKS:
+        assert block.language in LANGUAGES, f"{block}: so that no command is missed"
+        assert (block.mark("needs") or "gpu") in NEEDS, str(block)
 
 
-@pytest.mark.parametrize("block", SHELL, ids=str)
-def test_every_block_is_shell(block: Block) -> None:
-    """Also where it cannot be run."""
-    text = re.sub(r"<<<? ?(?=[A-Z]|$)", "", block.text)
-    check = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
-    assert (check.returncode, check.stderr) == (0, "")
+def test_every_block_is_shell() -> None:
+    """Also those that cannot be run."""
+    for block in SHELL:
+        text = re.sub(r"<<<? ?(?=[A-Z]|$)", "", block.text)
+        check = output_of("bash", "-n", input=text)
+        assert (check.returncode, check.stderr) == (0, ""), str(block)
 
 
 @pytest.mark.parametrize("block", [one for one in SHELL if one.mark("runs")], ids=str)
@@ -75,10 +75,10 @@ def test_another_test_runs_it(block: Block) -> None:
     ] == []
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of the tree as it is, to be changed at will."""
-    copy = tmp_path / "tree"
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the tree, in which the commands may write."""
+    copy = tmp_path_factory.mktemp("copy") / "tree"
     for name in files():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name)
@@ -105,7 +105,7 @@ async def test_it_runs(block: Block, tree: Path) -> None:
 
 
 async def _serves(folder: Path, words: list[str]) -> None:
-    """It serves metrics: as the page has it, but for the port."""
+    """Start it with a free port, and scrape it."""
     flags = [word for word in words if not word.startswith("--web.listen-address=")]
     flags = [str(folder / word) if word.endswith(".rec.gz") else word for word in flags]
     async with running(folder, *flags) as program:

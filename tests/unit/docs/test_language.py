@@ -1,8 +1,8 @@
 """User-facing text is plain technical English: words that must not come back, with what to write.
 
-Looks at the documentation, the runbooks, the rules and configuration files that users copy, and at
-every string of the package but docstrings: help texts, findings, messages, the status page. Code,
-links and what programs print are not looked at.
+Checks the documentation, the runbooks, the rules and configuration files that users copy, and
+every string of the package except docstrings: help texts, findings, messages, the status page.
+Code, links and output of programs are not checked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def complaints(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """As many lines, and nothing else."""
+    """Return the same number of lines, without text."""
     return "\n" * found[0].count("\n")
 
 

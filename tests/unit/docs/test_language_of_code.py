@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,13 @@ INSTEAD = {
 _PATTERNS = [(re.compile(pattern), words) for pattern, words in INSTEAD.items()]
 
 
+@cache
+def texts_in(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return the line and the text of each docstring and each block of comments, on one line."""
+    return tuple(texts(path.read_text("utf-8")))
+
+
 def texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each docstring and each block of comments, on one line."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
@@ -101,7 +107,7 @@ def complaints(folder: str) -> list[str]:
     """Return a line for each text of a folder's modules that matches a pattern."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
-        for line, text in texts(path.read_text("utf-8")):
+        for line, text in texts_in(path):
             words = [instead for pattern, instead in _PATTERNS if pattern.search(text)]
             if words and path != Path(__file__):
                 found.append(f"{path.relative_to(ROOT)}:{line}: {text[:160]}; write: {words}")
@@ -121,7 +127,7 @@ def test_a_module_that_a_text_names_exists() -> None:
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in modules
         if path.is_relative_to(ROOT / "exporter")
-        for line, text in texts(path.read_text("utf-8"))
+        for line, text in texts_in(path)
         for name in re.findall(r"\b([a-z_0-9]+\.py)\b", text)
         if name not in existing
     ]

@@ -6,11 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
-
 from tests.unit.docs.markdown import ROOT, anchors, files, links, pages, pictures
 
-PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 HOST = re.compile(r"(localhost|([a-z0-9-]+\.)+[a-z]{2,})(:\d+)?")
 
 
@@ -33,9 +30,9 @@ def wrong(page: Path, link: str) -> str | None:
     return None
 
 
-@PAGES
-def test_links_lead_somewhere(page: Path) -> None:
-    assert [f"{link} {why}" for link in links(page) if (why := wrong(page, link))] == []
+def test_links_lead_somewhere() -> None:
+    found = ((page, link, wrong(page, link)) for page in pages() for link in links(page))
+    assert [f"{page.relative_to(ROOT)}: {link} {why}" for page, link, why in found if why] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -30,7 +30,7 @@ def test_findings_alerts_and_recordings_exist(symptom: Symptom) -> None:
     assert set(symptom.alerts) <= runbooks()
     for name in symptom.recordings:
         assert (RECORDINGS / f"{name}.rec.gz").exists(), name
-    assert symptom.reported or symptom.recordings, "somebody reported it, or it was seen"
+    assert symptom.reported or symptom.recordings, "it was reported, or recorded"
 
 
 @EACH

@@ -75,7 +75,7 @@ def _counters(grown: int, now: float) -> LogMetricValues:
 
 
 def snapshot(seconds: float, now: float) -> Snapshot:
-    """Give the host after so many seconds."""
+    """Return the host after this many seconds."""
     grown = int(seconds)
     client = Client(
         pid=4242,
@@ -146,6 +146,6 @@ def snapshot(seconds: float, now: float) -> Snapshot:
 
 
 def page(seconds: float, began: float) -> str:
-    """Give what it shows so many seconds after it began (Unix time)."""
+    """Return its page this many seconds after it began (Unix time)."""
     families = render(snapshot(seconds, began + seconds), Build("made by hand", "", ""))
     return Encoder().encode(families, [], TEXT_0_0_4).decode()

@@ -14,11 +14,6 @@ from testing.dashboards import FILES, load, panels
 from testing.rule_files import alerts
 
 DASHBOARDS = [pytest.param(load(path), id=path.stem) for path in FILES]
-PANELS = [
-    pytest.param(panel, id=f"{path.stem}: {panel['title']}")
-    for path in FILES
-    for panel in panels(load(path))
-]
 
 
 def test_committed_files_are_what_the_generator_writes() -> None:

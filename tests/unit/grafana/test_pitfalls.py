@@ -37,8 +37,15 @@ def _exprs(panel: Json) -> list[str]:
     return [target["expr"] for target in panel["targets"]]
 
 
+def _nodes(dashboard: Json) -> Iterator[tuple[str, Any]]:
+    """Yield the nodes of all expressions, with the titles of their panels."""
+    for panel in panels(dashboard):
+        for expr in _exprs(panel):
+            yield from ((panel["title"], node) for node in walk(parse(filled(expr))))
+
+
 def states_keep_their_mappings(dashboard: Json) -> Iterator[str]:
-    """With `thresholds`, Grafana replaces a state by its threshold before it looks at mappings."""
+    """With `thresholds`, Grafana replaces a state by its threshold before it applies mappings."""
     for panel in _kind(dashboard, *STATE_PANELS):
         if _defaults(panel)["color"]["mode"] == "thresholds":
             yield f"{panel['title']}: colour by thresholds"
@@ -66,11 +73,9 @@ def annotations_are_moments(dashboard: Json) -> Iterator[str]:
 
 def no_at_within_a_subquery(dashboard: Json) -> Iterator[str]:
     """Prometheus evaluates the inner `@ end()` at a time before the range."""
-    for panel in panels(dashboard):
-        for expr in _exprs(panel):
-            for node in walk(parse(filled(expr))):
-                if isinstance(node, promql_parser.SubqueryExpr) and "@" in str(node.expr):
-                    yield f"{panel['title']}: {node}"
+    for title, node in _nodes(dashboard):
+        if isinstance(node, promql_parser.SubqueryExpr) and "@" in str(node.expr):
+            yield f"{title}: {node}"
 
 
 _MERGING = {"max", "min", "sum", "avg", "count"}
@@ -78,14 +83,12 @@ _MERGING = {"max", "min", "sum", "avg", "count"}
 
 def no_or_between_equal_aggregates(dashboard: Json) -> Iterator[str]:
     """`max(max(a) or max(b))` never sees b where there is an a."""
-    for panel in panels(dashboard):
-        for expr in _exprs(panel):
-            for node in walk(parse(filled(expr))):
-                if isinstance(node, promql_parser.AggregateExpr) and str(node.op) in _MERGING:
-                    sides = [_grouping(side) for side in _or_sides(node.expr)]
-                    known = [side for side in sides if side is not None]
-                    if len(known) != len(set(known)):
-                        yield f"{panel['title']}: {node}"
+    for title, node in _nodes(dashboard):
+        if isinstance(node, promql_parser.AggregateExpr) and str(node.op) in _MERGING:
+            sides = [_grouping(side) for side in _or_sides(node.expr)]
+            known = [side for side in sides if side is not None]
+            if len(known) != len(set(known)):
+                yield f"{title}: {node}"
 
 
 def _bare(node: Any) -> Any:
