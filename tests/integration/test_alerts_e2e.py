@@ -34,9 +34,8 @@ import yaml
 from aiohttp import web
 
 from mps_exporter.config import Settings
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.sources.recording import read_recording
 from testing.player import Player
 from testing.ports import free_port

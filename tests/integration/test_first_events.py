@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, SparseSeries, render
+from mps_exporter.metrics import Build, SparseSeries, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from testing.player import RECORDINGS, Player
 from testing.prometheus_programs import program
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from testing.player import RECORDINGS, Metrics, Player
 
 LOOKS = 8

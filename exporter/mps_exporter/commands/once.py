@@ -121,9 +121,8 @@ async def write_metrics(settings: Settings, path: Path) -> int:
 async def _metrics(settings: Settings) -> bytes:
     # The doctor needs none of it, and starts 0.1 s sooner without.
     from mps_exporter.backend import build
-    from mps_exporter.metrics.content_format import TEXT_0_0_4
-    from mps_exporter.metrics.exposition import Encoder
-    from mps_exporter.metrics.render import SparseSeries, render
+    from mps_exporter.metrics import SparseSeries, render
+    from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 
     snapshot = await look(settings)
     # Counters begin at 0 with each start of the exporter: here they would never be anything else.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
 
 from mps_exporter.metrics.clients import client_rows
-from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
+from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section, T
 from mps_exporter.mps.cgroups import Attribution, parse_cgroup
 from mps_exporter.mps.protocol_v3 import REPLIES
 from mps_exporter.observations import CgroupMemory
@@ -27,7 +26,6 @@ CGROUP_MAX = 200
 
 _OF_DAEMON = "control tool, driver 615 and later"
 _DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML (nvmlDeviceGetMemoryLimits)"
-T = TypeVar("T")
 _WORDS = ("true", "false")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from mps_exporter.metrics.content_format import ContentFormat
 from mps_exporter.snapshot import Incident, Snapshot
 
 
@@ -25,7 +24,7 @@ class Backend(Protocol):
     ) -> Snapshot:
         """Collect, or join the collection in flight. None: the default deadline; every source."""
 
-    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
         """Render the metrics, not on the event loop."""
 
     def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:

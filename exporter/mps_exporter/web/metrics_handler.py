@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import replace
 from functools import lru_cache
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from mps_exporter.metrics.content_format import (
-    OPENMETRICS_1_0_0,
-    TEXT_0_0_4,
-    TEXT_1_0_0,
-    ContentFormat,
-    Escaping,
-)
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.guard import Limiter, LimitExceededError, SharedRenderings
 from mps_exporter.web.options import BACKEND, OPTIONS, busy_response, text_response
@@ -31,7 +24,7 @@ HEADERS_KEPT = 8
 
 
 @lru_cache(maxsize=HEADERS_KEPT)
-def choose_format(accept: str) -> ContentFormat:
+def choose_format(accept: str) -> str:
     """Return the format that prometheus-client chooses, in the version that is rendered here."""
     try:
         _, content_type = choose_encoder(accept)
@@ -41,7 +34,7 @@ def choose_format(accept: str) -> ContentFormat:
         return TEXT_0_0_4
     form = OPENMETRICS_1_0_0 if "openmetrics" in content_type else TEXT_1_0_0
     escaping = re.search(r"escaping=([a-z0-9-]+)", content_type)
-    return form if escaping is None else replace(form, escaping=Escaping(escaping[1]))
+    return form if escaping is None else form.replace("underscores", escaping[1])
 
 
 def collection_deadline(header: str | None, offset: float) -> float | None:
@@ -91,7 +84,7 @@ async def metrics(request: web.Request) -> web.Response:
         return text_response(f"400 Bad Request: {error}", status=400)
     form = choose_format(",".join(request.headers.getall("Accept", ())))
     gzip = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", ())))
-    headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
+    headers = {"Content-Type": form, "Vary": "Accept, Accept-Encoding"}
     if gzip:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":

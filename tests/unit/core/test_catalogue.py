@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS

@@ -21,7 +21,7 @@ from mps_exporter.commands.doctor_report import (
 )
 from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
 from mps_exporter.diagnostics.finding import Advice, effective_severity
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
 from mps_exporter.observations import (
     DaemonFacts,
     GpuObservation,

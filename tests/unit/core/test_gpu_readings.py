@@ -14,10 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import mps_exporter
 from mps_exporter.commands import doctor_report
-from mps_exporter.metrics.content_format import OPENMETRICS_1_0_0, TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, series_of
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, Encoder
+from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, label_values
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
@@ -100,7 +99,7 @@ def test_no_reading_costs_a_page(several: list[Reading]) -> None:
 @settings(deadline=None)
 @given(st.lists(readings, max_size=4))
 def test_what_no_metric_shows_leaves_the_others_alone(several: list[Reading]) -> None:
-    unknown = [one for one in several if series_of(one) is None]
+    unknown = [one for one in several if label_values(one.quantity, one.labels) is None]
     known = [Reading("power", 195.4), Reading("clock", 1.98e9, (("clock", "sm"),))]
     assert text_page([*unknown, *known, *unknown]) == text_page(known)
 
@@ -132,9 +131,8 @@ KIND, SCOPE, LOCATION = ("kind", "corrected"), ("scope", "volatile"), ("location
 def test_a_reading_of_other_labels_is_another_reading(
     labels: tuple[tuple[str, str], ...], expected: bool
 ) -> None:
-    found = series_of(Reading("ecc_errors", 1.0, labels))
-    assert (found is not None) == expected
-    assert found is None or found.labels == ("corrected", "volatile", "dram")
+    shown = ("corrected", "volatile", "dram")
+    assert label_values("ecc_errors", labels) == (shown if expected else None)
 
 
 def test_a_state_names_itself_in_the_label_of_its_metric() -> None:

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from mps_exporter.metrics.catalogue import CATALOGUE, SECTIONS
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, ClientSeries, render
+from mps_exporter.metrics import CATALOGUE, SECTIONS, Build, ClientSeries, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.metrics.spec import Family, histogram_value
 from mps_exporter.mps.record import Counters
 from mps_exporter.observations import ContainerName

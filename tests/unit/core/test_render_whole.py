@@ -9,9 +9,8 @@ import re
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE, Build, render
 from mps_exporter.metrics.gpus import BY_QUANTITY
-from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.record import Counters
 from mps_exporter.observations import (
     CgroupMemory,

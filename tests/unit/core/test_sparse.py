@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from grafana.promql import metrics_in
-from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.metrics.render import SparseSeries
+from mps_exporter.metrics import CATALOGUE, SparseSeries
 from mps_exporter.metrics.spec import Family
 
 PCIE, ECC = "mps_gpu_pcie_errors_total", "mps_gpu_ecc_errors_total"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mps_exporter.diagnostics import ADVICE, findings, recent_incidents
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from testing.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
 from tools.symptoms import Symptom, symptoms

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.sources.nvml.readings import FIELDS, MINUTE, ROWS, SLOW
 

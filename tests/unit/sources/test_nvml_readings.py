@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.metrics.gpus import series_of
+from mps_exporter.metrics.gpus import BY_QUANTITY, label_values
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.observations import GpuObservation
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
@@ -82,9 +82,10 @@ def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
     xids.watch(["GPU-0"])
     xids.add("GPU-0", 31, at=1.0)
     for one in (*observed().readings, *xids.readings("GPU-0")):
-        series = series_of(one)
-        assert series is not None, one
-        assert not series.metric.states or series.labels[0] in series.metric.states
+        labels = label_values(one.quantity, one.labels)
+        assert labels is not None, one
+        states = BY_QUANTITY[one.quantity].states
+        assert not states or labels[0] in states
 
 
 class Talkative(FakeNvml):
@@ -107,11 +108,12 @@ def test_the_catalogue_has_the_values_of_the_labels_and_no_others() -> None:
     rows = (*ROWS, *nvlink_rows({}))
     readings = [reading for row in rows for reading in row.read(library, Device(device))]
     for one in (*readings, *(row.reading(1) for row in FIELDS)):
-        series = series_of(one)
-        assert series is not None, one
-        names = () if series.metric.states else series.metric.labels[2:]
-        for label, value in zip(names, series.labels, strict=False):
-            given.setdefault((series.metric, label), set()).add(value)
+        labels = label_values(one.quantity, one.labels)
+        assert labels is not None, one
+        metric = BY_QUANTITY[one.quantity]
+        names = () if metric.states else metric.labels[2:]
+        for label, value in zip(names, labels, strict=False):
+            given.setdefault((metric, label), set()).add(value)
     for (metric, label), values_given in given.items():
         if label != "fan":
             assert values_given == set(metric.values[label]), (metric.name, label)
