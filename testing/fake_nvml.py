@@ -23,7 +23,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     CgroupMemoryLimits,
     Code,
     Device,
-    FieldAnswer,
+    FieldReply,
     ListedProcess,
     Memory,
     NvmlApi,
@@ -207,12 +207,12 @@ class FakeNvml(NvmlApi):
         answer: bool | None = self._method(function, "vgpu_licensed()", device)
         return answer
 
-    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
+    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
         gpu = self._enter("nvmlDeviceGetFieldValues", device)
         self.fields_asked.update(one for one, _ in fields)
         known = gpu.answers.get("fields", {})
         unknown = {"code": Code.NOT_SUPPORTED}
-        return [FieldAnswer(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
+        return [FieldReply(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
         gpu = self._enter(f"nvmlDeviceGet{kind}RunningProcesses", device)

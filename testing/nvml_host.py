@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mps_exporter.observations import GpuObservation, NvmlObservation
-from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml.policy import TICK_INTERVAL_SECONDS
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.waiting import PATIENCE_SECONDS
 
 GPM = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 100.0) | {20: 10.0, 21: 20.0}
 """GPM metrics while busy: percentages, and MiB/s."""
-OPTIONS = NvmlOptions(driver_directory="/nonexistent", leave_seconds=PATIENCE_SECONDS)
+OPTIONS = NvmlOptions(driver_directory="/nonexistent", stop_timeout_seconds=PATIENCE_SECONDS)
 
 
 def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
@@ -54,6 +55,6 @@ def of(seen: NvmlObservation, uuid: str) -> dict[str, float]:
 
 def pass_time(library: FakeNvml, nvml: NvmlSession, seconds: float) -> None:
     """As the service does: a tick every second."""
-    for _ in range(round(seconds / TICK_SECONDS)):
-        library.now += TICK_SECONDS
+    for _ in range(round(seconds / TICK_INTERVAL_SECONDS)):
+        library.now += TICK_INTERVAL_SECONDS
         nvml.tick()

@@ -378,8 +378,7 @@ _rare(
 # Health
 
 _rare("mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", xid=()).means(
-    "Errors that the driver reported by Xid code, since the exporter started; the usual codes are "
-    "present from the start.",
+    "Errors that the driver reported by Xid code, since the exporter started.",
     note="Absent while Xid events cannot be received: where the driver reports none, and from "
     "about a minute after the GPU was lost.",
 )

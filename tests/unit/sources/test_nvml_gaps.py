@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.sources.nvml import TICK_SECONDS, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import Code
-from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
+from mps_exporter.sources.nvml import NvmlSession
+from mps_exporter.sources.nvml.policy import (
+    MAX_LOST_RETRY_SECONDS,
+    MIN_LOST_RETRY_SECONDS,
+    REFUSED_RETRY_INTERVAL_SECONDS,
+    TICK_INTERVAL_SECONDS,
+)
+from mps_exporter.sources.nvml.pynvml_api import Code, QueryCache
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
 from testing.waiting import wait_for
 
 QUIET = replace(OPTIONS, xid_events=False)
-LAG = TICK_SECONDS + 0.5
+LAG = TICK_INTERVAL_SECONDS + 0.5
 """A collection shows what the last tick sampled."""
 COUNTERS = {"busy_time": "busy", "sm_active_time": "active"}
 """Counter of seconds -> counter of its holes."""
@@ -83,7 +88,7 @@ def test_nvml_is_reopened_between_collections() -> None:
         nvml.tick()
         library.calls.clear()
         for _ in range(2):
-            pass_time(library, nvml, OPTIONS.lost_retry_most_seconds)
+            pass_time(library, nvml, MAX_LOST_RETRY_SECONDS)
             nvml.observe()
             assert openings(library) == 0, "not while the next collection may be near"
             pass_time(library, nvml, 1)
@@ -98,7 +103,7 @@ def test_nvml_is_reopened_without_ticks() -> None:
         nvml.observe()
         lost.gone = Code.GPU_IS_LOST
         nvml.observe()
-        library.now += OPTIONS.lost_retry_seconds
+        library.now += MIN_LOST_RETRY_SECONDS
         nvml.observe()
         assert openings(library) == 2
 
@@ -140,7 +145,7 @@ def test_a_gpu_is_never_both_there_and_lost() -> None:
         third.gone = Code.GPU_IS_LOST
         library.gpus = [second, third]
         nvml.observe()
-        library.now += OPTIONS.lost_retry_seconds + 1
+        library.now += MIN_LOST_RETRY_SECONDS + 1
         for _ in range(2):
             up = {one.uuid: one.readings[0].value for one in nvml.observe().gpus}
             seen = [one.uuid for one in nvml.observe().gpus]
@@ -177,7 +182,7 @@ def test_counters_that_are_not_counted_are_absent(code: Code) -> None:
         assert not measured(only(nvml.observe()))
         library.fail("nvmlDeviceGetSamples", None)
         library.fail("nvmlGpmSampleGet", None)
-        pass_time(library, nvml, RETRY_REFUSED_SECONDS)
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
         after, took = only(nvml.observe()), library.now - began
         if code == Code.NOT_SUPPORTED:
             assert not measured(after)
@@ -360,7 +365,7 @@ def test_xid_counters_exist_only_while_watched() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 31)
-        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 1)
+        wait_for(lambda: only(nvml.observe()).get("xid_errors,31") == 1)
         library.fail("nvmlEventSetCreate", Code.UNKNOWN)
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         nvml.observe()
@@ -370,10 +375,10 @@ def test_xid_counters_exist_only_while_watched() -> None:
         assert not [name for name in seen if "xid_errors" in name]
         assert "last_xid_at,31" in seen, "that it came stays true"
         library.fail("nvmlEventSetCreate", None)
-        pass_time(library, nvml, RETRY_REFUSED_SECONDS)
-        assert only(nvml.observe())["xid_errors,31"] == 1
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
+        assert only(nvml.observe()).get("xid_errors,31") == 1
         library.xid(device, 31)
-        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 2)
+        wait_for(lambda: only(nvml.observe()).get("xid_errors,31") == 2)
 
 
 def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
@@ -382,10 +387,10 @@ def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
     with opened(library) as nvml:
         nvml.observe()
         library.xid(device, 79)
-        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
+        wait_for(lambda: only(nvml.observe()).get("xid_errors,79") == 1)
         device.gone = Code.GPU_IS_LOST
-        assert only(nvml.observe())["xid_errors,79"] == 1
-        library.now += OPTIONS.lost_retry_seconds + 1
+        assert only(nvml.observe()).get("xid_errors,79") == 1
+        library.now += MIN_LOST_RETRY_SECONDS + 1
         assert only(nvml.observe()).keys() == {"up", "last_xid_at,79"}
 
 
@@ -402,7 +407,7 @@ def test_what_may_change_is_asked_again_rarely(code: Code, again: bool) -> None:
         library.fail("nvmlDeviceGetPowerUsage", code)
         nvml.observe()
         library.fail("nvmlDeviceGetPowerUsage", None)
-        library.now += RETRY_REFUSED_SECONDS - 1
+        library.now += REFUSED_RETRY_INTERVAL_SECONDS - 1
         assert "power" not in only(nvml.observe())
         assert library.calls["nvmlDeviceGetPowerUsage"] == 1
         library.now += 1
@@ -431,21 +436,21 @@ def test_a_field_that_is_asked_again_costs_the_others_nothing(
     with opened(library, QUIET) as nvml:
         nvml.observe()
         for _ in range(3):
-            library.now += RETRY_REFUSED_SECONDS
+            library.now += REFUSED_RETRY_INTERVAL_SECONDS
             seen = only(nvml.observe())
             assert memory not in seen
             assert f"{other},reliability" in seen
         batches.clear()
         monkeypatch.setattr(library, "fields", healthy)
-        library.now += RETRY_REFUSED_SECONDS
+        library.now += REFUSED_RETRY_INTERVAL_SECONDS
         assert memory in only(nvml.observe())
 
 
 def test_a_refusal_holds_until_there_is_an_answer() -> None:
     answers = QueryCache("GPU 0")
     answers.record_refusal("asked", Code.NO_PERMISSION, 0.0)
-    assert not answers.is_due("asked", RETRY_REFUSED_SECONDS - 1)
-    assert answers.is_due("asked", RETRY_REFUSED_SECONDS)
+    assert not answers.is_due("asked", REFUSED_RETRY_INTERVAL_SECONDS - 1)
+    assert answers.is_due("asked", REFUSED_RETRY_INTERVAL_SECONDS)
     assert not answers.is_supported("asked"), "what stands in for it stays until then"
-    assert answers.get("asked", lambda: 7, RETRY_REFUSED_SECONDS) == 7
+    assert answers.get("asked", lambda: 7, REFUSED_RETRY_INTERVAL_SECONDS) == 7
     assert answers.is_supported("asked")

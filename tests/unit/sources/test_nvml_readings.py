@@ -9,11 +9,10 @@ import pytest
 
 from mps_exporter.metrics.gpus import BY_QUANTITY, label_values
 from mps_exporter.metrics.spec import MetricSpec
-from mps_exporter.observations import GpuObservation
+from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import Code, Device, FieldAnswer
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, FieldReply
 from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
-from mps_exporter.sources.nvml.xid import XidCounts
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 
 METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 50.0) | {20: 10.0, 21: 20.0}
@@ -78,10 +77,9 @@ def test_the_h200_as_it_was() -> None:
 
 
 def test_all_readings_are_in_the_catalogue_with_their_labels() -> None:
-    xids = XidCounts()
-    xids.watch(["GPU-0"])
-    xids.add("GPU-0", 31, at=1.0)
-    for one in (*observed().readings, *xids.readings("GPU-0")):
+    xid = (("xid", "31"),)
+    xids = (Reading("xid_errors", 1, xid), Reading("last_xid_at", 1.0, xid))
+    for one in (*observed().readings, *xids):
         labels = label_values(one.quantity, one.labels)
         assert labels is not None, one
         states = BY_QUANTITY[one.quantity].states
@@ -97,8 +95,8 @@ class Talkative(FakeNvml):
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
         return {"nvmlDeviceGetBAR1MemoryInfo": (1, 1, 1)}.get(function, (1, 1))
 
-    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
-        return [FieldAnswer(0, 1) for _ in fields]
+    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
+        return [FieldReply(0, 1) for _ in fields]
 
 
 def test_the_catalogue_has_the_values_of_the_labels_and_no_others() -> None:
