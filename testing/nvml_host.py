@@ -1,4 +1,4 @@
-"""A host with made-up GPUs: the source over a FakeNvml, and what it says, easy to ask for."""
+"""The NVML source over a FakeNvml, and short access to its readings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OPTIONS = NvmlOptions(driver_directory="/nonexistent", stop_timeout_seconds=PATI
 
 
 def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:
-    """A GPU that is busy for this share of the time."""
+    """Return a GPU that is busy for this share of the time."""
     return FakeDevice(name, busy=lambda now: now * share, metrics=GPM)
 
 
 @contextmanager
 def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[NvmlSession]:
-    """The source; when it is closed, nothing of it is left in NVML."""
+    """Yield the source; check that it leaves nothing behind in NVML."""
     nvml = NvmlSession(library, Clock(library.wall, lambda: library.now), options)
     try:
         yield nvml
@@ -34,7 +34,7 @@ def opened(library: FakeNvml, options: NvmlOptions = OPTIONS) -> Iterator[NvmlSe
 
 
 def values(seen: GpuObservation) -> dict[str, float]:
-    """Readings by quantity and label values: "clock,sm"."""
+    """Return the readings by quantity and label values: "clock,sm"."""
     return {
         ",".join((one.quantity, *(value for _, value in one.labels))): one.value
         for one in seen.readings
@@ -42,19 +42,19 @@ def values(seen: GpuObservation) -> dict[str, float]:
 
 
 def only(seen: NvmlObservation) -> dict[str, float]:
-    """The readings of the only GPU."""
+    """Return the readings of the only GPU."""
     (one,) = seen.gpus
     return values(one)
 
 
 def of(seen: NvmlObservation, uuid: str) -> dict[str, float]:
-    """The readings of this GPU, which is there once."""
+    """Return the readings of a GPU that is observed exactly once."""
     (one,) = [found for found in seen.gpus if found.uuid == uuid]
     return values(one)
 
 
 def pass_time(library: FakeNvml, nvml: NvmlSession, seconds: float) -> None:
-    """As the service does: a tick every second."""
+    """Advance the clock with a tick every second, as the exporter does."""
     for _ in range(round(seconds / TICK_INTERVAL_SECONDS)):
         library.now += TICK_INTERVAL_SECONDS
         nvml.tick()

@@ -34,7 +34,7 @@ GROUPS: dict[str, Any] = {
 
 def library(*, newer: bool = True) -> FakeNvml:
     device = FakeDevice("GPU-1")
-    device.answers = {**device.answers, **GROUPS}
+    device.replies = {**device.replies, **GROUPS}
     made = FakeNvml(device)
     made.functions = {MEMORY_LIMITS} if newer else set()
     return made

@@ -169,9 +169,6 @@ class NvmlEvent:
     data: int
 
 
-PROCESS_INFO_BYTES = 24
-"""Size of the process structure in _v2 and _v3; some releases of pynvml had a larger one."""
-
 SPARE_ROWS = 64
 """Initial number of rows of a process list, and rows added to a list that was too short."""
 LIST_ATTEMPTS = 3
@@ -307,9 +304,12 @@ class NvmlApi:
         return [_field_reply(reply) for reply in replies]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
-        """Read a process list, in the version whose structure driver and pynvml agree on."""
+        """Read a process list, in the newest version that the driver fills correctly."""
         if not self._processes_version:
-            self._processes_version = self._choose_processes_version()
+            words = self.text("nvmlSystemGetDriverVersion").split(".")
+            driver = tuple(int(word) for word in words[:2] if word.isdecimal())
+            broken = BROKEN_V3[0] <= driver < BROKEN_V3[1]
+            self._processes_version = "_v2" if broken else "_v3"
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         try:
             return self._list(f"{name}{self._processes_version}", device)
@@ -337,15 +337,6 @@ class NvmlApi:
                 break
             self._rows = (_ProcessRow * (2 * count.value + SPARE_ROWS))()
         raise NvmlError(code, name)
-
-    def _choose_processes_version(self) -> str:
-        """Return the version of the call whose structure driver and pynvml agree on."""
-        structure = getattr(pynvml, "c_nvmlProcessInfo_v3_t", pynvml.c_nvmlProcessInfo_t)
-        if ctypes.sizeof(structure) != PROCESS_INFO_BYTES:
-            return "_v2"
-        words = self.text("nvmlSystemGetDriverVersion").split(".")
-        driver = tuple(int(word) for word in words[:2] if word.isdecimal())
-        return "_v2" if BROKEN_V3[0] <= driver < BROKEN_V3[1] else "_v3"
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
         """Return (timestamp in µs, value) of each sample after `since`."""
