@@ -133,8 +133,8 @@ class Page:
     def rows(self, scope: Scope[T]) -> ItemsView[Texts, T]:
         """Return the things of a scope by their label values as text.
 
-        Of two things with the same labels the first counts: Prometheus refuses a whole page that
-        has two samples with the same labels.
+        The first of two things with the same labels counts: Prometheus refuses a page that has two
+        samples with the same labels.
         """
         rows = self._rows.get(scope.rows)
         if rows is None:

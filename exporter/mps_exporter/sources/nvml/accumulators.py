@@ -200,7 +200,7 @@ class BusyAccumulator:
         self._total = total
         self._sampled_at = 0.0
         self._observed = False
-        """Whether the last sampling succeeded, so that the counter is up to date."""
+        """Whether the last sampling succeeded, so that the counter is current."""
 
     def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
         """Count the new samples of the driver's buffer."""
@@ -266,7 +266,7 @@ class GpmAccumulator:
         self._ratios: dict[str, float] = {}
         self._occupancy: float | None = None
         self._observed: set[str] = set()
-        """Counters that the last sample has brought up to date."""
+        """Counters that the last sample has updated."""
 
     def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
         """Take a sample, and count the interval since the last sample."""
@@ -366,7 +366,7 @@ class GpmAccumulator:
         self._base_pcie = {}
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the ratios over the last interval, and the counters that are up to date."""
+        """Yield the ratios over the last interval, and the counters that are current."""
         for name, ratio in self._ratios.items():
             yield Reading(f"{name}_activity", ratio)
         if self._occupancy is not None:

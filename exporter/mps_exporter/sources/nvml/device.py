@@ -422,9 +422,8 @@ class ProcessReader:
     def read(self, now: float) -> tuple[tuple[GpuProcess, ...] | None, tuple[ProcessList, ...]]:
         """Return the processes, and the lists that could not be read.
 
-        Without the MPS list every client would look like a process that bypasses MPS, so a list
-        that could not be read must not look like an empty list. If no list could be read, the
-        processes are None and no list is named.
+        An unreadable MPS list must differ from an empty list: without it every client seems to
+        bypass MPS. If no list could be read, the processes are None and no list is named.
         """
         compute = self._list("compute", now)
         pids = None if compute is None else {row.pid for row in compute}

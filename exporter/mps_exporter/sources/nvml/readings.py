@@ -110,16 +110,14 @@ def number_row(
     return Row(_name(function, *arguments), read, every)
 
 
-def first_number_row(
-    quantity: str, function: str, scale: float = 1.0, every: float = EACH, **labels: str
-) -> Row:
-    """Return a row that uses the first of several numbers."""
+def engine_row(function: str, engine: str) -> Row:
+    """Return a row for the utilization of an engine, the first number of the reply."""
 
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         value = api.numbers(function, device)[0]
-        return (Reading(quantity, scaled(value, scale), tuple(labels.items())),)
+        return (Reading("engine_utilization", scaled(value, PERCENT), (("engine", engine),)),)
 
-    return Row(function, read, every)
+    return Row(function, read)
 
 
 def _name(function: str, *arguments: Argument) -> str:
@@ -294,33 +292,22 @@ ROWS: tuple[Row, ...] = (
     Row("nvmlDeviceGetPerformanceState", _performance_state),
     # Use
     Row("nvmlDeviceGetUtilizationRates", _utilization),
-    first_number_row(
-        "engine_utilization", "nvmlDeviceGetEncoderUtilization", PERCENT, engine="encoder"
-    ),
-    first_number_row(
-        "engine_utilization", "nvmlDeviceGetDecoderUtilization", PERCENT, engine="decoder"
-    ),
-    first_number_row("engine_utilization", "nvmlDeviceGetJpgUtilization", PERCENT, engine="jpeg"),
-    first_number_row("engine_utilization", "nvmlDeviceGetOfaUtilization", PERCENT, engine="ofa"),
+    engine_row("nvmlDeviceGetEncoderUtilization", "encoder"),
+    engine_row("nvmlDeviceGetDecoderUtilization", "decoder"),
+    engine_row("nvmlDeviceGetJpgUtilization", "jpeg"),
+    engine_row("nvmlDeviceGetOfaUtilization", "ofa"),
     # Memory
     MEMORY_ROW,
     Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),
     # Power and heat
     number_row("power", "nvmlDeviceGetPowerUsage", scale=MILLI),
     number_row("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI, limit="enforced"),
-    number_row(
-        "power_limit",
-        "nvmlDeviceGetPowerManagementLimit",
-        scale=MILLI,
-        every=MINUTE,
-        limit="requested",
-    ),
-    number_row(
-        "power_limit",
-        "nvmlDeviceGetPowerManagementDefaultLimit",
-        scale=MILLI,
-        every=MINUTE,
-        limit="default",
+    *(
+        number_row("power_limit", function, scale=MILLI, every=MINUTE, limit=limit)
+        for function, limit in (
+            ("nvmlDeviceGetPowerManagementLimit", "requested"),
+            ("nvmlDeviceGetPowerManagementDefaultLimit", "default"),
+        )
     ),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
     number_row("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI, every=SLOW),

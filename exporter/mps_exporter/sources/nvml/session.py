@@ -392,8 +392,8 @@ class XidWatcher:
     def readings(self, uuid: str) -> list[Reading]:
         """Return the readings of one GPU.
 
-        A counter is absent while no events are awaited: a constant counter would show that nothing
-        happened. The time of the last Xid stays true, and is needed most for a lost GPU.
+        A counter is absent while no events are awaited: a constant counter would mean no errors.
+        The time of the last Xid stays true, and is needed most for a lost GPU.
         """
         readings = []
         with self._lock:
