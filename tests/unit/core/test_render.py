@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from mps_exporter.metrics import CATALOGUE, Build, ClientSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.metrics.spec import Family, histogram_value
-from mps_exporter.mps.record import Counters
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,
@@ -38,25 +37,6 @@ def families(snapshot: Snapshot) -> dict[str, Family]:
 def test_an_empty_snapshot_has_only_the_build_info() -> None:
     found = families(Snapshot(taken_at=1.0))
     assert set(found) == {"mps_exporter_build_info"}
-
-
-def test_known_causes_start_at_zero() -> None:
-    daemon = ControlDaemon(
-        "/p", "/l", "answering", counters=Counters().snapshot(), gpu_uuids=("GPU-a",)
-    )
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
-    assert dict(found["mps_server_exits_total"].samples) == {
-        ("/p", "requested"): 0,
-        ("/p", "crashed"): 0,
-        ("/p", "start_failed"): 0,
-        ("/p", "daemon_died"): 0,
-        ("/p", "ghost_ended"): 0,
-    }
-    assert dict(found["mps_server_faults_total"].samples) == {
-        ("/p", "", ""): 0,
-        ("/p", "0", "GPU-a"): 0,
-    }
-    assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})
 
 
 def test_clients_that_are_not_active_have_a_state_and_a_timestamp() -> None:
@@ -164,17 +144,6 @@ def test_a_client_has_a_ratio_if_its_sms_are_unknown(
     assert "mps_client_priority" not in found, "normal"
 
 
-def test_a_user_who_has_waited_retains_a_0() -> None:
-    waits = (Wait(5, 1003, 7.0, 1001), Wait(6, 1003, 8.0, 1001, dead=True))
-    counted = Counters()
-    counted.observe("mps_uid_wait_seconds", 0.5, uid=1002)
-    daemon = ControlDaemon("/p", "/l", "answering", counters=counted.snapshot(), waits=waits)
-    found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
-    assert dict(found["mps_uid_waiting_clients"].samples) == {("/p", "1002"): 0, ("/p", "1003"): 2}
-    assert dict(found["mps_uid_waiting_dead_clients"].samples)["/p", "1003"] == 1
-    assert found["mps_uid_waiting_since_timestamp_seconds"].samples == ((("/p", "1003"), 7.0),)
-
-
 def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:
     server = Server(20, start_time_seconds=100.0, clients=(Client(30, 20, connected_at=110.0),))
     snapshot = Snapshot(
@@ -271,15 +240,3 @@ def test_a_server_has_a_state_if_the_state_is_known() -> None:
     assert found["mps_server_state"].samples == (
         (("/p", "20"), {"INITIALIZING": False, "ACTIVE": False, "FAULT": True}),
     )
-
-
-def test_counters_of_a_log_begin_at_0() -> None:
-    counted = Counters()
-    counted.increment("mps_control_log_lines_total", 3, log="server")
-    daemon = ControlDaemon("/p", "/l", "answering", counters=counted.snapshot())
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
-    assert dict(found["mps_control_log_lines_total"].samples) == {
-        ("/p", "control"): 0,
-        ("/p", "server"): 3,
-    }
-    assert set(dict(found["mps_control_log_unrecognized_lines_total"].samples).values()) == {0}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
@@ -50,24 +50,13 @@ LOST = (Reading("up", 0.0),)
 """Readings of a GPU that is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLocation:
-    """Position of a device among the others."""
-
-    index: int
-    uuid: str
-    parent_uuid: str | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
-
 class DeviceReader:
     """Reads a device for as long as NVML stays initialized.
 
     Args:
         api: NVML.
         device: The device.
-        location: Its position.
+        position: Its position among the others.
         totals: UUID -> counters; the entry of a new device is added.
         serials: Whether to read the board's serial number.
         shortest: Minimum interval in seconds between two samples of its activity.
@@ -79,29 +68,23 @@ class DeviceReader:
         self,
         api: NvmlApi,
         device: Device,
-        location: DeviceLocation,
+        position: GpuObservation,
         totals: dict[str, CounterTotals],
         *,
         serials: bool,
         shortest: float = MIN_SAMPLE_INTERVAL_SECONDS,
     ) -> None:
         self.device = device
-        self.location = location
-        instance = f"{location.gpu_instance}/{location.compute_instance}"
-        self._position = GpuObservation(
-            index=location.index,
-            uuid=location.uuid,
-            parent_uuid=location.parent_uuid,
-            mig_instance=None if location.gpu_instance is None else instance,
-        )
-        self.lost = replace(self._position, readings=LOST, lost=True)
+        self.uuid = position.uuid
+        self.lost = replace(position, readings=LOST, lost=True)
         """Observation while the device is gone: its position and, once read, its identity."""
-        self._queries = QueryCache(f"GPU {location.index} ({location.uuid})")
+        self._position = position
+        self._queries = QueryCache(f"GPU {position.index} ({self.uuid})")
         self._api = api
         self._serials = serials
         self._shortest = shortest
         self._totals = totals
-        self._own_totals = totals.setdefault(location.uuid, CounterTotals())
+        self._own_totals = totals.setdefault(self.uuid, CounterTotals())
         self._rows = self._own_rows()
         self._processes = ProcessReader(api, device, self._queries)
         self._busy = BusyAccumulator(api, device, self._queries, self._own_totals.busy)
@@ -306,36 +289,33 @@ class DeviceReader:
     # MIG
 
     def _scan_instances(self) -> None:
-        present = {location.uuid: (device, location) for device, location in self._find_instances()}
-        for uuid in self._instances.keys() - present.keys():
-            self._instances.pop(uuid).close()
-        for uuid, (device, location) in present.items():
-            if uuid not in self._instances:
-                self._instances[uuid] = MigDeviceReader(
-                    self._api, device, self.device, location, self._totals, self._shortest
-                )
+        before, self._instances = self._instances, {}
+        with self._session_checked():
+            for slot in range(self._api.number("nvmlDeviceGetMaxMigDeviceCount", self.device)):
+                with self._session_checked():  # NOT_FOUND: the slot is empty
+                    instance = self._instance(slot, before)
+                    self._instances[instance.uuid] = instance
+        for uuid in before.keys() - self._instances.keys():
+            before[uuid].close()
 
-    def _find_instances(self) -> Iterator[tuple[Device, DeviceLocation]]:
+    @contextmanager
+    def _session_checked(self) -> Iterator[None]:
         try:
-            slots = self._api.number("nvmlDeviceGetMaxMigDeviceCount", self.device)
+            yield
         except NvmlError as error:
             self._queries.session_gone |= error.code in SESSION_GONE
-            return
-        for slot in range(slots):
-            try:
-                yield self._instance(slot)
-            except NvmlError as error:  # NOT_FOUND: the slot is empty
-                self._queries.session_gone |= error.code in SESSION_GONE
 
-    def _instance(self, slot: int) -> tuple[Device, DeviceLocation]:
+    def _instance(self, slot: int, before: Mapping[str, MigDeviceReader]) -> MigDeviceReader:
         api = self._api
         device = Device(api.call("nvmlDeviceGetMigDeviceHandleByIndex", self.device, slot))
-        return device, DeviceLocation(
-            index=self.location.index,
-            uuid=api.text("nvmlDeviceGetUUID", device),
-            parent_uuid=self.location.uuid,
-            gpu_instance=api.number("nvmlDeviceGetGpuInstanceId", device),
-            compute_instance=api.number("nvmlDeviceGetComputeInstanceId", device),
+        uuid = api.text("nvmlDeviceGetUUID", device)
+        if uuid in before:
+            return before[uuid]
+        gpu_instance = api.number("nvmlDeviceGetGpuInstanceId", device)
+        instance = f"{gpu_instance}/{api.number('nvmlDeviceGetComputeInstanceId', device)}"
+        position = GpuObservation(self._position.index, uuid, self.uuid, instance)
+        return MigDeviceReader(
+            api, device, position, self._totals, self._shortest, self.device, gpu_instance
         )
 
 
@@ -348,14 +328,15 @@ class MigDeviceReader(DeviceReader):
         self,
         api: NvmlApi,
         device: Device,
-        parent: Device,
-        location: DeviceLocation,
+        position: GpuObservation,
         totals: dict[str, CounterTotals],
         shortest: float,
+        parent: Device,
+        gpu_instance: int,
     ) -> None:
-        super().__init__(api, device, location, totals, serials=False, shortest=shortest)
-        own, instance = self._own_totals, location.gpu_instance
-        self._gpm = GpmAccumulator(api, parent, self._queries, own, instance)
+        super().__init__(api, device, position, totals, serials=False, shortest=shortest)
+        own = self._own_totals
+        self._gpm = GpmAccumulator(api, parent, self._queries, own, gpu_instance)
 
     def _own_rows(self) -> tuple[Row, ...]:
         return (MEMORY_ROW,)

@@ -21,9 +21,8 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, NewType, TypeVar
+from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
 
@@ -125,8 +124,7 @@ class NvmlError(Exception):
         self.function = function
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Framebuffer memory in bytes; if `reserved` is None, it is part of `used` (old drivers)."""
 
     total: int
@@ -135,8 +133,7 @@ class Memory:
     reserved: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupMemoryLimits:
+class CgroupMemoryLimits(NamedTuple):
     """Device memory of a control group in bytes; hard is None if unlimited."""
 
     soft: int
@@ -144,24 +141,21 @@ class CgroupMemoryLimits:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListedProcess:
+class ListedProcess(NamedTuple):
     """A row of a process list; memory in bytes, None if the driver does not report it."""
 
     pid: int
     used_memory: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class FieldReply:
+class FieldReply(NamedTuple):
     """One reply of nvmlDeviceGetFieldValues: a value, or the code of the refusal."""
 
     code: int
     value: float = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlEvent:
+class NvmlEvent(NamedTuple):
     """An event; the data of an Xid event is its code."""
 
     device_key: int

@@ -30,7 +30,7 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources.nvml.accumulators import CounterTotals
-from mps_exporter.sources.nvml.device import LOST, DeviceLocation, DeviceReader, read_cgroup_memory
+from mps_exporter.sources.nvml.device import LOST, DeviceReader, read_cgroup_memory
 from mps_exporter.sources.nvml.policy import (
     EVENT_RETRY_SECONDS,
     EVENT_STOP_TIMEOUT_SECONDS,
@@ -252,7 +252,7 @@ class NvmlSession:
         Args:
             gone: The indexes that cannot be opened.
         """
-        here = {reader.location.uuid for reader in self._gpus}
+        here = {reader.uuid for reader in self._gpus}
         missing = [gpu for uuid, gpu in self._known_gpus.items() if uuid not in here]
         yield from missing
         own = {gpu.index for gpu in missing}
@@ -265,7 +265,7 @@ class NvmlSession:
         """Wait for Xids; after a refusal tick() tries again."""
         self._watch_at = now + REFUSED_RETRY_INTERVAL_SECONDS
         if self._options.xid_events:
-            self._watcher.start([(reader.device, reader.location.uuid) for reader in self._gpus])
+            self._watcher.start([(reader.device, reader.uuid) for reader in self._gpus])
 
     def _add_gpu(self, index: int) -> bool:
         """Open a GPU. Return False if NVML reports that the GPU is gone."""
@@ -282,7 +282,7 @@ class NvmlSession:
         reader = DeviceReader(
             self._api,
             device,
-            DeviceLocation(index, uuid),
+            GpuObservation(index, uuid),
             self._totals,
             serials=self._options.serials,
             shortest=self._options.shortest_seconds,
