@@ -37,9 +37,10 @@ def test_the_values_of_a_label_are_names_or_documented(spec: MetricSpec) -> None
         assert len(values) == len(set(values))
 
 
-@pytest.mark.parametrize(("number", "name"), GPM_RATIOS.items())
-def test_the_documented_source_of_an_activity_is_the_gpm_metric(number: int, name: str) -> None:
-    assert BY_QUANTITY[f"{name}_activity"].source == f"nvmlGpmMetricsGet {number}"
+@pytest.mark.parametrize(("number", "quantity"), GPM_RATIOS.items())
+def test_the_documented_source_of_an_activity_is_the_gpm_metric(number: int, quantity: str) -> None:
+    assert BY_QUANTITY[quantity].source == f"nvmlGpmMetricsGet {number}"
+    name = quantity.removesuffix("_activity")
     if name in GPM_COUNTED:
         source = BY_QUANTITY[f"{name}_active_time"].source
         assert source == f"nvmlGpmMetricsGet {number}, integrated"

@@ -413,7 +413,7 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
 
 
 def test_a_failed_wait_for_events_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mps_exporter.sources.nvml.session.EVENT_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("mps_exporter.sources.nvml.policy.EVENT_RETRY_SECONDS", 0.001)
     device = gpu()
     library = FakeNvml(device)
     with opened(library) as nvml:

@@ -151,25 +151,25 @@ GPU_UTILIZATION_SAMPLES = 1
 SILENCE_SECONDS = 5.0
 """Time without a new sample that proves that the clock was set: NVML samples once a second."""
 
-GPM_SM_OCCUPANCY = 3
 GPM_RATIOS = {
-    1: "graphics",
-    2: "sm",
-    4: "integer",
-    5: "tensor",
-    10: "dram",
-    11: "fp64",
-    12: "fp32",
-    13: "fp16",
+    1: "graphics_activity",
+    2: "sm_activity",
+    3: "sm_occupancy",
+    4: "integer_activity",
+    5: "tensor_activity",
+    10: "dram_activity",
+    11: "fp64_activity",
+    12: "fp32_activity",
+    13: "fp16_activity",
 }
-"""nvmlGpmMetricId_t -> active unit."""
+"""nvmlGpmMetricId_t -> quantity."""
 GPM_COUNTED = ("graphics", "sm", "tensor", "dram")
-"""Units that have a counter of seconds in addition to the ratio."""
+"""Units whose activity is also counted in seconds."""
 GPM_PCIE = {"transmit": 20, "receive": 21}
 """nvmlGpmMetricId_t of the traffic, in MiB/s over the interval."""
 PCIE_FIELDS = {"transmit": 197, "receive": 198}
 """NVML_FI_DEV_PCIE_COUNT_..._BYTES: 32-bit counters of bytes."""
-GPM_ALL = (*GPM_RATIOS, GPM_SM_OCCUPANCY, *GPM_PCIE.values())
+GPM_ALL = (*GPM_RATIOS, *GPM_PCIE.values())
 MEBI = 1 << 20
 
 
@@ -264,7 +264,6 @@ class GpmAccumulator:
         self._base_at: float | None = None
         self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
-        self._occupancy: float | None = None
         self._observed: set[str] = set()
         """Counters that the last sample has updated."""
 
@@ -272,7 +271,7 @@ class GpmAccumulator:
         """Take a sample, and count the interval since the last sample."""
         if self._base_at is not None and now - self._base_at < min_interval:
             return
-        self._ratios, self._occupancy, self._observed = {}, None, set()
+        self._ratios, self._observed = {}, set()
         try:
             if not self._supported(now):
                 self.close()
@@ -319,13 +318,12 @@ class GpmAccumulator:
             active.skip(now)
             return
         self._ratios = {
-            name: ratio
-            for metric, name in GPM_RATIOS.items()
+            quantity: ratio
+            for metric, quantity in GPM_RATIOS.items()
             if metric in metrics and (ratio := percent_to_ratio(metrics[metric])) is not None
         }
-        occupancy = metrics.get(GPM_SM_OCCUPANCY)
-        self._occupancy = None if occupancy is None else percent_to_ratio(occupancy)
-        counted = {name: self._ratios[name] for name in GPM_COUNTED if name in self._ratios}
+        found = {unit: self._ratios.get(f"{unit}_activity") for unit in GPM_COUNTED}
+        counted = {unit: ratio for unit, ratio in found.items() if ratio is not None}
         active.add(now, counted)
         self._observed |= counted.keys()
         for direction, metric in GPM_PCIE.items():
@@ -367,10 +365,8 @@ class GpmAccumulator:
 
     def readings(self) -> Iterator[Reading]:
         """Yield the ratios over the last interval, and the counters that are current."""
-        for name, ratio in self._ratios.items():
-            yield Reading(f"{name}_activity", ratio)
-        if self._occupancy is not None:
-            yield Reading("sm_occupancy", self._occupancy)
+        for quantity, ratio in self._ratios.items():
+            yield Reading(quantity, ratio)
         for name, seconds in self._totals.active.seconds.items():
             if name in self._observed:
                 yield Reading(f"{name}_active_time", seconds)

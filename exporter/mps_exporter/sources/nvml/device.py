@@ -10,18 +10,8 @@ from itertools import islice
 
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from mps_exporter.observations import CgroupMemory, GpuObservation, GpuProcess, ProcessList, Reading
+from mps_exporter.sources.nvml import policy
 from mps_exporter.sources.nvml.accumulators import BusyAccumulator, CounterTotals, GpmAccumulator
-from mps_exporter.sources.nvml.policy import (
-    BUSY_SAMPLE_INTERVAL_SECONDS,
-    EACH,
-    INSTANCE_SAMPLE_INTERVAL_SECONDS,
-    MAX_CGROUPS,
-    MAX_COLLECTION_INTERVAL_SECONDS,
-    MAX_TICK_AGE_SECONDS,
-    MIG_SCAN_INTERVAL_SECONDS,
-    MIN_SAMPLE_INTERVAL_SECONDS,
-    SLOW,
-)
 from mps_exporter.sources.nvml.pynvml_api import (
     DEFECTS,
     FIELD_VALUES,
@@ -72,7 +62,7 @@ class DeviceReader:
         totals: dict[str, CounterTotals],
         *,
         serials: bool,
-        shortest: float = MIN_SAMPLE_INTERVAL_SECONDS,
+        shortest: float = policy.MIN_SAMPLE_INTERVAL_SECONDS,
     ) -> None:
         self.device = device
         self.uuid = position.uuid
@@ -100,14 +90,16 @@ class DeviceReader:
     def tick(self, now: float) -> None:
         """Sample activity that would be lost between two scrapes, and renew slow values."""
         with suppress(GpuGoneError):
-            observed = now - self._observed_at < MAX_COLLECTION_INTERVAL_SECONDS
+            observed = now - self._observed_at < policy.MAX_COLLECTION_INTERVAL_SECONDS
             busy_interval = (
-                MIN_SAMPLE_INTERVAL_SECONDS if observed else BUSY_SAMPLE_INTERVAL_SECONDS
+                policy.MIN_SAMPLE_INTERVAL_SECONDS
+                if observed
+                else policy.BUSY_SAMPLE_INTERVAL_SECONDS
             )
             self._sample(self._busy, now, busy_interval)
             self._sample(self._gpm, now)
             self._ticked_at = now
-            for _ in self._values(now, (row for row in self._rows if row.every > EACH)):
+            for _ in self._values(now, (row for row in self._rows if row.every > policy.EACH)):
                 pass
             self._processes.renew(now)
         for instance in self._instances.values():
@@ -117,7 +109,7 @@ class DeviceReader:
         self,
         accumulator: BusyAccumulator | GpmAccumulator,
         now: float,
-        shortest: float = MIN_SAMPLE_INTERVAL_SECONDS,
+        shortest: float = policy.MIN_SAMPLE_INTERVAL_SECONDS,
     ) -> None:
         """Take a sample. A defect costs the accumulator its readings, and no others."""
         try:
@@ -130,13 +122,13 @@ class DeviceReader:
 
         While ticks come, slow values are those of the last tick.
         """
-        ticking = now - self._ticked_at < MAX_TICK_AGE_SECONDS
+        ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now
         try:
             readings = (Reading("up", 1.0), *self._readings(now, as_of, ticking=ticking))
             self._observed_at = now
             processes, unread = self._processes.read(as_of)
-            compute_mode = _compute_mode(self._number("nvmlDeviceGetComputeMode", now, EACH))
+            compute_mode = _compute_mode(self._number("nvmlDeviceGetComputeMode", now, policy.EACH))
             identity = self._identity(now)
         except GpuGoneError:
             return self.lost
@@ -154,7 +146,7 @@ class DeviceReader:
         if self._mig_mode != 1:
             self._close_instances()
         elif now >= self._scan_at:
-            self._scan_at = now + MIG_SCAN_INTERVAL_SECONDS
+            self._scan_at = now + policy.MIG_SCAN_INTERVAL_SECONDS
             self._scan_instances()
         return list(self._instances.values())
 
@@ -185,7 +177,7 @@ class DeviceReader:
 
     def _readings(self, now: float, as_of: float, *, ticking: bool) -> Iterator[Reading]:
         yield from self._values(as_of, self._rows)
-        shortest = MAX_TICK_AGE_SECONDS if ticking else self._shortest
+        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else self._shortest
         self._sample(self._busy, now, shortest)
         yield from self._busy.readings()
         self._sample(self._gpm, now, shortest)
@@ -200,7 +192,9 @@ class DeviceReader:
 
     def _mig(self, now: float) -> Iterator[Reading]:
         name = "nvmlDeviceGetMigMode"
-        mode = self._queries.get(name, lambda: self._api.numbers(name, self.device)[0], now, SLOW)
+        mode = self._queries.get(
+            name, lambda: self._api.numbers(name, self.device)[0], now, policy.SLOW
+        )
         if mode is not None:
             if self._mig_mode not in {None, mode}:
                 self._queries.clear()
@@ -344,7 +338,7 @@ class MigDeviceReader(DeviceReader):
     def tick(self, now: float) -> None:
         """Sample the GPM counters of the instance; an instance has no utilization samples."""
         with suppress(GpuGoneError):
-            self._sample(self._gpm, now, INSTANCE_SAMPLE_INTERVAL_SECONDS)
+            self._sample(self._gpm, now, policy.INSTANCE_SAMPLE_INTERVAL_SECONDS)
 
     def _readings(self, now: float, as_of: float, *, ticking: bool) -> Iterator[Reading]:
         del as_of, ticking
@@ -411,7 +405,7 @@ class ProcessReader:
         if pids is None or pids != self._pids:
             self._queries.forget(*(_list_name(kind) for kind in RARELY_READ))
         self._pids = pids
-        others = {kind: self._list(kind, now, SLOW) for kind in RARELY_READ}
+        others = {kind: self._list(kind, now, policy.SLOW) for kind in RARELY_READ}
         if others["mps"] is not None:
             others["mps"] = _on_this_gpu(others["mps"], compute)
         lists: dict[ProcessList, list[ListedProcess] | None] = {"compute": compute, **others}
@@ -425,10 +419,10 @@ class ProcessReader:
         """Read the lists that are rarely read, if they are no longer fresh."""
         if self._pids is not None:
             for kind in RARELY_READ:
-                self._list(kind, now, SLOW)
+                self._list(kind, now, policy.SLOW)
 
     def _list(
-        self, kind: ProcessList, now: float, every: float = EACH
+        self, kind: ProcessList, now: float, every: float = policy.EACH
     ) -> list[ListedProcess] | None:
         def read() -> list[ListedProcess]:
             return self._api.processes(self._device, CALLS[kind])
@@ -467,7 +461,7 @@ def read_cgroup_memory(
         root: Mount point of cgroup version 2.
         paths: Control groups, below it.
     """
-    groups = tuple(islice(paths, MAX_CGROUPS))
+    groups = tuple(islice(paths, policy.MAX_CGROUPS))
     for device in devices:
         for path in groups:
             with suppress(NvmlError):  # the group was removed, or the driver does not account it

@@ -14,18 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mps_exporter.nvml_terms import (
-    CLOCK_EVENT_REASONS,
-    CLOCK_EVENT_SECONDS_REASONS,
-    CLOCKS,
-    ECC_KINDS,
-    ECC_SCOPES,
-    FABRIC_STATES,
-    NVLINK_STATES,
-    PCIE_ERROR_KINDS,
-    RECOVERY_ACTIONS,
-    TEMPERATURE_LIMITS,
-)
+from mps_exporter import nvml_terms as nvml
 from mps_exporter.observations import Reading
 from mps_exporter.sources.nvml.policy import EACH, HOUR, MINUTE, SLOW
 from mps_exporter.sources.nvml.pynvml_api import Argument, Device, NvmlApi, NvmlError
@@ -160,7 +149,7 @@ def _fans(api: NvmlApi, device: Device) -> Iterable[Reading]:
 def _clock_events(function: str) -> Callable[[NvmlApi, Device], Iterable[Reading]]:
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         mask = api.number(function, device)
-        for bit, reason in enumerate(CLOCK_EVENT_REASONS):
+        for bit, reason in enumerate(nvml.CLOCK_EVENT_REASONS):
             active = float(mask >> bit & 1)
             yield Reading("clock_event", active, (("reason", reason),))
 
@@ -178,8 +167,8 @@ def _performance_state(api: NvmlApi, device: Device) -> Iterable[Reading]:
 
 def _fabric(api: NvmlApi, device: Device) -> Iterable[Reading]:
     value = api.fabric_state(device)
-    if value != FABRIC_STATES.index("not_supported"):
-        yield state("fabric_state", value, FABRIC_STATES)
+    if value != nvml.FABRIC_STATES.index("not_supported"):
+        yield state("fabric_state", value, nvml.FABRIC_STATES)
 
 
 def _vgpu_licence(api: NvmlApi, device: Device) -> Iterable[Reading]:
@@ -220,7 +209,7 @@ def nvlink_rows(counting_links: dict[str, set[int]]) -> tuple[Row, ...]:
 def _nvlinks(known: set[int], api: NvmlApi, device: Device) -> Iterable[Reading]:
     up = [bool(value) for value in _query_links(api, device, NVLINK_GET_STATE, known)]
     if up:
-        for name, count in zip(NVLINK_STATES, (up.count(True), up.count(False)), strict=True):
+        for name, count in zip(nvml.NVLINK_STATES, (up.count(True), up.count(False)), strict=True):
             yield Reading("nvlink_links", count, (("state", name),))
 
 
@@ -264,8 +253,8 @@ ECC_OLD_LOCATIONS = {
 
 
 def _ecc_rows(locations: dict[str, int], unless: str = "") -> Iterable[Row]:
-    for kind, kind_name in enumerate(ECC_KINDS):
-        for scope, scope_name in enumerate(ECC_SCOPES):
+    for kind, kind_name in enumerate(nvml.ECC_KINDS):
+        for scope, scope_name in enumerate(nvml.ECC_SCOPES):
             for name, location in locations.items():
                 row = number_row(
                     "ecc_errors",
@@ -316,19 +305,19 @@ ROWS: tuple[Row, ...] = (
         number_row(
             "temperature_limit", "nvmlDeviceGetTemperatureThreshold", which, every=HOUR, limit=name
         )
-        for which, name in enumerate(TEMPERATURE_LIMITS)
+        for which, name in enumerate(nvml.TEMPERATURE_LIMITS)
     ),
     Row("nvmlDeviceGetFanSpeed_v2", _fans),
     # Clocks
     *(
         number_row("clock", "nvmlDeviceGetClockInfo", which, scale=MEGA, clock=name)
-        for which, name in enumerate(CLOCKS)
+        for which, name in enumerate(nvml.CLOCKS)
     ),
     *(
         number_row(
             "clock_max", "nvmlDeviceGetMaxClockInfo", which, scale=MEGA, every=HOUR, clock=name
         )
-        for which, name in enumerate(CLOCKS)
+        for which, name in enumerate(nvml.CLOCKS)
     ),
     Row(_EVENT_REASONS, _clock_events(_EVENT_REASONS)),
     Row(_THROTTLE_REASONS, _clock_events(_THROTTLE_REASONS), unless=_EVENT_REASONS),
@@ -358,7 +347,7 @@ FIELDS: tuple[FieldRow, ...] = (
             every=SLOW if field in {75, 270, 271} else EACH,
         )
         for field, reason in zip(
-            (*range(74, 82), 269, 270, 271), CLOCK_EVENT_SECONDS_REASONS, strict=True
+            (*range(74, 82), 269, 270, 271), nvml.CLOCK_EVENT_SECONDS_REASONS, strict=True
         )
     ),
     # Health
@@ -369,12 +358,12 @@ FIELDS: tuple[FieldRow, ...] = (
     _MINUTE_FIELD("remapped_rows", 143, labels=(("cause", "uncorrectable_error"),)),
     _MINUTE_FIELD("row_remap_pending", 144),
     _MINUTE_FIELD("row_remap_failure", 145),
-    FieldRow("recovery_action", 230, states=RECOVERY_ACTIONS, every=SLOW),
+    FieldRow("recovery_action", 230, states=nvml.RECOVERY_ACTIONS, every=SLOW),
     # Links
     _MINUTE_FIELD("pcie_replays", 94),
     *(
         _MINUTE_FIELD("pcie_errors", field, labels=(("kind", kind),))
-        for field, kind in zip((169, *range(173, 184)), PCIE_ERROR_KINDS, strict=True)
+        for field, kind in zip((169, *range(173, 184)), nvml.PCIE_ERROR_KINDS, strict=True)
     ),
     FieldRow("nvlink_transmit_bytes", 138, KIBI, scope=ALL_LINKS, every=SLOW),
     FieldRow("nvlink_receive_bytes", 139, KIBI, scope=ALL_LINKS, every=SLOW),

@@ -29,20 +29,9 @@ from mps_exporter.observations import (
     Outcome,
     Reading,
 )
+from mps_exporter.sources.nvml import policy
 from mps_exporter.sources.nvml.accumulators import CounterTotals
 from mps_exporter.sources.nvml.device import LOST, DeviceReader, read_cgroup_memory
-from mps_exporter.sources.nvml.policy import (
-    EVENT_RETRY_SECONDS,
-    EVENT_STOP_TIMEOUT_SECONDS,
-    EVENT_TIMEOUT_MILLISECONDS,
-    INIT_RETRY_INTERVAL_SECONDS,
-    MAX_LOST_RETRY_SECONDS,
-    MIN_LOST_RETRY_SECONDS,
-    MIN_SAMPLE_INTERVAL_SECONDS,
-    REFUSED_RETRY_INTERVAL_SECONDS,
-    TICK_INTERVAL_SECONDS,
-    TICK_OVERDUE_SECONDS,
-)
 from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
     MEMORY_LIMITS,
@@ -95,9 +84,9 @@ class NvmlOptions:
     """Whether to read the boards' serial numbers."""
     xid_events: bool = True
     """Whether to wait for Xid events."""
-    shortest_seconds: float = MIN_SAMPLE_INTERVAL_SECONDS
+    shortest_seconds: float = policy.MIN_SAMPLE_INTERVAL_SECONDS
     """Minimum interval between two samples of a GPU's activity."""
-    stop_timeout_seconds: float = EVENT_STOP_TIMEOUT_SECONDS
+    stop_timeout_seconds: float = policy.EVENT_STOP_TIMEOUT_SECONDS
     """Timeout for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
     """Lists the GPUs bound to the driver; it changes when a GPU is added or removed."""
@@ -125,9 +114,9 @@ class NvmlSession:
         self._retry_at = 0.0
         """Time of the next attempt after an error."""
         self._reopen_at = NEVER
-        self._reopen_after = MIN_LOST_RETRY_SECONDS
+        self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
-        self._observed_at = self._ticked_at = -TICK_OVERDUE_SECONDS
+        self._observed_at = self._ticked_at = -policy.TICK_OVERDUE_SECONDS
         self._bound: frozenset[str] | None = None
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
@@ -142,7 +131,9 @@ class NvmlSession:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
-        if not self._ensure_open(reopen=self._observed_at - self._ticked_at > TICK_OVERDUE_SECONDS):
+        if not self._ensure_open(
+            reopen=self._observed_at - self._ticked_at > policy.TICK_OVERDUE_SECONDS
+        ):
             return self._absent(at)
         gpus = self._observe_gpus()
         if any(reader.session_gone for reader in self._gpus):
@@ -167,7 +158,7 @@ class NvmlSession:
         if not self._open or self._closing:
             return
         now = self._ticked_at = self._clock.monotonic()
-        if now >= self._reopen_at and now - self._observed_at < 2 * TICK_INTERVAL_SECONDS:
+        if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
             # Just after a collection: by the next collection the new handles have a GPM interval.
             if self._ensure_open(reopen=True):
                 self._record_losses(self._observe_gpus())
@@ -220,7 +211,7 @@ class NvmlSession:
         except NvmlError as error:
             self._close_session(0.0)
             self._error = error
-            self._retry_at = now + INIT_RETRY_INTERVAL_SECONDS
+            self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
             self._log_absence(error)
             return False
         if self._logged:
@@ -263,7 +254,7 @@ class NvmlSession:
 
     def _watch(self, now: float) -> None:
         """Wait for Xids; after a refusal tick() tries again."""
-        self._watch_at = now + REFUSED_RETRY_INTERVAL_SECONDS
+        self._watch_at = now + policy.REFUSED_RETRY_INTERVAL_SECONDS
         if self._options.xid_events:
             self._watcher.start([(reader.device, reader.uuid) for reader in self._gpus])
 
@@ -316,8 +307,8 @@ class NvmlSession:
             self._reopen_at = NEVER
         elif lost != self._lost or self._reopen_at == NEVER:
             again = lost == self._lost
-            doubled = min(2 * self._reopen_after, MAX_LOST_RETRY_SECONDS)
-            self._reopen_after = doubled if again else MIN_LOST_RETRY_SECONDS
+            doubled = min(2 * self._reopen_after, policy.MAX_LOST_RETRY_SECONDS)
+            self._reopen_after = doubled if again else policy.MIN_LOST_RETRY_SECONDS
             self._reopen_at = self._clock.monotonic() + self._reopen_after
         for uuid in sorted(lost - self._lost):
             log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
@@ -429,12 +420,12 @@ class XidWatcher:
     def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
         while watched and not stop.is_set():
             try:
-                event = self._api.wait_event(events, EVENT_TIMEOUT_MILLISECONDS)
+                event = self._api.wait_event(events, policy.EVENT_TIMEOUT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
                     self._set_watched({})
                     break
-                stop.wait(EVENT_RETRY_SECONDS)
+                stop.wait(policy.EVENT_RETRY_SECONDS)
                 continue
             if event is None or not event.type & XID_CRITICAL_ERROR:
                 continue
