@@ -99,7 +99,7 @@ class DeviceReader:
             self._sample(self._busy, now, busy_interval)
             self._sample(self._gpm, now)
             self._ticked_at = now
-            for _ in self._values(now, (row for row in self._rows if row.every > policy.EACH)):
+            for _ in self._values(now, policy.SLOW):
                 pass
             self._processes.renew(now)
         for instance in self._instances.values():
@@ -176,19 +176,22 @@ class DeviceReader:
     # Readings
 
     def _readings(self, now: float, as_of: float, *, ticking: bool) -> Iterator[Reading]:
-        yield from self._values(as_of, self._rows)
+        yield from self._values(as_of, policy.EACH)
         shortest = policy.MAX_TICK_AGE_SECONDS if ticking else self._shortest
         self._sample(self._busy, now, shortest)
         yield from self._busy.readings()
         self._sample(self._gpm, now, shortest)
         yield from self._gpm.readings()
 
-    def _values(self, now: float, rows: Iterable[Row]) -> Iterator[Reading]:
+    def _values(self, now: float, min_interval: float) -> Iterator[Reading]:
+        """Yield the values that are queried at this interval or more rarely."""
         yield from self._mig(now)
-        for row in rows:
-            if row.unless is None or not self._queries.is_supported(row.unless):
+        for row in self._rows:
+            if row.every >= min_interval and (
+                row.unless is None or not self._queries.is_supported(row.unless)
+            ):
                 yield from self._row(row, now)
-        yield from self._field_values(now)
+        yield from self._field_values(now, min_interval)
 
     def _mig(self, now: float) -> Iterator[Reading]:
         name = "nvmlDeviceGetMigMode"
@@ -207,10 +210,10 @@ class DeviceReader:
 
         return self._queries.get(row.call, read, now, row.every) or ()
 
-    def _field_values(self, now: float) -> Iterator[Reading]:
+    def _field_values(self, now: float, min_interval: float) -> Iterator[Reading]:
         due = []
         for row in self.fields:
-            if self._queries.is_due(row.call, now):
+            if row.every >= min_interval and self._queries.is_due(row.call, now):
                 reading = self._queries.cached(row.call, now)
                 if reading is None:
                     due.append(row)
