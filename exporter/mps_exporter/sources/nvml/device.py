@@ -213,12 +213,12 @@ class DeviceReader:
     def _field_values(self, now: float, min_interval: float) -> Iterator[Reading]:
         due = []
         for row in self.fields:
-            if row.every >= min_interval and self._queries.is_due(row.call, now):
+            if row.every >= min_interval:
                 reading = self._queries.cached(row.call, now)
-                if reading is None:
-                    due.append(row)
-                else:
+                if reading is not None:
                     yield reading
+                elif self._queries.is_due(row.call, now):
+                    due.append(row)
         if due:
             yield from self._query_fields(due, now)
 

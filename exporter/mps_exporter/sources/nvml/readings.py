@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from mps_exporter import nvml_terms as nvml
 from mps_exporter.observations import Reading
@@ -44,7 +44,7 @@ class Row:
     """Name of the row that this row replaces if the GPU lacks it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FieldRow:
     """One value of the batched call nvmlDeviceGetFieldValues."""
 
@@ -59,7 +59,7 @@ class FieldRow:
     every: float = EACH
     """Interval in seconds of the query."""
 
-    @property
+    @cached_property
     def call(self) -> str:
         """Name of the row."""
         return f"nvmlDeviceGetFieldValues({self.field}, {self.scope})"
