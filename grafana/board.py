@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grafana.panels import DATASOURCE, Panel
 from grafana.promql import metrics_in, scoped
 from grafana.style import Json
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")

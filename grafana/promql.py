@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 
 TARGET_LABELS = ("job", "instance")
 """Labels that Prometheus adds to every series that it scrapes."""

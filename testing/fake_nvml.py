@@ -1,8 +1,8 @@
-"""An NVML made up from the values that a real one gave, which can be told to fail.
+"""A simulated NVML with the recorded replies of an H200, which can fail on request.
 
-Answers are by NVML function with its arguments, as ``tests/hardware/gpu_readings.py`` wrote them
-down on an H200 (nvml_h200.json says more); what changes over time (samples, GPM counters, events)
-is computed from a load. Where the real one would end the process, this one fails an assertion.
+Replies are by NVML function with its arguments, as ``tests/hardware/gpu_readings.py`` recorded them
+(see nvml_h200.json). Values that change over time (samples, GPM counters, events) are calculated
+from a load. Calls that would end a process in NVML fail an assertion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     CgroupMemoryLimits,
     Code,
     Device,
-    FieldAnswer,
+    FieldReply,
     ListedProcess,
     Memory,
     NvmlApi,
@@ -43,26 +43,26 @@ _keys = count(0x7F0000000000, 0x1000)
 
 @cache
 def recorded() -> Mapping[str, Any]:
-    """What the H200 answered. Not to be changed: every fake shares it."""
-    answers: dict[str, Any] = json.loads(RECORDED.read_text())
-    return MappingProxyType(answers)
+    """Return the recorded replies, which all fakes share."""
+    replies: dict[str, Any] = json.loads(RECORDED.read_text())
+    return MappingProxyType(replies)
 
 
 @dataclass(eq=False)
 class FakeDevice:
-    """A GPU or a MIG instance: its answers, and what it is doing."""
+    """A GPU or a MIG instance: its replies and its load."""
 
     uuid: str
-    answers: Mapping[str, Any] = field(default_factory=recorded)
+    replies: Mapping[str, Any] = field(default_factory=recorded)
     busy: Callable[[float], float] = lambda _now: 0.0
-    """Seconds of work done until a moment of the fake's clock; its slope is the utilization."""
+    """Seconds of work done until a time of the fake's clock; the slope is the utilization."""
     metrics: dict[int, float] = field(default_factory=dict)
     """GPM percentages while busy, and MiB/s, by metric."""
     processes: dict[str, list[ListedProcess]] = field(default_factory=dict)
     instances: dict[int, FakeDevice] = field(default_factory=dict)
     """MIG instances by slot."""
     gone: Code | None = None
-    """What every call says after the GPU has fallen off the bus."""
+    """Code of all calls after the GPU has fallen off the bus."""
     key: int = field(default_factory=lambda: next(_keys))
 
     @property
@@ -71,8 +71,8 @@ class FakeDevice:
         return self.key
 
     def __post_init__(self) -> None:
-        """Its own name among the recorded answers."""
-        self.answers = {**self.answers, "nvmlDeviceGetUUID()": self.uuid}
+        """Add the UUID to the recorded replies."""
+        self.replies = {**self.replies, "nvmlDeviceGetUUID()": self.uuid}
 
 
 @dataclass
@@ -82,41 +82,41 @@ class _Sample:
 
 
 class FakeNvml(NvmlApi):
-    """NVML of a host that somebody made up."""
+    """NVML of a simulated host."""
 
     def __init__(self, *gpus: FakeDevice) -> None:
         super().__init__()
         self.gpus = list(gpus)
         self.now = 1000.0
         self.clock_steps: list[tuple[float, float]] = []
-        """When the host's clock, which stamps samples, was set, and by how much."""
+        """Times at which the host's clock, the clock of the samples, was set; and the steps."""
         self.initialized = 0
         self.calls: Counter[str] = Counter()
-        self.fields_asked: Counter[int] = Counter()
+        self.fields_queried: Counter[int] = Counter()
         self.failing: dict[str, int] = {}
         self.functions: set[str] = set()
-        """Those that it has beyond the recorded ones."""
+        """Functions that the library has in addition to the recorded functions."""
         self.events: queue.Queue[NvmlEvent | NvmlError] = queue.Queue()
         self.live_samples = 0
         self.waiting = 0
         """Threads that wait for events."""
         self.stuck: threading.Event | None = None
-        """While there is one, a wait for events does not end before it is set."""
+        """If not None, a wait for events ends only after this event is set."""
 
     def fail(self, function: str, code: int | None) -> None:
-        """From now on this function fails; "" is every function, None ends it."""
+        """Make a function fail, or all functions (""); the code None ends the failure."""
         if code is None:
             self.failing.pop(function, None)
         else:
             self.failing[function] = code
 
     def wall(self, now: float | None = None) -> float:
-        """The host's clock."""
+        """Return the time of the host's clock."""
         at = self.now if now is None else now
         return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
-        """Something goes wrong on a GPU."""
+        """Report an Xid of a GPU."""
         self.events.put(NvmlEvent(gpu.key, 0x8, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:
@@ -131,7 +131,7 @@ class FakeNvml(NvmlApi):
         return cast("FakeDevice", device)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Answer a function that needs no structure."""
+        """Reply to a function without structures."""
         device = arguments[0] if arguments else None
         if name == "nvmlDeviceGetHandleByIndex":
             device = self.gpus[arguments[0]]
@@ -160,12 +160,12 @@ class FakeNvml(NvmlApi):
         return self._of_the_host().get(name)
 
     def _before(self, name: str) -> None:
-        """What happens even if the driver refuses."""
+        """Do what NVML does even if the driver refuses."""
         if name == "nvmlShutdown":
             assert not self.waiting, "shut down under a thread that is inside: the process ends"
         if name == "nvmlEventSetFree":
             assert self.initialized, "freed after the shutdown: the process ends"
-        self.live_samples -= name == "nvmlGpmSampleFree"  # the process's own memory
+        self.live_samples -= name == "nvmlGpmSampleFree"  # memory of the process
 
     def _of_the_host(self) -> dict[str, object]:
         return {
@@ -179,12 +179,12 @@ class FakeNvml(NvmlApi):
         self, function: str, device: FakeDevice, *arguments: object, name: str = ""
     ) -> Any:
         name = name or f"{function}({', '.join(map(str, arguments))})"
-        answer = device.answers.get(name, {"code": Code.NOT_SUPPORTED})
-        if isinstance(answer, dict) and "code" in answer:
-            raise NvmlError(answer["code"], function)
+        reply = device.replies.get(name, {"code": Code.NOT_SUPPORTED})
+        if isinstance(reply, dict) and "code" in reply:
+            raise NvmlError(reply["code"], function)
         if function == "nvmlDeviceGetAttributes_v2":
-            return SimpleNamespace(multiprocessorCount=answer)
-        return answer
+            return SimpleNamespace(multiprocessorCount=reply)
+        return reply
 
     def _method(self, function: str, name: str, device: Device) -> Any:
         return self._recorded(function, self._enter(function, device), name=name)
@@ -204,15 +204,15 @@ class FakeNvml(NvmlApi):
 
     def vgpu_licensed(self, device: Device) -> bool | None:
         function = "nvmlDeviceGetGridLicensableFeatures_v4"
-        answer: bool | None = self._method(function, "vgpu_licensed()", device)
-        return answer
+        reply: bool | None = self._method(function, "vgpu_licensed()", device)
+        return reply
 
-    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
+    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
         gpu = self._enter("nvmlDeviceGetFieldValues", device)
-        self.fields_asked.update(one for one, _ in fields)
-        known = gpu.answers.get("fields", {})
+        self.fields_queried.update(one for one, _ in fields)
+        known = gpu.replies.get("fields", {})
         unknown = {"code": Code.NOT_SUPPORTED}
-        return [FieldAnswer(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
+        return [FieldReply(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
         gpu = self._enter(f"nvmlDeviceGet{kind}RunningProcesses", device)
@@ -236,7 +236,7 @@ class FakeNvml(NvmlApi):
         if gpu_instance is not None:
             slots = gpu.instances.values()
             wanted = [
-                one for one in slots if one.answers["nvmlDeviceGetGpuInstanceId()"] == gpu_instance
+                one for one in slots if one.replies["nvmlDeviceGetGpuInstanceId()"] == gpu_instance
             ]
             if not wanted:
                 raise NvmlError(Code.NOT_FOUND, "nvmlGpmMigSampleGet")

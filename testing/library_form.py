@@ -1,4 +1,4 @@
-"""Our metrics in prometheus-client's form: its encoders say what ours must print."""
+"""The exporter's metrics as prometheus-client's, whose encoders define the pages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest as text_encoder
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_encoder
 
-from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
 from mps_exporter.metrics.spec import Family, HistogramValue
 
 
 def to_metric(family: Family) -> Metric:
-    """One family in prometheus-client's form."""
+    """Return a family as a metric of prometheus-client."""
     spec = family.spec
     base = spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name
     base = base.removesuffix("_info") if spec.kind == "info" else base
@@ -34,7 +33,7 @@ def to_metric(family: Family) -> Metric:
 
 
 class _Prepared:
-    """A registry-like thing that holds finished metrics: no collection happens in the encoder."""
+    """A collector of finished metrics, which the encoders take as a registry."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)
@@ -43,9 +42,9 @@ class _Prepared:
         return iter(self._metrics)
 
 
-def encode_metrics(metrics: Iterable[Metric], form: ContentFormat) -> bytes:
-    """Return a page of these metrics, made by prometheus-client's encoder."""
-    encoder = openmetrics_encoder if form.syntax is Syntax.OPENMETRICS else text_encoder
-    # The scheme "values" leaves names like ours alone; that encoder changes half of them.
-    values = form.escaping is Escaping.VALUES
-    return encoder(_Prepared(metrics), Escaping.UNDERSCORES if values else form.escaping)
+def encode_metrics(metrics: Iterable[Metric], content_type: str) -> bytes:
+    """Return the page of these metrics, encoded by prometheus-client."""
+    encoder = openmetrics_encoder if "openmetrics" in content_type else text_encoder
+    escaping = content_type.rpartition("escaping=")[2] if "escaping" in content_type else ""
+    # The library's scheme "values" changes half of the names that need no escaping.
+    return encoder(_Prepared(metrics), "underscores" if escaping in ("", "values") else escaping)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import HistogramValue
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.recording import Recording, read_recording

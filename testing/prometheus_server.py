@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.snapshot import RecordingInfo
 from testing.dashboards import Target, filled
 from testing.player import RECORDINGS, Player

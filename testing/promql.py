@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import promql_parser as parser
 
 from grafana import promql
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 
 Kind = Literal["counter", "gauge"]
 

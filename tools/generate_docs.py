@@ -25,7 +25,7 @@ import yaml
 
 from mps_exporter.config import COMMANDS, grouped, options_of
 from mps_exporter.findings import ADVICE, FindingType
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from tools import chart
 from tools.man_page import man_page
 from tools.rules import usual_severity

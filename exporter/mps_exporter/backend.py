@@ -16,9 +16,8 @@ from prometheus_client import ProcessCollector
 import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
-from mps_exporter.metrics.content_format import ContentFormat
+from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.spec import Family
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
@@ -104,19 +103,19 @@ class CollectorBackend:
         self._ready = True
         return snapshot
 
-    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
         """Render the metrics: a large page on a thread of its own."""
         if self._page_bytes <= SMALL_PAGE_BYTES:
-            return self._encode(snapshot, content_format, gzip)
+            return self._encode(snapshot, content_type, gzip)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._renderers, self._encode, snapshot, content_format, gzip
+            self._renderers, self._encode, snapshot, content_type, gzip
         )
 
-    def _encode(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+    def _encode(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
         families = self._sparse.shown(render_families(snapshot, self._clients))
         own = () if self._process is None else self._process.collect()
-        page = self._encoder.encode(families, own, content_format)
+        page = self._encoder.encode(families, own, content_type)
         self._page_bytes = len(page)
         return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
 

@@ -21,7 +21,7 @@ from mps_exporter.daemon_queries import DaemonQueries
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
-from mps_exporter.metrics.gpus import series_of
+from mps_exporter.metrics.gpus import label_values
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.server_queries import ServerAnswers
@@ -366,7 +366,7 @@ def _daemon_starts(chunk: LogChunk) -> bool:
 def _log_unknown_readings(observation: NvmlObservation, log: TransitionLogger) -> int:
     """Log the readings that no metric shows; gives how many there are."""
     readings = [reading for gpu in observation.gpus for reading in gpu.readings]
-    unknown = [reading for reading in readings if series_of(reading) is None]
+    unknown = [one for one in readings if label_values(one.quantity, one.labels) is None]
     for reading in unknown:
         log.failed(
             "reading",

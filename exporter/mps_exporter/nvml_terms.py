@@ -1,6 +1,6 @@
-"""NVML's terms: names of what it numbers, as readings carry them and the catalogue documents them.
+"""Names for NVML's numbers, as labels of readings and in the documentation of metrics.
 
-Where NVML numbers them from 0 on, they stand in that order.
+The order is that of NVML's numbers from 0 on, if NVML numbers the values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOCK_EVENT_REASONS = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-"""By bit, from bit 0."""
+"""Reasons in the order of NVML's bits, from bit 0."""
 CLOCK_EVENT_SECONDS_REASONS = (
     "sw_power_cap",
     "thermal",

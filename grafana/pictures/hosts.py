@@ -17,9 +17,8 @@ from aiohttp import web
 
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
 from testing import v3_host
@@ -52,7 +51,7 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
             page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
         else:
             raise web.HTTPNotFound
-        return web.Response(body=page, headers={"Content-Type": TEXT_0_0_4.content_type})
+        return web.Response(body=page, headers={"Content-Type": TEXT_0_0_4})
 
     async def followed(_: web.Application) -> AsyncIterator[None]:
         running = [asyncio.create_task(each.run()) for each in services.values()]

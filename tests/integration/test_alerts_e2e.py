@@ -32,9 +32,8 @@ from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 
 from mps_exporter.config import Settings
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.sources.recording import read_recording
 from testing.player import RECORDINGS, Player
 from testing.ports import free_port

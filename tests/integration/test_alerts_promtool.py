@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from mps_exporter.findings import ADVICE
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from testing import fleet_page
 from testing.commands import output_of
 from testing.finding_hosts import SYNTHETIC

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.commands.serve import built_in_playlist
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from testing.player import RECORDINGS, Metrics, Player
 
 EACH = pytest.mark.parametrize(

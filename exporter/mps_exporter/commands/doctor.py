@@ -215,9 +215,8 @@ async def expose_once(settings: Settings) -> int:
 
 def _encode_once(snapshot: Snapshot) -> bytes:
     from mps_exporter.backend import build
-    from mps_exporter.metrics.content_format import TEXT_0_0_4
-    from mps_exporter.metrics.exposition import Encoder
-    from mps_exporter.metrics.render import SparseSeries, render
+    from mps_exporter.metrics import SparseSeries, render
+    from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 
     # Counters begin at 0 with each start of the exporter: a short run has nothing to count.
     families = [

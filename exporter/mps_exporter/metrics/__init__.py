@@ -1,1 +1,94 @@
-"""What is exported: the catalogue, and the way from a snapshot to bytes."""
+"""What is exported: all metrics, and their values for a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from mps_exporter.metrics import clients, daemons, exporter, gpus, partitions
+from mps_exporter.metrics.spec import Build, ClientSeries, Family, MetricSpec, Page, Texts, Value
+from mps_exporter.snapshot import Snapshot
+
+__all__ = ["CATALOGUE", "SECTIONS", "Build", "ClientSeries", "SparseSeries", "render"]
+
+SECTIONS = (
+    daemons.SECTION,
+    daemons.SERVERS,
+    clients.SECTION,
+    partitions.SECTION,
+    clients.USERS,
+    gpus.SHARING,
+    exporter.ADVICE_SECTION,
+    exporter.SECTION,
+    gpus.GPUS,
+)
+
+CATALOGUE: dict[str, MetricSpec] = {
+    spec.name: spec for section in SECTIONS for spec in section.metrics
+}
+"""All metrics by name, in the order of the documentation."""
+
+
+def render(
+    snapshot: Snapshot,
+    build: Build,
+    *,
+    wall: Callable[[float], float] | None = None,
+    clients: ClientSeries = "full",
+) -> list[Family]:
+    """Return the metrics of a snapshot that have samples.
+
+    Args:
+        snapshot: The result of one collection.
+        build: The exporter's own version.
+        wall: Converts timestamps of a recording to the viewer's clock.
+        clients: Which series single clients have.
+    """
+    page = Page(snapshot, build, clients)
+    families = []
+    for spec in CATALOGUE.values():
+        samples = spec.samples(page)
+        if wall is not None and spec.is_timestamp:
+            samples = {key: wall(at) for key, at in samples.items() if isinstance(at, float | int)}
+        if samples:
+            families.append(Family(spec, tuple(samples.items())))
+    return families
+
+
+class SparseSeries:
+    """Omits the series of sparse metrics that have not begun.
+
+    Most series of an idle GPU would be zeros: errors and states that never occurred. Each costs
+    memory and time in Prometheus. A begun series is retained while it is on the pages.
+
+    increase() misses the first value of a series. So series that rules query with increase() begin
+    at 0; sparse are only states and rare errors of the GPU itself.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[str, set[Texts]] = {}
+
+    def shown(self, families: Iterable[Family]) -> list[Family]:
+        """Return the families without the series that have not begun, and without empty ones."""
+        found = (self._begun_in(family) if family.spec.sparse else family for family in families)
+        return [family for family in found if family.samples]
+
+    def _begun_in(self, family: Family) -> Family:
+        spec = family.spec
+        before = self._begun.get(spec.name, set())
+        begun = set[Texts]()
+        samples: list[tuple[Texts, Value]] = []
+        for labels, value in family.samples:
+            if isinstance(value, Mapping):
+                states = {
+                    state: active
+                    for state, active in value.items()
+                    if active or (*labels, state) in before
+                }
+                begun.update((*labels, state) for state in states)
+                if states:
+                    samples.append((labels, states))
+            elif value or labels in before or (spec.always and spec.always.issubset(labels)):
+                begun.add(labels)
+                samples.append((labels, value))
+        self._begun[spec.name] = begun
+        return Family(spec, tuple(samples))

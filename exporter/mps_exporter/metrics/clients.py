@@ -1,10 +1,12 @@
-"""Metrics of single clients."""
+"""Metrics of single clients, and of users whose clients wait for another user's server."""
 
 from __future__ import annotations
 
-from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
+from collections.abc import Sequence
+
+from mps_exporter.metrics.spec import PROC, TOOL, Page, Rows, Scope, Section, daemon_rows
 from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
-from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server
+from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, Wait
 
 _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
 """States with series. Nearly all clients are active."""
@@ -14,7 +16,7 @@ def _with_series(page: Page, server: Server) -> tuple[Client, ...]:
     """Return the clients of a server that have series of their own.
 
     A daemon in a PID namespace of its own logs all clients outside with PID 0: several of these
-    cannot be told apart.
+    cannot be distinguished.
     """
     if page.clients == "off":
         return ()
@@ -55,9 +57,9 @@ def _dropped_rows(page: Page) -> Rows[int]:
         yield (daemon.pipe_directory,), daemon.dropped_clients + sum(omitted)
 
 
-def _container_rows(page: Page) -> Rows[RawLabels]:
+def _container_rows(page: Page) -> Rows[float]:
     for one in page.snapshot.containers if page.clients != "off" else ():
-        yield (), (one.container_id, one.namespace, one.pod, one.container)
+        yield (one.container_id, one.namespace, one.pod, one.container), 1.0
 
 
 def _ratio_unless_in_sms(client: Client) -> float | None:
@@ -66,11 +68,25 @@ def _ratio_unless_in_sms(client: Client) -> float | None:
     return None if in_sms else client.active_thread_ratio
 
 
+def _user_rows(page: Page) -> Rows[Sequence[Wait]]:
+    """Return the queued clients of each user.
+
+    A user who has waited before has 0, so that a graph falls to 0 instead of ending.
+    """
+    for daemon in page.snapshot.daemons:
+        uids: set[int | None] = {wait.uid for wait in daemon.waits}
+        known = (daemon.counters or {}).get("mps_uid_wait_seconds", {})
+        uids |= {uid for (uid,) in known if not isinstance(uid, str)}
+        for uid in sorted(uids, key=lambda uid: -1 if uid is None else uid):
+            queued = [wait for wait in daemon.waits if wait.uid == uid]
+            yield (daemon.pipe_directory, uid), queued
+
+
 SECTION = Section("Clients")
 CLIENT = Scope(SECTION, "daemon server pid", client_rows)
 DETAIL = Scope(SECTION, "daemon server pid", _detail_rows)
 INACTIVE = Scope(SECTION, "daemon server pid uid state", _inactive_rows)
-CONTAINER = Scope(SECTION, "", _container_rows)
+CONTAINER = Scope(SECTION, "container_id pod_namespace pod_name container_name", _container_rows)
 DROPPED = Scope(SECTION, "daemon", _dropped_rows)
 
 CLIENT.info(
@@ -83,12 +99,7 @@ CLIENT.info(
     "limit_source: whether the client's or the server's SM share is the lower one; unknown where a "
     "limit cannot be determined."
 )
-CONTAINER.info(
-    "mps_container_info",
-    "/var/log/containers",
-    "container_id pod_namespace pod_name container_name",
-    lambda names: names,
-).means(
+CONTAINER.number("mps_container_info", "/var/log/containers", lambda one: one).means(
     "What Kubernetes calls the container of a process on a GPU; container_id is that of "
     "mps_client_info. Absent where the kubelet's log directory is not mounted."
 )
@@ -139,3 +150,27 @@ DROPPED.number("mps_client_dropped_series", "this exporter", lambda count: count
     "Clients without separate metrics: those beyond --collector.clients.max, several that their "
     "daemon logs with PID 0, and all of them with --collector.clients=off."
 )
+
+
+USERS = Section("Waits caused by UID serialisation")
+USER = Scope(USERS, "daemon uid", _user_rows)
+WAITED_FOR = Scope(USERS, "daemon", daemon_rows)
+
+USER.number("mps_uid_waiting_clients", CONTROL_LOG, len).means(
+    "Clients now queued behind another user's server, and those that a ghost does not serve."
+)
+USER.number(
+    "mps_uid_waiting_since_timestamp_seconds",
+    CONTROL_LOG,
+    lambda waits: min((wait.since for wait in waits), default=None),
+).means("When the user's oldest queued client began to wait, as a Unix timestamp.")
+USER.number(
+    "mps_uid_waiting_dead_clients",
+    f"{CONTROL_LOG}, {PROC}",
+    lambda waits: sum(wait.dead for wait in waits),
+).means("Queued clients whose process is gone: the daemon hangs when their turn comes.")
+USERS.counted("mps_uid_wait", "mps_uid_overtake", "mps_uid_handover")
+WAITED_FOR.number(
+    "mps_uid_handover_backoff_seconds", CONTROL_LOG, lambda d: d.handover_backoff_seconds
+).means("The daemon's current interval between attempts to stop the running user's server.")
+USERS.counted("mps_uid_")

@@ -1,7 +1,7 @@
-"""Families -> bytes: the text format and OpenMetrics, as prometheus-client prints them.
+"""The text format and OpenMetrics, byte for byte as prometheus-client prints them.
 
 The library's encoders take 10 times as long, mostly for labels that are the same on each page. Here
-the beginning of a line (name and labels) is kept until a page has other lines.
+the beginning of a line (name and labels) is cached until a page has other lines.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.content_format import ContentFormat, Escaping, Syntax
 from mps_exporter.metrics.spec import Family, HistogramValue, Kind, MetricSpec, Value
+
+TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
+TEXT_1_0_0 = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
+OPENMETRICS_1_0_0 = TEXT_1_0_0.replace("text/plain", "application/openmetrics-text")
+"""Content types. Since 1.0.0 they contain the requested escaping of names with characters beyond
+[a-zA-Z0-9_:]. No metric here has such a name; only the escaping "dots" changes a page: it doubles
+the underscores of all names."""
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
 """Ends of names in the text format that OpenMetrics omits."""
@@ -32,7 +38,7 @@ LineKey = tuple[str, ...]
 
 
 class Style(NamedTuple):
-    """What changes the body: other escapings than "dots" leave names like ours unchanged."""
+    """The parts of a content type that change a page."""
 
     openmetrics: bool
     dots: bool
@@ -41,55 +47,63 @@ class Style(NamedTuple):
         return name.replace("_", "__") if self.dots else name
 
 
-class Encoder:
-    """Writes pages, and keeps the beginnings of the last page's lines.
+class Beginnings(NamedTuple):
+    """The text of a family on the last page, without the numbers."""
 
-    Several threads may use it: what is kept is only replaced in one piece.
+    keys: Sequence[LineKey]
+    head: str
+    lines: Sequence[str]
+
+
+class Encoder:
+    """Encodes pages, and caches the beginnings of the last page's lines.
+
+    Several threads may use an encoder: a cache entry is only replaced as a whole.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Style, str], tuple[MetricSpec, Sequence[LineKey], list[str]]] = {}
+        self._kept: dict[tuple[Style, MetricSpec], Beginnings] = {}
 
     def encode(
-        self, families: Iterable[Family], extra: Iterable[Metric], form: ContentFormat
+        self, families: Iterable[Family], extra: Iterable[Metric], content_type: str
     ) -> bytes:
         """Return the page.
 
         Args:
             families: The exporter's metrics.
-            extra: Metrics of the library with one sample each and without labels, for the end.
-            form: Syntax, version and escaping.
+            extra: Metrics of the library without labels, for the end of the page.
+            content_type: The format, as negotiated.
         """
-        style = Style(form.syntax is Syntax.OPENMETRICS, form.escaping is Escaping.DOTS)
+        style = Style("openmetrics" in content_type, content_type.endswith("dots"))
         numbers: dict[float, str] = {}
-        parts = [self._family(style, one, numbers) for one in (*families, *_of_library(extra))]
+        everything = (*families, *_library_families(extra))
+        parts = [self._family(style, family, numbers) for family in everything]
         return "".join([*parts, "# EOF\n" if style.openmetrics else ""]).encode()
 
     def _family(self, style: Style, family: Family, numbers: dict[float, str]) -> str:
-        keys, values = _rows(family)
-        parts = [_head(style, family.spec)]
-        for beginning, value in zip(
-            self._beginnings(style, family.spec, keys), values, strict=True
-        ):
+        keys, values = _lines(family)
+        beginnings = self._beginnings(style, family.spec, keys)
+        parts = [beginnings.head]
+        for line, value in zip(beginnings.lines, values, strict=True):
             text = numbers.get(value)
             if text is None:
                 text = format_number(value)
                 if value:  # 0.0 and -0.0 are equal, and are printed differently
                     numbers[value] = text
-            parts.append(f"{beginning}{text}\n")
+            parts.append(f"{line}{text}\n")
         return "".join(parts)
 
-    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[LineKey]) -> Sequence[str]:
-        before, kept, beginnings = self._kept.get((style, spec.name), (spec, (), []))
-        if kept != keys or before is not spec:
-            known = dict(zip(kept, beginnings, strict=True)) if before is spec else {}
-            beginnings = [known.get(key) or _beginning(style, spec, key) for key in keys]
-            self._kept[style, spec.name] = spec, keys, beginnings
-        return beginnings
+    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[LineKey]) -> Beginnings:
+        kept = self._kept.get((style, spec))
+        if kept is None or kept.keys != keys:
+            before = dict(zip(kept.keys, kept.lines, strict=True)) if kept else {}
+            lines = [before.get(key) or _beginning(style, spec, key) for key in keys]
+            kept = self._kept[style, spec] = Beginnings(keys, _head(style, spec), lines)
+        return kept
 
 
 def _beginning(style: Style, spec: MetricSpec, key: LineKey) -> str:
-    """Return ``name{label="value",…} ``, sorted by label; no braces where there is no label."""
+    """Return ``name{label="value",…} ``, sorted by label, or ``name `` without labels."""
     name, labels, values = spec.name, spec.labels, key
     if spec.kind in ("histogram", "stateset"):
         name, values = name + key[0], key[1:]
@@ -100,7 +114,6 @@ def _beginning(style: Style, spec: MetricSpec, key: LineKey) -> str:
     return f"{style.name(name)}{{{shown}}} " if shown else f"{style.name(name)} "
 
 
-@lru_cache(maxsize=1024)
 def _head(style: Style, spec: MetricSpec) -> str:
     name = style.name(spec.name.removesuffix(SUFFIXES.get(spec.kind, "")))
     if style.openmetrics:
@@ -116,18 +129,18 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _rows(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
-    """Return what distinguishes the lines of a family, and their numbers."""
-    rows: Iterable[tuple[LineKey, float]]
+def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
+    """Return the keys of a family's lines, and the numbers."""
+    lines: Iterable[tuple[LineKey, float]]
     if family.spec.kind in ("histogram", "stateset"):
-        rows = [row for labels, value in family.samples for row in _several(labels, value, family)]
+        lines = [line for labels, value in family.samples for line in _several(labels, value)]
     else:
-        rows = family.samples  # type: ignore[assignment] # the other kinds' values are numbers
-    keys, numbers = zip(*rows, strict=True) if rows else ((), ())
+        lines = family.samples  # type: ignore[assignment] # the other kinds' values are numbers
+    keys, numbers = zip(*lines, strict=True) if lines else ((), ())
     return keys, numbers
 
 
-def _several(labels: LineKey, value: Value, family: Family) -> Iterator[tuple[LineKey, float]]:
+def _several(labels: LineKey, value: Value) -> Iterator[tuple[LineKey, float]]:
     if isinstance(value, HistogramValue):
         for bound, count in value.buckets:
             yield ("_bucket", *labels, bound), count
@@ -136,11 +149,9 @@ def _several(labels: LineKey, value: Value, family: Family) -> Iterator[tuple[Li
     elif isinstance(value, Mapping):
         for state, active in value.items():
             yield ("", *labels, state), float(active)
-    else:
-        raise TypeError(f"{family.spec.name} is a {family.spec.kind}, its value is a number")
 
 
-def _of_library(metrics: Iterable[Metric]) -> Iterator[Family]:
+def _library_families(metrics: Iterable[Metric]) -> Iterator[Family]:
     for metric in metrics:
         for sample in metric.samples:
             spec = _library_spec(sample.name, metric.type, metric.documentation)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 from mps_exporter import nvml_terms as nvml
 from mps_exporter.metrics.spec import (
+    MAX_CACHED_LABELS,
     PROC,
     TOOL,
     MetricSpec,
@@ -27,40 +27,28 @@ from mps_exporter.metrics.spec import (
     texts,
 )
 from mps_exporter.mps.log_metrics import BOTH_LOGS
-from mps_exporter.observations import Reading
 from mps_exporter.snapshot import PROCESS_KINDS, Gpu
-
-READINGS_KEPT = 4096
-"""Maximum number of cached series of readings: three times those of the largest host."""
 
 SHARING, GPUS = Section("GPU sharing"), Section("GPUs")
 
 STATE = "state"
-"""The label of a reading that names a state."""
+"""Label of a reading that names a state."""
 
 BY_QUANTITY: dict[str, MetricSpec] = {}
 """Quantity of readings -> the metric that shows them."""
 
-
-class Series(NamedTuple):
-    """The series that shows a reading."""
-
-    metric: MetricSpec
-    labels: Texts
-    """Values of the metric's labels after those that name the GPU; of a stateset: the state."""
+Readings = Mapping[str, Mapping[Texts, float]]
+"""Quantity -> label values of the reading -> value."""
 
 
-def series_of(reading: Reading) -> Series | None:
-    """Return the series that shows this reading.
+@lru_cache(maxsize=MAX_CACHED_LABELS)
+def label_values(quantity: str, labels: tuple[tuple[str, str], ...]) -> Texts | None:
+    """Return the label values that a reading has in its metric, after those that name the GPU.
 
-    None: no metric shows this quantity with these labels. A recording of another version of this
-    program may contain such readings.
+    Returns:
+        The values, for a stateset the state. None if no metric shows this quantity with these
+        labels: a recording of another version of this program may contain such readings.
     """
-    return _series(reading.quantity, reading.labels)
-
-
-@lru_cache(maxsize=READINGS_KEPT)
-def _series(quantity: str, labels: tuple[tuple[str, str], ...]) -> Series | None:
     metric = BY_QUANTITY.get(quantity)
     if metric is None:
         return None
@@ -68,11 +56,7 @@ def _series(quantity: str, labels: tuple[tuple[str, str], ...]) -> Series | None
     values = dict(labels)
     if len(labels) != len(expected) or values.keys() != set(expected):
         return None
-    return Series(metric, texts(tuple(values[name] for name in expected)))
-
-
-Readings = Mapping[str, Mapping[Texts, float]]
-"""Quantity -> its own label values, or the state -> value."""
+    return texts(tuple(values[name] for name in expected))
 
 
 def _gpu_rows(page: Page) -> Rows[Gpu]:
@@ -84,9 +68,9 @@ def _reading_rows(page: Page) -> Rows[Readings]:
     for gpu in page.snapshot.gpus:
         shown: defaultdict[str, dict[Texts, float]] = defaultdict(dict)
         for reading in gpu.observation.readings:
-            series = series_of(reading)
-            if series is not None:  # the collector counts the others
-                shown[reading.quantity].setdefault(series.labels, reading.value)
+            labels = label_values(reading.quantity, reading.labels)
+            if labels is not None:  # the collector counts the others
+                shown[reading.quantity].setdefault(labels, reading.value)
         yield (gpu.index, gpu.uuid), shown
 
 
@@ -157,33 +141,41 @@ def _reading(
     quantity: str,
     source: str,
     *,
+    states: tuple[str, ...] = (),
     sparse: bool = False,
     always: frozenset[str] = frozenset(),
     **values: tuple[str, ...],
 ) -> MetricSpec:
-    """Declare the metric of a quantity that sources/nvml reads, with its labels: see Scope."""
+    """Declare the metric of a quantity that sources/nvml reads, with its labels or its states."""
 
-    def read(readings: Readings, _page: Page) -> Samples:
-        return readings.get(quantity, {}).items()
+    def samples(page: Page) -> Samples:
+        return {
+            gpu + labels: value
+            for gpu, readings in page.rows(READINGS)
+            for labels, value in readings.get(quantity, {}).items()
+        }
 
-    BY_QUANTITY[quantity] = READINGS.add(name, source, read, values, sparse=sparse, always=always)
+    def statesets(page: Page) -> Samples:
+        return {
+            gpu: state_value(states, {state: bool(on) for (state,), on in found.items()})
+            for gpu, readings in page.rows(READINGS)
+            if (found := readings.get(quantity))
+        }
+
+    BY_QUANTITY[quantity] = READINGS.add(
+        name,
+        source,
+        statesets if states else samples,
+        values,
+        kind="stateset" if states else None,
+        states=states,
+        sparse=sparse or bool(states),
+        always=always,
+    )
     return BY_QUANTITY[quantity]
 
 
 _rare = partial(_reading, sparse=True)
-
-
-def _state_reading(name: str, quantity: str, source: str, states: tuple[str, ...]) -> MetricSpec:
-    """Declare the stateset of a quantity whose readings name a state."""
-
-    def read(readings: Readings, _page: Page) -> Samples:
-        active = {state: bool(one) for (state,), one in readings.get(quantity, {}).items()}
-        return (((), state_value(states, active)),) if active else ()
-
-    BY_QUANTITY[quantity] = READINGS.add(
-        name, source, read, kind="stateset", states=states, sparse=True
-    )
-    return BY_QUANTITY[quantity]
 
 
 Scope(GPUS, "gpu uuid", _identity_rows).info(
@@ -386,8 +378,7 @@ _rare(
 # Health
 
 _rare("mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", xid=()).means(
-    "Errors that the driver reported by Xid code, since the exporter started; the usual codes are "
-    "present from the start.",
+    "Errors that the driver reported by Xid code, since the exporter started.",
     note="Absent while Xid events cannot be received: where the driver reports none, and from "
     "about a minute after the GPU was lost.",
 )
@@ -427,8 +418,8 @@ _rare(
 _reading("mps_gpu_retired_pages_pending", "retired_pages_pending", f"{_FIELDS} 31").means(
     f"1 when a page will be taken out of use at the next reboot. Before Ampere. {_MINUTE}"
 )
-_state_reading(
-    "mps_gpu_recovery_action", "recovery_action", f"{_FIELDS} 230", nvml.RECOVERY_ACTIONS
+_reading(
+    "mps_gpu_recovery_action", "recovery_action", f"{_FIELDS} 230", states=nvml.RECOVERY_ACTIONS
 ).means(f"What the driver requires before the GPU is reliable again. {_SLOW}")
 
 # Link
@@ -479,6 +470,6 @@ _rare(
     f"NVLink errors by kind over all links, since the driver was loaded. {_MINUTE}",
     note="A kind is absent while a link that answered before does not answer.",
 )
-_state_reading(
-    "mps_gpu_fabric_state", "fabric_state", "nvmlDeviceGetGpuFabricInfoV", nvml.FABRIC_STATES
+_reading(
+    "mps_gpu_fabric_state", "fabric_state", "nvmlDeviceGetGpuFabricInfoV", states=nvml.FABRIC_STATES
 ).means(f"How far the GPU is registered with the NVLink fabric. Absent without a fabric. {_MINUTE}")

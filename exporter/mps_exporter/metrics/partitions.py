@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.clients import client_rows
-from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section
+from mps_exporter.metrics.spec import (
+    MAX_LABEL_LENGTH,
+    PROC,
+    TOOL,
+    Page,
+    RawLabels,
+    Rows,
+    Scope,
+    Section,
+    T,
+)
 from mps_exporter.mps.cgroups import Attribution, parse_cgroup
 from mps_exporter.mps.protocol_v3 import REPLIES
 from mps_exporter.observations import CgroupMemory
@@ -18,42 +27,26 @@ from mps_exporter.snapshot import (
     Client,
     Namespace,
     Partitioning,
-    ServerDevice,
     SmPartition,
 )
 
-CGROUP_MAX = 200
-"""Maximum length of a control group's path; a hash distinguishes paths that are cut."""
-
 _OF_DAEMON = "control tool, driver 615 and later"
 _DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML (nvmlDeviceGetMemoryLimits)"
-T = TypeVar("T")
 _WORDS = ("true", "false")
 
 
-def _partitionings(page: Page) -> Iterator[tuple[str, Partitioning]]:
-    for daemon in page.snapshot.daemons:
-        if daemon.partitioning is not None:
-            yield daemon.pipe_directory, daemon.partitioning
-
-
 def _list_rows(
-    read: Callable[[Partitioning], Iterable[T] | None], name: Callable[[T], RawLabels]
+    read: Callable[[Partitioning], Iterable[T] | None], name: Callable[[T, Page], RawLabels]
 ) -> Callable[[Page], Rows[T]]:
     """Return the rows of a list of each daemon, with the labels that name a row."""
 
     def rows(page: Page) -> Rows[T]:
-        for pipe, found in _partitionings(page):
-            for one in read(found) or ():
-                yield (pipe, *name(one)), one
+        for daemon in page.snapshot.daemons:
+            if daemon.partitioning is not None:
+                for one in read(daemon.partitioning) or ():
+                    yield (daemon.pipe_directory, *name(one, page)), one
 
     return rows
-
-
-def _namespace_client_counts(page: Page) -> Rows[int]:
-    for pipe, found in _partitionings(page):
-        for names, count in found.clients_by_namespace().items():
-            yield (pipe, *names), count
 
 
 def _namespace_client_rows(page: Page) -> Rows[Client]:
@@ -73,25 +66,6 @@ def _partition_rows(page: Page) -> Rows[tuple[SmPartition, int | None]]:
                 yield labels, (one, daemon.clients_in(one))
 
 
-def _unallocated_rows(page: Page) -> Rows[SmPartition]:
-    for pipe, found in _partitionings(page):
-        for one in found.partitions or ():
-            if one.unallocated:
-                yield (pipe, one.server_name, *page.gpu(one.device)), one
-
-
-def _device_rows(page: Page) -> Rows[ServerDevice]:
-    for pipe, found in _partitionings(page):
-        for one in found.devices or ():
-            yield (pipe, one.server_name, *page.gpu(one.uuid)), one
-
-
-def _not_understood_rows(page: Page) -> Rows[int]:
-    for pipe, found in _partitionings(page):
-        for (reply, part), count in sorted(found.not_understood.items()):
-            yield (pipe, reply, part), count
-
-
 def _cgroup_rows(page: Page) -> Rows[Attribution]:
     for path in page.snapshot.cgroup_memory:
         yield (_cgroup_label(path),), parse_cgroup(f"0::{path}")
@@ -104,10 +78,11 @@ def _cgroup_gpu_rows(page: Page) -> Rows[CgroupMemory]:
 
 
 def _cgroup_label(path: str) -> str:
-    if len(path) <= CGROUP_MAX:
+    """Return a path of limited length; a hash distinguishes paths that are cut."""
+    if len(path) <= MAX_LABEL_LENGTH:
         return path
     digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{path[: CGROUP_MAX - 17]}~{digest}"
+    return f"{path[: MAX_LABEL_LENGTH - 17]}~{digest}"
 
 
 def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
@@ -130,23 +105,42 @@ def _flag_label(flag: bool | None) -> str | None:
 
 SECTION = Section("Named servers, namespaces and SM partitions")
 NAMED_SERVER = Scope(
-    SECTION, "daemon server_name", _list_rows(lambda p: p.servers, lambda s: (s.name,))
+    SECTION, "daemon server_name", _list_rows(lambda p: p.servers, lambda s, _: (s.name,))
 )
 NAMESPACE = Scope(
     SECTION,
     "daemon server_name namespace",
-    _list_rows(lambda p: p.namespaces, lambda n: (n.server_name, n.name)),
+    _list_rows(lambda p: p.namespaces, lambda n, _: (n.server_name, n.name)),
 )
-NAMESPACE_CLIENTS = Scope(SECTION, "daemon server_name namespace", _namespace_client_counts)
+NAMESPACE_CLIENTS = Scope(
+    SECTION,
+    "daemon server_name namespace",
+    _list_rows(lambda p: p.clients_by_namespace().items(), lambda item, _: item[0]),
+)
 NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _namespace_client_rows)
 PARTITION = Scope(SECTION, "daemon server_name gpu uuid partition", _partition_rows)
-UNALLOCATED = Scope(SECTION, "daemon server_name gpu uuid", _unallocated_rows)
+UNALLOCATED = Scope(
+    SECTION,
+    "daemon server_name gpu uuid",
+    _list_rows(
+        lambda p: [one for one in p.partitions or () if one.unallocated],
+        lambda one, page: (one.server_name, *page.gpu(one.device)),
+    ),
+)
 CLIENT = Scope(SECTION, "daemon server pid", client_rows)
-DEVICE = Scope(SECTION, "daemon server_name gpu uuid", _device_rows)
-FEATURE = Scope(SECTION, "daemon feature", _list_rows(lambda p: p.features, lambda f: (f.name,)))
+DEVICE = Scope(
+    SECTION,
+    "daemon server_name gpu uuid",
+    _list_rows(lambda p: p.devices, lambda one, page: (one.server_name, *page.gpu(one.uuid))),
+)
+FEATURE = Scope(SECTION, "daemon feature", _list_rows(lambda p: p.features, lambda f, _: (f.name,)))
 CGROUP = Scope(SECTION, "cgroup", _cgroup_rows)
 CGROUP_GPU = Scope(SECTION, "cgroup gpu uuid", _cgroup_gpu_rows)
-NOT_UNDERSTOOD = Scope(SECTION, "daemon reply part", _not_understood_rows)
+NOT_UNDERSTOOD = Scope(
+    SECTION,
+    "daemon reply part",
+    _list_rows(lambda p: sorted(p.not_understood.items()), lambda item, _: item[0]),
+)
 
 NAMED_SERVER.info(
     "mps_named_server_info",
@@ -179,7 +173,7 @@ NAMESPACE.number(
 NAMESPACE.number("mps_namespace_client_priority", _OF_DAEMON, lambda n: n.client_priority).means(
     "Priority of the namespace's clients: 0 normal, 1 below normal."
 )
-NAMESPACE_CLIENTS.number("mps_namespace_clients", _OF_DAEMON, lambda count: count).means(
+NAMESPACE_CLIENTS.number("mps_namespace_clients", _OF_DAEMON, lambda item: item[1]).means(
     "Client processes in the namespace."
 )
 NAMESPACE_CLIENT.info("mps_client_namespace_info", _OF_DAEMON, "server_name namespace").means(
@@ -276,5 +270,5 @@ CLIENT.info(
     lambda c: None if c.cgroup is None else (_cgroup_label(c.cgroup),),
 ).means("The control group whose GPU memory the client uses.")
 NOT_UNDERSTOOD.number(
-    "mps_control_reply_not_understood", TOOL, lambda count: count, reply=REPLIES, part=REPLY_PARTS
+    "mps_control_reply_not_understood", TOOL, lambda item: item[1], reply=REPLIES, part=REPLY_PARTS
 ).means("Parts of the daemon's last replies that were left out, as they are not understood.")

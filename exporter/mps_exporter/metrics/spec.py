@@ -1,29 +1,30 @@
 """Declarations of metrics: name, labels, help and the function that reads the value, in one object.
 
-A metric belongs to a `Scope`: the things that it describes, each with its label values. A metric
-whose value is None has no sample.
+A metric belongs to a `Scope`: a kind of thing, and the labels that name each thing. A metric has no
+sample for a thing whose value is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import ControlDaemon, Histogram, Snapshot
 
-LABEL_VALUE_MAX = 200
+MAX_LABEL_LENGTH = 200
 """Maximum length of a label value, except the daemon's: users choose names of programs."""
 
-LABEL_SETS_KEPT = 4096
-"""Maximum number of cached label sets: twice those of a full host."""
+MAX_CACHED_LABELS = 4096
+"""Maximum number of cached label sets, of things and of readings: twice those of a full host."""
 
 DAEMON = "daemon"
-"""The label whose values are never cut: daemons may differ in the last letter only."""
+"""Label whose values are never cut: the paths of two daemons may differ in the last letter only."""
 
 TOOL = "nvidia-cuda-mps-control"
 PROC = "/proc"
@@ -46,14 +47,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """A histogram's cumulative buckets: (upper bound as printed, count), sum."""
+    """A histogram's cumulative buckets, (upper bound as printed, count), and its sum."""
 
     buckets: tuple[tuple[str, int], ...]
     sum: float
 
 
 Value = float | HistogramValue | Mapping[str, bool]
-Samples = Iterable[tuple[Texts, Value]]
+Samples = Mapping[Texts, Value]
 Rows = Iterable[tuple[RawLabels, T]]
 """Things, each with the label values that name it."""
 
@@ -72,14 +73,14 @@ class MetricSpec:
     states: tuple[str, ...] = ()
     """States of a stateset that are always present."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Label -> all possible values, where these are a closed set. A label of an info metric is
-    empty when its value is unknown."""
+    """Label -> all possible values, if the set is closed. A label of an info metric is empty if its
+    value is unknown."""
     section: str = ""
     sparse: bool = False
     """Each series begins when it is first not 0 (a state: first active), and then remains."""
     always: frozenset[str] = frozenset()
     """Label values of a sparse metric: series that have all of them begin at 0."""
-    samples: Callable[[Page], Samples] = lambda _page: ()
+    samples: Callable[[Page], Samples] = lambda _page: {}
     note: str = ""
     """Further text for the documentation: the help on each page of metrics is short."""
 
@@ -95,8 +96,8 @@ class MetricSpec:
         return unit if unit in units else ""
 
     @property
-    def is_moment(self) -> bool:
-        """Whether the value is a moment, which a replay converts to the viewer's clock."""
+    def is_timestamp(self) -> bool:
+        """Whether the value is a Unix timestamp, which a replay converts to the viewer's clock."""
         return self.name.endswith(("_timestamp_seconds", "_start_time_seconds"))
 
 
@@ -121,22 +122,27 @@ class Build:
 
 
 class Page:
-    """What the metrics of one reply are read from."""
+    """The input of the metrics of one reply."""
 
     def __init__(self, snapshot: Snapshot, build: Build, clients: ClientSeries) -> None:
         self.snapshot = snapshot
         self.build = build
         self.clients = clients
-        self._rows: dict[object, list[tuple[Texts, Any]]] = {}
+        self._rows: dict[object, dict[Texts, Any]] = {}
 
-    def rows(self, scope: Scope[T]) -> list[tuple[Texts, T]]:
-        """Return the things of a scope with their label values as text."""
-        found = self._rows.get(scope.rows)
-        if found is None:
+    def rows(self, scope: Scope[T]) -> ItemsView[Texts, T]:
+        """Return the things of a scope by their label values as text.
+
+        The first of two things with the same labels counts: Prometheus refuses a page that has two
+        samples with the same labels.
+        """
+        rows = self._rows.get(scope.rows)
+        if rows is None:
+            rows = self._rows[scope.rows] = {}
             whole = _daemon_position(scope.labels)
-            found = [(texts(labels, whole), thing) for labels, thing in scope.rows(self)]
-            self._rows[scope.rows] = found
-        return found
+            for labels, thing in scope.rows(self):
+                rows.setdefault(texts(labels, whole), thing)
+        return rows.items()
 
     def gpu(self, uuid: str) -> tuple[str, str]:
         """Return the labels gpu and uuid."""
@@ -144,10 +150,10 @@ class Page:
 
 
 class Scope(Generic[T]):
-    """The things that a group of metrics describes, and the labels that name each of them.
+    """The things that a group of metrics describes, and the labels that name each thing.
 
-    Each declaration takes the closed sets of label values as `label=values`, () where a label is
-    open. Labels that the scope lacks are added to the metric.
+    Each declaration takes the closed sets of label values as `label=values`, () for an open label.
+    Labels that the scope lacks are added to the metric.
 
     Args:
         section: The section of the documentation that declarations are added to.
@@ -164,17 +170,29 @@ class Scope(Generic[T]):
         self, name: str, source: str, value: Callable[[T], float | None], **values: tuple[str, ...]
     ) -> MetricSpec:
         """Declare a metric with one value for each thing."""
-        return self.add(name, source, lambda one, _: _sample((), value(one)), values)
+
+        def samples(page: Page) -> Samples:
+            return {
+                labels: number
+                for labels, thing in page.rows(self)
+                if (number := value(thing)) is not None
+            }
+
+        return self.add(name, source, samples, values)
 
     def by_gpu(
         self, name: str, source: str, value: Callable[[T], Mapping[str, float]]
     ) -> MetricSpec:
-        """Declare a metric with one value for each thing and GPU, given by UUID."""
+        """Declare a metric with one value for each thing and GPU, by UUID."""
 
-        def read(thing: T, page: Page) -> Samples:
-            return [(texts(page.gpu(uuid)), found) for uuid, found in value(thing).items()]
+        def samples(page: Page) -> Samples:
+            return {
+                labels + texts(page.gpu(uuid)): number
+                for labels, thing in page.rows(self)
+                for uuid, number in value(thing).items()
+            }
 
-        return self.add(name, source, read, {"gpu": (), "uuid": ()})
+        return self.add(name, source, samples, {"gpu": (), "uuid": ()})
 
     def each(
         self,
@@ -186,10 +204,14 @@ class Scope(Generic[T]):
         """Declare a metric with values by further labels."""
         whole = _daemon_position([*values])
 
-        def read(thing: T, _page: Page) -> Samples:
-            return [(texts(own, whole), found) for own, found in value(thing).items()]
+        def samples(page: Page) -> Samples:
+            return {
+                labels + texts(own, whole): number
+                for labels, thing in page.rows(self)
+                for own, number in value(thing).items()
+            }
 
-        return self.add(name, source, read, values)
+        return self.add(name, source, samples, values)
 
     def info(
         self,
@@ -201,29 +223,36 @@ class Scope(Generic[T]):
     ) -> MetricSpec:
         """Declare a metric whose label values are the information: by default the attributes."""
         names = labels.split()
+        read = value or attrgetter(*names)
 
-        def read(thing: T, _page: Page) -> Samples:
-            own = value(thing) if value else tuple([getattr(thing, name) for name in names])
-            return () if own is None else ((texts(own), 1.0),)
+        def samples(page: Page) -> Samples:
+            return {
+                row + texts(own): 1.0
+                for row, thing in page.rows(self)
+                if (own := read(thing)) is not None
+            }
 
-        return self.add(name, source, read, dict.fromkeys(names, ()) | values)
+        return self.add(name, source, samples, dict.fromkeys(names, ()) | values)
 
     def state(
         self, name: str, source: str, states: tuple[str, ...], value: Callable[[T], str | None]
     ) -> MetricSpec:
-        """Declare a set of states, of which one is active."""
+        """Declare a set of states, one of which is active."""
 
-        def read(thing: T, _page: Page) -> Samples:
-            found = value(thing)
-            return _sample((), None if found is None else state_value(states, {found: True}))
+        def samples(page: Page) -> Samples:
+            return {
+                labels: state_value(states, {active: True})
+                for labels, thing in page.rows(self)
+                if (active := value(thing)) is not None
+            }
 
-        return self.add(name, source, read, kind="stateset", states=states, sparse=True)
+        return self.add(name, source, samples, kind="stateset", states=states, sparse=True)
 
     def add(
         self,
         name: str,
         source: str,
-        read: Callable[[T, Page], Samples],
+        samples: Callable[[Page], Samples],
         values: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         *,
         kind: Kind | None = None,
@@ -231,13 +260,7 @@ class Scope(Generic[T]):
         sparse: bool = False,
         always: frozenset[str] = frozenset(),
     ) -> MetricSpec:
-        """Declare a metric, given the function that returns a thing's samples: see MetricSpec."""
-
-        def samples(page: Page) -> Samples:
-            for row, thing in page.rows(self):
-                for own, found in read(thing, page):
-                    yield row + own, found
-
+        """Declare a metric by the function that returns all its samples; see MetricSpec."""
         spec = MetricSpec(
             name,
             kind or KINDS.get(name.rpartition("_")[2], "gauge"),
@@ -254,10 +277,6 @@ class Scope(Generic[T]):
         return spec
 
 
-def _sample(labels: Texts, value: Value | None) -> Samples:
-    return () if value is None else ((labels, value),)
-
-
 class Section:
     """A section of the documentation, with its metrics in their order."""
 
@@ -266,30 +285,42 @@ class Section:
         self.metrics: list[MetricSpec] = []
 
     def counted(self, *prefixes: str) -> None:
-        """Add the metrics of mps/log_metrics.py whose names begin so, but for those added."""
+        """Declare the metrics of mps/log_metrics.py with these prefixes that are not declared."""
         declared = {spec.name for spec in self.metrics}
         for name, metric in LOG_METRICS.items():
             if name.startswith(prefixes) and name not in declared:
                 self._add_counted(metric)
 
     def _add_counted(self, metric: LogMetric) -> None:
-        of_gpu = metric.labels == ("uuid",)
+        scope = Scope(self, DAEMON, daemon_rows)
+        by_uuid = metric.labels == ("uuid",)
 
-        def read(daemon: ControlDaemon, page: Page) -> Samples:
-            values = (daemon.counters or {}).get(metric.name)
-            if values is None:
-                return
-            uuids = {"", *daemon.gpu_uuids, *(str(key[0]) for key in values)} if of_gpu else ()
-            for key in sorted((uuid,) for uuid in uuids) if of_gpu else values:
-                found = values.get(key, 0)
-                own = page.gpu(str(key[0])) if of_gpu else key
-                value = histogram_value(found) if isinstance(found, Histogram) else found
-                yield texts(own), value
+        def samples(page: Page) -> Samples:
+            return {
+                labels + texts(page.gpu(str(key[0])) if by_uuid else key): _counted_value(found)
+                for labels, daemon in page.rows(scope)
+                for key, found in _counts(daemon, metric.name, by_uuid=by_uuid)
+            }
 
-        labels = dict.fromkeys(("gpu", "uuid") if of_gpu else metric.labels, ())
-        Scope(self, DAEMON, daemon_rows).add(
-            metric.name, metric.source, read, {**labels, **metric.values}, kind=metric.kind
+        labels = dict.fromkeys(("gpu", "uuid") if by_uuid else metric.labels, ())
+        scope.add(
+            metric.name, metric.source, samples, {**labels, **metric.values}, kind=metric.kind
         ).means(metric.help, metric.note)
+
+
+def _counts(
+    daemon: ControlDaemon, name: str, *, by_uuid: bool
+) -> Iterable[tuple[RawLabels, float | Histogram]]:
+    """Return what the logs of a daemon show; each GPU of the daemon has a count from 0 on."""
+    values = (daemon.counters or {}).get(name)
+    if values is None or not by_uuid:
+        return (values or {}).items()
+    uuids = {"", *daemon.gpu_uuids, *(str(uuid) for (uuid,) in values)}
+    return [((uuid,), values.get((uuid,), 0)) for uuid in sorted(uuids)]
+
+
+def _counted_value(found: float | Histogram) -> Value:
+    return histogram_value(found) if isinstance(found, Histogram) else found
 
 
 def daemon_rows(page: Page) -> Rows[ControlDaemon]:
@@ -302,19 +333,19 @@ def _daemon_position(labels: Sequence[str]) -> int:
     return labels.index(DAEMON) if DAEMON in labels else -1
 
 
-@lru_cache(maxsize=LABEL_SETS_KEPT)
+@lru_cache(maxsize=MAX_CACHED_LABELS)
 def texts(labels: RawLabels, whole: int = -1) -> Texts:
-    """Return label values as text, all but the one at position `whole` with a maximum length.
+    """Return label values as text, of limited length except at the position `whole`.
 
     Cached: most label values of a page are those of the last page.
     """
     return tuple(
-        _label_text(value, None if position == whole else LABEL_VALUE_MAX)
+        _label_text(value, None if position == whole else MAX_LABEL_LENGTH)
         for position, value in enumerate(labels)
     )
 
 
-def _label_text(value: str | int | None, longest: int | None = LABEL_VALUE_MAX) -> str:
+def _label_text(value: str | int | None, longest: int | None = MAX_LABEL_LENGTH) -> str:
     if value is None:
         return ""
     text = str(value)[:longest]
@@ -330,7 +361,7 @@ def _label_text(value: str | int | None, longest: int | None = LABEL_VALUE_MAX) 
 
 def state_value(states: tuple[str, ...], active: Mapping[str, bool]) -> Mapping[str, bool]:
     """Return the known states, then unknown words of the driver."""
-    return dict.fromkeys(states, False) | {_label_text(name): one for name, one in active.items()}
+    return dict.fromkeys(states, False) | {_label_text(name): on for name, on in active.items()}
 
 
 def histogram_value(histogram: Histogram) -> HistogramValue:

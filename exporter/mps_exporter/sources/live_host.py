@@ -33,7 +33,7 @@ from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget, unread_states
 from mps_exporter.sources.logs.stamps import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
+from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
 from mps_exporter.sources.resolve_in_root import process_root
 

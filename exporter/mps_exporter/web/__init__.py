@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
-from mps_exporter.metrics.content_format import ContentFormat
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web.policy import WebOptions
 
@@ -35,7 +34,7 @@ class Backend(Protocol):
     ) -> Snapshot:
         """Collect, or join the collection in flight. None: the default deadline; every source."""
 
-    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
         """Render the metrics, not on the event loop."""
 
     def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:

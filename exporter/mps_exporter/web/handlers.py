@@ -9,20 +9,13 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib import resources
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from mps_exporter.metrics.content_format import (
-    OPENMETRICS_1_0_0,
-    TEXT_0_0_4,
-    TEXT_1_0_0,
-    ContentFormat,
-    Escaping,
-)
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, busy_response, policy, text_response
 from mps_exporter.web.events import EVENTS
@@ -36,7 +29,7 @@ SCRAPE_LIMITER = web.AppKey[Limiter]("SCRAPES")
 RENDERINGS = web.AppKey[SharedRenderings]("RENDERINGS")
 
 
-def choose_format(accept: str) -> ContentFormat:
+def choose_format(accept: str) -> str:
     """Return the format that prometheus-client chooses, in the version that is rendered here."""
     try:
         _, content_type = choose_encoder(accept)
@@ -46,7 +39,7 @@ def choose_format(accept: str) -> ContentFormat:
         return TEXT_0_0_4
     form = OPENMETRICS_1_0_0 if "openmetrics" in content_type else TEXT_1_0_0
     escaping = re.search(r"escaping=([a-z0-9-]+)", content_type)
-    return form if escaping is None else replace(form, escaping=Escaping(escaping[1]))
+    return form if escaping is None else form.replace("underscores", escaping[1])
 
 
 def collection_deadline(header: str | None, offset: float) -> float | None:
@@ -88,7 +81,7 @@ async def metrics(request: web.Request) -> web.Response:
         return text_response(f"400 Bad Request: {error}", status=400)
     form = choose_format(",".join(request.headers.getall("Accept", ())))
     gzip = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", ())))
-    headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
+    headers = {"Content-Type": form, "Vary": "Accept, Accept-Encoding"}
     if gzip:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":

@@ -9,8 +9,8 @@ import pytest
 from mps_exporter import backend
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.render import ClientSeries
+from mps_exporter.metrics import ClientSeries
+from mps_exporter.metrics.exposition import TEXT_0_0_4
 from mps_exporter.metrics.spec import Family
 from mps_exporter.snapshot import Snapshot
 from testing.snapshots import full

@@ -1,10 +1,10 @@
-"""What the catalogue says of every metric."""
+"""Declarations of metrics: names, labels, units, sources."""
 
 from __future__ import annotations
 
 import pytest
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE, SECTIONS
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
@@ -24,11 +24,11 @@ OPEN = {
     "partition",
     "cgroup",
 }
-"""Labels that name something of the host, in every metric but info."""
+"""Labels with names of the host as values."""
 
 
 @pytest.mark.parametrize("spec", CATALOGUE.values(), ids=lambda spec: spec.name)
-def test_a_label_is_a_name_or_has_its_values_documented(spec: MetricSpec) -> None:
+def test_the_values_of_a_label_are_names_or_documented(spec: MetricSpec) -> None:
     assert spec.values.keys() <= set(spec.labels)
     if spec.kind != "info":
         assert set(spec.labels) - OPEN == spec.values.keys()
@@ -37,15 +37,31 @@ def test_a_label_is_a_name_or_has_its_values_documented(spec: MetricSpec) -> Non
         assert len(values) == len(set(values))
 
 
-@pytest.mark.parametrize(("number", "name"), GPM_RATIOS.items())
-def test_the_source_of_an_activity_is_the_gpm_metric_that_is_read(number: int, name: str) -> None:
-    assert BY_QUANTITY[f"{name}_activity"].source == f"nvmlGpmMetricsGet {number}"
+@pytest.mark.parametrize(("number", "quantity"), GPM_RATIOS.items())
+def test_the_documented_source_of_an_activity_is_the_gpm_metric(number: int, quantity: str) -> None:
+    assert BY_QUANTITY[quantity].source == f"nvmlGpmMetricsGet {number}"
+    name = quantity.removesuffix("_activity")
     if name in GPM_COUNTED:
         source = BY_QUANTITY[f"{name}_active_time"].source
         assert source == f"nvmlGpmMetricsGet {number}, integrated"
 
 
-def test_advice_has_states_and_no_incidents() -> None:
+def test_names_are_unique() -> None:
+    assert len(CATALOGUE) == sum(len(section.metrics) for section in SECTIONS)
+
+
+@pytest.mark.parametrize("spec", CATALOGUE.values(), ids=lambda spec: spec.name)
+def test_names_follow_the_rules(spec: MetricSpec) -> None:
+    assert spec.name.startswith("mps_")
+    assert spec.name.endswith("_total") == (spec.kind == "counter")
+    assert spec.name.endswith("_info") == (spec.kind == "info")
+    assert spec.help.endswith(".")
+    assert spec.section
+    assert not {"percent", "mib", "mhz", "ms", "hostname"} & set(spec.name.split("_"))
+    assert "hostname" not in spec.labels
+
+
+def test_advice_includes_states_and_no_incidents() -> None:
     names = CATALOGUE["mps_advice"].values["advice"]
     assert "ghost_server" in names
     assert "server_crashed" not in names

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from mps_exporter.metrics.catalogue import CATALOGUE, SECTIONS
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, ClientSeries, render
+from mps_exporter.metrics import CATALOGUE, Build, ClientSeries, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.metrics.spec import Family, histogram_value
-from mps_exporter.mps.record import Counters
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,
@@ -38,55 +34,12 @@ def families(snapshot: Snapshot) -> dict[str, Family]:
     return {family.spec.name: family for family in render(snapshot, BUILD)}
 
 
-def test_names_are_given_once() -> None:
-    names = Counter(spec.name for section in SECTIONS for spec in section.metrics)
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_names_follow_the_rules() -> None:
-    for spec in CATALOGUE.values():
-        assert spec.name.startswith("mps_"), spec.name
-        assert spec.name.endswith("_total") == (spec.kind == "counter"), spec.name
-        assert spec.name.endswith("_info") == (spec.kind == "info"), spec.name
-        assert spec.help.endswith("."), spec.name
-        assert spec.section, spec.name
-        assert not {"percent", "mib", "mhz", "ms", "hostname"} & set(spec.name.split("_"))
-        assert "hostname" not in spec.labels
-
-
-def test_nothing_known_is_nothing_exported() -> None:
+def test_an_empty_snapshot_has_only_the_build_info() -> None:
     found = families(Snapshot(taken_at=1.0))
     assert set(found) == {"mps_exporter_build_info"}
 
 
-def test_what_is_not_available_is_absent() -> None:
-    daemon = ControlDaemon("/p", "/l", None)
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
-    assert "mps_control_up" not in found
-    assert "mps_control_servers" not in found
-    assert "mps_server_exits_total" not in found
-
-
-def test_known_causes_start_at_zero() -> None:
-    daemon = ControlDaemon(
-        "/p", "/l", "answering", counters=Counters().snapshot(), gpu_uuids=("GPU-a",)
-    )
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,), gpu_indexes={"GPU-a": "0"}))
-    assert dict(found["mps_server_exits_total"].samples) == {
-        ("/p", "requested"): 0,
-        ("/p", "crashed"): 0,
-        ("/p", "start_failed"): 0,
-        ("/p", "daemon_died"): 0,
-        ("/p", "ghost_ended"): 0,
-    }
-    assert dict(found["mps_server_faults_total"].samples) == {
-        ("/p", "", ""): 0,
-        ("/p", "0", "GPU-a"): 0,
-    }
-    assert found.keys().isdisjoint({"mps_server_last_exit_timestamp_seconds"})
-
-
-def test_each_client_that_is_not_active_has_a_state_and_since_when() -> None:
+def test_clients_that_are_not_active_have_a_state_and_a_timestamp() -> None:
     clients = (
         Client(30, 20, uid=1001, state="active", state_since=1.0),
         Client(31, 20, uid=1001, state="creating_context", state_since=2.0),
@@ -151,7 +104,7 @@ def _of_clients(level: ClientSeries) -> dict[str, int]:
     }
 
 
-def test_series_of_clients_are_full_a_summary_or_off() -> None:
+def test_client_series_are_full_summary_or_off() -> None:
     summary = {
         "mps_client_info": 2,
         "mps_client_state": 3,
@@ -181,7 +134,7 @@ def test_series_of_clients_are_full_a_summary_or_off() -> None:
         ({}, {}, True),
     ],
 )
-def test_a_clients_ratio_is_shown_where_its_sms_are_not_known(
+def test_a_client_has_a_ratio_if_its_sms_are_unknown(
     contexts: dict[str, int], sms: dict[str, int], shown: bool
 ) -> None:
     client = Client(30, 20, contexts=contexts, sm_limit=sms, active_thread_ratio=0.1, priority=0)
@@ -191,18 +144,7 @@ def test_a_clients_ratio_is_shown_where_its_sms_are_not_known(
     assert "mps_client_priority" not in found, "normal"
 
 
-def test_a_user_who_has_waited_keeps_a_zero() -> None:
-    waits = (Wait(5, 1003, 7.0, 1001), Wait(6, 1003, 8.0, 1001, dead=True))
-    counted = Counters()
-    counted.observe("mps_uid_wait_seconds", 0.5, uid=1002)
-    daemon = ControlDaemon("/p", "/l", "answering", counters=counted.snapshot(), waits=waits)
-    found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
-    assert dict(found["mps_uid_waiting_clients"].samples) == {("/p", "1002"): 0, ("/p", "1003"): 2}
-    assert dict(found["mps_uid_waiting_dead_clients"].samples)["/p", "1003"] == 1
-    assert found["mps_uid_waiting_since_timestamp_seconds"].samples == ((("/p", "1003"), 7.0),)
-
-
-def test_a_replay_has_the_clock_of_its_viewer() -> None:
+def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:
     server = Server(20, start_time_seconds=100.0, clients=(Client(30, 20, connected_at=110.0),))
     snapshot = Snapshot(
         taken_at=120.0,
@@ -215,7 +157,7 @@ def test_a_replay_has_the_clock_of_its_viewer() -> None:
     assert shifted["mps_exporter_recording_info"].samples[0][0] == ("s", "m", "580", "then", "2")
 
 
-def test_clients_without_a_pid_of_their_own_are_counted_only() -> None:
+def test_clients_that_share_pid_0_have_no_series() -> None:
     numberless = tuple(Client(0, 20, active_thread_ratio=ratio) for ratio in (0.1, 0.2))
     one = Server(20, clients=(*numberless, Client(30, 20, active_thread_ratio=0.3)))
     alone = Server(21, clients=(Client(0, 21, active_thread_ratio=0.4),))
@@ -229,20 +171,18 @@ def test_clients_without_a_pid_of_their_own_are_counted_only() -> None:
     assert found["mps_client_dropped_series"].samples == ((("/p",), 7),)
 
 
-def test_daemons_whose_directories_begin_alike_are_two() -> None:
+def test_daemons_with_the_same_long_beginning_of_a_path_are_distinguished() -> None:
     names = ["/" + "x" * 300 + end for end in "ab"]
     server = Server(20, clients=(Client(30, 20, command="x" * 300),))
     daemons = tuple(ControlDaemon(name, "/l", "answering", servers=(server,)) for name in names)
     found = families(Snapshot(taken_at=1.0, daemons=daemons))
     assert [labels for labels, _ in found["mps_control_up"].samples] == [(one,) for one in names]
     assert [labels[0] for labels, _ in found["mps_client_info"].samples] == names
-    # Other words are cut as before.
     command = CATALOGUE["mps_client_info"].labels.index("command")
     assert {labels[command] for labels, _ in found["mps_client_info"].samples} == {"x" * 200}
 
 
-def test_of_two_samples_with_the_same_labels_the_first_counts() -> None:
-    # A page with both would be refused as a whole.
+def test_the_first_of_two_things_with_the_same_labels_counts() -> None:
     clients = (Client(30, 20, connected_at=5.0), Client(30, 20, connected_at=7.0))
     daemon = ControlDaemon("/p", "/l", "answering", servers=(Server(20, clients=clients),))
     found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
@@ -264,7 +204,7 @@ def test_buckets_are_cumulative() -> None:
 
 
 @given(st.text(max_size=300))
-def test_no_name_of_a_program_breaks_the_page(name: str) -> None:
+def test_no_program_name_breaks_the_page(name: str) -> None:
     client = Client(30, 20, command=name, user=name)
     server = Server(20, clients=(client,))
     snapshot = Snapshot(
@@ -293,22 +233,10 @@ def test_the_reference_pages_are_up_to_date() -> None:
     assert check.stderr == ""
 
 
-def test_the_state_of_a_server_is_shown_where_it_is_known() -> None:
+def test_a_server_has_a_state_if_the_state_is_known() -> None:
     servers = (Server(20, state="FAULT"), Server(21))
     daemon = ControlDaemon("/p", "/l", "answering", servers=servers)
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
     assert found["mps_server_state"].samples == (
         (("/p", "20"), {"INITIALIZING": False, "ACTIVE": False, "FAULT": True}),
     )
-
-
-def test_lines_of_a_log_that_has_none_yet_are_zero() -> None:
-    counted = Counters()
-    counted.increment("mps_control_log_lines_total", 3, log="server")
-    daemon = ControlDaemon("/p", "/l", "answering", counters=counted.snapshot())
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
-    assert dict(found["mps_control_log_lines_total"].samples) == {
-        ("/p", "control"): 0,
-        ("/p", "server"): 3,
-    }
-    assert set(dict(found["mps_control_log_unrecognized_lines_total"].samples).values()) == {0}

@@ -1,6 +1,6 @@
-"""A host with all fields of the snapshot: metrics that no recording shows.
+"""A snapshot with all fields: metrics that no recording has.
 
-Each field has a value of its own, so that a field in another's place is noticed.
+Each field has a different value, so that exchanged fields are noticed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import re
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE, Build, render
 from mps_exporter.metrics.gpus import BY_QUANTITY
-from mps_exporter.metrics.render import Build, render
 from mps_exporter.mps.record import Counters
 from mps_exporter.observations import (
     CgroupMemory,
@@ -55,7 +54,7 @@ CLIENT = Client(
     4026531836,
     "client",
     connected_at=103.0,
-    contexts={U: 2, "GPU-b": 1},  # of the second nothing is known, so its SMs are not
+    contexts={U: 2, "GPU-b": 1},  # the SM limit on the second GPU is unknown
     memory_used_bytes={U: 3},
     memory_limit_bytes={U: 4},
     active_thread_ratio=0.5,
@@ -223,7 +222,7 @@ SHOWN = {
 }
 
 
-def test_what_no_recording_shows_is_shown_in_its_place() -> None:
+def test_metrics_that_no_recording_has() -> None:
     families = {one.spec.name: one for one in render(SNAPSHOT, Build("1.0", "abc", "3.11"))}
     assert {name: dict(families[name].samples) for name in SHOWN} == SHOWN
     advice = dict(families["mps_advice"].samples)
@@ -231,7 +230,7 @@ def test_what_no_recording_shows_is_shown_in_its_place() -> None:
     assert advice[("stranded_client", "warning", "", "0", U)] == 1
 
 
-def test_every_metric_is_above_or_in_a_golden_text_or_a_reading() -> None:
+def test_each_metric_is_tested_here_or_by_a_golden_text_or_as_a_reading() -> None:
     recorded = {
         name
         for path in GOLDEN.glob("*.txt")
@@ -242,7 +241,7 @@ def test_every_metric_is_above_or_in_a_golden_text_or_a_reading() -> None:
 
 
 def lengthened(value: Any) -> Any:
-    """The same with long texts."""
+    """Return a value with long texts."""
     if isinstance(value, str):
         return value + "x" * 300
     if isinstance(value, tuple | frozenset):
@@ -256,8 +255,7 @@ def lengthened(value: Any) -> Any:
     )
 
 
-def test_only_the_name_of_a_daemon_may_be_long() -> None:
-    """Two daemons may differ in the last letter of a long path only."""
+def test_only_the_label_daemon_may_be_long() -> None:
     snapshot = replace(lengthened(SNAPSHOT), collectors=())
     found = render(snapshot, Build("1.0", "a" * 300, "3.11"))
     lengths = {
@@ -271,7 +269,7 @@ def test_only_the_name_of_a_daemon_may_be_long() -> None:
     assert (False, 200) in lengths
 
 
-def test_a_setting_of_the_daemon_that_is_not_known_is_an_empty_label() -> None:
+def test_an_unknown_setting_of_a_daemon_is_an_empty_label() -> None:
     daemon = ControlDaemon(D, "/l", None, pid=10)
     (family,) = [
         family
@@ -281,7 +279,7 @@ def test_a_setting_of_the_daemon_that_is_not_known_is_an_empty_label() -> None:
     assert dict(family.samples) == {(D, "10", "", "", "/l", "", "", "", ""): 1}
 
 
-def test_faults_of_a_gpu_that_the_daemon_does_not_serve_now_stay() -> None:
+def test_faults_of_a_gpu_remain_after_the_daemon_has_stopped_serving_it() -> None:
     counted = Counters()
     counted.increment("mps_server_faults_total", uuid="GPU-gone")
     daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), gpu_uuids=(U,))

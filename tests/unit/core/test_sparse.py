@@ -1,4 +1,4 @@
-"""Series that are created when they first say something."""
+"""Series that begin with their first event."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from grafana.promql import metrics_in
-from mps_exporter.metrics.catalogue import CATALOGUE
-from mps_exporter.metrics.render import SparseSeries
+from mps_exporter.metrics import CATALOGUE, SparseSeries
 from mps_exporter.metrics.spec import Family
 
 PCIE, ECC = "mps_gpu_pcie_errors_total", "mps_gpu_ecc_errors_total"
@@ -30,7 +29,7 @@ def shown(series: SparseSeries, one: Family) -> dict[Labels, object]:
     return {labels: value for found in series.shown([one]) for labels, value in found.samples}
 
 
-def test_a_series_is_created_with_its_first_event_and_stays() -> None:
+def test_a_series_begins_with_its_first_event_and_remains() -> None:
     series = SparseSeries()
     replay, lane = ("0", "GPU-a", "replay"), ("0", "GPU-a", "lane")
     assert shown(series, family(PCIE, {replay: 0, lane: 0})) == {}
@@ -38,7 +37,7 @@ def test_a_series_is_created_with_its_first_event_and_stays() -> None:
     assert shown(series, family(PCIE, {replay: 0, lane: 0})) == {replay: 0}, "the driver restarted"
 
 
-def test_a_state_is_created_when_it_is_first_active_and_stays() -> None:
+def test_a_state_begins_when_it_is_first_active_and_remains() -> None:
     series = SparseSeries()
     pipe = ("/p",)
 
@@ -51,7 +50,7 @@ def test_a_state_is_created_when_it_is_first_active_and_stays() -> None:
     assert states("answering") == {pipe: {"answering": True, "absent": False}}
 
 
-def test_what_rules_ask_with_increase_is_there_from_the_start() -> None:
+def test_series_that_rules_query_with_increase_begin_at_0() -> None:
     samples = {
         ("0", "GPU-a", kind, scope, "dram"): 0
         for kind in ("corrected", "uncorrected")
@@ -62,20 +61,19 @@ def test_what_rules_ask_with_increase_is_there_from_the_start() -> None:
     }
 
 
-def test_metrics_that_are_not_listed_keep_their_zeros() -> None:
+def test_metrics_that_are_not_sparse_keep_their_zeros() -> None:
     one = family("mps_server_exits_total", {("/p", "crashed"): 0})
     assert SparseSeries().shown([one]) == [one]
 
 
-def test_what_is_gone_is_forgotten() -> None:
-    """Daemons of jobs come and go by the thousand."""
+def test_series_that_end_are_not_retained() -> None:
     series = SparseSeries()
     for number in range(100):
         shown(series, family("mps_control_state", {(f"/job{number}",): {"answering": True}}))
     assert sum(len(one) for one in series._begun.values()) == 1
 
 
-def test_a_page_of_other_collectors_forgets_nothing() -> None:
+def test_a_page_of_other_collectors_ends_no_series() -> None:
     series = SparseSeries()
     lane = ("0", "GPU-a", "lane")
     shown(series, family(PCIE, {lane: 1}))
@@ -92,7 +90,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize(("file", "rule", "expr"), EXPRESSIONS)
-def test_no_rule_asks_for_the_increase_of_what_may_begin_above_zero(
+def test_no_rule_queries_the_increase_of_a_series_that_may_begin_above_0(
     file: str, rule: str, expr: str
 ) -> None:
     if "increase(" in expr:
@@ -101,7 +99,7 @@ def test_no_rule_asks_for_the_increase_of_what_may_begin_above_zero(
 
 
 @pytest.mark.parametrize(("file", "rule", "expr"), EXPRESSIONS)
-def test_no_rule_waits_for_a_state_to_be_zero(file: str, rule: str, expr: str) -> None:
-    """A state that never was has no series."""
+def test_no_rule_requires_a_state_to_be_0(file: str, rule: str, expr: str) -> None:
+    """A state without an occurrence has no series."""
     for name in SPARSE:
         assert not re.search(rf"\b{name}\b({{[^}}]*}})? == 0", expr), f"{file}: {rule}"

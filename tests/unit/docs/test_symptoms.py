@@ -8,7 +8,7 @@ import pytest
 
 from mps_exporter.findings import ADVICE, FindingType, findings, recent_incidents
 from mps_exporter.findings.finding import DOCS
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from testing.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
 from tools.symptoms import Symptom, symptoms

@@ -5,9 +5,8 @@ It is rendered by the exporter's own renderer.
 
 from __future__ import annotations
 
-from mps_exporter.metrics.content_format import TEXT_0_0_4
-from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.mps.record import Counters
 from mps_exporter.observations import CgroupMemory, GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (

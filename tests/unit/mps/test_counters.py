@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from mps_exporter.mps.log_metrics import LOG_METRICS, WAIT_BOUNDS
 from mps_exporter.mps.record import FULL, Counters, HistogramBuilder, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient

@@ -8,7 +8,7 @@ import promql_parser as parser
 import pytest
 
 from mps_exporter import snapshot
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from testing import promql
 from testing.promql import PromqlError, Schema
 from testing.rule_files import Rule, alerts, records, rules

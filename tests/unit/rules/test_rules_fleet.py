@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from testing import promql
 from testing.fleet_page import dropped, kept_for_long
 from testing.rule_files import Rule, records, rules

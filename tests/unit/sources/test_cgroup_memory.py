@@ -14,8 +14,8 @@ from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.processes import FUNCTION, MAX_GROUPS
-from mps_exporter.sources.nvml.pynvml_api import Code
+from mps_exporter.sources.nvml.policy import MAX_CGROUPS
+from mps_exporter.sources.nvml.pynvml_api import MEMORY_LIMITS, Code
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import FakeProc
 from testing.nvml_host import OPTIONS, opened
@@ -34,9 +34,9 @@ GROUPS: dict[str, Any] = {
 
 def library(*, newer: bool = True) -> FakeNvml:
     device = FakeDevice("GPU-1")
-    device.answers = {**device.answers, **GROUPS}
+    device.replies = {**device.replies, **GROUPS}
     made = FakeNvml(device)
-    made.functions = {FUNCTION} if newer else set()
+    made.functions = {MEMORY_LIMITS} if newer else set()
     return made
 
 
@@ -55,8 +55,8 @@ def test_no_more_groups_are_asked_for_than_a_bound() -> None:
     made = library()
     with opened(made) as nvml:
         nvml.observe()
-        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_GROUPS)])
-    assert made.calls[FUNCTION] == MAX_GROUPS
+        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_CGROUPS)])
+    assert made.calls[MEMORY_LIMITS] == MAX_CGROUPS
 
 
 def test_before_nvml_is_open_nothing_is_asked() -> None:
@@ -64,7 +64,7 @@ def test_before_nvml_is_open_nothing_is_asked() -> None:
     with opened(made) as nvml:
         assert not nvml.has_memory_limits
         assert nvml.memory_limits(ROOT, ["/limited"]) == ()
-    assert made.calls[FUNCTION] == 0
+    assert made.calls[MEMORY_LIMITS] == 0
 
 
 Made = tuple[LiveHost, FakeNvml]
@@ -100,7 +100,7 @@ async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
     found = await one.identify([20, 21, 22], PATIENCE_SECONDS)
     assert [memory.path for memory in found.cgroup_memory] == ["/limited"] * newer
     # One call for each group and GPU; none at all of a driver before 615.
-    assert made.calls[FUNCTION] == newer
+    assert made.calls[MEMORY_LIMITS] == newer
 
 
 @pytest.fixture

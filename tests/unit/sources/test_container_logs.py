@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mps_exporter.metrics.render import Build, render
+from mps_exporter.metrics import Build, render
 from mps_exporter.observations import ContainerName, ProcfsObservation
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.control_groups import ContainerLogs

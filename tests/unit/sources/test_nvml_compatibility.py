@@ -7,9 +7,10 @@ from pathlib import Path
 
 import yaml
 
-from mps_exporter.metrics.catalogue import CATALOGUE
+from mps_exporter.metrics import CATALOGUE
 from mps_exporter.metrics.gpus import BY_QUANTITY
-from mps_exporter.sources.nvml.readings import FIELDS, MINUTE, ROWS, SLOW
+from mps_exporter.sources.nvml.policy import MINUTE, SLOW
+from mps_exporter.sources.nvml.readings import FIELDS, ROWS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()

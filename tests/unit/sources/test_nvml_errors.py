@@ -1,21 +1,20 @@
-"""Every NVML function fails with every code, and everything that is not its own stays."""
+"""Every NVML function fails with every code: only its own values become absent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 
 import pytest
 
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
-from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code
-from testing.fake_nvml import FakeDevice, FakeNvml
+from testing.fake_nvml import FakeNvml
+from testing.nvml_host import OPTIONS, gpu, opened, values
 
 CODES = [*Code, 77]
-METRICS = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13, 20, 21), 40.0)
 
-# What goes when a function fails: readings by a part of their name, and fields of the record.
 OWN = {
     "nvmlDeviceGetUtilizationRates": {"gpu_utilization", "memory_utilization"},
     "nvmlDeviceGetMemoryInfo": {"memory_total", "memory_used", "memory_free", "memory_reserved"},
@@ -23,35 +22,25 @@ OWN = {
     "nvmlDeviceGetSamples": {"busy_time", "unobserved_time"},
     "nvmlDeviceGetTemperature": {"temperature"},
 }
-"""A few by hand; for the others, that nothing else changes is what the test says."""
+"""Function -> quantities that depend on it, of a few functions."""
 
 INIT = {"nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"}
-"""Without these there is nothing to observe, or not this GPU."""
+"""Functions without which nothing can be observed, or not this GPU."""
 
 
 def fake(gpus: int = 1) -> FakeNvml:
-    return FakeNvml(
-        *(FakeDevice(f"GPU-{n}", busy=lambda t: t / 2, metrics=METRICS) for n in range(gpus))
-    )
-
-
-def source(library: FakeNvml, *, events: bool = True) -> NvmlSession:
-    clock = Clock(lambda: library.now, lambda: library.now)
-    options = NvmlOptions(serials=True, xid_events=events, driver_directory="/nonexistent")
-    return NvmlSession(library, clock, options)
+    return FakeNvml(*(gpu(f"GPU-{number}") for number in range(gpus)))
 
 
 def observe_twice(library: FakeNvml, *, events: bool = True) -> NvmlObservation:
-    """The second has the values that need two looks."""
-    nvml = source(library, events=events)
-    try:
+    """Return the second observation, with the values that need two samples."""
+    options = replace(OPTIONS, serials=True, xid_events=events)
+    with opened(library, options) as nvml:
         nvml.observe()
         library.now += 5
         nvml.tick()
         library.now += 5
         return nvml.observe()
-    finally:
-        nvml.close()
 
 
 def functions() -> list[str]:
@@ -60,31 +49,13 @@ def functions() -> list[str]:
     return sorted(library.calls)
 
 
-def names(gpu: GpuObservation) -> set[str]:
-    return {reading.quantity for reading in gpu.readings}
-
-
-def comparable(gpu: GpuObservation) -> dict[tuple[str, object], object]:
-    """All that is known, one by one."""
+def comparable(seen: GpuObservation) -> dict[tuple[str, object], object]:
+    """Return all readings and all other fields."""
     readings: dict[tuple[str, object], object] = {
-        (one.quantity, one.labels): one.value for one in gpu.readings
+        (one.quantity, one.labels): one.value for one in seen.readings
     }
-    fields: dict[tuple[str, object], object] = {
-        (name, None): getattr(gpu, name)
-        for name in (
-            "name",
-            "pci_bus_id",
-            "architecture",
-            "compute_capability",
-            "sm_count",
-            "vbios_version",
-            "serial",
-            "compute_mode",
-            "processes",
-            "lost",
-        )
-    }
-    return {**readings, **fields}
+    others = {one.name for one in fields(seen)} - {"readings", "unread_lists"}
+    return {**readings, **{(name, None): getattr(seen, name) for name in others}}
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +64,10 @@ def healthy() -> dict[bool, NvmlObservation]:
 
 
 @pytest.mark.parametrize("function", functions())
-def test_a_function_that_fails_costs_only_its_own(
+def test_a_function_that_fails_costs_only_its_own_values(
     function: str, healthy: dict[bool, NvmlObservation]
 ) -> None:
-    events = "Event" in function  # a thread for each of a thousand is slow
+    events = "Event" in function  # a thousand threads would be slow
     own: set[tuple[str, object]] | None = None
     for code in CODES:
         library = fake()
@@ -111,17 +82,17 @@ def test_a_function_that_fails_costs_only_its_own(
             continue
         lost = set(_differences(healthy[events], seen))
         if code in SESSION_GONE:
-            # NVML was initialized again and again: no two looks in one session.
-            lost = {one for one in lost if not _needs_two_looks(one[0])}
+            # NVML is initialized again each time: no session has two samples.
+            lost = {one for one in lost if not _needs_two_samples(one[0])}
         elif own is not None:
-            assert lost == own, f"{function}: {code}: what goes depends on the code"
+            assert lost == own, f"{function}: {code}: the lost values depend on the code"
         else:
             own = lost
         if function in OWN:
             assert {quantity for quantity, _ in lost} <= OWN[function], code
 
 
-def _needs_two_looks(name: str) -> bool:
+def _needs_two_samples(name: str) -> bool:
     return name.endswith(("_activity", "_occupancy", "_time")) or "pcie" in name
 
 
@@ -140,45 +111,39 @@ def _differences(one: NvmlObservation, other: NvmlObservation) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("code", sorted(GPU_GONE))
-def test_a_gpu_that_is_gone_leaves_the_others_alone(code: Code) -> None:
-    healthy = observe_twice(fake(2))
+def test_a_gpu_that_is_gone_does_not_affect_the_others(code: Code) -> None:
+    healthy = observe_twice(fake(2), events=False)
     library = fake(2)
-    nvml = source(library)
-    nvml.observe()
-    library.now += 5
-    nvml.tick()
-    library.now += 5
-    library.gpus[0].gone = code
-    gone, well = nvml.observe().gpus
-    assert gone.lost
-    assert gone.uuid == "GPU-0"
-    assert gone.name == "NVIDIA H200"
-    assert names(gone) == {"up", "xid_errors"}
-    assert gone.readings[0].value == 0
-    assert well == healthy.gpus[1]
-    library.gpus[0].gone = None
-    library.now += 5
-    back, _ = nvml.observe().gpus
-    assert not back.lost
-    assert names(back) >= {"busy_time", "power"}
-    nvml.close()
-    assert library.live_samples == 0
-    assert library.initialized == 0
+    with opened(library, replace(OPTIONS, serials=True, xid_events=False)) as nvml:
+        nvml.observe()
+        library.now += 5
+        nvml.tick()
+        library.now += 5
+        library.gpus[0].gone = code
+        gone, well = nvml.observe().gpus
+        assert (gone.uuid, gone.name, gone.lost) == ("GPU-0", "NVIDIA H200", True)
+        assert (gone.compute_mode, gone.processes) == (None, None)
+        assert values(gone) == {"up": 0}
+        assert well == healthy.gpus[1]
+        library.gpus[0].gone = None
+        library.now += 5
+        back, _ = nvml.observe().gpus
+        assert not back.lost
+        assert values(back).keys() >= {"busy_time", "power"}
 
 
-def test_everything_failing_in_every_way_is_survived() -> None:
-    for code in Code:
-        library = fake(2)
-        nvml = source(library)
+@pytest.mark.parametrize("code", Code)
+def test_the_source_recovers_after_all_functions_failed(code: Code) -> None:
+    library = fake(2)
+    with opened(library) as nvml:
         nvml.observe()
         library.fail("", code)
         library.now += 60
         seen = nvml.observe()
         nvml.tick()
-        assert seen.outcome is not Outcome.OK or all(gpu.uuid for gpu in seen.gpus)
+        assert seen.outcome is not Outcome.OK or all(one.uuid for one in seen.gpus)
         library.fail("", None)
         library.now += 120
         again = nvml.observe()
         assert again.outcome is Outcome.OK
-        assert [gpu.uuid for gpu in again.gpus] == ["GPU-0", "GPU-1"]
-        nvml.close()
+        assert [one.uuid for one in again.gpus] == ["GPU-0", "GPU-1"]

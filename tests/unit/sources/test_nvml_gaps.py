@@ -1,4 +1,4 @@
-"""What is not observed is not shown, and never looks like what was: counters over holes."""
+"""Time and links that cannot be observed: values are absent, and counters count the gap."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.sources.nvml import TICK_SECONDS, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import Code
-from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS, QueryCache
+from mps_exporter.sources.nvml import NvmlSession
+from mps_exporter.sources.nvml.policy import (
+    MAX_LOST_RETRY_SECONDS,
+    MIN_LOST_RETRY_SECONDS,
+    REFUSED_RETRY_INTERVAL_SECONDS,
+    TICK_INTERVAL_SECONDS,
+)
+from mps_exporter.sources.nvml.pynvml_api import Code, QueryCache
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
-from testing.waiting import wait_for
 
 QUIET = replace(OPTIONS, xid_events=False)
-LAG = TICK_SECONDS + 0.5
-"""A collection shows what the last tick sampled."""
+LAG = TICK_INTERVAL_SECONDS + 0.5
+"""A collection shows the samples of the last tick."""
 COUNTERS = {"busy_time": "busy", "sm_active_time": "active"}
-"""Counter of seconds -> counter of its holes."""
+"""Counter of seconds -> counter of its gaps."""
 
 
-def hole(values: Mapping[str, float], counter: str) -> float:
+def gap(values: Mapping[str, float], counter: str) -> float:
     return values[f"unobserved_time,{COUNTERS[counter]}"]
 
 
@@ -32,21 +36,22 @@ def openings(library: FakeNvml) -> int:
 
 
 def measured(names: Mapping[str, float]) -> set[str]:
-    """What meters measure: seconds, shares of them, and PCIe bytes."""
+    """Return the readings of accumulators: seconds, shares of time, PCIe bytes."""
     parts = ("busy", "_active_", "occupancy", "unobserved", "pcie_receive", "pcie_transmit")
     return {name for name in names if any(part in name for part in parts) and "clock" not in name}
 
 
-def warmed(library: FakeNvml, nvml: NvmlSession) -> None:
+def warmed(library: FakeNvml, nvml: NvmlSession) -> dict[str, float]:
     nvml.observe()
     pass_time(library, nvml, 15)
+    return {} if len(library.gpus) > 1 else only(nvml.observe())
 
 
-# A healthy GPU beside a lost one
+# A healthy GPU next to a lost GPU
 
 
 @pytest.mark.parametrize("scrape", [15.3, 60.0])
-def test_a_lost_gpu_costs_its_neighbour_nothing(scrape: float) -> None:
+def test_a_lost_gpu_costs_the_others_a_tick_for_each_retry(scrape: float) -> None:
     lost, well = gpu("GPU-lost"), gpu("GPU-well", share=1.0)
     library = FakeNvml(lost, well)
     with opened(library, QUIET) as nvml:
@@ -61,13 +66,13 @@ def test_a_lost_gpu_costs_its_neighbour_nothing(scrape: float) -> None:
             assert seen.keys() == before.keys()
         took = library.now - began
         for counter in COUNTERS:
-            missed = hole(seen, counter) - hole(before, counter)
+            missed = gap(seen, counter) - gap(before, counter)
             assert seen[counter] - before[counter] + missed == pytest.approx(took, abs=0.5)
-            assert missed <= 2 * openings(library), "a tick or two each time"
-        assert openings(library) <= 10, "more and more rarely"
+            assert missed <= 2 * openings(library)
+        assert openings(library) <= 10, "at growing intervals"
 
 
-def test_nvml_is_reopened_between_collections() -> None:
+def test_nvml_is_reopened_just_after_a_collection() -> None:
     lost, well = gpu("GPU-lost"), gpu("GPU-well")
     library = FakeNvml(lost, well)
     with opened(library, QUIET) as nvml:
@@ -77,41 +82,40 @@ def test_nvml_is_reopened_between_collections() -> None:
         for _ in range(10):
             pass_time(library, nvml, 60)
             library.calls.clear()
-            seen = of(nvml.observe(), "GPU-well")
-            assert "sm_activity" in seen
-            assert openings(library) == 0
+            assert "sm_activity" in of(nvml.observe(), "GPU-well")
+            assert not openings(library)
         nvml.tick()
         library.calls.clear()
         for _ in range(2):
-            pass_time(library, nvml, OPTIONS.lost_retry_most_seconds)
+            pass_time(library, nvml, MAX_LOST_RETRY_SECONDS)
             nvml.observe()
-            assert openings(library) == 0, "not while the next collection may be near"
+            assert not openings(library), "the next collection may be near"
             pass_time(library, nvml, 1)
             assert openings(library) == 1
             library.calls.clear()
 
 
-def test_nvml_is_reopened_without_ticks() -> None:
+def test_without_ticks_a_collection_reopens_nvml() -> None:
     lost = gpu("GPU-lost")
     library = FakeNvml(lost)
     with opened(library, QUIET) as nvml:
         nvml.observe()
         lost.gone = Code.GPU_IS_LOST
         nvml.observe()
-        library.now += OPTIONS.lost_retry_seconds
+        library.now += MIN_LOST_RETRY_SECONDS
         nvml.observe()
         assert openings(library) == 2
 
 
-def test_mig_instances_of_a_neighbour_are_there_at_once() -> None:
+def test_mig_instances_of_another_gpu_are_present_after_reopening() -> None:
     lost, divided = gpu("GPU-lost"), gpu("GPU-divided")
-    divided.answers = {
-        **divided.answers,
+    divided.replies = {
+        **divided.replies,
         "nvmlDeviceGetMigMode()": [1, 1],
         "nvmlDeviceGetMaxMigDeviceCount()": 7,
     }
-    answers = {"nvmlDeviceGetGpuInstanceId()": 7, "nvmlDeviceGetComputeInstanceId()": 0}
-    divided.instances = {0: FakeDevice("MIG-a", answers, busy=lambda now: now, metrics=GPM)}
+    replies = {"nvmlDeviceGetGpuInstanceId()": 7, "nvmlDeviceGetComputeInstanceId()": 0}
+    divided.instances = {0: FakeDevice("MIG-a", replies, busy=lambda now: now, metrics=GPM)}
     library = FakeNvml(lost, divided)
     name = "sm_active_time"
     with opened(library, QUIET) as nvml:
@@ -126,13 +130,12 @@ def test_mig_instances_of_a_neighbour_are_there_at_once() -> None:
         assert openings(library) == 2
         after = of(nvml.observe(), "MIG-a")
         assert after.keys() == before.keys()
-        missed = hole(after, name) - hole(before, name)
+        missed = gap(after, name) - gap(before, name)
         assert missed <= 6
         assert after[name] - before[name] + missed == pytest.approx(library.now - began)
 
 
-def test_a_gpu_is_never_both_there_and_lost() -> None:
-    """Indexes shift when a GPU is gone: one that cannot be opened now was another one before."""
+def test_a_gpu_is_never_both_present_and_lost_when_indexes_shift() -> None:
     first, second, third = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
     library = FakeNvml(first, second, third)
     with opened(library, QUIET) as nvml:
@@ -140,87 +143,71 @@ def test_a_gpu_is_never_both_there_and_lost() -> None:
         third.gone = Code.GPU_IS_LOST
         library.gpus = [second, third]
         nvml.observe()
-        library.now += OPTIONS.lost_retry_seconds + 1
+        library.now += MIN_LOST_RETRY_SECONDS + 1
         for _ in range(2):
-            up = {one.uuid: one.readings[0].value for one in nvml.observe().gpus}
-            seen = [one.uuid for one in nvml.observe().gpus]
-            assert sorted(seen) == ["GPU-a", "GPU-b", "GPU-c"]
-            assert up == {"GPU-a": 0, "GPU-b": 1, "GPU-c": 0}
+            up = sorted((one.uuid, one.readings[0].value) for one in nvml.observe().gpus)
+            assert up == [("GPU-a", 0), ("GPU-b", 1), ("GPU-c", 0)]
             library.now += 5
 
 
-def test_a_gpu_without_a_known_uuid_is_lost_without_one() -> None:
-    library = FakeNvml(gpu("GPU-a"), gpu("GPU-b"))
-    library.gpus[1].gone = Code.RESET_REQUIRED
-    with opened(library, QUIET) as nvml:
-        seen = nvml.observe().gpus
-        assert [(one.index, one.uuid, one.lost) for one in seen] == [
-            (0, "GPU-a", False),
-            (1, "", True),
-        ]
-
-
-# What can no longer be read
+# Accumulators without samples
 
 
 @pytest.mark.parametrize("code", [Code.NOT_SUPPORTED, Code.UNKNOWN, Code.NO_PERMISSION])
-def test_counters_that_are_not_counted_are_absent(code: Code) -> None:
-    device = gpu(share=1.0)
-    library = FakeNvml(device)
+def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
+    library = FakeNvml(gpu(share=1.0))
+    sampling = ("nvmlDeviceGetSamples", "nvmlGpmSampleGet")
     with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        before, began = only(nvml.observe()), library.now
+        before, began = warmed(library, nvml), library.now
         assert measured(before) >= COUNTERS.keys()
-        library.fail("nvmlDeviceGetSamples", code)
-        library.fail("nvmlGpmSampleGet", code)
+        for function in sampling:
+            library.fail(function, code)
         pass_time(library, nvml, 60)
         assert not measured(only(nvml.observe()))
-        library.fail("nvmlDeviceGetSamples", None)
-        library.fail("nvmlGpmSampleGet", None)
-        pass_time(library, nvml, RETRY_REFUSED_SECONDS)
+        for function in sampling:
+            library.fail(function, None)
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
         after, took = only(nvml.observe()), library.now - began
         if code == Code.NOT_SUPPORTED:
             assert not measured(after)
             return
         assert measured(after) == measured(before)
         for counter in COUNTERS:
-            missed = hole(after, counter) - hole(before, counter)
+            missed = gap(after, counter) - gap(before, counter)
             assert after[counter] - before[counter] + missed == pytest.approx(took, abs=LAG)
 
 
-def test_a_gpu_that_is_divided_has_no_ratios_of_before() -> None:
+def test_ratios_end_while_a_gpu_is_divided() -> None:
     device = gpu(share=1.0)
     library = FakeNvml(device)
     with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        before, began = only(nvml.observe()), library.now
+        before, began = warmed(library, nvml), library.now
         assert before["sm_activity"] == 1
-        whole = device.answers
-        device.answers = {
+        whole = device.replies
+        device.replies = {
             **whole,
             "nvmlDeviceGetMigMode()": [1, 1],
             "nvmlDeviceGetMaxMigDeviceCount()": 0,
         }
-        library.fail("nvmlGpmQueryDeviceSupport", Code.NOT_SUPPORTED)
-        library.fail("nvmlDeviceGetSamples", Code.NOT_SUPPORTED)
+        for function in ("nvmlGpmQueryDeviceSupport", "nvmlDeviceGetSamples"):
+            library.fail(function, Code.NOT_SUPPORTED)
         pass_time(library, nvml, 120)
         assert not measured(only(nvml.observe()))
-        device.answers = whole
-        library.fail("nvmlGpmQueryDeviceSupport", None)
-        library.fail("nvmlDeviceGetSamples", None)
+        device.replies = whole
+        for function in ("nvmlGpmQueryDeviceSupport", "nvmlDeviceGetSamples"):
+            library.fail(function, None)
         pass_time(library, nvml, 60)
         after, took = only(nvml.observe()), library.now - began
         for counter in COUNTERS:
-            missed = hole(after, counter) - hole(before, counter)
+            missed = gap(after, counter) - gap(before, counter)
             assert missed >= 100
             assert after[counter] - before[counter] + missed == pytest.approx(took, abs=0.5)
 
 
-def test_one_failed_look_loses_nothing() -> None:
+def test_a_short_failure_loses_no_time() -> None:
     library = FakeNvml(gpu(share=1.0))
     with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        before, began = only(nvml.observe()), library.now
+        before, began = warmed(library, nvml), library.now
         library.fail("", Code.UNKNOWN)
         pass_time(library, nvml, 3)
         library.fail("", None)
@@ -228,10 +215,10 @@ def test_one_failed_look_loses_nothing() -> None:
         after, took = only(nvml.observe()), library.now - began
         for counter in COUNTERS:
             assert after[counter] - before[counter] == pytest.approx(took, abs=LAG)
-            assert hole(after, counter) == hole(before, counter)
+            assert gap(after, counter) == gap(before, counter)
 
 
-def test_an_empty_buffer_is_no_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_buffer_is_not_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml(gpu(share=1.0))
     with opened(library, QUIET) as nvml:
         warmed(library, nvml)
@@ -240,25 +227,22 @@ def test_an_empty_buffer_is_no_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         assert "busy_time" not in only(nvml.observe())
 
 
-# Answers that nobody foresaw
+# Unexpected replies
 
 
 @pytest.mark.parametrize("rate", [math.inf, math.nan, -math.inf])
-def test_a_pcie_rate_that_is_no_number_costs_only_itself(rate: float) -> None:
+def test_a_pcie_rate_that_is_not_a_number_costs_only_its_counter(rate: float) -> None:
     device = gpu(share=1.0)
     library = FakeNvml(device)
+    name = "pcie_transmit_bytes"
     with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        healthy = only(nvml.observe())
+        healthy = warmed(library, nvml)
         device.metrics = {**GPM, 20: rate}
         library.now += 5
-        seen = only(nvml.observe())
-        assert healthy.keys() - seen.keys() == {"pcie_transmit_bytes"}
+        assert healthy.keys() - only(nvml.observe()).keys() == {name}
         device.metrics = GPM
         library.now += 5
-        after = only(nvml.observe())
-        name = "pcie_transmit_bytes"
-        assert after[name] >= healthy[name]
+        assert only(nvml.observe())[name] >= healthy[name]
 
 
 @pytest.mark.parametrize("method", ["gpm_metrics", "samples", "gpm_take", "numbers", "fields"])
@@ -286,133 +270,69 @@ def test_a_defect_costs_readings_and_not_the_source(
         assert measured(only(nvml.observe())) >= COUNTERS.keys()
 
 
-def test_a_defect_is_logged_also_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    answers = QueryCache("GPU 0")
-    answers.record_refusal("asked", Code.UNKNOWN, 0.0)
-    for now in (1.0, 2.0):
-        assert answers.get("asked", lambda: int(math.inf), now) is None
-    assert [one.levelname for one in caplog.records] == ["WARNING"]
-    assert answers.get("asked", lambda: 7, 3.0) == 7
-
-
 # Sums over links
 
 
-def with_links(device: FakeDevice, **fields: Mapping[str, int]) -> None:
-    known = {name: one for name, one in recorded()["fields"].items() if name != "52:0"}
-    given = {name.replace("_", ":").strip(":"): one for name, one in fields.items()}
-    device.answers = {**device.answers, "fields": {**known, **given}}
-
-
-LINKS = {f"_161_{link}": {"code": 0, "value": 100} for link in range(4)} | {
-    f"_165_{link}": {"code": 0, "value": 1} for link in range(4)
+LINKS = {f"161:{link}": {"code": 0, "value": 100} for link in range(4)} | {
+    f"165:{link}": {"code": 0, "value": 1} for link in range(4)
 }
 FAILED = {"code": int(Code.UNKNOWN)}
 
 
-def test_a_link_that_does_not_answer_lowers_no_sum() -> None:
+def test_a_link_without_a_reply_lowers_no_sum() -> None:
     device = gpu()
     library = FakeNvml(device)
-    with_links(device, **LINKS)
-    errors, links = "nvlink_errors,replay", "nvlink_links,active"
+
+    def reply(**changed: Mapping[str, int]) -> dict[str, float]:
+        """Return the readings a minute after a change of the links."""
+        known = {name: one for name, one in recorded()["fields"].items() if name != "52:0"}
+        named = {name.replace("_", ":").strip(":"): one for name, one in changed.items()}
+        device.replies = {**device.replies, "fields": {**known, **LINKS, **named}}
+        pass_time(library, nvml, 61)
+        return only(nvml.observe())
+
+    errors, links, crc = "nvlink_errors,replay", "nvlink_links,active", "nvlink_errors,crc"
     with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        seen = only(nvml.observe())
+        nvml.observe()
+        seen = reply()
         assert (seen[errors], seen[links]) == (400, 4)
-        with_links(device, **LINKS, _163_0={"code": 0, "value": 7})
-        pass_time(library, nvml, 61)
-        with_links(
-            device, **{**LINKS, "_161_3": FAILED, "_165_3": FAILED}, _163_0={"code": 0, "value": 8}
-        )
-        pass_time(library, nvml, 61)
-        seen = only(nvml.observe())
-        assert errors not in seen
-        assert links not in seen
-        assert seen["nvlink_errors,crc"] == 8, "another kind has its own links"
-        with_links(device, **LINKS)
+        reply(_163_0={"code": 0, "value": 7})
+        seen = reply(_161_3=FAILED, _165_3=FAILED, _163_0={"code": 0, "value": 8})
+        assert not seen.keys() & {errors, links}
+        assert seen[crc] == 8, "other errors have other links"
+        device.replies = {**device.replies, "fields": {**device.replies["fields"], **LINKS}}
         pass_time(library, nvml, 2)
         seen = only(nvml.observe())
-        assert (seen[errors], seen[links]) == (400, 4), "asked again at once, not a minute later"
-
-
-def test_a_new_session_lowers_no_sum_either() -> None:
-    device = gpu()
-    library = FakeNvml(device)
-    with_links(device, **LINKS)
-    errors = "nvlink_errors,replay"
-    with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        assert only(nvml.observe())[errors] == 400
-        with_links(device, **{**LINKS, "_161_3": FAILED})
+        assert (seen[errors], seen[links]) == (400, 4), "without the delay of a minute"
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
-        nvml.observe()
+        reply(_161_3=FAILED)
         library.fail("nvmlDeviceGetPowerUsage", None)
-        pass_time(library, nvml, 5)
-        assert errors not in only(nvml.observe())
+        assert errors not in reply(_161_3=FAILED), "nor in a new session"
 
 
-# Xids that nobody watches
-
-
-def test_xid_counters_exist_only_while_watched() -> None:
-    device = gpu()
-    library = FakeNvml(device)
-    with opened(library) as nvml:
-        nvml.observe()
-        library.xid(device, 31)
-        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 1)
-        library.fail("nvmlEventSetCreate", Code.UNKNOWN)
-        library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
-        nvml.observe()
-        library.fail("nvmlDeviceGetPowerUsage", None)
-        pass_time(library, nvml, 30)
-        seen = only(nvml.observe())
-        assert not [name for name in seen if "xid_errors" in name]
-        assert "last_xid_at,31" in seen, "that it came stays true"
-        library.fail("nvmlEventSetCreate", None)
-        pass_time(library, nvml, RETRY_REFUSED_SECONDS)
-        assert only(nvml.observe())["xid_errors,31"] == 1
-        library.xid(device, 31)
-        wait_for(lambda: only(nvml.observe())["xid_errors,31"] == 2)
-
-
-def test_of_a_lost_gpu_the_last_xid_is_known() -> None:
-    device = gpu("GPU-lost")
-    library = FakeNvml(device)
-    with opened(library) as nvml:
-        nvml.observe()
-        library.xid(device, 79)
-        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
-        device.gone = Code.GPU_IS_LOST
-        assert only(nvml.observe())["xid_errors,79"] == 1
-        library.now += OPTIONS.lost_retry_seconds + 1
-        assert only(nvml.observe()).keys() == {"up", "last_xid_at,79"}
-
-
-# What was refused
+# Refusals
 
 
 @pytest.mark.parametrize(
     ("code", "again"),
     [(Code.NOT_SUPPORTED, False), (Code.NO_PERMISSION, True), (Code.INVALID_ARGUMENT, True)],
 )
-def test_what_may_change_is_asked_again_rarely(code: Code, again: bool) -> None:
+def test_a_refusal_that_may_end_is_checked_rarely(code: Code, again: bool) -> None:
     library = FakeNvml(gpu())
     with opened(library, QUIET) as nvml:
         library.fail("nvmlDeviceGetPowerUsage", code)
         nvml.observe()
         library.fail("nvmlDeviceGetPowerUsage", None)
-        library.now += RETRY_REFUSED_SECONDS - 1
+        library.now += REFUSED_RETRY_INTERVAL_SECONDS - 1
         assert "power" not in only(nvml.observe())
         assert library.calls["nvmlDeviceGetPowerUsage"] == 1
         library.now += 1
         assert ("power" in only(nvml.observe())) == again
 
 
-def test_a_field_that_is_asked_again_costs_the_others_nothing(
+def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Some drivers refuse a whole batch for one field in it."""
     library = FakeNvml(gpu())
     healthy = library.fields
     batches: list[int] = []
@@ -427,25 +347,33 @@ def test_a_field_that_is_asked_again_costs_the_others_nothing(
             library.fail("nvmlDeviceGetFieldValues", None)
 
     monkeypatch.setattr(library, "fields", choking)
-    memory, other = "temperature,memory", "clock_event_time"
+    memory, other = "temperature,memory", "clock_event_time,reliability"
     with opened(library, QUIET) as nvml:
-        nvml.observe()
         for _ in range(3):
-            library.now += RETRY_REFUSED_SECONDS
+            assert memory not in only(nvml.observe())
+            batches.clear()
+            library.now += 1
             seen = only(nvml.observe())
             assert memory not in seen
-            assert f"{other},reliability" in seen
-        batches.clear()
+            assert other in seen
+            assert 1 not in batches, "single fields only after a refusal"
+            library.now += REFUSED_RETRY_INTERVAL_SECONDS
         monkeypatch.setattr(library, "fields", healthy)
-        library.now += RETRY_REFUSED_SECONDS
         assert memory in only(nvml.observe())
 
 
-def test_a_refusal_holds_until_there_is_an_answer() -> None:
-    answers = QueryCache("GPU 0")
-    answers.record_refusal("asked", Code.NO_PERMISSION, 0.0)
-    assert not answers.is_due("asked", RETRY_REFUSED_SECONDS - 1)
-    assert answers.is_due("asked", RETRY_REFUSED_SECONDS)
-    assert not answers.is_supported("asked"), "what stands in for it stays until then"
-    assert answers.get("asked", lambda: 7, RETRY_REFUSED_SECONDS) == 7
-    assert answers.is_supported("asked")
+def test_a_refusal_holds_until_a_reply(caplog: pytest.LogCaptureFixture) -> None:
+    queries = QueryCache("GPU 0")
+    queries.record_refusal("query", Code.NO_PERMISSION, 0.0)
+    assert not queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS - 1)
+    assert queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS)
+    assert not queries.is_supported("query"), "a replacement stays in use"
+    assert queries.get("query", lambda: 7, REFUSED_RETRY_INTERVAL_SECONDS) == 7
+    assert queries.is_supported("query")
+    queries.record_refusal("query", Code.UNKNOWN, 0.0)
+    for now in (1.0, 2.0):
+        assert queries.get("query", lambda: int(math.inf), now) is None
+    assert [one.levelname for one in caplog.records] == ["WARNING"], "a defect is logged once"
+    assert queries.get("query", lambda: 7, 3.0, 10.0) == 7
+    assert queries.get("query", lambda: 8, 12.9, 10.0) == 7
+    assert queries.get("query", lambda: 9, 13.0, 10.0) == 9

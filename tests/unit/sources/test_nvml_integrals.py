@@ -41,7 +41,7 @@ def started() -> SampleIntegral:
 
 
 @given(STEPS)
-def test_without_a_hole_the_integral_is_the_sum(steps: list[tuple[int, int]]) -> None:
+def test_without_a_gap_the_integral_is_the_sum(steps: list[tuple[int, int]]) -> None:
     integral = started()
     integral.add(stamped(steps), now=1e9)
     assert integral.seconds == pytest.approx(sum(step * part for step, part in steps) / 1e8)
@@ -52,7 +52,7 @@ def test_without_a_hole_the_integral_is_the_sum(steps: list[tuple[int, int]]) ->
 def test_portions_order_and_repetition_do_not_matter(
     steps: list[tuple[int, int]], cuts: list[int], random: object
 ) -> None:
-    """Several looks at a buffer that still holds what was seen before count everything once."""
+    """Samples that remain in the buffer are read several times, and count once."""
     samples = stamped(steps)
     whole, portions = started(), started()
     whole.add(samples, now=1e9)
@@ -75,7 +75,7 @@ def test_busy_and_unobserved_never_exceed_the_time(steps: list[tuple[int, int]])
     assert 0 <= integral.seconds + integral.unobserved_seconds <= elapsed + 1e-6
 
 
-def test_a_hole_is_counted_as_a_hole() -> None:
+def test_a_gap_is_unobserved() -> None:
     integral = started()
     second = 1_000_000
     integral.add([(START + second // 6, 100.0)], now=1)
@@ -84,15 +84,15 @@ def test_a_hole_is_counted_as_a_hole() -> None:
     assert integral.unobserved_seconds == pytest.approx(20 - 1 / 6, abs=1e-3)
 
 
-def test_a_hole_is_no_longer_than_the_time_that_passed() -> None:
-    """The host's clock was set forward by an hour: nobody missed an hour."""
+def test_a_gap_is_at_most_the_elapsed_time() -> None:
+    """The host's clock was set forward by an hour."""
     integral = started()
     integral.add([(START + 3_600_000_000, 100.0)], now=5)
     assert integral.unobserved_seconds <= 5
 
 
-def test_a_hole_is_no_longer_than_what_samples_leave_of_the_time() -> None:
-    """Set forward by 20 s, with no sample missing: nobody missed anything."""
+def test_a_gap_is_at_most_the_time_without_samples() -> None:
+    """The clock was set forward by 20 s, and no sample is missing."""
     integral = started()
     steps = [(20_000_000, 100.0), *((20_000_000 + n * 200_000, 100.0) for n in range(1, 25))]
     integral.add([(START + at, percent) for at, percent in steps], now=5)
@@ -100,14 +100,14 @@ def test_a_hole_is_no_longer_than_what_samples_leave_of_the_time() -> None:
     assert integral.unobserved_seconds <= 0.1
 
 
-def test_what_was_before_the_start_is_not_counted() -> None:
+def test_time_before_the_start_is_not_counted() -> None:
     integral = SampleIntegral()
     integral.start([(START, 100.0), (START + 1, 100.0)], now=0)
     assert integral.seconds == 0
     assert integral.last_timestamp == START + 1
     integral.start([], now=0)
     integral.add([(START + 5, 100.0)], now=1)
-    assert integral.seconds == 0, "the first sample only says from when on to count"
+    assert integral.seconds == 0, "the first sample is the start"
 
 
 def test_skip_restarts() -> None:
@@ -117,7 +117,7 @@ def test_skip_restarts() -> None:
     assert integral.last_timestamp == START - 3_600_000_000
 
 
-def test_a_sample_that_is_no_number_spoils_nothing() -> None:
+def test_a_sample_that_is_not_a_number_is_ignored() -> None:
     integral = started()
     steps = [(200_000, math.nan), (400_000, 50.0), (600_000, math.inf), (800_000, 100.0)]
     integral.add([(START + at, percent) for at, percent in steps], now=1)
@@ -125,14 +125,14 @@ def test_a_sample_that_is_no_number_spoils_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.sampled_from(["seen", "missed"])), max_size=30))
-def test_every_second_since_the_first_look_is_either_seen_or_unobserved(
-    looks: list[tuple[float, str]],
+def test_each_second_since_the_start_is_either_counted_or_unobserved(
+    intervals: list[tuple[float, str]],
 ) -> None:
     active = RatioIntegral()
     active.skip(7.0)
-    assert active.unobserved_seconds == 0, "nobody missed what was before"
+    assert active.unobserved_seconds == 0, "time before the start"
     now = 7.0
-    for took, how in looks:
+    for took, how in intervals:
         now += took
         if how == "seen":
             active.add(now, {"sm": 1.0})
@@ -142,7 +142,7 @@ def test_every_second_since_the_first_look_is_either_seen_or_unobserved(
     assert counted == pytest.approx(now - 7.0)
 
 
-def test_what_is_missing_among_the_ratios_is_unobserved() -> None:
+def test_an_interval_without_one_of_the_ratios_is_unobserved() -> None:
     active = RatioIntegral()
     active.skip(0.0)
     active.add(10.0, {"sm": 0.5, "tensor": 0.1})

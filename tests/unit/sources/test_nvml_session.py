@@ -1,4 +1,4 @@
-"""The source over time: reloads, GPUs that come and go, MIG, clocks that are set, many scrapers."""
+"""The NVML source over time: cost of a collection, reloads, lost GPUs, MIG, clocks, Xids."""
 
 from __future__ import annotations
 
@@ -12,53 +12,61 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.observations import Outcome
-from mps_exporter.sources.nvml import TICK_SECONDS, Clock, NvmlSession
-from mps_exporter.sources.nvml.device import TICKING_SECONDS
+from mps_exporter.sources.nvml import Clock, NvmlSession
+from mps_exporter.sources.nvml.accumulators import PCIE_FIELDS
+from mps_exporter.sources.nvml.policy import (
+    EACH,
+    MAX_TICK_AGE_SECONDS,
+    MIN_LOST_RETRY_SECONDS,
+    REFUSED_RETRY_INTERVAL_SECONDS,
+    TICK_INTERVAL_SECONDS,
+)
 from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess, NvmlError, NvmlEvent
-from mps_exporter.sources.nvml.readings import EACH, FIELDS, ROWS
+from mps_exporter.sources.nvml.readings import FIELDS, ROWS
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values
 from testing.waiting import wait_for
 
-# What a collection costs
+# Cost of a collection
 
 
-@pytest.mark.parametrize("tick", [1.0, 5.0])
-def test_a_collection_waits_for_nothing_slow(tick: float) -> None:
+def test_a_collection_waits_for_no_slow_query() -> None:
     slow_calls = {row.call.split("(")[0] for row in ROWS if row.every > EACH}
     slow_calls |= {"nvmlDeviceGetMigMode", "nvmlGpmQueryDeviceSupport"}
     slow_calls -= {"nvmlDeviceGetFieldValues"}
-    slow_fields = {row.field for row in FIELDS if row.every > EACH}
+    slow_fields = {row.field for row in FIELDS if row.every > EACH} | {*range(160, 166)}
     library = FakeNvml(gpu())
     with opened(library) as nvml:
         nvml.observe()
-        for step in range(int(130 / tick)):
-            library.now += tick / 2
-            nvml.tick()
-            library.now += tick / 2
+        for step in range(130):
+            library.now += 0.5
             library.calls.clear()
-            library.fields_asked.clear()
+            library.fields_queried.clear()
+            nvml.tick()
+            assert not library.calls["nvmlDeviceGetPowerUsage"]
+            assert slow_fields >= set(library.fields_queried) - {*PCIE_FIELDS.values()}
+            library.now += 0.5
+            library.calls.clear()
+            library.fields_queried.clear()
             seen = only(nvml.observe())
             assert not slow_calls & set(library.calls), f"step {step}"
-            assert not slow_fields & set(library.fields_asked), f"step {step}"
+            assert not slow_fields & set(library.fields_queried), f"step {step}"
             assert seen.keys() >= {"energy", "pcie_errors,lane"}
 
 
-def test_without_ticks_a_collection_asks_itself() -> None:
+def test_without_ticks_a_collection_reads_slow_values_itself() -> None:
     library = FakeNvml(gpu())
     with opened(library) as nvml:
-        nvml.observe()
-        library.now += 30
-        library.calls.clear()
-        nvml.observe()
-        assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
+        for seconds, calls in ((0, 1), (4.9, 1), (0.1, 2), (30, 3)):
+            library.now += seconds
+            nvml.observe()
+            assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == calls
 
 
 SAMPLED = ("nvmlDeviceGetSamples", "nvmlGpmSampleGet", "nvmlGpmMetricsGet")
 
 
-def test_between_ticks_a_collection_shows_what_they_sampled() -> None:
-    """Sampling takes milliseconds: no collection waits for it while somebody else does it."""
+def test_between_ticks_a_collection_shows_the_samples_of_the_last_tick() -> None:
     library = FakeNvml(gpu(share=1.0))
     with opened(library) as nvml:
         nvml.observe()
@@ -77,59 +85,55 @@ def test_between_ticks_a_collection_shows_what_they_sampled() -> None:
             library.now -= 0.6
 
 
-@pytest.mark.parametrize("asked", SAMPLED)
-def test_when_ticks_stop_a_collection_samples(asked: str) -> None:
+@pytest.mark.parametrize("sampled", SAMPLED)
+def test_without_ticks_a_collection_samples(sampled: str) -> None:
     library = FakeNvml(gpu())
     with opened(library) as nvml:
         nvml.observe()
         pass_time(library, nvml, 3)
-        library.now += 2 * TICKING_SECONDS  # so that this one samples
+        library.now += 2 * MAX_TICK_AGE_SECONDS
         library.calls.clear()
         nvml.observe()
-        assert library.calls[asked] >= 1
+        assert library.calls[sampled] >= 1
 
 
-def test_ticks_read_utilization_samples_rarely_while_nobody_collects() -> None:
+def test_ticks_read_utilization_samples_rarely_between_rare_collections() -> None:
     library = FakeNvml(gpu())
     with opened(library) as nvml:
         nvml.observe()
         pass_time(library, nvml, 20)
         library.calls.clear()
         pass_time(library, nvml, 60)
-        assert library.calls["nvmlDeviceGetSamples"] <= 13
+        assert 10 <= library.calls["nvmlDeviceGetSamples"] <= 13
 
 
 # Counters
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(0.05, 9.0), min_size=1, max_size=12), st.integers(0, 2**32))
-def test_counters_do_not_depend_on_who_looks_when(gaps: list[float], seed: int) -> None:
-    """Many Prometheus servers at any times leave what one would have seen."""
+@given(st.lists(st.floats(0.05, 9.0), min_size=1, max_size=12), st.integers(0, 6))
+def test_counters_do_not_depend_on_the_times_of_scrapes(gaps: list[float], turn: int) -> None:
     library = FakeNvml(gpu(share=0.37))
-    share = seed % 7
     with opened(library) as nvml:
         begin = only(nvml.observe())
         started = library.now
         for number, gap in enumerate(gaps):
             library.now += gap
-            if number % 7 == share:
+            if number % 7 == turn:
                 nvml.tick()
             else:
                 nvml.observe()
-        library.now += 2 * TICKING_SECONDS  # so that this one samples
+        library.now += 2 * MAX_TICK_AGE_SECONDS
         end = only(nvml.observe())
         took = library.now - started
-    busy = end["busy_time"] - begin["busy_time"]
-    assert busy == pytest.approx(0.37 * took, abs=0.2)
+    assert end["busy_time"] - begin["busy_time"] == pytest.approx(0.37 * took, abs=0.2)
     assert end["sm_active_time"] == pytest.approx(0.37 * took, rel=1e-6)
-    assert end["unobserved_time,busy"] == 0
-    assert end["unobserved_time,active"] == 0
+    assert end["unobserved_time,busy"] == end["unobserved_time,active"] == 0
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0, 20.0, -3.0])
-def test_the_hosts_clock_is_set(step: float) -> None:
-    """The driver stamps its samples with it. No second is counted twice, none is made up."""
+def test_setting_the_host_s_clock_neither_repeats_nor_invents_busy_time(step: float) -> None:
+    """The driver's samples have timestamps of the host's clock."""
     library = FakeNvml(gpu(share=1.0))
     with opened(library) as nvml:
         nvml.observe()
@@ -139,16 +143,15 @@ def test_the_hosts_clock_is_set(step: float) -> None:
         pass_time(library, nvml, 60)
         seen = only(nvml.observe())
         took = library.now - started
-        counted = seen["busy_time"]
-        hole = seen["unobserved_time,busy"]
-        # Stamps that were there before: in all of a small step, or until the next look after it.
+        counted, gap = seen["busy_time"], seen["unobserved_time,busy"]
+        # Timestamps that repeat: all of a small step, or those before the next sampling.
         unnoticed = {-3.0: 3.0, -3600.0: 4.0}.get(step, 0.0)
-        assert took - TICK_SECONDS - 0.5 - unnoticed <= counted + hole <= took + 0.5
-        assert hole <= 22, "the driver's buffer, and what it takes to notice"
+        assert took - TICK_INTERVAL_SECONDS - 0.5 - unnoticed <= counted + gap <= took + 0.5
+        assert gap <= 22, "the driver's buffer, and the time until the step is detected"
         pass_time(library, nvml, 30)
         after = only(nvml.observe())
         assert after["busy_time"] - counted == pytest.approx(30, abs=0.5)
-        assert after["unobserved_time,busy"] == hole
+        assert after["unobserved_time,busy"] == gap
 
 
 def test_unobserved_time_is_a_gap() -> None:
@@ -162,18 +165,17 @@ def test_unobserved_time_is_a_gap() -> None:
         assert seen["sm_active_time"] == pytest.approx(60)
 
 
-def test_pcie_counters_are_unwrapped() -> None:
-    """They are 32 bits wide; GPM tells how often they turned over."""
+def test_pcie_counters_of_32_bits_are_unwrapped() -> None:
     device = gpu(share=1.0)
     device.metrics = device.metrics | {21: 50_000.0}
-    answers = dict(device.answers)
+    replies = dict(device.replies)
     library = FakeNvml(device)
     with opened(library) as nvml:
         seen: dict[str, float] = {}
         for second in range(5):
-            moved = second * 52_500_000_000  # 0.14 % more than GPM says
-            fields = {**answers["fields"], "198:0": {"code": 0, "value": moved % 2**32}}
-            device.answers = {**answers, "fields": fields}
+            moved = second * 52_500_000_000  # 0.14 % more than GPM measures
+            fields = {**replies["fields"], "198:0": {"code": 0, "value": moved % 2**32}}
+            device.replies = {**replies, "fields": fields}
             seen = only(nvml.observe())
             library.now += 1.0
         assert seen["pcie_receive_bytes"] == 4 * 52_500_000_000
@@ -183,7 +185,7 @@ def test_pcie_counters_are_unwrapped() -> None:
 
 
 @pytest.mark.parametrize("code", [Code.DRIVER_NOT_LOADED, Code.LIB_RM_VERSION_MISMATCH])
-def test_a_reload_keeps_what_was_counted(code: Code, caplog: pytest.LogCaptureFixture) -> None:
+def test_counters_outlive_a_reload(code: Code, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mps_exporter")
     library = FakeNvml(gpu(share=1.0))
     with opened(library) as nvml:
@@ -194,12 +196,12 @@ def test_a_reload_keeps_what_was_counted(code: Code, caplog: pytest.LogCaptureFi
         for _ in range(20):
             library.now += 5
             nvml.tick()
-            gone = nvml.observe()
-            assert gone.outcome is Outcome.ABSENT
-            assert not gone.gpus
+            absent = nvml.observe()
+            assert absent.outcome is Outcome.ABSENT
+            assert not absent.gpus
             (output,) = [record.getMessage() for record in caplog.records]
-            assert gone.error
-            assert gone.error in output, "one line when it goes"
+            assert absent.error
+            assert absent.error in output
         library.fail("", None)
         library.now += 5
         nvml.observe()
@@ -210,13 +212,13 @@ def test_a_reload_keeps_what_was_counted(code: Code, caplog: pytest.LogCaptureFi
         texts = [record.getMessage() for record in caplog.records]
         assert texts[1:] == ["the GPUs can be read again"]
     for kind, counter in {"busy": "busy", "sm_active": "active"}.items():
-        name, hole = f"{kind}_time", f"unobserved_time,{counter}"
-        missed = after[hole] - before[hole]
-        assert 80 <= missed <= 106, "while NVML could not be read, less what the driver had kept"
+        name, gap = f"{kind}_time", f"unobserved_time,{counter}"
+        missed = after[gap] - before[gap]
+        assert 80 <= missed <= 106, "while NVML could not be read, less the driver's buffer"
         assert after[name] - before[name] + missed == pytest.approx(took, abs=0.5)
 
 
-def test_a_driver_that_comes_later(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_driver_that_is_loaded_later(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     library = FakeNvml(gpu())
     library.fail("nvmlInit", Code.LIBRARY_NOT_FOUND)
     bound = tmp_path / "gpus"
@@ -226,36 +228,33 @@ def test_a_driver_that_comes_later(caplog: pytest.LogCaptureFixture, tmp_path: P
         assert "libnvidia-ml.so.1" in (absent.error or "")
         library.now += 1
         nvml.observe()
-        assert library.calls["nvmlInit"] == 1, "tried again only now and then"
+        assert library.calls["nvmlInit"] == 1, "the next attempt is later"
         library.fail("nvmlInit", None)
         bound.mkdir()
         (bound / "0000:18:00.0").touch()
         library.now += 1
-        assert nvml.observe().outcome is Outcome.OK, "at once, when the kernel lists a GPU"
-    warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert len(warnings) == 1
+        assert nvml.observe().outcome is Outcome.OK, "immediately, when the kernel lists a GPU"
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
 
 
-def test_gpus_come_and_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_gpus_are_added_and_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mps_exporter")
     (tmp_path / "0").touch()
     library = FakeNvml(gpu("GPU-0"))
-    options = replace(OPTIONS, driver_directory=str(tmp_path))
-    with opened(library, options) as nvml:
+    with opened(library, replace(OPTIONS, driver_directory=str(tmp_path))) as nvml:
         nvml.observe()
         pass_time(library, nvml, 10)
         library.gpus.append(gpu("GPU-1"))
         (tmp_path / "1").touch()
-        both = nvml.observe()
-        assert [one.uuid for one in both.gpus] == ["GPU-0", "GPU-1"]
+        assert [one.uuid for one in nvml.observe().gpus] == ["GPU-0", "GPU-1"]
         pass_time(library, nvml, 10)
         first = values(nvml.observe().gpus[0])
         del library.gpus[0]
         (tmp_path / "0").unlink()
         left, lost = nvml.observe().gpus
         assert (left.uuid, left.lost) == ("GPU-1", False)
-        assert (lost.uuid, lost.lost) == ("GPU-0", True)
-        assert values(lost)["up"] == 0
+        assert (lost.uuid, lost.lost, lost.name) == ("GPU-0", True, "NVIDIA H200")
+        assert values(lost) == {"up": 0}
         library.gpus.insert(0, gpu("GPU-0"))
         (tmp_path / "0").touch()
         library.now += 5
@@ -272,7 +271,7 @@ def test_a_gpu_that_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFix
     with opened(library) as nvml:
         for _ in range(5):
             seen = nvml.observe()
-            assert [one.lost for one in seen.gpus] == [False, True]
+            assert [(one.uuid, one.lost) for one in seen.gpus] == [("GPU-0", False), ("", True)]
             library.now += 61
     assert sum("cannot be opened" in one.getMessage() for one in caplog.records) == 1
 
@@ -281,7 +280,7 @@ def test_a_gpu_that_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFix
 
 
 def instance(uuid: str, gpu_instance: int) -> FakeDevice:
-    answers = {
+    replies = {
         "nvmlDeviceGetUUID()": uuid,
         "nvmlDeviceGetGpuInstanceId()": gpu_instance,
         "nvmlDeviceGetComputeInstanceId()": 0,
@@ -289,22 +288,22 @@ def instance(uuid: str, gpu_instance: int) -> FakeDevice:
         "memory()": {"total": 2**34, "used": 2**30, "free": 2**34 - 2**30, "reserved": 0},
         "nvmlDeviceGetAttributes_v2()": 16,
     }
-    return FakeDevice(uuid, answers, busy=lambda now: now * 0.25, metrics=GPM)
+    return FakeDevice(uuid, replies, busy=lambda now: now * 0.25, metrics=GPM)
 
 
 def divided() -> FakeDevice:
-    answers = {
+    replies = {
         **recorded(),
         "nvmlDeviceGetMigMode()": [1, 1],
         "nvmlDeviceGetMaxMigDeviceCount()": 7,
         "nvmlDeviceGetUtilizationRates()": {"code": Code.NOT_SUPPORTED},
     }
-    device = FakeDevice("GPU-0", answers, metrics=GPM)
+    device = FakeDevice("GPU-0", replies, metrics=GPM)
     device.instances = {0: instance("MIG-a", 7), 3: instance("MIG-b", 9)}
     return device
 
 
-def test_mig_instances_are_devices_of_their_own() -> None:
+def test_mig_instances_are_separate_devices() -> None:
     device = divided()
     device.instances[0].processes = {"Compute": [ListedProcess(17, 2**20)]}
     device.processes = {"Compute": [ListedProcess(17, 2**20)]}
@@ -322,11 +321,10 @@ def test_mig_instances_are_devices_of_their_own() -> None:
         readings = values(first)
         assert readings["memory_total"] == 2**34
         assert readings["sm_active_time"] == pytest.approx(3.0, abs=0.3)
-        own = {"energy", "power", "busy_time"}
-        assert not own & readings.keys(), "the GPU's; in both, a sum would count it twice"
+        assert not {"energy", "power", "busy_time"} & readings.keys(), "values of the GPU only"
 
 
-def test_mig_instances_come_and_go() -> None:
+def test_mig_instances_are_added_and_removed() -> None:
     device = divided()
     library = FakeNvml(device)
     with opened(library) as nvml:
@@ -338,10 +336,9 @@ def test_mig_instances_come_and_go() -> None:
         pass_time(library, nvml, 12)
         seen = nvml.observe().gpus
         assert [one.uuid for one in seen] == ["GPU-0", "MIG-a", "MIG-c"]
-        after = values(seen[1])["sm_active_time"]
-        assert after > before["sm_active_time"]
-        device.answers = {
-            **device.answers,
+        assert values(seen[1])["sm_active_time"] > before["sm_active_time"]
+        device.replies = {
+            **device.replies,
             "nvmlDeviceGetMigMode()": [0, 0],
             "nvmlDeviceGetUtilizationRates()": [40, 10],
         }
@@ -350,61 +347,89 @@ def test_mig_instances_come_and_go() -> None:
         (whole,) = nvml.observe().gpus
         readings = values(whole)
         assert readings["mig_mode"] == 0
-        assert readings["gpu_utilization"] == 0.4, "asked again after the change"
+        assert readings["gpu_utilization"] == 0.4, "queried again after the change"
 
 
 # Xid errors, and the thread that waits for them
 
 
-def test_xids_are_counted_by_code_from_the_start() -> None:
-    device = gpu()
-    library = FakeNvml(device)
-    with opened(library) as nvml:
-        assert only(nvml.observe())["xid_errors,31"] == 0
-        library.xid(device, 31)
-        library.xid(device, 31)
-        library.xid(device, 143)
-        library.events.put(NvmlEvent(0xDEAD, 0x8, 13))  # of a device that nobody knows
-        library.events.put(NvmlEvent(device.key, 0x1, 13))  # no Xid
-        wait_for(library.events.empty)
-        wait_for(lambda: only(nvml.observe()).get("xid_errors,143") == 1)
-        seen = only(nvml.observe())
-        assert seen["xid_errors,31"] == 2
-        assert seen["xid_errors,13"] == 0
-        assert seen["last_xid_at,31"] == library.wall()
-        assert "last_xid_at,13" not in seen
+def xids(nvml: NvmlSession, xid: int) -> float | None:
+    return only(nvml.observe()).get(f"xid_errors,{xid}")
 
 
-def test_xids_outlive_a_reload() -> None:
+def test_xids_are_counted_by_code_and_outlive_a_reload() -> None:
     device = gpu()
     library = FakeNvml(device)
     with opened(library) as nvml:
         nvml.observe()
-        library.xid(device, 79)
-        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 1)
+        for xid in (31, 31, 143):
+            library.xid(device, xid)
+        library.events.put(NvmlEvent(0xDEAD, 0x8, 13))  # an unknown device
+        library.events.put(NvmlEvent(device.key, 0x1, 13))  # not an Xid
+        wait_for(library.events.empty)
+        wait_for(lambda: xids(nvml, 143) == 1)
+        seen = only(nvml.observe())
+        assert seen["xid_errors,31"] == 2
+        assert seen["last_xid_at,31"] == library.wall()
+        assert not {"xid_errors,13", "last_xid_at,13"} & seen.keys()
         library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
         library.now += 5
         nvml.observe()
         library.fail("nvmlDeviceGetPowerUsage", None)
         library.now += 5
-        assert only(nvml.observe())["xid_errors,79"] == 1
+        assert xids(nvml, 31) == 2
+        library.xid(device, 31)
+        wait_for(lambda: xids(nvml, 31) == 3)
+
+
+def test_xid_counters_are_absent_while_no_events_are_awaited() -> None:
+    device = gpu()
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        nvml.observe()
+        library.xid(device, 31)
+        wait_for(lambda: xids(nvml, 31) == 1)
+        library.fail("nvmlEventSetCreate", Code.UNKNOWN)
+        library.fail("nvmlDeviceGetPowerUsage", Code.UNINITIALIZED)
+        nvml.observe()
+        library.fail("nvmlDeviceGetPowerUsage", None)
+        pass_time(library, nvml, 30)
+        assert xids(nvml, 31) is None
+        assert "last_xid_at,31" in only(nvml.observe())
+        library.fail("nvmlEventSetCreate", None)
+        pass_time(library, nvml, REFUSED_RETRY_INTERVAL_SECONDS)
+        assert xids(nvml, 31) == 1
+
+
+def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
+    device = gpu("GPU-lost")
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        nvml.observe()
         library.xid(device, 79)
-        wait_for(lambda: only(nvml.observe())["xid_errors,79"] == 2)
+        wait_for(lambda: xids(nvml, 79) == 1)
+        device.gone = Code.GPU_IS_LOST
+        assert xids(nvml, 79) == 1
+        library.now += MIN_LOST_RETRY_SECONDS + 1
+        seen = only(nvml.observe())
+        assert seen["up"] == 0
+        assert "xid_errors,79" not in seen
+        assert "last_xid_at,79" in seen
 
 
-def test_a_wait_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mps_exporter.sources.nvml.xid.PAUSE_SECONDS", 0.001)
+def test_a_failed_wait_for_events_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mps_exporter.sources.nvml.policy.EVENT_RETRY_SECONDS", 0.001)
     device = gpu()
     library = FakeNvml(device)
     with opened(library) as nvml:
         nvml.observe()
         library.events.put(NvmlError(Code.GPU_IS_LOST, "nvmlEventSetWait_v2"))
         library.xid(device, 45)
-        wait_for(lambda: only(nvml.observe())["xid_errors,45"] == 1)
+        wait_for(lambda: xids(nvml, 45) == 1)
 
 
 def test_nvml_is_never_shut_down_under_the_waiting_thread() -> None:
-    """The stand-in fails where the real one would end the process."""
+    """FakeNvml fails an assertion where NVML would end the process."""
     library = FakeNvml(gpu())
     for _ in range(50):
         with opened(library) as nvml:
@@ -412,15 +437,15 @@ def test_nvml_is_never_shut_down_under_the_waiting_thread() -> None:
             wait_for(lambda: library.waiting)
 
 
-def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_blocked_in_nvml_keeps_nvml_initialized(caplog: pytest.LogCaptureFixture) -> None:
     library = FakeNvml(gpu())
     library.stuck = threading.Event()
     clock = Clock(lambda: library.now, lambda: library.now)
-    nvml = NvmlSession(library, clock, replace(OPTIONS, leave_seconds=0.01))
+    nvml = NvmlSession(library, clock, replace(OPTIONS, stop_timeout_seconds=0.01))
     nvml.observe()
     wait_for(lambda: library.waiting)
     nvml.close()
-    assert library.initialized == 1, "the end of the process lets go of it"
+    assert library.initialized == 1, "the end of the process releases NVML"
     nvml.tick()
     seen = nvml.observe()
     assert seen.outcome is Outcome.REFUSED
@@ -435,7 +460,7 @@ def test_a_thread_that_does_not_come_out_is_left_alone(caplog: pytest.LogCapture
         return nvml.observe().outcome is Outcome.OK
 
     def closed() -> bool:
-        # A busy machine may give the thread no time within leave_seconds.
+        # A busy machine may give the thread no time within the timeout.
         nvml.close()
         return library.initialized == 0
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-from mps_exporter.metrics.content_format import ContentFormat, Syntax
 from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
 
 
@@ -25,7 +24,7 @@ class FakeBackend:
     """While it is closed, no collection ends."""
     error: Exception | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
-    renderings: list[tuple[ContentFormat, bool]] = field(default_factory=list)
+    renderings: list[tuple[str, bool]] = field(default_factory=list)
     incidents: asyncio.Queue[tuple[str, Incident]] = field(default_factory=asyncio.Queue)
 
     async def collect(
@@ -39,11 +38,11 @@ class FakeBackend:
             raise self.error
         return self.snapshot
 
-    async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
         assert snapshot is self.snapshot
-        self.renderings.append((content_format, gzip))
+        self.renderings.append((content_type, gzip))
         await asyncio.sleep(0)
-        end = b"# EOF\n" if content_format.syntax is Syntax.OPENMETRICS else b""
+        end = b"# EOF\n" if "openmetrics" in content_type else b""
         body = self.body + end
         return gzip_module.compress(body, 1) if gzip else body
 

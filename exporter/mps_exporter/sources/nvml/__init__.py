@@ -1,8 +1,5 @@
-"""The GPUs, through NVML.
+"""GPU data from NVML. Only ``pynvml_api.py`` imports pynvml."""
 
-``pynvml_api.py`` is the only importer of pynvml.
-"""
+from mps_exporter.sources.nvml.session import Clock, NvmlOptions, NvmlSession
 
-from mps_exporter.sources.nvml.session import TICK_SECONDS, Clock, NvmlOptions, NvmlSession
-
-__all__ = ["TICK_SECONDS", "Clock", "NvmlOptions", "NvmlSession"]
+__all__ = ["Clock", "NvmlOptions", "NvmlSession"]

@@ -1,8 +1,8 @@
-"""What is computed from two looks at a device: busy seconds, active seconds, PCIe bytes.
+"""Values computed from two samples of a device: busy seconds, active seconds, PCIe bytes.
 
-A meter looks at most every half second, however many scrapes there are, and works by itself out
-what happened since it last looked; so several Prometheus servers do not disturb each other. In a
-running exporter a tick looks once a second, and a collection shows what that one saw.
+An accumulator takes at most two samples a second, however many scrapes there are, and computes what
+happened since its last sample; so several Prometheus servers do not disturb each other. In a
+running exporter a tick samples once a second, and a collection shows the values of the last tick.
 """
 
 from __future__ import annotations
@@ -12,15 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.pynvml_api import Device, NvmlApi, NvmlError
-from mps_exporter.sources.nvml.query_cache import NEVER_AGAIN, GpuGoneError, QueryCache
-from mps_exporter.sources.nvml.readings import PCIE_RECEIVE_FIELD, PCIE_TRANSMIT_FIELD
+from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
+from mps_exporter.sources.nvml.pynvml_api import (
+    NEVER_AGAIN,
+    Device,
+    GpuGoneError,
+    NvmlApi,
+    NvmlError,
+    QueryCache,
+)
 
 COUNTER_32 = 1 << 32
 
 LONGEST_PERIOD_SECONDS = 1.5
-"""NVML's sampling period is 1/6 s to 1 s by product. Two samples further apart than this have a
-hole between them."""
+"""Maximum distance of two samples without a gap: NVML's sampling period is 1/6 s to 1 s."""
 
 USUAL_PERIOD_SECONDS = 1 / 6
 
@@ -29,22 +34,22 @@ USUAL_PERIOD_SECONDS = 1 / 6
 class SampleIntegral:
     """Adds up samples of "percent busy since the sample before".
 
-    Feeding the same samples twice, or in other portions, changes nothing: every sample counts once,
+    Adding the same samples twice, or in other portions, changes nothing: every sample counts once,
     by its own timestamp.
     """
 
     seconds: float = 0.0
-    """Busy."""
+    """Busy time."""
     unobserved_seconds: float = 0.0
-    """Holes: the driver's buffer had turned over, or did not sample."""
+    """Gaps: the driver's buffer had overflowed, or the driver did not sample."""
     last_timestamp: int | None = None
-    """Of the newest sample that was counted, in µs."""
+    """Timestamp in µs of the newest sample that was counted."""
     counted_at: float | None = None
-    """When samples were last counted, on the monotonic clock; None: never."""
+    """Monotonic time when samples were last counted; None: never."""
     _period: float = USUAL_PERIOD_SECONDS
 
     def start(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count from the newest of these on; what was before is not ours."""
+        """Count from the newest of these samples on, and ignore the time before it."""
         self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
         self.counted_at = now
 
@@ -53,12 +58,12 @@ class SampleIntegral:
 
         Args:
             samples: (timestamp in µs, percent) pairs in any order.
-            now: Monotonic time in seconds. What passed since samples were last counted bounds a
-                hole: the timestamps follow the host's clock, which may jump.
+            now: Monotonic time in seconds. The time since samples were last counted bounds a gap:
+                the timestamps follow the host's clock, which may jump.
         """
-        elapsed_seconds = self.unseen_for(now)
+        elapsed_seconds = self.uncounted_seconds(now)
         self.counted_at = now
-        covered = hole = 0.0
+        covered = gap = 0.0
         for timestamp, percent in sorted(samples):
             if not math.isfinite(percent):
                 continue
@@ -71,21 +76,21 @@ class SampleIntegral:
             of_sample = between
             if between > LONGEST_PERIOD_SECONDS:
                 of_sample = self._period
-                hole += between - of_sample
+                gap += between - of_sample
             else:
                 self._period = min(between, 1.0)
             covered += of_sample
             self.seconds += of_sample * min(max(percent, 0.0), 100.0) / 100
             self.last_timestamp = timestamp
-        self.unobserved_seconds += max(0.0, min(hole, elapsed_seconds - covered))
+        self.unobserved_seconds += max(0.0, min(gap, elapsed_seconds - covered))
 
     def skip(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Start again after the host's clock was set back, or the buffer was lost."""
-        self.unobserved_seconds += self.unseen_for(now)
+        """Restart after the host's clock was set back, or the buffer was lost."""
+        self.unobserved_seconds += self.uncounted_seconds(now)
         self.start(samples, now)
 
-    def unseen_for(self, now: float) -> float:
-        """Seconds since samples were last counted."""
+    def uncounted_seconds(self, now: float) -> float:
+        """Return the time since samples were last counted."""
         return 0.0 if self.counted_at is None else now - self.counted_at
 
 
@@ -94,14 +99,13 @@ class RatioIntegral:
     """Adds up ratios that hold for a whole interval each: GPM's two-sample differences."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """By what was active."""
+    """Active unit -> time."""
     unobserved_seconds: float = 0.0
     seen_until: float | None = None
-    """Up to when every second is in one of the two, on the monotonic clock; None: nothing has
-    looked yet."""
+    """Monotonic time up to which every second is active, idle or unobserved; None: not started."""
 
     def add(self, now: float, ratios: Mapping[str, float]) -> None:
-        """Count what was since the last call. Something that is missing now is a hole in it."""
+        """Count the time since the last call. It is a gap if the ratio of a unit is missing."""
         interval = self._reach(now)
         if self.seconds.keys() - ratios.keys():
             self.unobserved_seconds += interval
@@ -109,7 +113,7 @@ class RatioIntegral:
             self.seconds[name] = self.seconds.get(name, 0.0) + interval * ratio
 
     def skip(self, now: float) -> None:
-        """Note that what happened since the last call is not known."""
+        """Count the time since the last call as unobserved."""
         self.unobserved_seconds += self._reach(now)
 
     def _reach(self, now: float) -> float:
@@ -119,22 +123,22 @@ class RatioIntegral:
 
 
 def percent_to_ratio(percent: float) -> float | None:
-    """0-100 with a rounding error at the ends -> 0-1; None for what is no number."""
+    """Convert 0-100, give or take a rounding error, to 0-1; NaN and infinity to None."""
     if not math.isfinite(percent):
         return None
     return min(max(percent / 100, 0.0), 1.0)
 
 
 def unwrapped_increment(before: int, now: int, expected: float) -> int:
-    """How far a 32-bit counter went, given about how far it should have gone.
+    """Return the increment of a 32-bit counter, given the approximate increment.
 
-    The counter alone shows the increment only modulo 2**32, which at 50 GB/s is gone in 90 ms. A
-    second, coarser measurement of the same traffic shows how often it wrapped: the answer is
-    the possible increment nearest to it, exact when that measurement is off by less than 2 GiB.
+    The counter alone shows the increment only modulo 2**32, which at 50 GB/s takes 90 ms. A second,
+    coarser measurement of the same traffic shows how often it wrapped: the result is the possible
+    increment nearest to that measurement, exact if its error is less than 2 GiB.
 
     Args:
-        before: An earlier reading.
-        now: This reading.
+        before: An earlier count.
+        now: The current count.
         expected: The increment by the other measurement.
     """
     increment = (now - before) % COUNTER_32
@@ -142,63 +146,64 @@ def unwrapped_increment(before: int, now: int, expected: float) -> int:
     return increment + max(0, turns) * COUNTER_32
 
 
-MIN_SAMPLE_INTERVAL_SECONDS = 0.5
 GPU_UTILIZATION_SAMPLES = 1
 """nvmlSamplingType_t."""
 SILENCE_SECONDS = 5.0
-"""NVML samples at least once a second: no new sample for so long means that its clock was set."""
+"""Time without a new sample that proves that the clock was set: NVML samples once a second."""
 
-GPM_SM_OCCUPANCY = 3
 GPM_RATIOS = {
-    1: "graphics",
-    2: "sm",
-    4: "integer",
-    5: "tensor",
-    10: "dram",
-    11: "fp64",
-    12: "fp32",
-    13: "fp16",
+    1: "graphics_activity",
+    2: "sm_activity",
+    3: "sm_occupancy",
+    4: "integer_activity",
+    5: "tensor_activity",
+    10: "dram_activity",
+    11: "fp64_activity",
+    12: "fp32_activity",
+    13: "fp16_activity",
 }
-"""nvmlGpmMetricId_t -> what is active."""
+"""nvmlGpmMetricId_t -> quantity."""
 GPM_COUNTED = ("graphics", "sm", "tensor", "dram")
-"""Those that have a counter of seconds beside the ratio."""
+"""Units whose activity is also counted in seconds."""
 GPM_PCIE = {"transmit": 20, "receive": 21}
-"""MiB/s over the interval."""
-GPM_ALL = (*GPM_RATIOS, GPM_SM_OCCUPANCY, *GPM_PCIE.values())
+"""nvmlGpmMetricId_t of the traffic, in MiB/s over the interval."""
+PCIE_FIELDS = {"transmit": 197, "receive": 198}
+"""NVML_FI_DEV_PCIE_COUNT_..._BYTES: 32-bit counters of bytes."""
+GPM_ALL = (*GPM_RATIOS, *GPM_PCIE.values())
 MEBI = 1 << 20
 
 
 @dataclass(slots=True)
 class CounterTotals:
-    """What was counted for one device since the exporter started; outlives a driver reload."""
+    """Counters of one device since the exporter started; they outlive a driver reload."""
 
     busy: SampleIntegral = field(default_factory=SampleIntegral)
     active: RatioIntegral = field(default_factory=RatioIntegral)
     pcie_bytes: dict[str, float] = field(default_factory=dict)
     link_errors: dict[str, set[int]] = field(default_factory=dict)
-    """Kind of NVLink error -> links that ever reported a count."""
+    """Kind of NVLink error -> links that have ever reported a count."""
 
 
 class BusyAccumulator:
     """Integrates the driver's buffer of utilization samples.
 
-    The timestamp up to which it was counted outlives the NVML session: a meter of a new one goes on
-    there. As far as the buffer does not reach back so far, the time between is a hole.
+    The timestamp of the last counted sample outlives the NVML session: a new session continues
+    there. Time before the oldest sample in the buffer is a gap.
     """
 
     def __init__(
-        self, api: NvmlApi, device: Device, answers: QueryCache, total: SampleIntegral
+        self, api: NvmlApi, device: Device, queries: QueryCache, total: SampleIntegral
     ) -> None:
         self._api = api
         self._device = device
-        self._queries = answers
+        self._queries = queries
         self._total = total
         self._sampled_at = 0.0
         self._observed = False
-        """The last look saw something: what the counter says is true now."""
+        """Whether the last sampling succeeded, so that the counter is current."""
 
     def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
-        """Count the samples since the last look."""
+        """Count the new samples of the driver's buffer."""
         if self._observed and now - self._sampled_at < min_interval:
             return
         self._observed = False
@@ -210,7 +215,7 @@ class BusyAccumulator:
             total.start(samples, now)
         elif samples:
             total.add(samples, now)
-        elif total.unseen_for(now) > SILENCE_SECONDS:
+        elif total.uncounted_seconds(now) > SILENCE_SECONDS:
             whole_buffer = self._samples(now, 0)
             if not whole_buffer:
                 return
@@ -226,7 +231,7 @@ class BusyAccumulator:
         )
 
     def readings(self) -> Iterator[Reading]:
-        """The counters, while they are sampled."""
+        """Yield the counters, while they are sampled."""
         if self._observed:
             yield Reading("busy_time", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
@@ -236,22 +241,22 @@ class GpmAccumulator:
     """Compares two samples of GPU Performance Monitoring (Hopper and later).
 
     The hardware counts all the time and a sample is a copy of its counters, so the interval between
-    two samples has no hole, however long it was. It counts cycles: the ratio is one of time only as
-    far as the clock stayed the same. Samples end with the NVML session: what lies between the last
-    of one and the first of the next is unobserved.
+    two samples has no gap, however long it is. The hardware counts cycles: the ratio is a share of
+    time only while the clock rate stays the same. Samples end with the NVML session: the time
+    between the last sample of a session and the first of the next is unobserved.
     """
 
     def __init__(
         self,
         api: NvmlApi,
         device: Device,
-        answers: QueryCache,
+        queries: QueryCache,
         totals: CounterTotals,
         gpu_instance: int | None = None,
     ) -> None:
         self._api = api
         self._device = device
-        self._queries = answers
+        self._queries = queries
         self._totals = totals
         self._gpu_instance = gpu_instance
         self._base: object | None = None
@@ -259,15 +264,14 @@ class GpmAccumulator:
         self._base_at: float | None = None
         self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
-        self._occupancy: float | None = None
         self._observed: set[str] = set()
-        """The counters of which the last look says that they are true now."""
+        """Counters that the last sample has updated."""
 
     def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
-        """Take a sample, and count the interval since the one before."""
+        """Take a sample, and count the interval since the last sample."""
         if self._base_at is not None and now - self._base_at < min_interval:
             return
-        self._ratios, self._occupancy, self._observed = {}, None, set()
+        self._ratios, self._observed = {}, set()
         try:
             if not self._supported(now):
                 self.close()
@@ -314,47 +318,38 @@ class GpmAccumulator:
             active.skip(now)
             return
         self._ratios = {
-            name: ratio
-            for metric, name in GPM_RATIOS.items()
+            quantity: ratio
+            for metric, quantity in GPM_RATIOS.items()
             if metric in metrics and (ratio := percent_to_ratio(metrics[metric])) is not None
         }
-        occupancy = metrics.get(GPM_SM_OCCUPANCY)
-        self._occupancy = None if occupancy is None else percent_to_ratio(occupancy)
-        counted = {name: self._ratios[name] for name in GPM_COUNTED if name in self._ratios}
+        found = {unit: self._ratios.get(f"{unit}_activity") for unit in GPM_COUNTED}
+        counted = {unit: ratio for unit, ratio in found.items() if ratio is not None}
         active.add(now, counted)
         self._observed |= counted.keys()
         for direction, metric in GPM_PCIE.items():
             rate = metrics.get(metric, -1.0)
             if math.isfinite(rate) and rate >= 0:
-                expected = rate * MEBI * (now - base_at)
+                increment = rate * MEBI * (now - base_at)
                 before, after = base_pcie.get(direction), pcie.get(direction)
-                self._count_pcie(direction, before, after, expected)
+                if before is not None and after is not None:
+                    increment = unwrapped_increment(before, after, increment)
+                total = self._totals.pcie_bytes
+                total[direction] = total.get(direction, 0.0) + increment
                 self._observed.add(direction)
-
-    def _count_pcie(
-        self, direction: str, before: int | None, after: int | None, expected: float
-    ) -> None:
-        increment = expected
-        if before is not None and after is not None:
-            increment = unwrapped_increment(before, after, expected)
-        total = self._totals.pcie_bytes
-        total[direction] = total.get(direction, 0.0) + increment
 
     def _pcie_counters(self, now: float) -> dict[str, int]:
         if self._gpu_instance is not None:
             return {}
-        fields = ((PCIE_TRANSMIT_FIELD, 0), (PCIE_RECEIVE_FIELD, 0))
-        answers = self._queries.get(
+        fields = [(field, 0) for field in PCIE_FIELDS.values()]
+        replies = self._queries.get(
             "nvmlDeviceGetFieldValues(PCIE_COUNT_BYTES)",
             lambda: self._api.fields(self._device, fields),
             now,
         )
-        if answers is None:
-            return {}
         return {
-            direction: int(answer.value)
-            for direction, answer in zip(("transmit", "receive"), answers, strict=True)
-            if answer.code == 0
+            direction: int(reply.value)
+            for direction, reply in zip(PCIE_FIELDS, replies or (), strict=False)
+            if reply.code == 0
         }
 
     def close(self) -> None:
@@ -369,11 +364,9 @@ class GpmAccumulator:
         self._base_pcie = {}
 
     def readings(self) -> Iterator[Reading]:
-        """The ratios over the last interval, and the counters, while they are sampled."""
-        for name, ratio in self._ratios.items():
-            yield Reading(f"{name}_activity", ratio)
-        if self._occupancy is not None:
-            yield Reading("sm_occupancy", self._occupancy)
+        """Yield the ratios over the last interval, and the counters that are current."""
+        for quantity, ratio in self._ratios.items():
+            yield Reading(quantity, ratio)
         for name, seconds in self._totals.active.seconds.items():
             if name in self._observed:
                 yield Reading(f"{name}_active_time", seconds)

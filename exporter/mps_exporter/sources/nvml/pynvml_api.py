@@ -1,26 +1,36 @@
 """NVML through pynvml: the only module that imports pynvml, and the seam that tests replace.
 
-Most functions are called by their NVML name; a method of its own has what takes or returns
-structures. Errors of pynvml become NvmlError, structures plain Python, and a function that the
-installed pynvml lacks is one that the driver lacks. Numbers stay in NVML's units: mW, MHz, MiB.
+Most functions are called by their NVML name; functions with structures have methods. Errors of
+pynvml become NvmlError, structures plain Python, and a function that the installed pynvml lacks
+counts as a function that the driver lacks. Numbers stay in NVML's units: mW, MHz, MiB.
 
 NVML's GPM functions end the process with a segmentation fault if two threads are inside, each with
 its own samples (driver 580.159.04); other limits are not documented. So one lock lets one call in
 at a time. Only waits for events happen outside the lock: before NVML is shut down, the waiting
 thread must have returned.
+
+All queries about a device go through its `QueryCache`, so that one rule decides what a refusal
+means: never available, not available now, the GPU is gone, or the NVML session is gone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
+
+from mps_exporter.sources.nvml.policy import REFUSED_RETRY_INTERVAL_SECONDS
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Device = NewType("Device", object)
 """An NVML handle of a GPU or a MIG instance."""
@@ -77,14 +87,14 @@ UNSUPPORTED = frozenset(
         Code.RESET_TYPE_NOT_SUPPORTED,
     }
 )
-"""Codes of a function that this driver or GPU does not have: a later query gets the same."""
+"""Codes of a function that this driver or GPU lacks: a later query gets the same code."""
 
 MAY_CHANGE = frozenset({Code.INVALID_ARGUMENT, Code.NO_PERMISSION})
-"""Those of UNSUPPORTED that may end while NVML stays initialized: rights are given, and an argument
-(a sample, a timestamp, an instance) may become valid. Such a query is repeated, rarely."""
+"""Codes of UNSUPPORTED that may end while NVML stays initialized: permissions are granted, or an
+argument (a sample, a timestamp, an instance) becomes valid. Such a query is repeated, rarely."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
-"""Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be well."""
+"""Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
 
 SESSION_GONE = frozenset(
     {
@@ -114,9 +124,8 @@ class NvmlError(Exception):
         self.function = function
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Framebuffer memory in bytes; if `reserved` is None, it is part of `used` (the old call)."""
+class Memory(NamedTuple):
+    """Framebuffer memory in bytes; if `reserved` is None, it is part of `used` (old drivers)."""
 
     total: int
     used: int
@@ -124,33 +133,29 @@ class Memory:
     reserved: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupMemoryLimits:
-    """Device memory of a control group in bytes; hard is None where it is unlimited."""
+class CgroupMemoryLimits(NamedTuple):
+    """Device memory of a control group in bytes; hard is None if unlimited."""
 
     soft: int
     hard: int | None
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListedProcess:
-    """A row of a process list; memory in bytes, None where the driver does not report it."""
+class ListedProcess(NamedTuple):
+    """A row of a process list; memory in bytes, None if the driver does not report it."""
 
     pid: int
     used_memory: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class FieldAnswer:
-    """One answer of nvmlDeviceGetFieldValues: a value, or the code that says why not."""
+class FieldReply(NamedTuple):
+    """One reply of nvmlDeviceGetFieldValues: a value, or the code of the refusal."""
 
     code: int
     value: float = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlEvent:
+class NvmlEvent(NamedTuple):
     """An event; the data of an Xid event is its code."""
 
     device_key: int
@@ -158,17 +163,16 @@ class NvmlEvent:
     data: int
 
 
-PROCESS_INFO_BYTES = 24
-"""Size of the process structure in _v2 and _v3; some releases of pynvml had a larger one."""
-
 SPARE_ROWS = 64
-"""First size of a process list, and room added when it was too small."""
+"""Initial number of rows of a process list, and rows added to a list that was too short."""
 LIST_ATTEMPTS = 3
-"""Maximum attempts to read a process list: processes may start between two of them."""
+"""Maximum attempts to read a process list: processes may start between two attempts."""
 
 BROKEN_V3 = ((535, 43), (535, 98))
 """Drivers (from, before) that fill _v3 with rows of another size."""
 
+FIELD_VALUES = "nvmlDeviceGetFieldValues"
+MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF
 """NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit."""
 
@@ -180,7 +184,7 @@ _MISMATCH: tuple[type[Exception], ...] = (
 )
 """Error of newer pynvml releases for a structure that the driver does not know."""
 
-_FIELD_VALUES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Member of the value union, by value type."""
 
 
@@ -238,15 +242,15 @@ class NvmlApi:
 
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
         """Call a function that returns several numbers, or a structure of numbers."""
-        answer = self.call(function, *arguments)
-        if isinstance(answer, ctypes.Structure):
-            return tuple(int(getattr(answer, name)) for name, *_ in answer._fields_)
-        return tuple(int(part) for part in answer)
+        reply = self.call(function, *arguments)
+        if isinstance(reply, ctypes.Structure):
+            return tuple(int(getattr(reply, name)) for name, *_ in reply._fields_)
+        return tuple(int(part) for part in reply)
 
     def text(self, function: str, *arguments: object) -> str:
-        """Call a function that returns text, or the PCI structure, of which the bus ID counts."""
-        answer = self.call(function, *arguments)
-        value = getattr(answer, "busId", answer)
+        """Call a function that returns text, or the PCI structure, and return its bus ID."""
+        reply = self.call(function, *arguments)
+        value = getattr(reply, "busId", reply)
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def memory(self, device: Device) -> Memory:
@@ -260,7 +264,7 @@ class NvmlApi:
         return Memory(full.total, full.used, full.free, full.reserved)
 
     def has(self, function: str) -> bool:
-        """Whether the driver's library and pynvml have a function."""
+        """Return whether the driver's library and pynvml have a function."""
         try:
             self.call("_nvmlGetFunctionPointer", function)
         except NvmlError:
@@ -268,40 +272,38 @@ class NvmlApi:
         return hasattr(pynvml, function)
 
     def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
-        name = "nvmlDeviceGetMemoryLimits_v1"
-        structure = getattr(pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
-        if structure is None:
-            raise NvmlError(Code.FUNCTION_NOT_FOUND, name)
+        structure = _structure("c_nvmlGetMemoryLimits_v1_t", MEMORY_LIMITS)
         limits = structure(nameSpace=os.fsencode(cgroup))
-        self.call(name, device, limits)
+        self.call(MEMORY_LIMITS, device, limits)
         hard = None if limits.hardLimit == UNLIMITED else limits.hardLimit
         return CgroupMemoryLimits(limits.softLimit, hard, limits.currentUsed)
 
     def fabric_state(self, device: Device) -> int:
-        structure = getattr(pynvml, "c_nvmlGpuFabricInfo_v2_t", None)
-        if structure is None:
-            raise NvmlError(Code.FUNCTION_NOT_FOUND, "nvmlDeviceGetGpuFabricInfoV")
-        info = structure()
-        self.call("nvmlDeviceGetGpuFabricInfoV", device, ctypes.byref(info))
+        function = "nvmlDeviceGetGpuFabricInfoV"
+        info = _structure("c_nvmlGpuFabricInfo_v2_t", function)()
+        self.call(function, device, ctypes.byref(info))
         return int(info.state)
 
     def vgpu_licensed(self, device: Device) -> bool | None:
-        """Whether a vGPU guest holds a licence; None if it needs none."""
+        """Return whether a vGPU guest holds a licence; None if the guest needs none."""
         features = self.call("nvmlDeviceGetGridLicensableFeatures_v4", device)
         if not features.isGridLicenseSupported:
             return None
         count = features.licensableFeaturesCount
         return any(feature.featureState for feature in features.gridLicensableFeatures[:count])
 
-    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldAnswer]:
+    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
         """Return the values of (field ID, scope) pairs, in their order."""
-        answers = self.call("nvmlDeviceGetFieldValues", device, list(fields))
-        return [_field_answer(answer) for answer in answers]
+        replies = self.call(FIELD_VALUES, device, list(fields))
+        return [_field_reply(reply) for reply in replies]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
-        """Read a process list, in the version whose structure is known."""
+        """Read a process list, in the newest version that the driver fills correctly."""
         if not self._processes_version:
-            self._processes_version = self._choose_processes_version()
+            words = self.text("nvmlSystemGetDriverVersion").split(".")
+            driver = tuple(int(word) for word in words[:2] if word.isdecimal())
+            broken = BROKEN_V3[0] <= driver < BROKEN_V3[1]
+            self._processes_version = "_v2" if broken else "_v3"
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         try:
             return self._list(f"{name}{self._processes_version}", device)
@@ -330,15 +332,6 @@ class NvmlApi:
             self._rows = (_ProcessRow * (2 * count.value + SPARE_ROWS))()
         raise NvmlError(code, name)
 
-    def _choose_processes_version(self) -> str:
-        """Return the version of the call whose structure driver and pynvml agree on."""
-        structure = getattr(pynvml, "c_nvmlProcessInfo_v3_t", pynvml.c_nvmlProcessInfo_t)
-        if ctypes.sizeof(structure) != PROCESS_INFO_BYTES:
-            return "_v2"
-        words = self.text("nvmlSystemGetDriverVersion").split(".")
-        driver = tuple(int(word) for word in words[:2] if word.isdecimal())
-        return "_v2" if BROKEN_V3[0] <= driver < BROKEN_V3[1] else "_v3"
-
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
         """Return (timestamp in µs, value) of each sample after `since`."""
         try:
@@ -347,9 +340,9 @@ class NvmlApi:
             if error.code == Code.NOT_FOUND:
                 return []
             raise
-        if not 0 <= kind < len(_FIELD_VALUES):
+        if not 0 <= kind < len(_FIELD_MEMBERS):
             raise NvmlError(Code.UNKNOWN, "nvmlDeviceGetSamples")
-        member = _FIELD_VALUES[kind]
+        member = _FIELD_MEMBERS[kind]
         return [(one.timeStamp, float(getattr(one.sampleValue, member))) for one in samples]
 
     def gpm_take(self, device: Device, sample: object, gpu_instance: int | None) -> None:
@@ -371,11 +364,11 @@ class NvmlApi:
         for slot, metric in enumerate(metrics):
             request.metrics[slot].metricId = metric
         self.call("nvmlGpmMetricsGet", request)
-        answers = request.metrics[: len(metrics)]
-        return {one.metricId: one.value for one in answers if one.nvmlReturn == 0}
+        replies = request.metrics[: len(metrics)]
+        return {one.metricId: one.value for one in replies if one.nvmlReturn == 0}
 
     def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
-        """Wait for an event; None at the timeout. NVML must not be shut down meanwhile."""
+        """Wait for an event; return None at the timeout. Never shut NVML down during a wait."""
         try:
             event = self._call_unlocked("nvmlEventSetWait_v2", events, timeout_milliseconds)
         except NvmlError as error:
@@ -385,14 +378,137 @@ class NvmlApi:
         return NvmlEvent(device_key(event.device), event.eventType, event.eventData)
 
 
+def _structure(name: str, function: str) -> Any:
+    """Return a structure of pynvml; an old release lacks it with the function."""
+    structure = getattr(pynvml, name, None)
+    if structure is None:
+        raise NvmlError(Code.FUNCTION_NOT_FOUND, function)
+    return structure
+
+
 def device_key(device: Any) -> int:
     """Return a number that identifies a device as long as NVML stays initialized."""
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
-def _field_answer(answer: Any) -> FieldAnswer:
-    if answer.nvmlReturn != 0:
-        return FieldAnswer(int(answer.nvmlReturn))
-    if answer.valueType >= len(_FIELD_VALUES):
-        return FieldAnswer(Code.UNKNOWN)
-    return FieldAnswer(0, getattr(answer.value, _FIELD_VALUES[answer.valueType]))
+def _field_reply(reply: Any) -> FieldReply:
+    if reply.nvmlReturn != 0:
+        return FieldReply(int(reply.nvmlReturn))
+    if reply.valueType >= len(_FIELD_MEMBERS):
+        return FieldReply(Code.UNKNOWN)
+    return FieldReply(0, getattr(reply.value, _FIELD_MEMBERS[reply.valueType]))
+
+
+NEVER_AGAIN = math.inf
+"""Interval of a query whose value never changes, and delay after a refusal for good."""
+
+DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of arithmetic on an unexpected reply: infinity, a list too short. They cost the reading,
+never the source."""
+DEFECT = -1
+"""Number of defects among NVML's codes."""
+
+
+class GpuGoneError(Exception):
+    """The GPU has fallen off the bus or must be reset."""
+
+
+class QueryCache:
+    """Values that one device has returned, and queries that it has refused."""
+
+    def __init__(self, device_name: str) -> None:
+        self.session_gone = False
+        """Whether NVML must be initialized again."""
+        self._device_name = device_name
+        self._refused: dict[str, float] = {}
+        """Query -> time from which it may be repeated."""
+        self._logged: set[tuple[str, int]] = set()
+        self._cached: dict[str, tuple[float, Any]] = {}
+        """Query -> time until which the value is fresh, value."""
+
+    def get(
+        self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
+    ) -> T | None:
+        """Query NVML, unless the cached value is fresh or the query was refused.
+
+        Args:
+            name: Identifies the query.
+            read: Queries NVML. Errors in DEFECTS are logged once.
+            now: Monotonic time in seconds.
+            every: Time in seconds for which a value is fresh.
+
+        Returns:
+            The value; None if there is none now.
+
+        Raises:
+            GpuGoneError: The GPU is gone.
+        """
+        if not self.is_due(name, now):
+            return None
+        cached: T | None = self.cached(name, now)
+        if cached is not None:
+            return cached
+        try:
+            value = read()
+        except NvmlError as error:
+            self.record_refusal(name, error.code, now)
+            return None
+        except DEFECTS as error:
+            self.record_defect(name, error)
+            return None
+        self.record(name, value, now + every)
+        return value
+
+    def cached(self, name: str, now: float) -> Any:
+        """Return a value that is fresh, or None."""
+        fresh_until, value = self._cached.get(name, (now, None))
+        return value if now < fresh_until else None
+
+    def record(self, name: str, value: object, fresh_until: float) -> None:
+        """Record a reply: later refusals of the query count again."""
+        self._refused.pop(name, None)
+        self._cached[name] = fresh_until, value
+
+    def forget(self, *names: str) -> None:
+        """Query these values again, even if they are fresh."""
+        for name in names:
+            self._cached.pop(name, None)
+
+    def record_refusal(self, name: str, code: int, now: float) -> None:
+        """Record what a refusal means for the query."""
+        self.forget(name)
+        if code in GPU_GONE:
+            raise GpuGoneError(f"{name}: {code_name(code)}")
+        if code in SESSION_GONE:
+            self.session_gone = True
+        elif code in UNSUPPORTED:
+            delay = REFUSED_RETRY_INTERVAL_SECONDS if code in MAY_CHANGE else NEVER_AGAIN
+            self._refused[name] = now + delay
+            level = logging.INFO if code == Code.NO_PERMISSION else logging.DEBUG
+            self._log_once(name, code, level, "not available here", code_name(code))
+        else:
+            self._log_once(name, code, logging.DEBUG, "left out this time", code_name(code))
+
+    def record_defect(self, name: str, error: Exception) -> None:
+        """Log that the exporter cannot interpret a reply."""
+        self.forget(name)
+        self._log_once(name, DEFECT, logging.WARNING, "left out: a defect", repr(error))
+
+    def _log_once(self, name: str, code: int, level: int, what: str, why: str) -> None:
+        if (name, code) not in self._logged:
+            self._logged.add((name, code))
+            log.log(level, "%s: %s: %s: %s", self._device_name, what, name, why)
+
+    def is_supported(self, name: str) -> bool:
+        """Return whether a query has not been refused since its last reply."""
+        return name not in self._refused
+
+    def is_due(self, name: str, now: float) -> bool:
+        """Return whether to send a query: it was not refused, or long ago."""
+        return now >= self._refused.get(name, 0.0)
+
+    def clear(self) -> None:
+        """Query everything again: the device behaves differently now."""
+        self._refused.clear()
+        self._logged.clear()
+        self._cached.clear()

@@ -1,19 +1,26 @@
-"""NVML as a source: opens the devices, reads them, and recovers after errors.
+"""NVML as a source: opens the devices, reads them, waits for Xid errors, recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
 when the set of GPUs that the kernel lists changed, and while a GPU is lost: at growing intervals
-and between two collections, since it costs the healthy GPUs a second of their GPM counters. What
-was counted so far is kept.
+and between two collections, since it costs the healthy GPUs a second of their GPM counters. All
+counters continue.
+
+An Xid is the driver's number for an error on a GPU (13: a program's exception, 31: its illegal
+memory access, 48: double-bit ECC error, 79: the GPU has fallen off the bus). NVML reports each Xid
+once, as an event, to the programs that wait for events.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from mps_exporter.observations import (
     CgroupMemory,
@@ -22,30 +29,27 @@ from mps_exporter.observations import (
     Outcome,
     Reading,
 )
-from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS, CounterTotals
-from mps_exporter.sources.nvml.device import DeviceLocation, DeviceReader, MigInstances
-from mps_exporter.sources.nvml.processes import FUNCTION as MEMORY_LIMITS
-from mps_exporter.sources.nvml.processes import read_cgroup_memory
-from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code, NvmlApi, NvmlError
-from mps_exporter.sources.nvml.query_cache import RETRY_REFUSED_SECONDS
-from mps_exporter.sources.nvml.xid import XidCounts, XidWatcher
+from mps_exporter.sources.nvml import policy
+from mps_exporter.sources.nvml.accumulators import CounterTotals
+from mps_exporter.sources.nvml.device import LOST, DeviceReader, read_cgroup_memory
+from mps_exporter.sources.nvml.pynvml_api import (
+    GPU_GONE,
+    MEMORY_LIMITS,
+    SESSION_GONE,
+    Code,
+    Device,
+    NvmlApi,
+    NvmlError,
+    code_name,
+    device_key,
+)
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-LOST = Reading("up", 0.0)
 NEVER = float("inf")
 
-TICK_OVERDUE_SECONDS = 5.0
-"""If no tick has come for this long, a collection does its work."""
-
-TICK_SECONDS = 1.0
-"""Interval of :meth:`NvmlSession.tick`.
-
-GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
-counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
-"""
+XID_CRITICAL_ERROR = 0x8
+"""nvmlEventTypeXidCriticalError."""
 
 REMEDIES = {
     Code.LIBRARY_NOT_FOUND: (
@@ -66,7 +70,7 @@ REMEDIES = {
 
 
 class Clock(NamedTuple):
-    """Where the time comes from."""
+    """Source of the time."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
@@ -74,23 +78,16 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NvmlOptions:
-    """Options. Durations in seconds."""
+    """Options."""
 
     serials: bool = False
-    """Read the boards' serial numbers."""
+    """Whether to read the boards' serial numbers."""
     xid_events: bool = True
-    shortest_seconds: float = MIN_SAMPLE_INTERVAL_SECONDS
-    """Two samples of a GPU's activity are at least so far apart."""
-    retry_seconds: float = 10.0
-    """How often to try again where NVML is missing."""
-    lost_retry_seconds: float = 60.0
-    """How long after a GPU was lost to initialize NVML again; then after twice that, and so on."""
-    lost_retry_most_seconds: float = 600.0
-    """The longest such interval."""
-    mig_refresh_seconds: float = 10.0
-    """How often to look for new MIG instances."""
-    leave_seconds: float = 3.0
-    """How long to wait for the Xid thread to return from NVML before NVML is shut down."""
+    """Whether to wait for Xid events."""
+    shortest_seconds: float = policy.MIN_SAMPLE_INTERVAL_SECONDS
+    """Minimum interval between two samples of a GPU's activity."""
+    stop_timeout_seconds: float = policy.EVENT_STOP_TIMEOUT_SECONDS
+    """Timeout for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
     """Lists the GPUs bound to the driver; it changes when a GPU is added or removed."""
 
@@ -115,35 +112,36 @@ class NvmlSession:
         self._unreadable: dict[int, str] = {}
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0
-        """When to try again after an error."""
+        """Time of the next attempt after an error."""
         self._reopen_at = NEVER
-        self._reopen_after = self._options.lost_retry_seconds
+        self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
-        self._observed_at = self._ticked_at = -TICK_OVERDUE_SECONDS
+        self._observed_at = self._ticked_at = -policy.TICK_OVERDUE_SECONDS
         self._bound: frozenset[str] | None = None
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
         self._gpus: list[DeviceReader] = []
-        self._instances = MigInstances(self._api, self._options.mig_refresh_seconds)
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
+        """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
         self._totals: dict[str, CounterTotals] = {}
-        self._xids = XidCounts()
-        self._watcher = XidWatcher(self._api, self._xids, self._clock.wall)
+        self._watcher = XidWatcher(self._api, self._clock.wall)
 
     def observe(self) -> NvmlObservation:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
-        if not self._ensure_open(reopen=self._observed_at - self._ticked_at > TICK_OVERDUE_SECONDS):
+        if not self._ensure_open(
+            reopen=self._observed_at - self._ticked_at > policy.TICK_OVERDUE_SECONDS
+        ):
             return self._absent(at)
         gpus = self._observe_gpus()
-        if self._session_gone():
+        if any(reader.session_gone for reader in self._gpus):
             self._closing = True
             if not self._ensure_open():
                 return self._absent(at)
             gpus = self._observe_gpus()
-        self._note_losses(gpus)
+        self._record_losses(gpus)
         return NvmlObservation(
             at=at,
             outcome=Outcome.OK,
@@ -153,47 +151,50 @@ class NvmlSession:
         )
 
     def tick(self) -> None:
-        """Do what cannot wait for a scrape, or should not delay it; every TICK_SECONDS."""
+        """Do work that cannot wait for a scrape or should not delay a scrape.
+
+        Call it every TICK_INTERVAL_SECONDS.
+        """
         if not self._open or self._closing:
             return
         now = self._ticked_at = self._clock.monotonic()
-        if now >= self._reopen_at and now - self._observed_at < 2 * TICK_SECONDS:
-            # Just after a collection: by the next one the new handles have a GPM interval.
+        if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
+            # Just after a collection: by the next collection the new handles have a GPM interval.
             if self._ensure_open(reopen=True):
-                self._note_losses(self._observe_gpus())
+                self._record_losses(self._observe_gpus())
             return
-        for reader in self._readers():
+        for reader in self._gpus:
             reader.tick(now)
         if not self._watcher.started and now >= self._watch_at:
             self._watch(now)
 
     @property
     def has_memory_limits(self) -> bool:
-        """Whether the driver can be asked for memory limits of control groups. Does not block."""
+        """Whether the driver has memory limits of control groups. Does not block."""
         return self._has_limits
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
-        """Ask the driver for the memory of control groups below a mount of cgroup version 2."""
+        """Return the memory of control groups below a mount of cgroup version 2."""
         if not self._open or self._closing:
             return ()
-        devices = [reader.device for reader in self._gpus if not reader.mig_enabled]
+        devices = [reader.device for reader in self._gpus if not reader.is_divided]
         return tuple(read_cgroup_memory(self._api, devices, root, paths))
 
     def close(self) -> None:
         """Stop the thread and shut NVML down.
 
-        NVML stays initialized if the Xid thread is blocked inside: shutting it down under that
+        NVML stays initialized if the Xid thread is blocked inside: shutting NVML down under that
         thread could crash, and the end of the process releases it safely.
         """
-        self._close_session(self._options.leave_seconds)
+        self._close_session(self._options.stop_timeout_seconds)
 
     # The session: from nvmlInit to nvmlShutdown
 
     def _ensure_open(self, *, reopen: bool = False) -> bool:
-        """Open NVML if needed; returns whether it can be read.
+        """Open NVML if needed, and return whether it can be read.
 
         Args:
-            reopen: Open it again also for a GPU that is lost, if that is due.
+            reopen: Open NVML again also for a lost GPU, if that is due.
         """
         now = self._clock.monotonic()
         bound = self._bound_gpus()
@@ -204,13 +205,13 @@ class NvmlSession:
             return False
         self._bound = bound
         try:
-            if not self._close_session(self._options.leave_seconds):
+            if not self._close_session(self._options.stop_timeout_seconds):
                 raise NvmlError(Code.IN_USE, "nvmlShutdown")  # noqa: TRY301 - handled as NVML's own
             self._open_session()
         except NvmlError as error:
             self._close_session(0.0)
             self._error = error
-            self._retry_at = now + self._options.retry_seconds
+            self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
             self._log_absence(error)
             return False
         if self._logged:
@@ -221,8 +222,12 @@ class NvmlSession:
     def _open_session(self) -> None:
         self._api.init()
         self._open = True
-        self._driver_version = self._optional(lambda: self._api.text("nvmlSystemGetDriverVersion"))
-        self._cuda_version = self._optional(self._read_cuda_version)
+        self._driver_version = self._cuda_version = None
+        with suppress(NvmlError):
+            self._driver_version = self._api.text("nvmlSystemGetDriverVersion")
+        with suppress(NvmlError):
+            number = self._api.number("nvmlSystemGetCudaDriverVersion_v2")
+            self._cuda_version = f"{number // 1000}.{number % 1000 // 10}"
         self._has_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
@@ -230,29 +235,31 @@ class NvmlSession:
         self._watch(self._clock.monotonic())
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
-        """Yield the GPUs that were there and are not, and those whose UUID was never read.
+        """Yield the known GPUs that are missing, and the missing GPUs whose UUID was never read.
 
-        An index shifts when another GPU is gone. So an index whose GPU now answers at another index
-        is that of some other missing GPU, if there is one.
+        Indexes shift when a GPU is missing: if the GPU of an unreadable index is found at another
+        index, the unreadable index belongs to another missing GPU, if there is one.
+
+        Args:
+            gone: The indexes that cannot be opened.
         """
-        here = {reader.location.uuid for reader in self._gpus}
+        here = {reader.uuid for reader in self._gpus}
         missing = [gpu for uuid, gpu in self._known_gpus.items() if uuid not in here]
-        for gpu in missing:
-            yield replace(gpu, processes=None, unread_lists=(), readings=(), lost=True)
+        yield from missing
         own = {gpu.index for gpu in missing}
         nameless = [index for index in gone if index not in own]
         others = sum(index not in gone for index in own)
         for index in nameless[others:]:
-            yield GpuObservation(index, "", lost=True)
+            yield GpuObservation(index, "", readings=LOST, lost=True)
 
     def _watch(self, now: float) -> None:
-        """Wait for Xids. If that is refused, it is tried again after RETRY_REFUSED_SECONDS."""
-        self._watch_at = now + RETRY_REFUSED_SECONDS
+        """Wait for Xids; after a refusal tick() tries again."""
+        self._watch_at = now + policy.REFUSED_RETRY_INTERVAL_SECONDS
         if self._options.xid_events:
-            self._watcher.start([(reader.device, reader.location.uuid) for reader in self._gpus])
+            self._watcher.start([(reader.device, reader.uuid) for reader in self._gpus])
 
     def _add_gpu(self, index: int) -> bool:
-        """Open one GPU. False: NVML reports that it is gone."""
+        """Open a GPU. Return False if NVML reports that the GPU is gone."""
         try:
             device = self._api.device(index)
             uuid = self._api.text("nvmlDeviceGetUUID", device)
@@ -263,13 +270,11 @@ class NvmlSession:
                 self._unreadable[index] = str(error)
                 log.warning("GPU %d cannot be opened: %s", index, error)
             return error.code not in GPU_GONE
-        location = DeviceLocation(index, uuid)
-        totals = self._totals.setdefault(uuid, CounterTotals())
         reader = DeviceReader(
             self._api,
             device,
-            location,
-            totals,
+            GpuObservation(index, uuid),
+            self._totals,
             serials=self._options.serials,
             shortest=self._options.shortest_seconds,
         )
@@ -279,11 +284,10 @@ class NvmlSession:
         return True
 
     def _close_session(self, timeout_seconds: float) -> bool:
-        """Shut NVML down, unless the Xid thread is inside; returns whether it is shut down."""
-        for reader in self._readers():
+        """Shut NVML down, unless the Xid thread is inside. Return whether NVML is shut down."""
+        for reader in self._gpus:
             reader.close()
         self._gpus, self._missing_gpus = [], []
-        self._instances.clear()
         if not self._open:
             return True
         self._closing = True
@@ -296,21 +300,20 @@ class NvmlSession:
             log.debug("%s", error)
         return True
 
-    def _session_gone(self) -> bool:
-        return any(reader.queries.session_gone for reader in self._readers())
-
-    def _note_losses(self, gpus: list[GpuObservation]) -> None:
-        """Log which GPUs are lost or back, and plan when to open the lost ones again."""
+    def _record_losses(self, gpus: list[GpuObservation]) -> None:
+        """Log which GPUs are lost or back, and plan when to open the lost GPUs again."""
         lost = frozenset(gpu.uuid for gpu in gpus if gpu.lost)
-        options = self._options
         if not lost:
             self._reopen_at = NEVER
         elif lost != self._lost or self._reopen_at == NEVER:
             again = lost == self._lost
-            doubled = min(2 * self._reopen_after, options.lost_retry_most_seconds)
-            self._reopen_after = doubled if again else options.lost_retry_seconds
+            doubled = min(2 * self._reopen_after, policy.MAX_LOST_RETRY_SECONDS)
+            self._reopen_after = doubled if again else policy.MIN_LOST_RETRY_SECONDS
             self._reopen_at = self._clock.monotonic() + self._reopen_after
-        self._log_losses(lost)
+        for uuid in sorted(lost - self._lost):
+            log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
+        for uuid in sorted(self._lost - lost):
+            log.info("GPU %s is back", uuid)
         self._lost = lost
 
     # Observations
@@ -318,30 +321,20 @@ class NvmlSession:
     def _observe_gpus(self) -> list[GpuObservation]:
         now = self._clock.monotonic()
         found: list[GpuObservation] = []
-        for reader in list(self._gpus):
+        for reader in self._gpus:
             gpu = reader.observe(now)
-            instances = [] if gpu.lost else self._instances.of(reader, now, self._totals)
+            instances = [] if gpu.lost else reader.mig_instances(now)
             if instances:
                 # A process of a divided GPU is listed with its instance, and only there.
                 gpu = replace(gpu, processes=(), unread_lists=())
+            if not gpu.lost:
+                self._known_gpus[gpu.uuid] = reader.lost
             found.append(self._with_xids(gpu))
             found += [instance.observe(now) for instance in instances]
-        found += [self._with_xids(gpu) for gpu in self._missing_gpus]
-        for gpu in found:
-            if not gpu.lost and gpu.parent_uuid is None:
-                self._known_gpus[gpu.uuid] = replace(
-                    gpu, processes=None, unread_lists=(), readings=()
-                )
-        return found
+        return [*found, *map(self._with_xids, self._missing_gpus)]
 
     def _with_xids(self, gpu: GpuObservation) -> GpuObservation:
-        readings = gpu.readings
-        if gpu.lost and not readings:
-            readings = (LOST,)
-        return replace(gpu, readings=(*readings, *self._xids.readings(gpu.uuid)))
-
-    def _readers(self) -> list[DeviceReader]:
-        return [*self._gpus, *self._instances]
+        return replace(gpu, readings=(*gpu.readings, *self._watcher.readings(gpu.uuid)))
 
     def _bound_gpus(self) -> frozenset[str] | None:
         try:
@@ -349,28 +342,10 @@ class NvmlSession:
         except OSError:
             return None
 
-    # Helpers
-
-    def _read_cuda_version(self) -> str:
-        number = self._api.number("nvmlSystemGetCudaDriverVersion_v2")
-        return f"{number // 1000}.{number % 1000 // 10}"
-
-    def _optional(self, read: Callable[[], T]) -> T | None:
-        try:
-            return read()
-        except NvmlError:
-            return None
-
     def _absent(self, at: float) -> NvmlObservation:
         code = None if self._error is None else self._error.code
         outcome = Outcome.ABSENT if code in SESSION_GONE else Outcome.REFUSED
         return NvmlObservation(at=at, outcome=outcome, error=_explain(self._error))
-
-    def _log_losses(self, lost: frozenset[str]) -> None:
-        for uuid in sorted(lost - self._lost):
-            log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
-        for uuid in sorted(self._lost - lost):
-            log.info("GPU %s is back", uuid)
 
     def _log_absence(self, error: NvmlError) -> None:
         text = _explain(error)
@@ -382,5 +357,108 @@ class NvmlSession:
 def _explain(error: NvmlError | None) -> str:
     if error is None:
         return "NVML is not initialized"
-    known = {int(code): text for code, text in REMEDIES.items()}
-    return known.get(error.code, str(error))
+    return {int(code): text for code, text in REMEDIES.items()}.get(error.code, str(error))
+
+
+class XidWatcher:
+    """Waits for Xid events while NVML is initialized, and counts them over all sessions."""
+
+    def __init__(self, api: NvmlApi, wall_clock: Callable[[], float]) -> None:
+        self._api = api
+        self._wall_clock = wall_clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._logged: set[str] = set()
+        self._lock = threading.Lock()
+        self._watched: frozenset[str] = frozenset()
+        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """UUID -> Xid -> count."""
+        self._last_at: dict[tuple[str, int], float] = {}
+
+    @property
+    def started(self) -> bool:
+        """Whether a thread waits for events."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def readings(self, uuid: str) -> list[Reading]:
+        """Return the readings of one GPU.
+
+        A counter is absent while no events are awaited: a constant counter would mean no errors.
+        The time of the last Xid stays true, and is needed most for a lost GPU.
+        """
+        readings = []
+        with self._lock:
+            for xid, count in sorted(self._counts[uuid].items()):
+                labels = (("xid", str(xid)),)
+                if uuid in self._watched:
+                    readings.append(Reading("xid_errors", count, labels))
+                readings.append(Reading("last_xid_at", self._last_at[uuid, xid], labels))
+        return readings
+
+    def start(self, devices: Sequence[tuple[Device, str]]) -> None:
+        """Watch these (device, UUID) pairs, except devices that report no events."""
+        try:
+            events = self._api.call("nvmlEventSetCreate")
+        except NvmlError as error:
+            self._log_once(f"Xid errors cannot be watched: {error}")
+            return
+        watched: dict[int, str] = {}
+        for device, uuid in devices:
+            try:
+                self._api.call("nvmlDeviceRegisterEvents", device, XID_CRITICAL_ERROR, events)
+                watched[device_key(device)] = uuid
+            except NvmlError as error:
+                why = code_name(error.code)
+                self._log_once(f"GPU {uuid}: Xid errors cannot be watched: {why}")
+        self._set_watched(watched)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(events, watched, self._stop), name="nvml-xid", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
+        while watched and not stop.is_set():
+            try:
+                event = self._api.wait_event(events, policy.EVENT_TIMEOUT_MILLISECONDS)
+            except NvmlError as error:
+                if error.code in SESSION_GONE:
+                    self._set_watched({})
+                    break
+                stop.wait(policy.EVENT_RETRY_SECONDS)
+                continue
+            if event is None or not event.type & XID_CRITICAL_ERROR:
+                continue
+            uuid = watched.get(event.device_key)
+            if uuid is not None:
+                log.warning("GPU %s: Xid %d", uuid, event.data)
+                with self._lock:
+                    self._counts[uuid][event.data] += 1
+                    self._last_at[uuid, event.data] = self._wall_clock()
+        try:
+            self._api.call("nvmlEventSetFree", events)
+        except NvmlError as error:
+            log.debug("%s", error)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Stop waiting, before NVML is shut down. Return whether no thread is inside NVML.
+
+        To shut NVML down under the waiting thread would end the process.
+        """
+        self._stop.set()
+        self._set_watched({})
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    def _set_watched(self, devices: Mapping[int, str]) -> None:
+        with self._lock:
+            self._watched = frozenset(devices.values())
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log.info("%s", text)
