@@ -15,7 +15,7 @@ from mps_exporter.merge.named_servers import (
 )
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.control_protocol import CANNOT_SEND
-from mps_exporter.mps.process_exits import START_TIME_TOLERANCE_SECONDS
+from mps_exporter.mps.policy import START_TIME_TOLERANCE_SECONDS
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
 from mps_exporter.snapshot import (
     Client,

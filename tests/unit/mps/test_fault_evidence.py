@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.fault_evidence import (
-    KEPT_SECONDS,
-    SAME_FAULT_SECONDS,
-    FaultEvidence,
-    Verdict,
-    parse_fault,
-    pci_address,
-)
+from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict, parse_fault, pci_address
+from mps_exporter.mps.policy import RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
 from mps_exporter.observations import AddressRanges, KernelLine
 
 FAULTS = json.loads((Path(__file__).parents[2] / "recordings" / "xid" / "faults.json").read_text())
@@ -170,7 +164,7 @@ def test_ranges_are_forgotten_and_a_pid_may_be_used_again() -> None:
     ends(evidence, 477, 20.0)
     lives(evidence, 477, (0x1000, 0x2000), at=25.0)
     assert judged(evidence) == ("unfinished_work", [477], False)
-    lives(evidence, 479, at=20.0 + KEPT_SECONDS + 1.0)
+    lives(evidence, 479, at=20.0 + RANGES_LIFETIME_SECONDS + 1.0)
     assert judged(evidence) == ("unknown", [], False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mps_exporter.mps.record import OF_ORDINARY_USER
+from mps_exporter.mps.policy import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
