@@ -6,8 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.fault_evidence import FaultEvidence
-from mps_exporter.mps.policy import FULL, MAX_CONTEXTS, MAX_GPUS, Quota
+from mps_exporter.mps.policy import FULL, Quota
 from mps_exporter.mps.record import GpuNames, Moment
 from mps_exporter.mps.waits import Admission, Admissions, ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
@@ -56,17 +57,15 @@ class ServerInfo:
         return self.shared.readable["server"] and self.logs_pids is not False
 
     def set_owner(self, uid: int, _when: Moment) -> None:
-        """Set the user, whom the name of the shared memory contains."""
+        """Set the user by the name of the shared memory."""
         self.uid = uid if self.uid is None else self.uid
 
     def set_memory_limit(self, device: int, limit_bytes: int, _when: Moment) -> None:
-        """Set the pinned memory limit of clients that connect from now on."""
-        if device in self.memory_limits or len(self.memory_limits) < MAX_GPUS:
+        if device in self.memory_limits or len(self.memory_limits) < policy.MAX_GPUS:
             self.memory_limits = {**self.memory_limits, device: limit_bytes}
 
     def add_device(self, device: int, name: str, _when: Moment) -> None:
-        """Add a device on which the server has a context."""
-        if device in self.devices or len(self.devices) < MAX_GPUS:
+        if device in self.devices or len(self.devices) < policy.MAX_GPUS:
             self.devices[device] = name
 
 
@@ -140,7 +139,6 @@ class TrackedClient:
         return True
 
     def count_termination(self, when: Moment) -> None:
-        """Count the end of a client that an operator terminated."""
         if self.lose("terminated", when):
             when.add_incident(
                 Incident(when.at, "client_terminated", uid=self.uid, pids=(self.pid,))
@@ -162,7 +160,7 @@ class Associations:
 
     def __init__(self, clients: Mapping[int, TrackedClient]) -> None:
         self._clients = clients
-        self._waiting: deque[tuple[int, int]] = deque(maxlen=MAX_CONTEXTS)
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
         """(key of the client, context ID)."""
         self._last: tuple[int, int] | None = None
         """The context that the last GPU was assigned to, until its status is written."""
@@ -253,7 +251,6 @@ class ServerClients:
         return next(with_context, None) or next(leaving, None) or next(iter(unnamed), None)
 
     def gpu_of(self, pid: int, context: int) -> str:
-        """Return the UUID of the GPU of a context, "" if unknown."""
         client = self.find(pid, context)
         return "" if client is None else client.contexts.get(context, "")
 
@@ -342,14 +339,14 @@ class ServerClients:
             client = self.connect(pid, when)
         if client is None:
             return False
-        if context not in client.contexts and len(client.contexts) < MAX_CONTEXTS:
+        if context not in client.contexts and len(client.contexts) < policy.MAX_CONTEXTS:
             client.contexts[context] = ""
             client.creating[context] = when.at
             self.associations.add(client.key, context)
         return True
 
     def is_new_context(self, pid: int, context: int) -> bool:
-        """Return whether a client's context is not open yet, as far as the log shows."""
+        """Return whether the log does not show a client's context yet."""
         client = self._clients.get(pid)
         return client is not None and context not in (client.contexts | client.creating)
 

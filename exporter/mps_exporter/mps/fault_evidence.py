@@ -23,13 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mps_exporter.mps.policy import (
-    LATE_FAULT_SECONDS,
-    MAX_EVIDENCE_PROCESSES,
-    RANGES_LIFETIME_SECONDS,
-    SAME_FAULT_SECONDS,
-    SAME_LINES_SECONDS,
-)
+from mps_exporter.mps import policy
 from mps_exporter.observations import AddressRanges, KernelLine
 
 FIRST_RANDOM_ADDRESS = 1 << 46
@@ -114,24 +108,22 @@ class FaultEvidence:
 
     def add_ranges(self, found: AddressRanges) -> None:
         """Add the ranges of a client; they replace its earlier ranges."""
-        oldest = found.at - RANGES_LIFETIME_SECONDS
+        oldest = found.at - policy.RANGES_LIFETIME_SECONDS
         self._owners = [
             owner
             for owner in self._owners
             if (owner.ended_at >= oldest if owner.ended_at else owner.pid != found.pid)
         ]
         self._owners.append(Owner(found.pid, found.uid, found.at, found.ranges))
-        del self._owners[:-MAX_EVIDENCE_PROCESSES]
+        del self._owners[: -policy.MAX_EVIDENCE_PROCESSES]
 
     def client_active(self, pid: int) -> None:
-        """Record that a context of a client is ACTIVE."""
         self._clients[pid] = None
-        if len(self._clients) > MAX_EVIDENCE_PROCESSES:
+        if len(self._clients) > policy.MAX_EVIDENCE_PROCESSES:
             ended = (pid for pid, at in self._clients.items() if at is not None)
             del self._clients[next(ended, pid)]
 
     def client_ending(self, pid: int, at: float) -> None:
-        """Record the end of a client's context."""
         for owner in self._present(pid, at):
             owner.ending_since = owner.ending_since or at
 
@@ -141,7 +133,6 @@ class FaultEvidence:
             owner.ending_since = None
 
     def client_ended(self, pid: int, at: float) -> None:
-        """Record that a client left the server."""
         if pid in self._clients:
             del self._clients[pid]  # the last client to end is the last to be dropped
             self._clients[pid] = at
@@ -166,7 +157,7 @@ class FaultEvidence:
         clients may have left work.
         """
         near = self._near(at, gpus)
-        near = [fault for fault in near if abs(fault.at - near[0].at) <= SAME_LINES_SECONDS]
+        near = [fault for fault in near if abs(fault.at - near[0].at) <= policy.SAME_LINES_SECONDS]
         proved = [verdict for fault in near if (verdict := self._judge(fault, at)) is not None]
         if len({verdict.cause for verdict in proved}) != 1:
             return Verdict(running=bool(near) and all(fault.unit == "T1" for fault in near))
@@ -177,7 +168,7 @@ class FaultEvidence:
         near = [
             fault
             for fault in self.faults
-            if abs(fault.at - at) <= SAME_FAULT_SECONDS and same_gpu((fault.gpu,), gpus)
+            if abs(fault.at - at) <= policy.SAME_FAULT_SECONDS and same_gpu((fault.gpu,), gpus)
         ]
         return sorted(near, key=lambda fault: abs(fault.at - at))
 
@@ -187,10 +178,11 @@ class FaultEvidence:
             return None
         since, ended_at = owner.ending_since, owner.ended_at
         if fault.unit == "GCC" and ended_at and since and since <= at:
-            if self._unread(lambda end: end is not None and abs(end - at) <= LATE_FAULT_SECONDS):
+            latest = policy.LATE_FAULT_SECONDS
+            if self._unread(lambda end: end is not None and abs(end - at) <= latest):
                 return None
             return Verdict("unfinished_work", (owner,))
-        if fault.unit == "T1" and (ended_at is None or ended_at >= at - SAME_FAULT_SECONDS):
+        if fault.unit == "T1" and (ended_at is None or ended_at >= at - policy.SAME_FAULT_SECONDS):
             if self._unread(lambda end: end is None):
                 return None
             return Verdict("own_fault", (owner,), running=True)

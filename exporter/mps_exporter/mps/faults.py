@@ -17,20 +17,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.clients import ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import Verdict, same_gpu
-from mps_exporter.mps.policy import (
-    END_TO_FAULT_SECONDS,
-    FAULT_DECISION_SECONDS,
-    FAULT_REPORT_SECONDS,
-    MAX_CONTEXTS,
-    MAX_END_AGE_SECONDS,
-    MAX_ENDINGS,
-    MAX_FAULTS,
-    MAX_GPUS,
-    NEW_CLIENT_SECONDS,
-    UNFINISHED_END_SECONDS,
-)
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.waits import NEVER
 from mps_exporter.snapshot import EndedBefore, FaultProof, Incident, PossibleUnfinishedWork
@@ -59,13 +48,13 @@ class ClientEndings:
         self._server = server
         self._clients = clients
         self._evidence = server.shared.evidence
-        self._endings: deque[Ending] = deque(maxlen=MAX_ENDINGS)
+        self._endings: deque[Ending] = deque(maxlen=policy.MAX_RECENT)
         self._possible: list[tuple[PossibleUnfinishedWork, float]] = []
         """Work that the last client on a GPU may have left, and until when it is expected."""
 
     def context_ends(self, pid: int, context: int, when: Moment) -> None:
         """Record that a client has closed a context's connection, usually because it ends."""
-        while self._endings and self._endings[0].at < when.at - MAX_END_AGE_SECONDS:
+        while self._endings and self._endings[0].at < when.at - policy.MAX_END_AGE_SECONDS:
             self._endings.popleft()
         client = self._clients.find(pid, context)
         ending = self._ending(pid) if pid else None
@@ -92,14 +81,14 @@ class ClientEndings:
         if ending is None:
             return
         ending.ended = True
-        least, most = UNFINISHED_END_SECONDS
+        least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
         self.forget(ending.gpus)
         gpus = tuple(sorted({gpu for gpu in ending.gpus if gpu}))
         left = PossibleUnfinishedWork(pid, ending.uid, when.at, round(seconds, 3), gpus)
-        self._possible = [*self._possible, (left, NEVER)][-MAX_GPUS:]
+        self._possible = [*self._possible, (left, NEVER)][-policy.MAX_GPUS :]
 
     def _ending(self, pid: int) -> Ending | None:
         """Return the end of a client that is in progress; for PID 0, the oldest."""
@@ -115,13 +104,13 @@ class ClientEndings:
         ended = (
             other.gpus
             for other in self._endings
-            if other is not ending and other.at >= ending.at - END_TO_FAULT_SECONDS[1]
+            if other is not ending and other.at >= ending.at - policy.END_TO_FAULT_SECONDS[1]
         )
         return any(same_gpu(ending.gpus, list(gpus)) for gpus in (*others, *ended))
 
     def before(self, at: float, gpus: Collection[str]) -> tuple[EndedBefore, ...]:
         """Return the clients whose unfinished work may have caused a fault, by their time."""
-        least, most = END_TO_FAULT_SECONDS
+        least, most = policy.END_TO_FAULT_SECONDS
         return tuple(
             EndedBefore(ending.pid, round(at - ending.at, 3))
             for ending in self._endings
@@ -132,7 +121,7 @@ class ClientEndings:
 
     def context_ready(self, gpu: str, when: Moment) -> None:
         """Record a usable context: it meets work that was left on its GPU soon, or never."""
-        deadline = when.at + NEW_CLIENT_SECONDS
+        deadline = when.at + policy.NEW_CLIENT_SECONDS
         self._possible = [
             (left, min(until, deadline) if same_gpu(left.gpu_uuids, (gpu,)) else until)
             for left, until in self._possible
@@ -143,7 +132,6 @@ class ClientEndings:
         self._possible = [one for one in self._possible if not same_gpu(one[0].gpu_uuids, gpus)]
 
     def next_timer(self) -> float:
-        """Return the time at which expire() has something to do."""
         return min((until for _, until in self._possible), default=NEVER)
 
     def expire(self, at: float) -> None:
@@ -200,13 +188,11 @@ class Fault:
         self.losses.clear()
 
     def count_gpu(self, uuid: str, when: Moment) -> None:
-        """Count the fault for a GPU that it hit."""
         self.uuids.append(uuid)
         when.increment("mps_server_faults_total", uuid=uuid)
 
     def add_device(self, device: int) -> None:
-        """Add a device that is reset."""
-        if device not in self.devices and len(self.devices) < MAX_GPUS:
+        if device not in self.devices and len(self.devices) < policy.MAX_GPUS:
             self.devices.add(device)
             self.open_devices.add(device)
 
@@ -257,13 +243,12 @@ class ServerFaults:
             current.handled and pid not in {blamed for blamed, _ in current.blamed}
         )
         fault = self._reported(when, new=new)
-        if len(fault.blamed) < MAX_CONTEXTS:
+        if len(fault.blamed) < policy.MAX_CONTEXTS:
             fault.blamed.add((pid, context))
         if pid:
             self._add_victim(fault, pid, when)
 
     def handle(self, when: Moment) -> None:
-        """Record that the server handles the error."""
         current = self._current
         new = current is None or (current.handled and current.listed)
         self._reported(when, new=new).handled = True
@@ -342,12 +327,12 @@ class ServerFaults:
         self._undecided.append(fault)
         self._current = fault
         self._open.append(fault)
-        del self._open[:-MAX_FAULTS]
+        del self._open[: -policy.MAX_RECENT]
         when.counters.set_latest("mps_server_last_fault_timestamp_seconds", fault.at)
         return fault
 
     def _add_victim(self, fault: Fault, pid: int, when: Moment) -> None:
-        if (pid and pid in fault.victims) or len(fault.victims) >= MAX_CONTEXTS:
+        if (pid and pid in fault.victims) or len(fault.victims) >= policy.MAX_CONTEXTS:
             return
         fault.victims.append(pid)
         if pid:
@@ -372,20 +357,19 @@ class ServerFaults:
         return self._gpus.uuid_of(device, self._server.devices)
 
     def next_timer(self) -> float:
-        """Return the time at which run_timers() has something to do."""
         due = self.endings.next_timer()
         if self._current is not None:
-            due = min(due, self._current.at + FAULT_REPORT_SECONDS)
+            due = min(due, self._current.at + policy.SAME_FAULT_SECONDS)
         if self._undecided:
-            due = min(due, self._undecided[0].at + FAULT_DECISION_SECONDS)
+            due = min(due, self._undecided[0].at + policy.FAULT_DECISION_SECONDS)
         return due
 
     def run_timers(self, when: Moment) -> None:
         """Close the report, decide the causes and forget the possible work that are due."""
-        if self._current is not None and self._current.at + FAULT_REPORT_SECONDS <= when.at:
+        if self._current is not None and self._current.at + policy.SAME_FAULT_SECONDS <= when.at:
             self.close_report(when)
         for fault in list(self._undecided):
-            if fault.at + FAULT_DECISION_SECONDS <= when.at:
+            if fault.at + policy.FAULT_DECISION_SECONDS <= when.at:
                 self._decide(fault, when, final=True)
         self.endings.expire(when.at)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from mps_exporter.mps.policy import MAX_PIDS_REMEMBERED, MAX_QUOTED, REFUSAL_SECONDS
+from mps_exporter.mps import policy
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
@@ -85,7 +85,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "uid": (r"-?\d{1,10}", _uid),
     "hex": (r"[0-9a-f]{1,16}", lambda text: int(text, 16)),
     "percent": (r"\d{1,3}(?:\.\d{1,9})?", lambda text: float(text) / 100.0),
-    "text": (r".*", lambda text: text.removesuffix(".")[:MAX_QUOTED]),
+    "text": (r".*", lambda text: text.removesuffix(".")[: policy.MAX_QUOTED]),
     "version": (r"[\w.-]{1,32}", str),
     "uuid": (r"[0-9A-Za-z/-]{1,96}", _gpu_uuid),
     "name": (r"(?: \(.{0,96}\))?", lambda text: text[2:-1]),
@@ -131,7 +131,7 @@ class Shapes:
                     ]
                 except ValueError:
                     return None  # a number that is out of range
-                shown = message.removesuffix(".")[:MAX_QUOTED]
+                shown = message.removesuffix(".")[: policy.MAX_QUOTED]
                 constants = [shown if value == MESSAGE else value for value in shape.constants]
                 return Event(shape.name, (*values, *constants))
         return None
@@ -219,12 +219,14 @@ class ControlLogReader:
             return
         self._replying &= name == "ui_refused"
         self._pid = entry.pid
+        if name.startswith("ui_"):
+            when.increment("mps_control_log_query_lines_total")
         if name != KNOWN:
             attrgetter(name)(self)(*values, when)
 
     def ui_opened(self, when: Moment) -> None:
-        """Count the line of a control tool, and "Accepting connection..." before it."""
-        when.increment("mps_control_log_query_lines_total", 2)
+        """Count "Accepting connection..." before this line of a control tool."""
+        when.increment("mps_control_log_query_lines_total")
 
     def ui_command(self, command: str, when: Moment) -> None:
         """Begin a control tool's command; the lines after this line are the reply."""
@@ -234,17 +236,15 @@ class ControlLogReader:
             self.state.daemon.quit_requested_at = when.at
         elif self._command.startswith("set_"):
             self.state.daemon.configured_at = when.at
-        when.increment("mps_control_log_query_lines_total")
 
-    def ui_refused(self, when: Moment) -> None:
+    def ui_refused(self, _when: Moment) -> None:
         """Record that the last command was refused."""
         if self._is_quit():
             self.state.daemon.quit_requested_at = None
         self._command = ""
-        when.increment("mps_control_log_query_lines_total")
 
-    def ui_closed(self, when: Moment) -> None:
-        when.increment("mps_control_log_query_lines_total")
+    def ui_closed(self, _when: Moment) -> None:
+        """Do nothing: the line is counted like all lines of a control tool."""
 
     def _is_quit(self) -> bool:
         return self._command.partition(" ")[0] == "quit"
@@ -406,7 +406,7 @@ class ServerLogReader:
         self._state = state
         self._pid = 0
         """PID of the line's writer."""
-        self._invalid_device_at: BoundedDict[int, float] = BoundedDict(MAX_PIDS_REMEMBERED)
+        self._invalid_device_at: BoundedDict[int, float] = BoundedDict(policy.MAX_RECENT)
 
     def apply(self, entry: LogEntry, when: Moment) -> None:
         state, (name, values) = self._state, entry.event
@@ -466,7 +466,6 @@ class ServerLogReader:
             self._state.end_server(self.server, when, "requested")
 
     def server_failed(self, reason: str, _when: Moment) -> None:
-        """Record why a server could not start; its exit follows."""
         server = self._state.servers.get(self._pid)
         if server is not None and server.failed_to_start:
             server.failure = reason or server.failure
@@ -474,7 +473,7 @@ class ServerLogReader:
     def invalid_device(self, when: Moment) -> None:
         """Count a client that selects a GPU that its daemon lacks, in up to three lines."""
         known = self._invalid_device_at.get(self._pid)
-        if known is not None and when.at - known <= REFUSAL_SECONDS:
+        if known is not None and when.at - known <= policy.REFUSAL_SECONDS:
             return
         self._invalid_device_at[self._pid] = when.at
         server = self._state.servers.latest()

@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.log_lines import (
     CONTINUATION,
     CONTROL_LINES,
@@ -36,17 +37,6 @@ from mps_exporter.mps.log_lines import (
     UNRECOGNIZED,
     Event,
     LogEntry,
-)
-from mps_exporter.mps.policy import (
-    CLOCK_JUMP_SECONDS,
-    CLOCK_TOLERANCE_SECONDS,
-    MAX_HOLD_SECONDS,
-    MAX_LINE_BYTES,
-    MAX_MESSAGE,
-    MAX_QUOTED,
-    MAX_WITHHELD_BYTES,
-    MESSAGE_CACHE_SIZE,
-    WRITE_RACE_SECONDS,
 )
 from mps_exporter.observations import LogChunk, LogName
 
@@ -104,13 +94,13 @@ def parse_line(line: str | bytes) -> Line:
     if found is None or second_ms is None:
         return Line(None, "", 0, CONTINUATION)
     component, message = found[3], found[5]
-    event = (_long_event if len(message) > MAX_MESSAGE else _event)(component == "Control", message)
+    parse = _long_event if len(message) > policy.MAX_MESSAGE else _event
+    event = parse(component == "Control", message)
     return Line(second_ms + int(found[2]), component, int(found[4]), event)
 
 
 @lru_cache(maxsize=256)
 def _second_ms(text: str) -> int | None:
-    """Return "2026-11-21 08:55:42" in milliseconds, None if there is no such time."""
     try:
         return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000
     except ValueError:
@@ -121,11 +111,11 @@ def _long_event(control: bool, message: str) -> Event:
     """Parse a message that is too long to be anything but a command or a reply."""
     message = message.lstrip()
     if control and message.startswith("Cmd:"):
-        return Event("ui_command", (message[4 : 4 + MAX_QUOTED],))
-    return Event(UNRECOGNIZED, (message[:MAX_QUOTED],))
+        return Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED],))
+    return Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
 
 
-@lru_cache(maxsize=MESSAGE_CACHE_SIZE)
+@lru_cache(maxsize=policy.MESSAGE_CACHE_SIZE)
 def _event(control: bool, message: str) -> Event:
     """Parse the message of a line that the control daemon wrote, or another process."""
     message = message.strip()
@@ -137,7 +127,7 @@ def _event(control: bool, message: str) -> Event:
     if message.isdigit() and message.isascii() and len(message) <= 10:
         return Event(NUMBER, (int(message),))
     event = (CONTROL_LINES if control else SERVER_LINES).event(message)
-    return event or Event(UNRECOGNIZED, (message[:MAX_QUOTED],))
+    return event or Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
 
 
 # ------------------------------------------------------------------ both logs, in order
@@ -184,11 +174,12 @@ class LogMerger:
 
     def pop_ready(self, now: float) -> Iterator[LogEntry]:
         """Yield the entries whose place in the order is certain."""
+        latest = now + policy.CLOCK_TOLERANCE_SECONDS
         for log in self._logs:
             # Read at a time that is the future now: the clock was set back after these lines.
-            while (head := log.peek()) is not None and head[1] > now + CLOCK_TOLERANCE_SECONDS:
+            while (head := log.peek()) is not None and head[1] > latest:
                 yield log.pop()
-        overdue = now - MAX_HOLD_SECONDS
+        overdue = now - policy.MAX_HOLD_SECONDS
         while True:
             heads = [(head, log) for log in self._logs if (head := log.peek()) is not None]
             if not heads:
@@ -250,8 +241,8 @@ class _LogBuffer:
             # The last chunk is not parsed yet, and no data follows it.
             self._chunks[-1] = replace(self._chunks[-1], complete_until=until)
         else:
-            until -= WRITE_RACE_SECONDS
-            if until > self._complete or until < self._complete - CLOCK_JUMP_SECONDS:
+            until -= policy.WRITE_RACE_SECONDS
+            if until > self._complete or until < self._complete - policy.CLOCK_JUMP_SECONDS:
                 self._complete = until
             self._has_data = True
 
@@ -282,7 +273,7 @@ class _LogBuffer:
             return head[0]
         if not self._has_data:
             return None
-        if self._last_key - CLOCK_JUMP_SECONDS > self._complete > float("-inf"):
+        if self._last_key - policy.CLOCK_JUMP_SECONDS > self._complete > float("-inf"):
             return self._complete  # the clock was set back after the last line
         known = max(self._complete, self._last_key)
         return None if known == float("-inf") else known
@@ -294,14 +285,14 @@ class _LogBuffer:
             self._last_key = float("-inf")
         *lines, self._partial_line = (self._partial_line + chunk.data).split(b"\n")
         for line in lines:
-            too_long = self._too_long or len(line) > MAX_LINE_BYTES
+            too_long = self._too_long or len(line) > policy.MAX_LINE_BYTES
             self._append(Line(None, "", 0, LINE_TOO_LONG) if too_long else parse_line(line), chunk)
             self._too_long = False
-        if len(self._partial_line) > MAX_LINE_BYTES:
+        if len(self._partial_line) > policy.MAX_LINE_BYTES:
             self._partial_line, self._too_long = b"", True
         self._has_data = True
         if chunk.complete_until is not None:
-            self._complete = chunk.complete_until - WRITE_RACE_SECONDS
+            self._complete = chunk.complete_until - policy.WRITE_RACE_SECONDS
 
     def _append(self, line: Line, chunk: LogChunk) -> None:
         stamp_ms, component, pid, event = line
@@ -312,9 +303,9 @@ class _LogBuffer:
             key = last
         else:
             key = at = stamp_ms / 1000.0 - (chunk.utc_offset_seconds or 0.0)
-            if last - CLOCK_JUMP_SECONDS < at < last:
+            if last - policy.CLOCK_JUMP_SECONDS < at < last:
                 key = last  # written by several threads: the file's order holds
-            if at > read_at + CLOCK_TOLERANCE_SECONDS:
+            if at > read_at + policy.CLOCK_TOLERANCE_SECONDS:
                 at, key = read_at, last  # a false timestamp must not mislead other lines
             self._last_at, self._last_key = at, key
         entry = LogEntry(at, self.name, pid, component, event, not chunk.history)
@@ -371,6 +362,6 @@ class LogFilter:
         if restarted:
             self._rest = b""
         complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
-        if len(self._rest) > MAX_WITHHELD_BYTES:
+        if len(self._rest) > policy.MAX_LINE_BYTES:
             complete, newline, self._rest = complete + newline + self._rest, b"\n", b""
         return withhold_unknown(complete) + newline if newline else b""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# ------------------------------------------------------------------ reading the logs
+# Reading the logs
 
 MAX_LINE_BYTES = 65_536
-"""Longest line that is parsed. A longer line is skipped, and counted as unrecognized."""
+"""Longest line, also of a recording's filter. A longer line is skipped, and counted as unknown."""
 
 MAX_MESSAGE = 512
 """Longest message, in characters, that is compared with the known wordings."""
@@ -21,36 +21,29 @@ MAX_QUOTED = 120
 MESSAGE_CACHE_SIZE = 4096
 """Parsed messages that are cached: most lines of a log repeat few messages."""
 
-MAX_WITHHELD_BYTES = 65_536
-"""Longest line without its end that a recording's filter buffers; a longer line is withheld."""
-
 WRITE_RACE_SECONDS = 0.1
 """Time between a line's timestamp and the write. A log read to its end at t is complete to t less
 this time."""
 
 MAX_HOLD_SECONDS = 5.0
-"""Maximum time for which a line waits until the other log is read up to its timestamp."""
+"""Maximum time for which a line waits until the other log is read up to its timestamp, and a reply
+of the control tool until both logs are read up to the query."""
 
 CLOCK_JUMP_SECONDS = 60.0
-"""Minimum step back in time that is taken for a clock that was set back."""
+"""Minimum step back in time that shows that a clock was set back."""
 
 CLOCK_TOLERANCE_SECONDS = 2.0
-"""Maximum time by which a timestamp may be later than the time at which the line was read."""
+"""Maximum time by which a timestamp may be later than the time at which the line was read, and a
+start time in /proc, which is counted in ticks since boot, later than a line of the process."""
 
-# ------------------------------------------------------------------ the daemon
+# The daemon, its servers and clients
 
-CREDENTIALS_TIMEOUT_SECONDS = 10.0
-"""Time after which a caller without credentials counts as refused. NEW CLIENT follows within 1 ms
-for every other caller."""
+ADMISSION_TIMEOUT_SECONDS = 10.0
+"""Time after which a client that was sent to a ready server will not connect, and a caller without
+credentials was refused. Other clients connect, and NEW CLIENT follows, within 1 ms (measured)."""
 
 SILENCE_SECONDS = 0.25
 """Silence after which a daemon seems stuck. It completes what it began within 0.1 s (measured)."""
-
-RECONCILE_TIMEOUT_SECONDS = 5.0
-"""Maximum time for which a reply waits until the logs are read up to the query."""
-
-START_TIME_TOLERANCE_SECONDS = 2.0
-"""Maximum error of start times in /proc, which are counted in ticks since boot."""
 
 EXIT_CONFIRM_SECONDS = 1.0
 """Time after which a process that has exited has written its last lines, if any."""
@@ -59,21 +52,8 @@ LOST_LINE_SECONDS = 10.0
 """Time after which the line about a client's disconnection is lost. It is longer than
 EXIT_CONFIRM_SECONDS: the server writes the line, not the client."""
 
-MAX_MISSING_CREDENTIALS = 256
-"""Callers without credentials that no NEW CLIENT has followed yet."""
-
-MAX_PIDS_REMEMBERED = 64
-"""Entries of each table of recent events: refusals by PID, forbidden starts by user, servers of
-other daemons. The oldest entry goes first."""
-
-# ------------------------------------------------------------------ servers and clients
-
 SHUTDOWN_TIMEOUT_SECONDS = 5.0
 """Maximum time from a shutdown request to the server's exit: 0.06 to 0.1 s were measured."""
-
-ADMISSION_TIMEOUT_SECONDS = 10.0
-"""Time after which a client that was sent to a ready server will not connect. Clients connect
-within 1 ms (measured)."""
 
 SIMULTANEOUS_SECONDS = 0.01
 """Maximum difference of the timestamps that the two logs give one event."""
@@ -81,8 +61,8 @@ SIMULTANEOUS_SECONDS = 0.01
 REFUSAL_SECONDS = 1.0
 """Maximum time between the lines about one refused client."""
 
-MAX_ENDED_SERVERS = 256
-"""PIDs of ended servers, whose late lines are ignored."""
+MAX_RECENT = 256
+"""Entries of each list or table of recent events, such as refusals by PID. The oldest go first."""
 
 MAX_CONTEXTS = 256
 """Contexts of one client process; contexts of one server whose GPU is not known yet."""
@@ -90,32 +70,37 @@ MAX_CONTEXTS = 256
 MAX_GPUS = 64
 """GPUs of one daemon, server or fault."""
 
-MAX_ADMITTED = 2048
-"""PIDs that were sent to a server and have not disconnected."""
-
-MAX_COUNTED_REFUSALS = 256
-"""Refusals that are counted already, and whose status lines may follow."""
-
 TIMELINE_SECONDS = 600
 """Time that the timeline covers."""
 
 MAX_TIMELINE_SPANS = 400
 """Spans of one daemon's timeline. The oldest go first."""
 
-# ------------------------------------------------------------------ faults
+MAX_INCIDENTS = 100
+"""Incidents of one daemon. The oldest go first."""
 
-FAULT_REPORT_SECONDS = 0.5
-"""Maximum time from the first to the last line of server.log about one fault."""
+MAX_INCIDENT_PIDS = 64
+"""Processes that one incident names."""
+
+REPEATED_WITHIN_SECONDS = 60.0
+"""Time within which equal failed starts and rejections are one incident with a count: a server that
+cannot start fails twenty times a second."""
+
+REPEATED_AMONG = 8
+"""Recent incidents that a repeated incident is compared with."""
+
+# Faults
+
+SAME_FAULT_SECONDS = 0.5
+"""Maximum time between the lines of server.log about one fault, and between server.log and the
+kernel log. Measured: 0.1 s."""
+
+SAME_LINES_SECONDS = 0.15
+"""Maximum time between the kernel log's lines about one fault. Measured: 0.12 s, five contexts."""
 
 FAULT_DECISION_SECONDS = 1.5
 """Maximum time from a fault to its line in the kernel log and to the end of the client that left
 the work. Measured: 0.5 s, and 1.4 s where 48 clients left together."""
-
-SAME_FAULT_SECONDS = 0.5
-"""Maximum difference between server.log and the kernel log about one fault. Measured: 0.1 s."""
-
-SAME_LINES_SECONDS = 0.15
-"""Maximum time between the kernel log's lines about one fault. Measured: 0.12 s, five contexts."""
 
 LATE_FAULT_SECONDS = 2.0
 """Maximum time from a client's end to a fault by its work while other clients use the GPU."""
@@ -139,29 +124,8 @@ MAX_END_AGE_SECONDS = 5.0
 RANGES_LIFETIME_SECONDS = 600.0
 """Time for which the address ranges of a client are kept after its end."""
 
-MAX_FAULTS = 64
-"""Faults of one server whose devices are not reset yet."""
-
-MAX_ENDINGS = 256
-"""Clients of one server that ended recently."""
-
 MAX_EVIDENCE_PROCESSES = 1024
 """Processes of one daemon whose address ranges are kept."""
-
-# ------------------------------------------------------------------ records and quotas
-
-MAX_INCIDENTS = 100
-"""Incidents of one daemon. The oldest go first."""
-
-MAX_INCIDENT_PIDS = 64
-"""Processes that one incident names."""
-
-REPEATED_WITHIN_SECONDS = 60.0
-"""Time within which equal failed starts and rejections are one incident with a count: a server that
-cannot start fails twenty times a second."""
-
-REPEATED_AMONG = 8
-"""Recent incidents that a repeated incident is compared with."""
 
 
 @dataclass(frozen=True, slots=True)

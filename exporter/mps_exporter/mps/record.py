@@ -14,16 +14,9 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple, TypeVar
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
-from mps_exporter.mps.policy import (
-    FULL,
-    MAX_GPUS,
-    MAX_INCIDENT_PIDS,
-    MAX_INCIDENTS,
-    REPEATED_AMONG,
-    REPEATED_WITHIN_SECONDS,
-    Quota,
-)
+from mps_exporter.mps.policy import FULL, Quota
 from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 
 K = TypeVar("K")
@@ -43,25 +36,6 @@ class BoundedDict(dict[K, V]):
         super().__setitem__(key, value)
 
 
-class HistogramBuilder:
-    """A histogram of durations in seconds."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count a duration; a negative one (the clock was set back) counts as 0."""
-        # Timestamps in the logs are milliseconds: finer digits are floating-point errors.
-        seconds = round(max(seconds, 0.0), 3)
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def snapshot(self) -> Histogram:
-        return Histogram(self._bounds, tuple(self._counts), round(self._sum, 3))
-
-
 class Counters:
     """Counters, histograms and last timestamps of one daemon.
 
@@ -76,15 +50,13 @@ class Counters:
         self._quota = quota
         self._users: set[str | int | None] = set()
         self._numbers: dict[str, dict[LabelValues, float]] = {}
-        self._histograms: dict[str, dict[LabelValues, HistogramBuilder]] = {}
+        self._histograms: dict[str, dict[LabelValues, Histogram]] = {}
         for metric in LOG_METRICS.values():
             if metric.kind == "histogram":
-                builders = self._histograms[metric.name] = {}
-                if not metric.labels:
-                    builders[()] = HistogramBuilder(metric.bounds)
-                continue
-            self._numbers[metric.name] = {}
-            if metric.kind == "counter" and metric.has_fixed_labels:
+                self._histograms[metric.name] = {}
+            else:
+                self._numbers[metric.name] = {}
+            if metric.kind != "gauge" and metric.has_fixed_labels:
                 self._start_at_zero(metric, ())
         # A caller without credentials has no known user, and is refused before any other line.
         self._start_at_zero(LOG_METRICS["mps_client_rejections_total"], (None,))
@@ -101,10 +73,19 @@ class Counters:
     def observe(
         self, name: str, seconds: float, *, counted: bool = True, **labels: str | int | None
     ) -> None:
-        """Count a duration; nothing if it ended before the exporter started."""
+        """Count a duration, unless it ended before the exporter started.
+
+        A negative duration (the clock was set back) counts as 0.
+        """
         key = self._key(_declared(name, "histogram", labels), labels)
         if counted:
-            self._histograms[name][key].observe(seconds)
+            # Timestamps in the logs are milliseconds: finer digits are floating-point errors.
+            seconds = round(max(seconds, 0.0), 3)
+            known = self._histograms[name][key]
+            counts = list(known.counts)
+            counts[bisect_left(known.bounds, seconds)] += 1
+            total = round(known.sum_seconds + seconds, 3)
+            self._histograms[name][key] = Histogram(known.bounds, tuple(counts), total)
 
     def set_latest(self, name: str, value: float, **labels: str | int | None) -> None:
         """Set a timestamp, which may precede the exporter's start."""
@@ -122,9 +103,7 @@ class Counters:
                 found[name] = {key: numbers[key] for key in known if key in numbers}
             else:
                 found[name] = dict(numbers)
-        for name, builders in self._histograms.items():
-            found[name] = {key: builder.snapshot() for key, builder in builders.items()}
-        return found
+        return found | {name: dict(values) for name, values in self._histograms.items()}
 
     def start_user(self, uid: str | int | None) -> str | int | None:
         """Start the counters of a user at 0.
@@ -138,9 +117,7 @@ class Counters:
             return self.start_user(None)
         self._users.add(uid)
         for metric in LOG_METRICS.values():
-            if metric.has_user and metric.kind == "histogram":
-                self._histograms[metric.name][uid,] = HistogramBuilder(metric.bounds)
-            elif metric.has_user:
+            if metric.has_user:
                 self._start_at_zero(metric, (uid,))
         return uid
 
@@ -156,7 +133,11 @@ class Counters:
         return key
 
     def _start_at_zero(self, metric: LogMetric, key: LabelValues) -> None:
-        """Create the counter of these label values, and of each declared value of a label."""
+        """Create the series of these label values, and of each declared value of a label."""
+        if metric.kind == "histogram":
+            empty = Histogram(metric.bounds, (0,) * (len(metric.bounds) + 1), 0.0)
+            self._histograms[metric.name][key] = empty
+            return
         choices = (
             declared or key[index : index + 1]
             for index, declared in enumerate(metric.values.values())
@@ -179,16 +160,16 @@ class Incidents:
     """The last incidents, oldest first, numbered so that a reader can fetch the new ones."""
 
     def __init__(self) -> None:
-        self._incidents: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
+        self._incidents: deque[Incident] = deque(maxlen=policy.MAX_INCIDENTS)
         self._added = 0
 
     def add(self, incident: Incident) -> None:
         """Add an incident; the repetition of a recent incident raises its count instead."""
-        limit = MAX_INCIDENT_PIDS
+        limit = policy.MAX_INCIDENT_PIDS
         incident = replace(
             incident, pids=incident.pids[:limit], ended_before=incident.ended_before[:limit]
         )
-        for back, earlier in enumerate(islice(reversed(self._incidents), REPEATED_AMONG), 1):
+        for back, earlier in enumerate(islice(reversed(self._incidents), policy.REPEATED_AMONG), 1):
             if _repeats(incident, earlier):
                 pids = tuple(dict.fromkeys((*earlier.pids, *incident.pids)))[:limit]
                 self._incidents[-back] = replace(earlier, count=earlier.count + 1, pids=pids)
@@ -211,7 +192,7 @@ def _repeats(incident: Incident, earlier: Incident) -> bool:
         incident.kind in {"server_start_failed", "client_rejected"}
         and (incident.kind, incident.uid, incident.detail, incident.counted)
         == (earlier.kind, earlier.uid, earlier.detail, earlier.counted)
-        and incident.at - earlier.at <= REPEATED_WITHIN_SECONDS
+        and incident.at - earlier.at <= policy.REPEATED_WITHIN_SECONDS
     )
 
 
@@ -239,7 +220,6 @@ class Moment(NamedTuple):
         self.incidents.add(replace(incident, counted=self.counted, seconds=seconds))
 
     def count_loss(self, uid: int | None, cause: str) -> None:
-        """Count a client that ended abnormally."""
         self.increment("mps_client_losses_total", uid=uid, cause=cause)
         self.counters.set_latest("mps_client_last_loss_timestamp_seconds", self.at)
 
@@ -259,16 +239,15 @@ class GpuNames:
 
     def add_gpu(self, uuid: str) -> None:
         """Add a GPU that a client was associated with, or that the control tool listed."""
-        if len(self._uuids) < MAX_GPUS:
+        if len(self._uuids) < policy.MAX_GPUS:
             self._uuids.add(uuid)
 
     def add_ordinal(self, device: int, uuid: str) -> None:
         """Add a device ordinal that was shown with the UUID of its GPU."""
-        if device in self._ordinals or len(self._ordinals) < MAX_GPUS:
+        if device in self._ordinals or len(self._ordinals) < policy.MAX_GPUS:
             self._ordinals[device] = uuid
 
     def clear_ordinals(self) -> None:
-        """Forget the ordinals: another daemon may number its devices differently."""
         self._ordinals.clear()
 
     def uuid_of(self, device: int, server_devices: Collection[int]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.clients import DaemonShared, ServerClients, ServerInfo
 from mps_exporter.mps.faults import ServerFaults
-from mps_exporter.mps.policy import MAX_ENDED_SERVERS, SHUTDOWN_TIMEOUT_SECONDS
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import Incident, PossibleUnfinishedWork, Wait
@@ -70,12 +70,10 @@ class TrackedServer(ServerInfo):
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """Work that the last client on a GPU may have left there."""
         return self.faults.endings.possible_unfinished_work
 
     @property
     def occupied(self) -> bool:
-        """Whether a client is connected."""
         return self.clients.count > 0
 
     def set_thread_ratio(self, ratio: float, _when: Moment) -> None:
@@ -84,8 +82,6 @@ class TrackedServer(ServerInfo):
             for client in self.clients:
                 client.thread_ratio = ratio
         self.thread_ratio = ratio
-
-    # ------------------------------------------------------------------ queued clients
 
     def expect(self, entry: QueuedClient) -> None:
         """Add a client that waits for this server."""
@@ -140,8 +136,6 @@ class TrackedServer(ServerInfo):
         waits = [client.wait for client in self.clients if client.wait is not None]
         return [Wait(wait.pid, wait.uid, wait.since, self.uid) for wait in waits]
 
-    # ------------------------------------------------------------------ clients, by server.log
-
     def request_connection(self, _when: Moment) -> None:
         """Record a connection request. Its PID is not the client's; later lines have the PID."""
         self.logs_pids = True
@@ -185,7 +179,6 @@ class TrackedServer(ServerInfo):
         self.clients.associations.confirm(pid, context, active=True)
 
     def context_inactive(self, pid: int, context: int, _when: Moment) -> None:
-        """Record that a fault hit a context."""
         self.clients.associations.confirm(pid, context, active=False)
 
     def connection_lost(self, pid: int, context: int, when: Moment) -> None:
@@ -226,8 +219,6 @@ class TrackedServer(ServerInfo):
         if pid and not context and self.clients.get(pid) is None:
             self.clients.admissions.refuse(pid, when)
 
-    # ------------------------------------------------------------------ its end
-
     def finish(self, _when: Moment) -> None:
         """Record that it agreed to end: it ends 0 to 1 ms after its last client has left."""
         self.finishing = True
@@ -239,7 +230,7 @@ class TrackedServer(ServerInfo):
     def _agreed_to_end(self, at: float) -> bool:
         """Return whether the daemon requested its end at this time (driver 580)."""
         requested_at = self._shutdown_requested_at
-        return requested_at is not None and at - requested_at <= SHUTDOWN_TIMEOUT_SECONDS
+        return requested_at is not None and at - requested_at <= policy.SHUTDOWN_TIMEOUT_SECONDS
 
     def only_seen_after(self, at: float) -> bool:
         """Return whether nothing shows that it ran before this time.
@@ -308,7 +299,7 @@ class Servers:
     def __init__(self, shared: DaemonShared) -> None:
         self._shared = shared
         self._servers: BoundedDict[int, TrackedServer] = BoundedDict(shared.quota.servers)
-        self._ended_pids: BoundedDict[int, None] = BoundedDict(MAX_ENDED_SERVERS)
+        self._ended_pids: BoundedDict[int, None] = BoundedDict(policy.MAX_RECENT)
         self._vanished: BoundedDict[int, TrackedServer] = BoundedDict(shared.quota.servers)
         """Servers that disappeared without a line in the log, which may follow."""
 
@@ -319,7 +310,6 @@ class Servers:
         return self._servers.get(pid)
 
     def has_ended(self, pid: int) -> bool:
-        """Return whether a server with this PID has ended."""
         return pid in self._ended_pids
 
     def latest(self, uid: int | None = None) -> TrackedServer | None:

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.clients import DaemonShared
-from mps_exporter.mps.policy import (
-    CLOCK_JUMP_SECONDS,
-    CREDENTIALS_TIMEOUT_SECONDS,
-    FULL,
-    MAX_MISSING_CREDENTIALS,
-    MAX_PIDS_REMEMBERED,
-    SHUTDOWN_TIMEOUT_SECONDS,
-    Quota,
-)
+from mps_exporter.mps.policy import FULL, Quota
 from mps_exporter.mps.record import BoundedDict, Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import Occupant, Timeline
@@ -32,7 +25,7 @@ UNSEEN_END = "control.log cannot be read, so it may have been asked to quit"
 
 
 def _missing_credentials() -> deque[float]:
-    return deque(maxlen=MAX_MISSING_CREDENTIALS)
+    return deque(maxlen=policy.MAX_RECENT)
 
 
 @dataclass(slots=True)
@@ -65,7 +58,7 @@ class DaemonLifetime:
     missing_credentials: deque[float] = field(default_factory=_missing_credentials)
     """Times of callers without credentials that no NEW CLIENT has followed yet."""
     forbidden_starts: BoundedDict[int, int] = field(
-        default_factory=lambda: BoundedDict(MAX_PIDS_REMEMBERED)
+        default_factory=lambda: BoundedDict(policy.MAX_RECENT)
     )
     """User -> successive servers that the daemon was not allowed to start."""
 
@@ -84,7 +77,6 @@ class DaemonLifetime:
         return True
 
     def end(self, at: float, *, died: bool) -> None:
-        """Record that its process has exited, or logs its exit."""
         self.ended_at = at
         self.died |= died
         self.quit_requested_at = None
@@ -113,8 +105,6 @@ class DaemonState:
         """Time up to which the running totals are complete."""
         self._counted_from_ms: int | None = None
         """Time at which the exporter started."""
-
-    # ------------------------------------------------------------------ output
 
     @property
     def waits(self) -> tuple[Wait, ...]:
@@ -184,8 +174,6 @@ class DaemonState:
                     found.append(client.pid)
         return [pid for pid in found if pid]
 
-    # ------------------------------------------------------------------ time
-
     def count_from(self, at: float) -> None:
         """Set the exporter's start, before which nothing is counted."""
         if self._counted_from_ms is None:
@@ -205,7 +193,7 @@ class DaemonState:
 
     def _accumulate_until(self, at: float) -> None:
         to, clock = round(at * 1000.0), self._clock_ms
-        if clock is None or to < clock - CLOCK_JUMP_SECONDS * 1000:
+        if clock is None or to < clock - policy.CLOCK_JUMP_SECONDS * 1000:
             self._clock_ms = to
             if clock is not None:
                 self.timeline = Timeline()
@@ -244,7 +232,7 @@ class DaemonState:
     def _next_timer(self) -> float:
         due = float("inf")
         if self.daemon.missing_credentials:
-            due = self.daemon.missing_credentials[0] + CREDENTIALS_TIMEOUT_SECONDS
+            due = self.daemon.missing_credentials[0] + policy.ADMISSION_TIMEOUT_SECONDS
         for server in self.servers:
             due = min(due, server.clients.admissions.next_timer(), server.faults.next_timer())
         return due
@@ -254,12 +242,10 @@ class DaemonState:
             server.clients.admissions.expire(when)
             server.faults.run_timers(when)
         unmatched = self.daemon.missing_credentials
-        while unmatched and unmatched[0] + CREDENTIALS_TIMEOUT_SECONDS <= when.at:
+        while unmatched and unmatched[0] + policy.ADMISSION_TIMEOUT_SECONDS <= when.at:
             unmatched.popleft()
             if self.daemon.quit_requested_at is None:  # a draining daemon serves no new client
                 when.count_rejection(None, "credentials")
-
-    # ------------------------------------------------------------------ the daemon
 
     def daemon_started(self, pid: int, when: Moment) -> None:
         """Start a control daemon, which ends the state of the last daemon."""
@@ -279,7 +265,6 @@ class DaemonState:
         return at - (self.daemon.started_at or 0.0) <= 1.0 and not self._servers_at(at)
 
     def _servers_at(self, at: float) -> list[TrackedServer]:
-        """Return the servers that end with a daemon that ends at this time."""
         return [server for server in self.servers if not server.only_seen_after(at)]
 
     def daemon_died(self, when: Moment) -> None:
@@ -310,15 +295,12 @@ class DaemonState:
         self.queue.abandon_all(when)
         self.daemon.end(when.at, died=cause == "daemon_died")
 
-    # ------------------------------------------------------------------ servers
-
     def server_ready(self, pid: int, when: Moment) -> None:
         """Record that a server accepts clients; the queued clients of its user are sent to it."""
         self.daemon.served_at = when.at
         self.open_server(self.servers.get(pid) or self.servers.adopt(pid, when.at), when)
 
     def open_server(self, server: TrackedServer, when: Moment) -> None:
-        """Mark a server as ready."""
         if server.uid is not None:
             self.daemon.forbidden_starts.pop(server.uid, None)
         self.servers.ready(server, when)
@@ -354,7 +336,7 @@ class DaemonState:
                 entry.uid != server.uid for entry in self.queue
             )
         lost_at = self.server_log_lost_at
-        log_lost = lost_at is not None and lost_at >= when.at - SHUTDOWN_TIMEOUT_SECONDS
+        log_lost = lost_at is not None and lost_at >= when.at - policy.SHUTDOWN_TIMEOUT_SECONDS
         cause = server.exit_cause(status, when.at, had_to_end=had_to_end, log_lost=log_lost)
         self.end_server(server, when, *cause)
 
@@ -386,8 +368,6 @@ class DaemonState:
     def shutdown_retry(self, milliseconds: int, _when: Moment) -> None:
         """Set the daemon's back-off before its next shutdown request."""
         self.daemon.backoff_seconds = milliseconds / 1000.0
-
-    # ------------------------------------------------------------------ clients
 
     def credentials_missing(self, when: Moment) -> None:
         """Record a caller whose first connection carried no credentials.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.log_lines import (
@@ -27,16 +28,7 @@ from mps_exporter.mps.log_lines import (
     ServerLogReader,
 )
 from mps_exporter.mps.log_parser import LogMerger
-from mps_exporter.mps.policy import (
-    EXIT_CONFIRM_SECONDS,
-    FULL,
-    LOST_LINE_SECONDS,
-    MAX_PIDS_REMEMBERED,
-    RECONCILE_TIMEOUT_SECONDS,
-    SILENCE_SECONDS,
-    START_TIME_TOLERANCE_SECONDS,
-    Quota,
-)
+from mps_exporter.mps.policy import FULL, Quota
 from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.servers import TrackedServer
@@ -70,7 +62,7 @@ class DaemonTracker:
         ) = None
         self.foreign_pids: frozenset[int] = frozenset()
         """Other daemons that write to the same logs, with their servers, by their own PIDs."""
-        self._foreign_servers: BoundedDict[int, None] = BoundedDict(MAX_PIDS_REMEMBERED)
+        self._foreign_servers: BoundedDict[int, None] = BoundedDict(policy.MAX_RECENT)
 
     def add_logs(self, observation: LogsObservation) -> None:
         """Add the new data of this daemon's logs; the rest of the observation is skipped.
@@ -133,8 +125,8 @@ class DaemonTracker:
 
         Only a query of the daemon proves that it is stuck.
         """
-        since, complete_until = self.state.daemon.stuck_since, self._merger.complete_until
-        if since is None or complete_until is None or complete_until < since + SILENCE_SECONDS:
+        since, complete = self.state.daemon.stuck_since, self._merger.complete_until
+        if since is None or complete is None or complete < since + policy.SILENCE_SECONDS:
             return None
         return since
 
@@ -151,8 +143,6 @@ class DaemonTracker:
             self._foreign_servers.pop(started, None)
         return entry.pid in self._foreign_servers
 
-    # ------------------------------------------------------------------ /proc and the kernel
-
     def observe(
         self,
         now: float,
@@ -160,13 +150,10 @@ class DaemonTracker:
         processes: Mapping[int, ProcessFacts],
         requested: Collection[int],
     ) -> None:
-        """Apply an observation of /proc.
+        """Apply an observation of /proc at `now`.
 
-        Args:
-            now: Time of the observation.
-            facts: The daemon.
-            processes: Existing processes of `requested`, by the host's PID.
-            requested: PIDs that were searched for; see DaemonState.pids_to_look_up().
+        `processes` are the existing processes of those `requested`, by the host's PID; see
+        DaemonState.pids_to_look_up().
         """
         started_at = self.state.daemon.started_at
         alive, daemon = _liveness(facts, processes, frozenset(requested), started_at)
@@ -180,10 +167,7 @@ class DaemonTracker:
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(self, now: float, alive: IsAlive, *, daemon: bool | None = None) -> None:
-        """Record which processes have exited, and which exist after all.
-
-        `daemon` is whether the control daemon's process exists, None if unknown.
-        """
+        """Record which processes have exited and which exist; None means unknown."""
         state, lifetime = self.state, self.state.daemon
         if daemon and lifetime.ended_at is not None and not state.readable["control"]:
             lifetime = state.daemon = DaemonLifetime()  # another one started, and no log shows it
@@ -209,12 +193,9 @@ class DaemonTracker:
     def observe_kernel(
         self, *, readable: bool, faults: Sequence[KernelFault], ranges: Iterable[AddressRanges]
     ) -> None:
-        """Apply the evidence about the causes of faults.
+        """Apply the last faults in the kernel log, and clients' memory read since the last call.
 
-        Args:
-            readable: Whether the kernel log is being read.
-            faults: The last faults in the kernel log.
-            ranges: Memory of this daemon's clients that was read since the last call.
+        `readable` is whether the kernel log is being read.
         """
         evidence = self.state.evidence
         evidence.readable, evidence.faults = readable, faults
@@ -238,7 +219,8 @@ class DaemonTracker:
             if at is not None:
                 self._confirm_server_exit(server, now._replace(at=at))
                 continue
-            seconds = LOST_LINE_SECONDS if server.names_clients else EXIT_CONFIRM_SECONDS
+            logged = server.names_clients
+            seconds = policy.LOST_LINE_SECONDS if logged else policy.EXIT_CONFIRM_SECONDS
             for client in server.clients:
                 at = _confirmed_at(client, complete_until, seconds)
                 if at is not None:
@@ -257,8 +239,6 @@ class DaemonTracker:
         else:
             state.servers.remove(server)
 
-    # ------------------------------------------------------------------ the control tool
-
     def reconcile(
         self, now: float, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
     ) -> None:
@@ -268,7 +248,7 @@ class DaemonTracker:
         an older one; so the reply waits. See reconcile.reconcile.
 
         Args:
-            now: Unix time. A recording may contain its first reply before its time.
+            now: Current time; a recording may contain its first reply before its time.
             at: Time of the query.
             listed: Servers that the daemon listed; None if it sent no list.
             replies: Replies about its servers.
@@ -282,7 +262,7 @@ class DaemonTracker:
         at, complete_until = self._pending_reply[0], self._merger.complete_until
         known = complete_until is not None and complete_until >= at
         no_readable_log = now >= at and not self._merger.any_readable
-        if known or no_readable_log or now - at > RECONCILE_TIMEOUT_SECONDS:
+        if known or no_readable_log or now - at > policy.MAX_HOLD_SECONDS:
             self._apply_reply()
 
     def _apply_reply(self) -> None:
@@ -303,7 +283,7 @@ def _update_missing_since(process: _Process, now: float, alive: bool | None) -> 
 
 
 def _confirmed_at(
-    process: _Process, complete_until: float, seconds: float = EXIT_CONFIRM_SECONDS
+    process: _Process, complete_until: float, seconds: float = policy.EXIT_CONFIRM_SECONDS
 ) -> float | None:
     """Return the time at which a process exited, if that is certain by now."""
     at = process.missing_since
@@ -331,7 +311,7 @@ def _liveness(
         return (lambda _pid, _at: None), True
 
     children = {server.pid for server in facts.servers}
-    slack = START_TIME_TOLERANCE_SECONDS
+    slack = policy.CLOCK_TOLERANCE_SECONDS
     if started_at is not None:
         slack += max(0.0, daemon.start_time_seconds - started_at)
 

@@ -11,18 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mps_exporter.mps.policy import (
-    ADMISSION_TIMEOUT_SECONDS,
-    FULL,
-    MAX_ADMITTED,
-    MAX_COUNTED_REFUSALS,
-    MAX_PIDS_REMEMBERED,
-    MAX_TIMELINE_SPANS,
-    REFUSAL_SECONDS,
-    SIMULTANEOUS_SECONDS,
-    TIMELINE_SECONDS,
-    Quota,
-)
+from mps_exporter.mps import policy
+from mps_exporter.mps.policy import FULL, Quota
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, TimelineSpan
 
@@ -168,10 +158,10 @@ class Admissions:
 
     def __init__(self) -> None:
         self._open: list[Admission] = []
-        self._admitted: BoundedDict[int, None] = BoundedDict(MAX_ADMITTED)
+        self._admitted: BoundedDict[int, None] = BoundedDict(FULL.clients)
         """PIDs that were sent here and have not disconnected."""
-        self._refused_at: BoundedDict[int, float] = BoundedDict(MAX_PIDS_REMEMBERED)
-        self._counted_refusals: deque[float] = deque(maxlen=MAX_COUNTED_REFUSALS)
+        self._refused_at: BoundedDict[int, float] = BoundedDict(policy.MAX_RECENT)
+        self._counted_refusals: deque[float] = deque(maxlen=policy.MAX_RECENT)
         """Times of counted refusals whose status lines may follow."""
 
     def __iter__(self) -> Iterator[Admission]:
@@ -205,15 +195,13 @@ class Admissions:
             admission.for_context |= admission.pid == pid
 
     def disconnected(self, pid: int) -> None:
-        """Forget a client that has disconnected: its PID may be sent again."""
         self._admitted.pop(pid, None)
 
     def disconnected_all(self) -> None:
         self._admitted.clear()
 
     def next_timer(self) -> float:
-        """Return the time at which expire() has something to do."""
-        return self._open[0].at + ADMISSION_TIMEOUT_SECONDS if self._open else NEVER
+        return self._open[0].at + policy.ADMISSION_TIMEOUT_SECONDS if self._open else NEVER
 
     def expire(self, when: Moment, *, ended: bool = False) -> None:
         """Drop the clients that have not connected in time; all of them if the server ended."""
@@ -230,7 +218,7 @@ class Admissions:
     def count_status(self, uid: int | None, pid: int, status: int, when: Moment) -> None:
         """Count a refusal with a CUDA error, unless its line with the cause was counted."""
         refusals = self._counted_refusals
-        while refusals and when.at - refusals[0] > REFUSAL_SECONDS:
+        while refusals and when.at - refusals[0] > policy.REFUSAL_SECONDS:
             refusals.popleft()
         if refusals:
             refusals.popleft()
@@ -248,7 +236,7 @@ class Admissions:
     def pop_refusal(self, pid: int, at: float) -> bool:
         """Return whether server.log has shown, at the same time, that this client was refused."""
         refused_at = self._refused_at.pop(pid, None)
-        return refused_at is not None and at - refused_at < SIMULTANEOUS_SECONDS
+        return refused_at is not None and at - refused_at < policy.SIMULTANEOUS_SECONDS
 
 
 Occupant = tuple[TimelineKind, int | None]
@@ -270,7 +258,7 @@ class Timeline:
     """
 
     def __init__(self) -> None:
-        self._spans: deque[_Span] = deque(maxlen=MAX_TIMELINE_SPANS)
+        self._spans: deque[_Span] = deque(maxlen=policy.MAX_TIMELINE_SPANS)
         self._open: dict[Occupant, _Span] = {}
         self._since_ms: int | None = None
 
@@ -290,12 +278,12 @@ class Timeline:
             span.end_ms = to_ms
             now_open[occupant] = span
         self._open = now_open
-        while self._spans and self._spans[0].end_ms < to_ms - TIMELINE_SECONDS * 1000:
+        while self._spans and self._spans[0].end_ms < to_ms - policy.TIMELINE_SECONDS * 1000:
             self._spans.popleft()
 
     def snapshot(self, now: float) -> tuple[float | None, tuple[TimelineSpan, ...]]:
         """Return the time from which on the timeline is known, and its spans up to `now`."""
-        begin_ms = round(now * 1000) - TIMELINE_SECONDS * 1000
+        begin_ms = round(now * 1000) - policy.TIMELINE_SECONDS * 1000
         spans = tuple(
             TimelineSpan(
                 kind=span.occupant[0],

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter.mps.log_parser import LogFilter, parse_line, withhold_unknown
-from mps_exporter.mps.policy import MAX_WITHHELD_BYTES
+from mps_exporter.mps.policy import MAX_LINE_BYTES
 
 PREFIX = b"[2026-11-21 08:55:42.578 Control   630] "
 KNOWN = PREFIX + b"NEW CLIENT 632 from user 1001: Server already exists\n"
@@ -47,7 +47,7 @@ def test_pieces_of_lines_are_put_together(cuts: list[int]) -> None:
 def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
     lines = LogFilter()
     shown = b"".join(lines.feed(b"x" * 10_000, restarted=False) for _ in range(20))
-    assert 2 * MAX_WITHHELD_BYTES < 20 * 10_000
+    assert 2 * MAX_LINE_BYTES < 20 * 10_000
     assert shown.count(b"withheld") == 2
     assert b"xx" not in shown
 
