@@ -16,7 +16,7 @@ from mps_exporter.mps.record import Counters
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
+from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -178,6 +178,21 @@ def more(tracker: DaemonTracker, text: str) -> float:
 def read(logs: Logs, **settings: Any) -> DaemonState:
     """What is known at the end of logs that were counted from the beginning."""
     return start(logs, **settings).state
+
+
+def counts(text: str, **settings: Any) -> dict[str, Any]:
+    """The counters after scripted lines, in the words of truth.json."""
+    return summary(read(script(text), **settings).counters)
+
+
+def incidents(state: DaemonState, kind: str) -> list[Incident]:
+    """The incidents of this kind, oldest first."""
+    return [incident for incident in state.incidents.snapshot() if incident.kind == kind]
+
+
+def values(state: DaemonState, metric: str) -> Mapping[LabelValues, float | Histogram]:
+    """The values of a metric."""
+    return state.counters.snapshot()[metric]
 
 
 def shown(state: DaemonState, now: float = 0.0) -> tuple[Any, ...]:

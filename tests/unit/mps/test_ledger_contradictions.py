@@ -11,7 +11,18 @@ from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_servers
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
-from testing.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
+from testing.mps_logs import (
+    EIGHT,
+    PIPE,
+    at,
+    counts,
+    more,
+    observation,
+    script,
+    start,
+    summary,
+    values,
+)
 from testing.mps_script import HOLDER, client, leaves
 
 DAEMON = ProcessFacts(630, EIGHT, state="S", namespace_pids=(630,))
@@ -230,7 +241,7 @@ def test_refusals_that_are_written_into_each_other_are_counted_once_each() -> No
         00:05.001 {status.format(301)}
         00:05.001 {status.format(302)}
     """
-    counters = summary(read(script(HOLDER + text)).counters)
+    counters = counts(HOLDER + text)
     assert counters["rejections"] == {"1001 context_limit": 2}
 
 
@@ -246,7 +257,7 @@ def test_a_server_that_the_tool_named_before_the_logs_were_read_has_not_exited()
     assert [server.pid for server in view.servers] == [110]
     assert next(iter(view.servers)).started_at < at("01:00")  # as the log says
     assert clients(tracker) == [100]
-    assert view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"] == {}
+    assert values(view, "mps_server_last_exit_timestamp_seconds") == {}
     assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
 
 
@@ -303,4 +314,4 @@ def test_whether_a_daemon_has_exited_its_pid_tells(
     tracker.add_logs(observation(at("00:50"), {}))
     view = tracker.state
     assert (view.daemon.ended_at is not None) is ended
-    assert bool(view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"]) is ended
+    assert bool(values(view, "mps_server_last_exit_timestamp_seconds")) is ended

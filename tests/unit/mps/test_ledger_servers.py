@@ -18,6 +18,8 @@ from testing.mps_logs import (
     Logs,
     at,
     counted,
+    counts,
+    incidents,
     more,
     observation,
     read,
@@ -25,6 +27,7 @@ from testing.mps_logs import (
     shown,
     start,
     summary,
+    values,
 )
 from testing.mps_script import (
     DAEMON,
@@ -42,12 +45,12 @@ KILLED = "00:05.000 C630 Server 110 exited with status 0\n"
 
 
 def exits(text: str) -> dict[str, int]:
-    found: dict[str, int] = summary(read(script(text)).counters)["server_exits"]
+    found: dict[str, int] = counts(text)["server_exits"]
     return found
 
 
 def test_a_killed_server_crashed_whatever_its_status() -> None:
-    found = summary(read(script(HOLDER + KILLED)).counters)
+    found = counts(HOLDER + KILLED)
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
     assert found["sessions"] == {"1001": [1, 3.8]}
@@ -55,11 +58,11 @@ def test_a_killed_server_crashed_whatever_its_status() -> None:
 
 
 def test_a_client_that_left_just_before_a_crash_is_no_loss() -> None:
-    left = summary(read(script(HOLDER + leaves("00:04.990", 100, 110) + KILLED)).counters)
+    left = counts(HOLDER + leaves("00:04.990", 100, 110) + KILLED)
     assert "losses" not in left
     leaving = "00:04.990 S110 Client {PID: 100, Context ID: 1} exiting. \
 Number of active client contexts is 0.\n"
-    found = summary(read(script(HOLDER + leaving + KILLED)).counters)
+    found = counts(HOLDER + leaving + KILLED)
     assert "losses" not in found
     assert found["disconnections"] == {"1001": 1}
 
@@ -97,7 +100,7 @@ def test_a_crash_after_lines_were_lost_says_so() -> None:
 
 
 def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
-    found = summary(read(script(HOLDER + server_ends("00:05.000", 110))).counters)
+    found = counts(HOLDER + server_ends("00:05.000", 110))
     assert found["server_exits"] == {"requested": 1}
     assert found["losses"] == {"1001 terminated": 1}
 
@@ -170,7 +173,7 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
 def test_late_lines_of_a_dead_server_do_not_bring_it_back() -> None:
     view = read(script(HOLDER + KILLED + leaves("00:05.001", 100, 110)))
     assert tuple(view.servers) == ()
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(1001,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(1001,): 1}
 
 
 # ---------------------------------------------------------------- the daemon
@@ -250,9 +253,8 @@ def test_a_server_that_writes_in_the_millisecond_of_the_daemons_start_is_its_own
 
 
 def test_a_daemon_that_is_asked_to_quit_drains() -> None:
-    text = (
-        HOLDER
-        + """
+    text = HOLDER
+    text += """
         00:05.000 C630 Accepting connection...
         00:05.000 C630 NEW UI
         00:05.000 C630 Cmd:quit
@@ -260,7 +262,6 @@ def test_a_daemon_that_is_asked_to_quit_drains() -> None:
         00:05.000 C630 Server 110 has 2 active worker threads. Server will not shutdown.
         00:05.000 C630 Control will try shutting down server 110 again in at most 200ms
     """
-    )
     view = read(script(text))
     assert view.daemon.quit_requested_at == at("00:05")
     assert view.handover_backoff_seconds == 0.2
@@ -271,29 +272,26 @@ def test_a_daemon_that_is_asked_to_quit_drains() -> None:
 
 
 def test_another_user_cannot_fake_a_draining_daemon() -> None:
-    text = (
-        HOLDER
-        + """
+    text = HOLDER
+    text += """
         00:05.000 C630 NEW UI
         00:05.000 C630 Cmd:quit
         00:05.000 C630 Insufficient privileges for UID 1001. Control deamon settings can only be \
 modified by the user who started it or by the root user.
         00:05.000 C630 UI closed
     """
-    )
     view = read(script(text))
     assert view.daemon.quit_requested_at is None
-    assert view.counters.snapshot()["mps_control_log_query_lines_total"][()] == 5
-    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
+    assert values(view, "mps_control_log_query_lines_total")[()] == 5
+    assert values(view, "mps_control_log_unrecognized_lines_total") == {
         ("control",): 0,
         ("server",): 0,
     }
 
 
 def test_replies_are_nobodys_events() -> None:
-    text = (
-        HOLDER
-        + """
+    text = HOLDER
+    text += """
         00:05.000 C630 NEW UI
         00:05.000 C630 Cmd:ps
         00:05.000 C630 PID       ID        SERVER         DEVICE     NAMESPACE      COMMAND
@@ -303,10 +301,9 @@ def test_replies_are_nobodys_events() -> None:
         00:05.000 C630 UI closed
         00:06.000 C630 A sentence of a driver yet to come
     """
-    )
     view = read(script(text))
-    assert view.counters.snapshot()["mps_control_log_query_lines_total"][()] == 8
-    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
+    assert values(view, "mps_control_log_query_lines_total")[()] == 8
+    assert values(view, "mps_control_log_unrecognized_lines_total") == {
         ("control",): 1,
         ("server",): 0,
     }
@@ -314,16 +311,14 @@ def test_replies_are_nobodys_events() -> None:
 
 
 def test_a_device_query_ties_ordinals_to_gpus() -> None:
-    text = (
-        HOLDER
-        + f"""
+    text = HOLDER
+    text += f"""
         00:05.000 C630 Cmd:device_query 110 --csv
         00:05.000 C630 Device Ordinal,PCI IDs,UUID,Name,Attributes
         00:05.000 C630 3,0000:00.06.00,{GPU},NVIDIA H200,N/A
         00:06.000 C630 Cmd:device_query 110
         00:06.000 C630 4               0000:00.07.00  {GPU}  NVIDIA H200        N/A
     """
-    )
     assert read(script(text)).devices == {3: GPU, 4: GPU}
 
 
@@ -366,23 +361,21 @@ def test_the_wording_of_2021() -> None:
     assert server.clients.count == 2
     assert server.thread_ratio == 0.5
     assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
-    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
+    assert values(view, "mps_control_log_unrecognized_lines_total") == {
         ("control",): 0,
         ("server",): 0,
     }
-    text = (
-        OLD
-        + """
+    text = OLD
+    text += """
         00:05.000 S17 Receive command failed, assuming client exit
         00:05.000 S17 Volta MPS: Client disconnected. Number of active client contexts is 1
         00:05.000 S17 Volta MPS: Client process disconnected
     """
-    )
     view = read(script(text))
     assert next(iter(view.servers)).clients.count == 1
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(0,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["connections"] == found["disconnections"] == {"0": 2}
     assert found["holding_seconds"] == {"0": pytest.approx(6.0 - 1.621)}
     assert "sessions" not in found  # who left when is not known
@@ -392,9 +385,9 @@ def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17")
     text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
     view = read(script(text))
-    assert view.counters.snapshot()["mps_client_connections_total"] == {(0,): 1}
+    assert values(view, "mps_client_connections_total") == {(0,): 1}
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["disconnections"] == {"0": 1}
     assert found["sessions"] == {"0": [1, pytest.approx(5.0 - 1.621)]}  # nobody else can it be
 
@@ -405,25 +398,23 @@ def test_of_several_clients_none_is_named_as_the_one_that_left_without_a_name() 
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
     view = read(script(text))
     assert next(iter(view.servers)).clients.count == 1
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(0,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["disconnections"] == {"0": 2}
     assert "sessions" not in found  # which of the two left at which time is not known
 
 
 def test_a_client_that_got_no_context_had_no_session() -> None:
-    text = (
-        HOLDER
-        + """
+    text = HOLDER
+    text += """
         00:02.000 C630 NEW CLIENT 300 from user 1001: Server already exists
         00:02.001 S110 Client {PID: 300, Context ID: 0} connected
         00:02.002 C630 NEW CLIENT 300 from user 1001: Server already exists
         00:02.003 S110 Failed to accept new client. Maximum number of clients (48) reached.
         00:04.000 S110 Client process 300 disconnected
     """
-    )
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["disconnections"] == {"1001": 1}
     assert "sessions" not in found
 
@@ -486,7 +477,7 @@ to pending list
         00:01.300 S13929 New client 14781 connected
         00:03.300 S13929 Client 14781 disconnected
     """
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["connections"] == found["disconnections"] == {"1000": 1}
     assert found["holding_seconds"] == {"1000": 2.0}
 
@@ -504,7 +495,7 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
     tracker.advance_to(at("00:10"))
     view = tracker.state
     assert [c.pid for c in next(iter(view.servers)).clients] == [101]
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(1001,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(1001,): 1}
     assert counted(view.counters, "mps_client_session_seconds") == {}
 
 
@@ -545,7 +536,7 @@ def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause
     view = tracker.state
     assert summary(view.counters)["server_exits"] == {cause: 1}
     if cause == "crashed":
-        (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_crashed"]
+        (incident,) = incidents(view, "server_crashed")
         assert "judged by control.log alone" in incident.detail
 
 
@@ -563,7 +554,7 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
         at("00:01.200"),
         1001,
     )
-    assert view.counters.snapshot()["mps_server_starts_total"] == {(1001,): 1}
+    assert values(view, "mps_server_starts_total") == {(1001,): 1}
     ended = Logs(b"", script(text + "00:05.000 S110 Exiting\n").server)
     found = summary(start(ended, readable=SERVER_ONLY).state.counters)
     assert found["server_exits"] == {"requested": 1}
@@ -572,7 +563,7 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
     found = summary(view.counters)
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
-    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_crashed"]
+    (incident,) = incidents(view, "server_crashed")
     # Only control.log tells an exit status.
     assert "its exit status cannot be seen, no orderly end in server.log" in incident.detail
 
@@ -671,9 +662,9 @@ def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     reconcile(tracker.state, at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert tracker.state.counters.snapshot()["mps_client_connections_total"] == {}
+    assert values(tracker.state, "mps_client_connections_total") == {}
     more(tracker, client("00:02.100", 100, 110))
-    assert tracker.state.counters.snapshot()["mps_client_connections_total"] == {(None,): 1}
+    assert values(tracker.state, "mps_client_connections_total") == {(None,): 1}
     assert next(iter(tracker.state.servers)).clients.count == 1
     more(tracker, leaves("00:05.000", 100, 110))
     found = summary(tracker.state.counters)
@@ -825,7 +816,7 @@ def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
     text = HOLDER + KILLED + arrives("00:05.500", 101, 1001)
     text += pending("00:06.000", 101, 1001) + server_starts("00:06.000", "00:06.100", 120, 1001)
     view = read(script(text + client("00:06.100", 101, 120)))
-    assert view.counters.snapshot()["mps_client_connections_total"] == {(1001,): 2}
+    assert values(view, "mps_client_connections_total") == {(1001,): 2}
     assert view.waits == ()
 
 

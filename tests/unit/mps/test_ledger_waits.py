@@ -6,7 +6,19 @@ import pytest
 
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
-from testing.mps_logs import Logs, at, counted, more, read, script, start, summary
+from testing.mps_logs import (
+    Logs,
+    at,
+    counted,
+    counts,
+    incidents,
+    more,
+    read,
+    script,
+    start,
+    summary,
+    values,
+)
 from testing.mps_script import (
     DAEMON,
     HOLDER,
@@ -39,7 +51,7 @@ def test_a_user_may_wait_with_several_clients() -> None:
     text += leaves("00:09.000", 100, 110) + server_ends("00:10.000", 110)
     text += server_starts("00:10.100", "00:10.300", 210, 1002)
     text += client("00:10.300", 200, 210) + client("00:10.301", 201, 210)
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["waits"] == {"1002": [2, pytest.approx(8.3 + 7.3)]}
     assert found["handovers"] == 1
     assert found["handover_idle_seconds"] == pytest.approx(1.3)
@@ -55,7 +67,7 @@ def test_an_idle_server_is_replaced_at_once_and_the_wait_is_short() -> None:
     text = HOLDER + leaves("00:05.000", 100, 110)
     text += pending("00:20.000", 200, 1002) + server_ends("00:20.060", 110)
     text += server_starts("00:20.061", "00:20.250", 210, 1002) + client("00:20.250", 200, 210)
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["waits"] == {"1002": [1, pytest.approx(0.25)]}
     assert found["handover_idle_seconds"] == pytest.approx(0.25)
     assert found["holding_seconds"] == {"1001": pytest.approx(3.8)}
@@ -69,7 +81,7 @@ def test_three_users_in_turn() -> None:
     assert waiting(view) == [(300, 1003, at("00:03"), 1002, False)]
     text += leaves("00:07.000", 200, 210) + server_ends("00:08.000", 210)
     text += server_starts("00:08.000", "00:08.500", 310, 1003) + client("00:08.500", 300, 310)
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["waits"] == {"1002": [1, 3.2], "1003": [1, 5.5]}
     assert found["handovers"] == 2
     assert found["handover_idle_seconds"] == pytest.approx(1.2 + 1.5)
@@ -174,7 +186,7 @@ def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
     for time in ("00:10", "00:09.300", "00:11"):  # a descriptor tells it after a look has
         tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
     tracker.advance_to(at("00:12"))
-    (incident,) = [i for i in tracker.state.incidents.snapshot() if i.kind == "wait_abandoned"]
+    (incident,) = incidents(tracker.state, "wait_abandoned")
     assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
 
 
@@ -186,7 +198,7 @@ def test_looking_again_and_again_does_not_put_off_a_death() -> None:
         tracker.advance_to(at(time) - 0.1)
     view = tracker.state
     assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
-    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "wait_abandoned"]
+    (incident,) = incidents(view, "wait_abandoned")
     assert incident.at == at("00:10")
 
 
@@ -208,7 +220,7 @@ def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
     assert counted(look(tracker, "00:20", {200}).counters, "mps_uid_waits_abandoned_total") == {
         (1002,): 1
     }
-    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "wait_abandoned"]
+    (incident,) = incidents(view, "wait_abandoned")
     assert (incident.pids, incident.seconds) == ((200,), 8.0)
 
 
@@ -238,7 +250,7 @@ def test_while_the_only_waiters_are_dead_nothing_is_idle_for_them() -> None:
     look(tracker, "00:03", {200})
     more(tracker, leaves("00:06.000", 100, 110))
     tracker.advance_to(at("00:30"))
-    assert tracker.state.counters.snapshot()["mps_uid_handover_idle_seconds_total"][()] == 0.0
+    assert values(tracker.state, "mps_uid_handover_idle_seconds_total")[()] == 0.0
 
 
 GHOST = (
@@ -277,7 +289,7 @@ def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None
     missing = "00:03.000 S110 User did not send valid credentials\n"
     served = read(script(HOLDER + missing))
     assert [server.is_ghost for server in served.servers] == [False]
-    assert not [one for one in served.incidents.snapshot() if one.kind == "ghost"]
+    assert not incidents(served, "ghost")
 
 
 def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
@@ -315,9 +327,9 @@ def test_a_ghost_stays_one_whatever_connects() -> None:
     assert waiting(view) == [(201, 1002, at("00:03"), 1002, False)]
     assert (
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters.snapshot()["mps_uid_handovers_total"][()],
+        values(view, "mps_uid_handovers_total")[()],
     ) == ({}, 0)
-    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "ghost"]
+    (incident,) = incidents(view, "ghost")
     assert incident.pids == (200,)
 
 
@@ -347,31 +359,29 @@ def test_a_wait_is_served_once_there_is_a_context() -> None:
     assert (
         view.waits,
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters.snapshot()["mps_uid_handovers_total"][()],
+        values(view, "mps_uid_handovers_total")[()],
     ) == ((), {}, 0)
     late = text + "00:25.000 S210 Client {PID: 200, Context ID: 1} connected\n"
     assert counted(read(script(late)).counters, "mps_uid_wait_seconds") == {}
     late += "00:25.000 S210 Status of client {PID: 200, Context ID: 1} is ACTIVE\n"
-    found = summary(read(script(late)).counters)
+    found = counts(late)
     assert (found["waits"], found["handovers"]) == ({"1002": [1, 3.3]}, 1)  # until it was ready
     gone = read(script(text + "00:25.000 S210 Client process 200 disconnected\n"))
     assert (
         counted(gone.counters, "mps_uid_wait_seconds"),
         counted(gone.counters, "mps_uid_waits_abandoned_total"),
     ) == ({}, {(1002,): 1})
-    (incident,) = [i for i in gone.incidents.snapshot() if i.kind == "wait_abandoned"]
+    (incident,) = incidents(gone, "wait_abandoned")
     assert (incident.detail, incident.seconds) == ("no_context", 23.0)
 
 
 def test_the_lines_of_a_context_may_come_in_any_order() -> None:
-    text = (
-        HOLDER
-        + """
+    text = HOLDER
+    text += """
         00:03.000 S110 Client {PID: 101, Context ID: 0} connected
         00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE
         00:03.000 S110 Client {PID: 101, Context ID: 1} connected
     """
-    )
     (server,) = read(script(text)).servers
     assert [(c.pid, *c.state) for c in server.clients] == [
         (100, "active", at("00:01.2")),
@@ -470,7 +480,7 @@ def test_a_server_that_may_not_be_started_lets_its_client_go_after_six_attempts(
     assert found["server_exits"] == {"requested": 1, "start_failed": 6}
     assert found["server_starts"] == {"1001": 1, "0": 6}
     assert found["waits_abandoned"] == {"0": 1}
-    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_start_failed"]
+    (incident,) = incidents(view, "server_start_failed")
     assert incident.count == 6
 
 
@@ -490,8 +500,7 @@ def test_when_the_daemon_goes_its_waits_are_abandoned(end: str) -> None:
 def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
     held = [
-        tracker.state.counters.snapshot()["mps_uid_holding_seconds_total"][1001,]
-        for t in ("00:05", "00:50")
+        values(tracker.state, "mps_uid_holding_seconds_total")[1001,] for t in ("00:05", "00:50")
     ]
     assert held == [3.8, 3.8]  # nobody has read the logs since
     tracker.advance_to(at("00:08"))
@@ -511,7 +520,7 @@ def test_the_gpu_is_not_idle_while_a_client_is_on_its_way_to_the_server() -> Non
     tracker = start(script(text))
     tracker.advance_to(at("00:06"))
     idle = "mps_uid_handover_idle_seconds_total"
-    assert tracker.state.counters.snapshot()[idle] == {(): 1.0}
+    assert values(tracker.state, idle) == {(): 1.0}
     more(tracker, client("00:07.000", 101, 110))
     tracker.advance_to(at("00:08"))
     counters = tracker.state.counters.snapshot()

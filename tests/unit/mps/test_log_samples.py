@@ -20,6 +20,7 @@ from testing.mps_logs import (
     SETTLED,
     at,
     counted,
+    incidents,
     numbers,
     observation,
     read,
@@ -28,6 +29,7 @@ from testing.mps_logs import (
     start,
     summary,
     truth,
+    values,
 )
 
 TRUTH = truth()
@@ -95,12 +97,12 @@ def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: i
     assert wait.since == at("32:03.165") + hours
     assert (
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters.snapshot()["mps_uid_handovers_total"][()],
+        values(view, "mps_uid_handovers_total")[()],
     ) == ({}, 0)
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == (
         {(1002,): abandoned} if abandoned else {}
     )
-    (ghost,) = [one for one in view.incidents.snapshot() if one.kind == "ghost"]
+    (ghost,) = incidents(view, "ghost")
     assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
 
 
