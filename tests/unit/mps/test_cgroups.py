@@ -176,12 +176,6 @@ def test_the_hierarchy_s_number_and_its_controllers_do_not_matter(parts: list[st
     assert parse_cgroup(f"0::{path}") == parse_cgroup(f"4:memory,cpu:{path}\n7:pids:/\n")
 
 
-def test_the_same_text_is_read_once() -> None:
-    """Reading the paths of 384 clients anew was a tenth of a collection's CPU."""
-    text = "0::/system.slice/job.service\n"
-    assert parse_cgroup(text) is parse_cgroup(text)
-
-
 _PART = st.text(st.characters(exclude_characters="/\0\n"), min_size=1).filter(
     lambda part: part not in {".", ".."}
 )

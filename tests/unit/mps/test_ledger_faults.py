@@ -237,21 +237,6 @@ def test_a_fault_without_a_device_in_the_log() -> None:
     assert values(tracker.state, "mps_server_faults_total") == {("",): 1}
 
 
-def test_a_terminated_client_is_one_loss_and_no_fault() -> None:
-    text = HOLDER
-    text += """
-        00:03.000 S110 MPS server requesting client {PID: 100, Context ID: 1} to exit
-    """
-    found = counts(text + leaves("00:03.010", 100, 110))
-    assert found["losses"] == {"1001 terminated": 1}
-    done = "00:03.005 S110 Client termination succeeded.\n"
-    both = text + done + leaves("00:03.010", 100, 110)
-    view = read(script(both))
-    assert summary(view.counters)["losses"] == {"1001 terminated": 1}
-    assert [i.kind for i in view.incidents.snapshot()].count("client_terminated") == 1
-    assert "faults" not in summary(view.counters)
-
-
 def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
     text = HOLDER
     text += """
@@ -364,25 +349,6 @@ def test_a_draining_daemon_does_not_refuse_but_does_not_answer() -> None:
 
 
 # ---------------------------------------------------------------- contexts and GPUs
-
-
-def test_a_context_is_tied_to_the_gpu_named_just_before_its_status() -> None:
-    text = (
-        DAEMON
-        + server_starts("00:01.000", "00:01.200", 110, 1001)
-        + f"""
-        00:02.000 S110 Client {{PID: 100, Context ID: 0}} connected
-        00:02.000 S110 Client {{PID: 101, Context ID: 0}} connected
-        00:02.000 S110 Client {{PID: 100, Context ID: 1}} connected
-        00:02.000 S110 Client {{PID: 101, Context ID: 1}} connected
-        00:02.000 S110 Device NVIDIA H200 (uuid {GPU_TWO}) is associated
-        00:02.000 S110 Status of client {{PID: 101, Context ID: 1}} is ACTIVE
-        00:02.001 S110 Device NVIDIA H200 (uuid {GPU}) is associated
-        00:02.001 S110 Status of client {{PID: 100, Context ID: 1}} is ACTIVE
-    """
-    )
-    (server,) = read(script(text)).servers
-    assert {c.pid: c.contexts_by_gpu for c in server.clients} == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
 
 
 def test_a_late_line_of_a_fault_begins_no_other() -> None:

@@ -13,7 +13,6 @@ from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from testing.mps_logs import (
     GPU,
     GPU_TWO,
-    LOGS,
     PIPE,
     Logs,
     at,
@@ -47,14 +46,6 @@ KILLED = "00:05.000 C630 Server 110 exited with status 0\n"
 def exits(text: str) -> dict[str, int]:
     found: dict[str, int] = counts(text)["server_exits"]
     return found
-
-
-def test_a_killed_server_crashed_whatever_its_status() -> None:
-    found = counts(HOLDER + KILLED)
-    assert found["server_exits"] == {"crashed": 1}
-    assert found["losses"] == {"1001 server_crashed": 1}
-    assert found["sessions"] == {"1001": [1, 3.8]}
-    assert found["disconnections"] == {"1001": 1}
 
 
 def test_a_client_that_left_just_before_a_crash_is_no_loss() -> None:
@@ -105,24 +96,6 @@ def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
     assert found["losses"] == {"1001 terminated": 1}
 
 
-def test_a_crash_loop_is_counted_to_the_last_start() -> None:
-    text = DAEMON + pending("00:01.000", 100, 1001)
-    for index in range(300):
-        second = f"00:{1 + index // 20:02}.{50 * (index % 20):03}"
-        pid = 2000 + 3 * index
-        text += f"""
-            {second} C64 Starting new server {pid} for user 1001
-            {second} C64 Server encountered a fatal exception. Shutting down
-            {second} C64 Server {pid} exited with status 1
-        """
-    view = read(script(text))
-    found = summary(view.counters)
-    assert found["server_starts"] == {"1001": 300}
-    assert found["server_exits"] == {"start_failed": 300}
-    assert [i.count for i in view.incidents.snapshot() if i.kind == "server_start_failed"] == [300]
-    assert "waits_abandoned" not in found
-
-
 def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += """
@@ -145,18 +118,6 @@ def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
     ]
 
 
-def test_a_server_killed_before_it_was_ready_failed_to_start() -> None:
-    text = DAEMON + pending("00:01.000", 100, 1001)
-    text += "00:01.000 C64 Starting new server 110 for user 1001\n" + KILLED
-    assert exits(text) == {"start_failed": 1}
-
-
-def test_a_server_that_initialises() -> None:
-    text = DAEMON + "00:01.000 C110 Starting new server 110 for user 1001\n"
-    (server,) = read(script(text)).servers
-    assert (server.state, server.ready_at) == ("INITIALIZING", None)
-
-
 def test_a_server_with_an_unread_start_is_accepted() -> None:
     text = client("00:03.000", 100, 110)
     (server,) = read(script(text)).servers
@@ -170,25 +131,7 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
     assert exits("00:01.000 C630 NEW UI\n" + KILLED) == {"crashed": 1}
 
 
-def test_late_lines_of_a_dead_server_do_not_bring_it_back() -> None:
-    view = read(script(HOLDER + KILLED + leaves("00:05.001", 100, 110)))
-    assert tuple(view.servers) == ()
-    assert values(view, "mps_client_disconnections_total") == {(1001,): 1}
-
-
 # ---------------------------------------------------------------- the daemon
-
-
-def test_a_new_daemon_without_the_old_ones_farewell() -> None:
-    again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
-    view = read(script(HOLDER + again))
-    found = summary(view.counters)
-    assert found["daemon_starts"] == 2
-    assert found["server_exits"] == {"daemon_died": 1}
-    assert found["losses"] == {"1001 daemon_died": 1}
-    assert view.daemon.ended_at is None
-    kinds = [incident.kind for incident in view.incidents.snapshot()]
-    assert kinds == ["daemon_started", "daemon_died", "daemon_started"]
 
 
 def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -> None:
@@ -208,22 +151,6 @@ def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -
     assert found["server_exits"] == {"daemon_died": 1}
     assert found["daemon_starts"] == 2
     assert not tracker.state.daemon.died
-
-
-def test_a_daemon_that_quit_did_not_die() -> None:
-    tracker = start(script(HOLDER))
-    tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
-    more(
-        tracker,
-        leaves("00:04.000", 100, 110)
-        + "00:04.100 C630 Cmd:quit\n"
-        + server_ends("00:04.200", 110)
-        + "00:04.300 C630 Exit with status 0\n",
-    )
-    tracker.advance_to(at("00:09"))
-    view = tracker.state
-    assert (view.daemon.died, view.daemon.ended_at) == (False, at("00:04.3"))
-    assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
 def test_a_daemon_seen_again_was_only_missed() -> None:
@@ -250,25 +177,6 @@ def test_a_server_that_writes_in_the_millisecond_of_the_daemons_start_is_its_own
     assert [server.pid for server in view.servers] == [110]
     assert summary(view.counters).get("server_exits", {}) == {}
     assert [incident.kind for incident in view.incidents.snapshot()] == ["daemon_started"]
-
-
-def test_a_daemon_that_is_asked_to_quit_drains() -> None:
-    text = HOLDER
-    text += """
-        00:05.000 C630 Accepting connection...
-        00:05.000 C630 NEW UI
-        00:05.000 C630 Cmd:quit
-        00:05.000 C630 Try shutting down server 110, backoff is disabled
-        00:05.000 C630 Server 110 has 2 active worker threads. Server will not shutdown.
-        00:05.000 C630 Control will try shutting down server 110 again in at most 200ms
-    """
-    view = read(script(text))
-    assert view.daemon.quit_requested_at == at("00:05")
-    assert view.handover_backoff_seconds == 0.2
-    text += leaves("00:09.000", 100, 110) + server_ends("00:09.100", 110)
-    view = read(script(text + "00:09.200 C630 Exit with status 0\n"))
-    assert view.daemon.quit_requested_at is None
-    assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
 def test_another_user_cannot_fake_a_draining_daemon() -> None:
@@ -403,20 +311,6 @@ def test_of_several_clients_none_is_named_as_the_one_that_left_without_a_name() 
     found = counts(text)
     assert found["disconnections"] == {"0": 2}
     assert "sessions" not in found  # which of the two left at which time is not known
-
-
-def test_a_client_that_got_no_context_had_no_session() -> None:
-    text = HOLDER
-    text += """
-        00:02.000 C630 NEW CLIENT 300 from user 1001: Server already exists
-        00:02.001 S110 Client {PID: 300, Context ID: 0} connected
-        00:02.002 C630 NEW CLIENT 300 from user 1001: Server already exists
-        00:02.003 S110 Failed to accept new client. Maximum number of clients (48) reached.
-        00:04.000 S110 Client process 300 disconnected
-    """
-    found = counts(text)
-    assert found["disconnections"] == {"1001": 1}
-    assert "sessions" not in found
 
 
 def test_without_an_exiting_line_control_log_decides() -> None:
@@ -679,14 +573,6 @@ def facts(**process: object) -> DaemonFacts:
     return DaemonFacts(PIPE, "/logs", process=daemon)
 
 
-def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    young = {200: ProcessFacts(200, at("00:30"))}
-    tracker.observe(at("00:40"), facts(), young, tracker.state.pids_to_look_up())
-    tracker.advance_to(at("00:42"))
-    assert [w.dead for w in tracker.state.waits] == [True]
-
-
 @pytest.mark.parametrize(
     ("process", "dead"),
     [
@@ -796,28 +682,6 @@ def test_incidents_can_be_read_one_after_another() -> None:
     more(tracker, KILLED)
     news, seen = tracker.state.incidents.since(seen)
     assert [(i.kind, i.pids) for i in news] == [("server_crashed", (100,))]
-
-
-def test_a_client_of_many_contexts() -> None:
-    text = HOLDER + client_on("00:02.000", 300, 110, GPU)
-    text += "00:03.000 S110 Client {PID: 300, Context ID: 2} connected\n"
-    (server,) = read(script(text)).servers
-    (two,) = [c for c in server.clients if c.pid == 300]
-    assert two.contexts_by_gpu == {GPU: 1, "": 1}
-
-
-def test_logs_of_another_daemon_are_not_ours() -> None:
-    tracker = DaemonTracker("/elsewhere")
-    tracker.add_logs(observation(at("00:09"), {log: script(HOLDER)[log] for log in LOGS}))
-    assert tuple(tracker.state.servers) == ()
-
-
-def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
-    text = HOLDER + KILLED + arrives("00:05.500", 101, 1001)
-    text += pending("00:06.000", 101, 1001) + server_starts("00:06.000", "00:06.100", 120, 1001)
-    view = read(script(text + client("00:06.100", 101, 120)))
-    assert values(view, "mps_client_connections_total") == {(1001,): 2}
-    assert view.waits == ()
 
 
 def test_a_client_keeps_the_memory_limits_of_its_server_where_these_were_logged() -> None:

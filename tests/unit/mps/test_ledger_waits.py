@@ -57,47 +57,6 @@ def test_a_user_may_wait_with_several_clients() -> None:
     assert found["handover_idle_seconds"] == pytest.approx(1.3)
 
 
-def test_clients_that_come_just_before_another_users_server_starts_wait_for_it() -> None:
-    text = DAEMON + pending("00:01.000", 100, 1001) + pending("00:01.000", 200, 1002)
-    text += server_starts("00:01.001", "00:01.200", 110, 1001)
-    assert waiting(read(script(text))) == [(200, 1002, at("00:01"), 1001, False)]
-
-
-def test_an_idle_server_is_replaced_at_once_and_the_wait_is_short() -> None:
-    text = HOLDER + leaves("00:05.000", 100, 110)
-    text += pending("00:20.000", 200, 1002) + server_ends("00:20.060", 110)
-    text += server_starts("00:20.061", "00:20.250", 210, 1002) + client("00:20.250", 200, 210)
-    found = counts(text)
-    assert found["waits"] == {"1002": [1, pytest.approx(0.25)]}
-    assert found["handover_idle_seconds"] == pytest.approx(0.25)
-    assert found["holding_seconds"] == {"1001": pytest.approx(3.8)}
-
-
-def test_three_users_in_turn() -> None:
-    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:03.000", 300, 1003)
-    text += leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
-    text += server_starts("00:05.000", "00:05.200", 210, 1002) + client("00:05.200", 200, 210)
-    view = read(script(text))
-    assert waiting(view) == [(300, 1003, at("00:03"), 1002, False)]
-    text += leaves("00:07.000", 200, 210) + server_ends("00:08.000", 210)
-    text += server_starts("00:08.000", "00:08.500", 310, 1003) + client("00:08.500", 300, 310)
-    found = counts(text)
-    assert found["waits"] == {"1002": [1, 3.2], "1003": [1, 5.5]}
-    assert found["handovers"] == 2
-    assert found["handover_idle_seconds"] == pytest.approx(1.2 + 1.5)
-
-
-def test_forty_short_clients_overtake() -> None:
-    text = HOLDER + pending("00:02.000", 200, 1002)
-    for index in range(35):
-        second = f"00:{3 + index // 4:02}.{250 * (index % 4):03}"
-        pid = 1000 + index
-        arrival = f"{second} C630 NEW CLIENT {pid} from user 1001: Server already exists\n"
-        text += f"{second} C630 User did not send valid credentials\n"
-        text += arrival + client(second, pid, 110) + arrival + arrival + leaves(second, pid, 110)
-    assert counted(read(script(text)).counters, "mps_uid_overtakes_total") == {(1001,): 35}
-
-
 def test_an_overtaker_whose_number_is_used_again_counts_again() -> None:
     arrival = "C630 NEW CLIENT 101 from user 1001: Server already exists\n"
     text = HOLDER + pending("00:02.000", 200, 1002)
@@ -105,11 +64,6 @@ def test_an_overtaker_whose_number_is_used_again_counts_again() -> None:
         text += f"00:{second}.000 {arrival}" + client(f"00:{second}.000", 101, 110)
         text += leaves(f"00:{second}.500", 101, 110)
     assert counted(read(script(text)).counters, "mps_uid_overtakes_total") == {(1001,): 2}
-
-
-def test_a_client_with_no_waiter_behind_it_overtakes_no_client() -> None:
-    text = HOLDER + "00:03.000 C630 NEW CLIENT 101 from user 1001: Server already exists\n"
-    assert counted(read(script(text)).counters, "mps_uid_overtakes_total") == {}
 
 
 def test_the_number_of_a_waiting_client_given_to_another_user_means_that_it_is_gone() -> None:
@@ -188,18 +142,6 @@ def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
     tracker.advance_to(at("00:12"))
     (incident,) = incidents(tracker.state, "wait_abandoned")
     assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
-
-
-def test_looking_again_and_again_does_not_put_off_a_death() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    for time in ("00:10", "00:10.500", "00:11", "00:11.500"):
-        assert waiting(tracker.state) == [(200, 1002, at("00:02"), 1001, False)]
-        tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
-        tracker.advance_to(at(time) - 0.1)
-    view = tracker.state
-    assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
-    (incident,) = incidents(view, "wait_abandoned")
-    assert incident.at == at("00:10")
 
 
 def test_processes_whose_exit_no_log_shows_are_watched() -> None:
@@ -339,16 +281,6 @@ def test_a_ghost_needs_no_control_log_and_no_names() -> None:
     logs = Logs(b"", script(text).server)
     (server,) = start(logs, readable=("server",)).state.servers
     assert server.is_ghost
-
-
-def test_a_server_that_gives_a_client_a_context_is_no_ghost() -> None:
-    active = """
-        00:07.000 S461 Client {PID: 201, Context ID: 1} connected
-        00:07.000 S461 Status of client {PID: 201, Context ID: 1} is ACTIVE
-    """
-    view = read(script(DEAF + active))
-    assert (next(iter(view.servers)).is_ghost, view.waits) == (False, ())
-    assert summary(view.counters)["waits"] == {"1002": [1, pytest.approx(2.3)]}
 
 
 def test_a_wait_is_served_once_there_is_a_context() -> None:

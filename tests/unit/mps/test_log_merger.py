@@ -97,16 +97,6 @@ def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
     assert len(out(sequencer, at("00:02.100"))) == 1
 
 
-def test_silence_of_a_log_lets_the_other_speak() -> None:
-    sequencer = LogMerger()
-    sequencer.set_readable("server", readable=True)
-    sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
-    sequencer.mark_idle("server", at("00:02.050"))
-    assert out(sequencer, at("00:02.050")) == []
-    sequencer.mark_idle("server", at("00:02.150"))
-    assert len(out(sequencer, at("00:02.150"))) == 1
-
-
 def test_no_line_is_held_for_ever() -> None:
     sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
@@ -176,14 +166,6 @@ def test_the_zone_of_the_stamps() -> None:
     sequencer = LogMerger()
     sequencer.add_chunk(chunk("control", "00:01.000 C630 NEW UI", utc_offset_seconds=3600.0))
     assert out(sequencer)[0].at == at("00:01") - 3600.0
-
-
-def test_what_is_history_is_marked_as_such() -> None:
-    sequencer = LogMerger()
-    data = script("00:01.000 C630 NEW UI\n00:02.000 C630 UI closed").control
-    sequencer.add_chunk(chunk("control", data[:50], history=True))
-    sequencer.add_chunk(chunk("control", data[50:]))
-    assert [entry.counted for entry in out(sequencer)] == [False, True] or data[49:50] != b"\n"
 
 
 def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
