@@ -29,7 +29,7 @@ EIGHT = 1795248000.0
 """What DAY's full hour is in Unix time."""
 
 SETTLED = 0.1004
-"""So long after a line, the end of the file proves that nothing older is missing."""
+"""Time after a line at which the end of the file proves that no older line is missing."""
 
 _WRITERS = {
     "C": ("control", "Control"),
@@ -137,7 +137,7 @@ def observation(
     history: bool = False,
     readable: Iterable[LogName] = LOGS,
 ) -> LogsObservation:
-    """One look at the logs, read to their end."""
+    """An observation of the logs, read to their end."""
     readable = tuple(readable)
     end = now if complete is None else complete
     return LogsObservation(
@@ -168,7 +168,7 @@ def start(
 
 
 def more(tracker: DaemonTracker, text: str) -> float:
-    """Let an exporter read further scripted lines; gives when the last was written."""
+    """Feed further scripted lines to an exporter. Return the time of the last line."""
     logs = script(text)
     end = logs.stamps()[-1]
     tracker.add_logs(observation(end + SETTLED, {log: logs[log] for log in LOGS}))

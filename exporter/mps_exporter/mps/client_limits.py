@@ -1,7 +1,7 @@
 """Effects of MPS's limits: percentages in SMs, memory in bytes, priorities, contexts of a server.
 
-"Measured" means: on an H200 (132 SMs), driver 580. None stands for everything that was neither
-measured nor documented: there are no guesses.
+"Measured" means: on an H200 (132 SMs), driver 580. The functions return None, never a guess, for
+what was not measured or documented.
 """
 
 from __future__ import annotations

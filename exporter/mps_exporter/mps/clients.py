@@ -83,10 +83,8 @@ class TrackedClient:
     had_context: bool = False
     active_since: float | None = None
     """Time at which its first context became ACTIVE, by server.log."""
-    activations: int = 0
-    """Contexts that became ACTIVE."""
-    ranges_requested: int = 0
-    """Value of `activations` when its address ranges were last requested."""
+    unmapped: bool = False
+    """A context became ACTIVE after its address ranges were last requested."""
     torn_down_at: float | None = None
     """Time of the fatal GPU error that hit it. It cannot use the GPU any more."""
     wait: QueuedClient | None = None
@@ -358,7 +356,7 @@ class ServerClients:
             return False
         del client.creating[context]
         client.had_context = True
-        client.activations += 1
+        client.unmapped = True
         client.active_since = when.at if client.active_since is None else client.active_since
         wait, client.wait = client.wait, None
         if wait is not None:
@@ -431,7 +429,7 @@ class ServerClients:
         """End all clients with their server.
 
         Args:
-            cause: Loss cause of the clients, "" if the server's end is no loss.
+            cause: Loss cause of the clients, "" if they are not lost with the server.
             when: Time of the end.
             ghost: Whether it was a ghost server.
 

@@ -164,8 +164,6 @@ class Fault:
     """GPUs that it hit, for which it is counted; "" if the log does not show the GPU."""
     handled: bool = False
     listed: bool = False
-    closed: bool = False
-    """The log's report is complete."""
     verdict: Verdict | None = None
     """None until the cause is decided."""
     losses: list[tuple[int, int | None]] = field(default_factory=list)
@@ -313,7 +311,6 @@ class ServerFaults:
         if fault is None:
             return
         self._count_unnamed_gpu(fault, when)
-        fault.closed = True
         self._decide(fault, when)
 
     def _reported(self, when: Moment, *, new: bool = False) -> Fault:
@@ -381,8 +378,8 @@ class ServerFaults:
 
     def _decide(self, fault: Fault, when: Moment, *, final: bool = False) -> None:
         """Decide the cause of a fault, and count its victims, once it is proved or too late."""
-        if not fault.closed:
-            return
+        if fault is self._current:
+            return  # the log's report is not complete
         verdict = self._evidence.judge(fault.at, fault.uuids)
         if verdict.cause == "unknown" and self._evidence.readable and not final:
             return

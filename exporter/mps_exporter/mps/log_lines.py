@@ -198,8 +198,8 @@ _TERMINATE = re.compile(r"terminate_client +(\d{1,7}) +(\d{1,7})", re.ASCII)
 class ControlLogReader:
     """Applies the lines of control.log.
 
-    A command's reply is between the command and the next line of the daemon's own: such lines are
-    no events, whatever their text. A line that another line must follow within 0.1 s (driver 580)
+    The lines between a command and the daemon's next own line are the command's reply, whatever
+    their text. A line that another line must follow within 0.1 s (driver 580)
     starts a silence: a stuck daemon does not write the other line.
     """
 
@@ -413,15 +413,15 @@ class ServerLogReader:
         state.server_log_at = when.at
         state.daemon.sent_at = None
         self._pid = entry.pid
-        if name == UNRECOGNIZED:
-            _count_unrecognized(when)
-        elif name == NUMBER:
+        if name == NUMBER:
             server = state.servers.get(entry.pid)
             if server is not None and not server.faults.add_number(int(values[0]), when):
-                _count_unrecognized(when)
+                name = UNRECOGNIZED
+        if name == UNRECOGNIZED:
+            when.increment("mps_control_log_unrecognized_lines_total", log="server")
         elif name in ("invalid_device", "server_failed"):  # not written by a running server
             getattr(self, name)(*values, when)
-        elif name not in (KNOWN, CONTINUATION.name) and self._find_server(name, when):
+        elif name not in (KNOWN, CONTINUATION.name, NUMBER) and self._find_server(name, when):
             attrgetter(name)(self)(*values, when)
 
     def _find_server(self, name: str, when: Moment) -> bool:
@@ -479,7 +479,3 @@ class ServerLogReader:
         server = self._state.servers.latest()
         uid = None if server is None else server.uid
         when.count_rejection(uid, "invalid_device", (self._pid,))
-
-
-def _count_unrecognized(when: Moment) -> None:
-    when.increment("mps_control_log_unrecognized_lines_total", log="server")

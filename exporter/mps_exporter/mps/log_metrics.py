@@ -23,7 +23,7 @@ WAIT_BOUNDS = (
     *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
 )
 """Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
-Other durations have no buckets: no rule and no dashboard uses their distribution."""
+Rules and dashboards do not use the distribution of other durations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from mps_exporter.observations import LogChunk, LogName
 LINE_TOO_LONG = Event(UNRECOGNIZED, ("(a line longer than the maximum)",))
 
 _PREFIX = re.compile(
-    r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3}) "
+    r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) "
     r"([A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})?) +(\d{1,7})\](.*)",
     re.ASCII | re.DOTALL,
 )
@@ -90,21 +90,16 @@ class Line(NamedTuple):
 def parse_line(line: str | bytes) -> Line:
     """Parse a line, given without its line end."""
     found = _PREFIX.fullmatch(line if isinstance(line, str) else line.decode("utf-8", "replace"))
-    second_ms = None if found is None else _second_ms(found[1])
-    if found is None or second_ms is None:
+    if found is None:
         return Line(None, "", 0, CONTINUATION)
-    component, message = found[3], found[5]
+    try:
+        time = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+    except ValueError:  # there is no such time
+        return Line(None, "", 0, CONTINUATION)
+    component, message = found[2], found[4]
     parse = _long_event if len(message) > policy.MAX_MESSAGE else _event
     event = parse(component == "Control", message)
-    return Line(second_ms + int(found[2]), component, int(found[4]), event)
-
-
-@lru_cache(maxsize=256)
-def _second_ms(text: str) -> int | None:
-    try:
-        return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000
-    except ValueError:
-        return None
+    return Line(round(time.timestamp() * 1000), component, int(found[3]), event)
 
 
 def _long_event(control: bool, message: str) -> Event:
@@ -224,13 +219,11 @@ class _LogBuffer:
         self._last_key = float("-inf")
         self._last_at: float | None = None
         self._complete = float("-inf")
-        self._has_data = False
-        self._more_waiting = False
-        self._fed_at = float("-inf")
+        self._behind_at = float("-inf")
+        """Time of the last read, if more data was waiting then."""
 
     def add_chunk(self, chunk: LogChunk) -> None:
-        self._more_waiting = chunk.complete_until is None
-        self._fed_at = chunk.at
+        self._behind_at = chunk.at if chunk.complete_until is None else float("-inf")
         if chunk.data or chunk.restarted or chunk.lost_bytes:
             self._chunks.append(chunk)
         elif chunk.complete_until is not None:
@@ -244,7 +237,6 @@ class _LogBuffer:
             until -= policy.WRITE_RACE_SECONDS
             if until > self._complete or until < self._complete - policy.CLOCK_JUMP_SECONDS:
                 self._complete = until
-            self._has_data = True
 
     def peek(self) -> _BufferedEntry | None:
         while not self._entries and self._chunks:
@@ -265,14 +257,12 @@ class _LogBuffer:
 
     def is_behind(self, since: float) -> bool:
         """Return whether more of it is waiting to be read, and it was read after this time."""
-        return self._more_waiting and self._fed_at > since
+        return self._behind_at > since
 
     def complete_until(self) -> float | None:
         head = self.peek()
         if head is not None:
             return head[0]
-        if not self._has_data:
-            return None
         if self._last_key - policy.CLOCK_JUMP_SECONDS > self._complete > float("-inf"):
             return self._complete  # the clock was set back after the last line
         known = max(self._complete, self._last_key)
@@ -290,7 +280,6 @@ class _LogBuffer:
             self._too_long = False
         if len(self._partial_line) > policy.MAX_LINE_BYTES:
             self._partial_line, self._too_long = b"", True
-        self._has_data = True
         if chunk.complete_until is not None:
             self._complete = chunk.complete_until - policy.WRITE_RACE_SECONDS
 

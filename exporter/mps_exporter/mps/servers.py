@@ -319,7 +319,9 @@ class Servers:
 
     def adopt(self, pid: int, at: float) -> TrackedServer:
         """Add a running server whose start is not in the log."""
-        return self._add(pid, None, at, start_unknown=True)
+        server = TrackedServer(pid, None, at, self._shared, start_unknown=True)
+        self._servers[pid] = server
+        return server
 
     def start(self, pid: int, uid: int, when: Moment) -> None:
         """Add a server process that the daemon starts."""
@@ -328,7 +330,8 @@ class Servers:
             # The timestamps are equal, and server.log came first.
             server.uid, server.started_at, server.start_unknown = uid, when.at, False
         else:
-            server = self._add(pid, uid, when.at, start_unknown=False)
+            server = TrackedServer(pid, uid, when.at, self._shared, start_unknown=False)
+            self._servers[pid] = server
         self._shared.queue.block_others(uid, when)
         for entry in self._shared.queue:
             if entry.uid == uid:
@@ -377,8 +380,3 @@ class Servers:
         server = self._servers.get(pid)
         if server is not None and server.start_unknown:
             del self._servers[pid]
-
-    def _add(self, pid: int, uid: int | None, at: float, *, start_unknown: bool) -> TrackedServer:
-        server = TrackedServer(pid, uid, at, self._shared, start_unknown=start_unknown)
-        self._servers[pid] = server
-        return server

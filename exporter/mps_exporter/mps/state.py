@@ -169,8 +169,8 @@ class DaemonState:
         for server in self.servers:
             again = server.faults.request_memory()
             for client in server.clients:
-                if again or client.activations > client.ranges_requested:
-                    client.ranges_requested = client.activations
+                if again or client.unmapped:
+                    client.unmapped = False
                     found.append(client.pid)
         return [pid for pid in found if pid]
 
@@ -311,7 +311,7 @@ class DaemonState:
         self.daemon.backoff_seconds = None
 
     def server_exited(self, pid: int, status: int, when: Moment) -> None:
-        """End a server by control.log. Its status is no evidence: 0 is also written after SIGKILL.
+        """End a server by control.log. Its status proves nothing: 0 is also written after SIGKILL.
 
         A server that no earlier line names is added first.
         """

@@ -43,7 +43,7 @@ _TIMELESS = frozenset(
     {KNOWN, CONTINUATION.name, UNRECOGNIZED}
     | {"ui_opened", "ui_command", "ui_closed", "ui_refused"}
 )
-"""Events that change neither servers nor the queue: most lines of a control.log."""
+"""Events that leave servers and queue unchanged: most lines of a control.log."""
 
 
 class DaemonTracker:

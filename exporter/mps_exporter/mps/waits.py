@@ -78,11 +78,10 @@ class ClientQueue:
     """Queued clients, oldest first."""
 
     def __init__(self, quota: Quota = FULL) -> None:
-        self._entries: BoundedDict[int, QueuedClient] = BoundedDict(quota.queued)
-        self._unnamed_key = 0
+        self._entries: deque[QueuedClient] = deque(maxlen=quota.queued)
 
     def __iter__(self) -> Iterator[QueuedClient]:
-        return iter(self._entries.values())
+        return iter(list(self._entries))
 
     def push(self, pid: int, uid: int, when: Moment) -> QueuedClient:
         """Add a client.
@@ -91,29 +90,29 @@ class ClientQueue:
         queued already, for the same user, is the same client; for another user, it belongs to a new
         process, so the older client is dead.
         """
-        if pid == 0:
-            self._unnamed_key -= 1
-        key = pid or self._unnamed_key
-        known = self._entries.get(key)
+        known = next((entry for entry in self._entries if pid and entry.pid == pid), None)
         if known is not None:
             if known.uid == uid and not known.dead:
                 return known
-            del self._entries[key]
+            self._entries.remove(known)
             known.abandon(when)
-        entry = self._entries[key] = QueuedClient(pid, uid, when.at)
+        entry = QueuedClient(pid, uid, when.at)
+        self._entries.append(entry)
         return entry
 
     def pop_user(self, uid: int) -> list[QueuedClient]:
         """Remove a user's clients: their server is ready, or will never be."""
-        keys = [key for key, entry in self._entries.items() if entry.uid == uid]
-        return [self._entries.pop(key) for key in keys]
+        popped = [entry for entry in self._entries if entry.uid == uid]
+        for entry in popped:
+            self._entries.remove(entry)
+        return popped
 
     def pop_client(self, pid: int, uid: int | None) -> QueuedClient | None:
         """Remove a client that is served; for PID 0, the user's oldest client with PID 0."""
-        for key, entry in self._entries.items():
-            if entry.pid == pid and entry.uid == uid:
-                return self._entries.pop(key)
-        return None
+        found = next((one for one in self._entries if (one.pid, one.uid) == (pid, uid)), None)
+        if found is not None:
+            self._entries.remove(found)
+        return found
 
     def abandon_all(self, when: Moment) -> None:
         """Empty the queue: the daemon has exited."""

@@ -152,7 +152,7 @@ def test_an_ordinal_counts_among_the_gpus_that_the_client_sees(
         (PARTLY, None, f"{B}=1G", UNKNOWN),
     ],
 )
-def test_what_is_not_known_of_the_daemon_s_gpus_gives_no_limit(
+def test_unknown_gpus_of_the_daemon_give_no_limit(
     gpus: DaemonGpus, visible: str | None, text: str, expected: MemoryLimits
 ) -> None:
     assert client_memory_limits(text, visible_gpus(visible, gpus), (), gpus) == expected

@@ -48,7 +48,7 @@ def test_what_is_not_declared_is_refused(wrong: Callable[[Moment], None], counte
     assert counters.snapshot() == before
 
 
-def test_what_happened_before_the_exporter_is_not_counted_but_its_moment_is_kept() -> None:
+def test_events_before_the_exporters_start_only_set_timestamps() -> None:
     counters = Counters()
     when = Moment(7.0, counted=False, counters=counters, incidents=Incidents())
     when.increment("mps_server_exits_total", cause="crashed")

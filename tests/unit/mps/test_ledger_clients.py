@@ -1,4 +1,4 @@
-"""Clients that share a PID, end unnamed or are refused; limits; lines of unknown kinds."""
+"""Clients that share a PID, end unnamed or are refused; limits; unknown lines."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_without_control_log_a_server_has_started_when_it_says_so() -> None:
 
 
 def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> None:
-    """After a rotation with a new file nobody knows who connected."""
+    """After a rotation with a new file the connected clients are unknown."""
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += "00:01.001 C630 Starting new server 110 for user 1001\n"
     text += "00:02.000 C630 NEW SERVER 110: Ready\n"
@@ -275,7 +275,7 @@ def test_a_server_whose_start_was_not_read_has_no_startup_time() -> None:
 
 
 def test_of_an_ordinary_users_daemon_little_is_kept() -> None:
-    """Anybody can write lines like these into a log of their own."""
+    """Any user can write such lines into the log of a daemon of their own."""
     text = DAEMON
     for server_pid in range(200, 204):
         text += server_starts("00:01.000", "00:01.200", server_pid, 1001)

@@ -1,4 +1,4 @@
-"""Fatal GPU errors: who caused them, who went down with them, when they were over."""
+"""Fatal GPU errors: responsible clients, victims and recovery."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_fault_on_an_unknown_gpu_counts_on_none(anonymous: str) -> None:
     assert [i.gpu_uuids for i in view.incidents.snapshot() if i.kind == "fault"] == [()]
 
 
-def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
+def test_a_responsible_client_that_stays_keeps_the_server_in_fault() -> None:
     tracker = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
     (server,) = tracker.state.servers
     assert server.state == "FAULT"
@@ -157,7 +157,7 @@ def test_a_culprit_that_stays_keeps_the_server_in_fault() -> None:
 
 
 @pytest.mark.parametrize("later", ["00:08.000", "00:08.001"])
-def test_who_was_refused_may_come_again_and_overtake(later: str) -> None:
+def test_a_refused_client_may_connect_later_and_overtake(later: str) -> None:
     waiter = "00:07.000 C630 NEW CLIENT 7 from user 9: Server is not ready, push client to \
 pending list\n"
     text = TWO_GPUS + FAULT + waiter + arrives("00:08.000", 591, 1001)
@@ -193,7 +193,7 @@ def test_two_faults_are_two() -> None:
     assert found["recoveries"] == [1, 0.026]
 
 
-def test_the_wording_of_2022_names_no_culprit() -> None:
+def test_the_wording_of_2022_blames_no_client() -> None:
     text = HOLDER
     text += """
         00:02.000 S110 Volta MPS: status of client {100, 1} is ACTIVE
@@ -211,7 +211,7 @@ def test_the_wording_of_2022_names_no_culprit() -> None:
     """
     view = read(script(text))
     found = summary(view.counters)
-    assert found["faults"] == {"": 1}  # on one of the two: nobody is blamed
+    assert found["faults"] == {"": 1}  # on one of the two: no client is blamed
     assert found["losses"] == {"1001 unattributed_fault": 2}
     assert found["recoveries"] == [1, 0.6]
     assert values(view, "mps_control_log_unrecognized_lines_total") == {
@@ -220,7 +220,7 @@ def test_the_wording_of_2022_names_no_culprit() -> None:
     }
 
 
-def test_victims_without_a_number_are_counted() -> None:
+def test_victims_with_pid_0_are_counted() -> None:
     text = TWO_GPUS.replace("1903", "0").replace("1904", "0").replace("1905", "0")
     fault = FAULT.replace("1905", "0").replace("1904", "0")
     tracker = start(script(text + fault))
@@ -268,9 +268,7 @@ def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
         (["Failed to accept client {PID: 591, Context ID: 0} with status 807"], "server_not_ready"),
     ],
 )
-def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
-    lines: list[str], cause: str
-) -> None:
+def test_a_refusal_with_several_lines_is_counted_once(lines: list[str], cause: str) -> None:
     text = HOLDER + "".join(f"00:03.000 S110 {line}\n" for line in lines)
     view = read(script(text))
     last = "mps_client_last_rejection_timestamp_seconds"
@@ -284,7 +282,7 @@ def test_a_refusal_is_counted_once_however_many_lines_tell_of_it(
     assert next(iter(view.servers)).client_limit == (48 if "(48)" in lines[0] else None)
 
 
-def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
+def test_a_client_refused_for_the_context_limit_had_no_session() -> None:
     text = HOLDER
     for pid in (101, 102):
         text += f"00:02.000 S110 Client {{PID: {pid}, Context ID: 0}} connected\n"
@@ -300,12 +298,12 @@ def test_who_is_refused_for_the_context_limit_had_no_session() -> None:
     assert found["rejections"] == {"1001 context_limit": 1}
 
 
-def test_an_unknown_error_is_no_known_refusal() -> None:
+def test_an_unknown_error_counts_as_no_refusal() -> None:
     line = "00:03.000 S110 Failed to accept client {PID: 591, Context ID: 0} with status 999\n"
     assert "rejections" not in counts(HOLDER + line)
 
 
-def test_a_client_that_asks_for_a_gpu_that_is_not_there() -> None:
+def test_a_client_that_selects_a_missing_gpu_is_refused() -> None:
     text = HOLDER
     text += """
         00:03.000 K591 Invalid CUDA_VISIBLE_DEVICES.
@@ -332,7 +330,7 @@ def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> Non
         assert found == {"None credentials": count}
 
 
-def test_every_healthy_client_comes_once_without_credentials() -> None:
+def test_a_healthy_clients_first_connection_has_no_credentials() -> None:
     text = HOLDER + "00:03.000 C630 User did not send valid credentials\n" * 2
     text += arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     text += arrives("00:03.200", 102, 1001)
@@ -341,7 +339,7 @@ def test_every_healthy_client_comes_once_without_credentials() -> None:
     assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
 
 
-def test_a_draining_daemon_does_not_refuse_but_does_not_answer() -> None:
+def test_a_draining_daemon_refuses_no_client() -> None:
     text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
     tracker = start(script(text))
     tracker.advance_to(at("00:59"))

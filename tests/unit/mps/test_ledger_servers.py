@@ -1,4 +1,4 @@
-"""How servers begin and end, and why; what the daemon's own end takes with it."""
+"""Starts and ends of servers, their causes, and the end of the daemon."""
 
 from __future__ import annotations
 
@@ -58,21 +58,19 @@ Number of active client contexts is 0.\n"
     assert found["disconnections"] == {"1001": 1}
 
 
-def test_asking_a_server_to_end_is_no_proof_that_it_did_so_in_order() -> None:
+def test_a_shutdown_request_does_not_prove_an_orderly_end() -> None:
     requested = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
     assert exits(HOLDER + requested + KILLED) == {"crashed": 1}
 
 
-def test_a_server_that_waited_for_its_last_client_ended_in_order_though_its_last_line_is_lost() -> (
-    None
-):
+def test_a_finishing_server_without_its_last_line_ended_orderly() -> None:
     waits = "00:04.900 S110 Waiting for current clients to finish\n"
     assert exits(HOLDER + waits + leaves("00:04.990", 100, 110) + KILLED) == {"requested": 1}
     assert exits(HOLDER + waits + KILLED) == {"crashed": 1}
     assert exits(HOLDER + leaves("00:04.990", 100, 110) + KILLED) == {"crashed": 1}
 
 
-def test_a_crash_after_lines_were_lost_says_so() -> None:
+def test_the_detail_of_a_crash_names_lost_lines() -> None:
     def detail(lost_bytes: int) -> str:
         tracker = start(script(HOLDER))
         looked = observation(at("00:04.500"), {})
@@ -90,7 +88,7 @@ def test_a_crash_after_lines_were_lost_says_so() -> None:
     assert detail(99) == "exit status 0, no orderly end in server.log, of which lines were lost"
 
 
-def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
+def test_clients_of_a_server_that_ends_by_force_are_terminated() -> None:
     found = counts(HOLDER + server_ends("00:05.000", 110))
     assert found["server_exits"] == {"requested": 1}
     assert found["losses"] == {"1001 terminated": 1}
@@ -134,7 +132,7 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
 # ---------------------------------------------------------------- the daemon
 
 
-def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -> None:
+def test_a_daemon_missing_in_proc_died_once_the_log_is_read_up_to_then() -> None:
     tracker = start(script(HOLDER))
     tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
     tracker.advance_to(at("00:05.500"))
@@ -197,7 +195,7 @@ modified by the user who started it or by the root user.
     }
 
 
-def test_replies_are_nobodys_events() -> None:
+def test_lines_of_a_reply_are_not_events() -> None:
     text = HOLDER
     text += """
         00:05.000 C630 NEW UI
@@ -218,7 +216,7 @@ def test_replies_are_nobodys_events() -> None:
     assert len(tuple(view.servers)) == 1
 
 
-def test_a_device_query_ties_ordinals_to_gpus() -> None:
+def test_a_device_query_maps_ordinals_to_gpus() -> None:
     text = HOLDER
     text += f"""
         00:05.000 C630 Cmd:device_query 110 --csv
@@ -289,7 +287,7 @@ def test_the_wording_of_2021() -> None:
     assert "sessions" not in found  # who left when is not known
 
 
-def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
+def test_the_wording_of_2021_when_the_server_writes_later() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17")
     text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
     view = read(script(text))
@@ -297,10 +295,12 @@ def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
     found = counts(text)
     assert found["disconnections"] == {"0": 1}
-    assert found["sessions"] == {"0": [1, pytest.approx(5.0 - 1.621)]}  # nobody else can it be
+    assert found["sessions"] == {
+        "0": [1, pytest.approx(5.0 - 1.621)]
+    }  # no other client was connected
 
 
-def test_of_several_clients_none_is_named_as_the_one_that_left_without_a_name() -> None:
+def test_an_unnamed_disconnection_is_assigned_to_none_of_several_clients() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17").replace("NEW CLIENT 0", "NEW CLIENT 400")
     text += "00:03.000 C6 NEW CLIENT 401 from user 0: Server already exists\n"
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
@@ -321,14 +321,12 @@ def test_without_an_exiting_line_control_log_decides() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "cause"), [(1002, "requested"), (0, "crashed")])
-def test_without_an_exiting_line_a_server_has_to_end_for_another_user(
-    waiting: int, cause: str
-) -> None:
+def test_without_an_exiting_line_a_server_ends_for_another_user(waiting: int, cause: str) -> None:
     text = OLD + pending("00:08.000", 200, waiting)
     assert exits(text + "00:09.000 C6 Server 17 exited with status 0\n") == {cause: 1}
 
 
-def test_logs_in_one_file_are_told_apart_by_who_writes() -> None:
+def test_logs_in_one_file_are_distinguished_by_component() -> None:
     """Some daemons write both into one file."""
     text = HOLDER + leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
     two = script(text)
@@ -345,7 +343,7 @@ def test_a_server_that_the_log_started_ends_with_its_daemon_though_the_clock_was
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
-def test_of_several_servers_a_client_s_own_user_s_counts() -> None:
+def test_a_client_belongs_to_the_server_of_its_own_user() -> None:
     """The line of the first one's end was lost."""
     text = (
         HOLDER
@@ -380,7 +378,7 @@ CONTROL_ONLY: tuple[LogName, ...] = ("control",)
 SERVER_ONLY: tuple[LogName, ...] = ("server",)
 
 
-def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> None:
+def test_without_server_log_control_log_and_proc_show_the_clients() -> None:
     text = HOLDER + arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     tracker = start(script(text), readable=CONTROL_ONLY)
     (server,) = tracker.state.servers
@@ -535,7 +533,7 @@ def test_the_control_tool_may_be_quicker_than_the_log() -> None:
     assert [server.uid for server in tracker.state.servers] == [1001]
 
 
-def test_an_answer_from_the_future_waits_for_its_time() -> None:
+def test_a_reply_from_the_future_waits_for_its_time() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.reconcile(at("00:01"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
     assert tuple(tracker.state.servers) == ()
@@ -543,7 +541,7 @@ def test_an_answer_from_the_future_waits_for_its_time() -> None:
     assert [server.pid for server in tracker.state.servers] == [110]
 
 
-def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
+def test_a_reply_does_not_wait_indefinitely_for_an_idle_log() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     tracker.reconcile(at("00:02"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
@@ -552,7 +550,7 @@ def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
     assert [server.pid for server in tracker.state.servers] == [110]
 
 
-def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
+def test_an_adopted_client_is_counted_when_the_log_names_it() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     reconcile(tracker.state, at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
@@ -580,7 +578,7 @@ def facts(**process: object) -> DaemonFacts:
         (ProcessFacts(200, at("00:01.990"), state="Z"), True),
     ],
 )
-def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
+def test_a_queued_zombie_is_dead(process: ProcessFacts, dead: bool) -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     tracker.observe(at("00:40"), facts(), {200: process}, [200])
     tracker.advance_to(at("00:42"))
@@ -591,7 +589,7 @@ def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
     ("daemon", "requested"),
     [(facts(namespace_pids=(630, 1)), [200]), (facts(), []), (DaemonFacts(PIPE, "/logs"), [200])],
 )
-def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, requested: list[int]) -> None:
+def test_what_proc_does_not_show_is_not_guessed(daemon: DaemonFacts, requested: list[int]) -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     tracker.observe(at("00:40"), daemon, {}, requested)
     tracker.advance_to(at("00:42"))
@@ -600,7 +598,7 @@ def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, requested: li
     assert not view.daemon.died
 
 
-def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
+def test_a_daemon_whose_process_disappeared_died() -> None:
     tracker = start(script(HOLDER))
     tracker.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
     tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
@@ -611,11 +609,11 @@ def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
 
 
 @pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
-def test_a_child_of_the_daemon_is_its_server_whatever_the_clock_says(
+def test_a_child_of_the_daemon_is_its_server_whatever_the_clock(
     parent: int, servers: list[int]
 ) -> None:
     tracker = start(script(HOLDER))
-    # By /proc it began half a minute after the log's line of its start.
+    # /proc shows a start half a minute after the log's line of its start.
     process = ProcessFacts(
         110, at("00:31"), name="nvidia-cuda-mps-server", state="S", parent_pid=parent
     )
@@ -664,7 +662,7 @@ def test_the_lock_of_a_dead_daemon_is_free() -> None:
     assert tracker.state.daemon.died
 
 
-def test_every_process_of_interest_is_asked_for() -> None:
+def test_every_process_of_interest_is_looked_up() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
     assert start(script(text)).state.pids_to_look_up() == {100, 110, 200}
     # The queue is empty when the server is ready; the client may never connect.

@@ -1,4 +1,4 @@
-"""Who waits behind another user's server, since when, how it ends, and what it costs."""
+"""Waits behind another user's server: their start, end and cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_user_may_wait_with_several_clients() -> None:
     assert found["handover_idle_seconds"] == pytest.approx(1.3)
 
 
-def test_an_overtaker_whose_number_is_used_again_counts_again() -> None:
+def test_an_overtaking_pid_that_is_reused_counts_again() -> None:
     arrival = "C630 NEW CLIENT 101 from user 1001: Server already exists\n"
     text = HOLDER + pending("00:02.000", 200, 1002)
     for second in ("03", "05"):
@@ -66,7 +66,7 @@ def test_an_overtaker_whose_number_is_used_again_counts_again() -> None:
     assert counted(read(script(text)).counters, "mps_uid_overtakes_total") == {(1001,): 2}
 
 
-def test_the_number_of_a_waiting_client_given_to_another_user_means_that_it_is_gone() -> None:
+def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1003)
     view = read(script(text))
     assert waiting(view) == [(200, 1003, at("00:04"), 1001, False)]
@@ -78,7 +78,7 @@ def test_a_client_queued_twice_waits_once_since_the_first_time() -> None:
     assert waiting(read(script(text))) == [(200, 1002, at("00:02"), 1001, False)]
 
 
-def test_clients_without_a_number_are_counted_by_user() -> None:
+def test_clients_with_pid_0_are_counted_by_user() -> None:
     text = HOLDER + pending("00:02.000", 0, 1002) * 2 + pending("00:02.500", 0, 1003)
     assert [(w.pid, w.uid) for w in read(script(text)).waits] == [(0, 1002), (0, 1002), (0, 1003)]
     text += leaves("00:03.000", 100, 110) + server_ends("00:03.500", 110)
@@ -93,7 +93,7 @@ def test_clients_without_a_number_are_counted_by_user() -> None:
     assert len(tuple(server.clients)) == server.clients.count == 1
 
 
-def test_a_client_without_a_number_that_connects_first_ends_its_users_oldest_such_wait() -> None:
+def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.100", 0, 1003)
     text += pending("00:02.200", 0, 1002) + pending("00:02.300", 0, 1002)
     text += leaves("00:03.000", 100, 110) + server_ends("00:03.500", 110)
@@ -107,13 +107,13 @@ def test_a_client_without_a_number_that_connects_first_ends_its_users_oldest_suc
         (0, 1002, at("00:02.300")),
     ]
     tracker = start(script(text))
-    # None of them can be asked for in /proc, where 0 is nobody.
+    # /proc has no PID 0.
     assert 0 not in tracker.state.pids_to_look_up()
     view = look(tracker, "00:10", {0})
     assert [w.dead for w in view.waits] == [False] * 3
 
 
-def test_overtakers_without_a_number_are_known_by_their_first_connection() -> None:
+def test_overtakers_with_pid_0_are_counted_by_their_first_connection() -> None:
     arrival = "C630 NEW CLIENT 0 from user 1001: Server already exists\n"
     text = HOLDER + pending("00:02.000", 200, 1002)
     for second in ("03", "04"):
@@ -135,9 +135,9 @@ def look(
     return tracker.state
 
 
-def test_a_waiters_end_has_the_earliest_time_at_which_it_was_missed() -> None:
+def test_a_waiting_client_died_when_it_was_first_missing() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    for time in ("00:10", "00:09.300", "00:11"):  # a descriptor tells it after a look has
+    for time in ("00:10", "00:09.300", "00:11"):  # a pidfd reports it after a scan
         tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
     tracker.advance_to(at("00:12"))
     (incident,) = incidents(tracker.state, "wait_abandoned")
@@ -166,7 +166,7 @@ def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
     assert (incident.pids, incident.seconds) == ((200,), 8.0)
 
 
-def test_a_process_with_the_number_of_a_dead_waiter_of_its_user_begins_a_wait_of_its_own() -> None:
+def test_a_reused_pid_of_the_same_user_begins_a_new_wait() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     look(tracker, "00:10", {200})
     more(tracker, pending("00:20.000", 200, 1002))
@@ -187,7 +187,7 @@ def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abando
     assert summary(counters)["waits"]["1002"][0] == 1
 
 
-def test_while_the_only_waiters_are_dead_nothing_is_idle_for_them() -> None:
+def test_dead_waiters_do_not_count_as_idle_time() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     look(tracker, "00:03", {200})
     more(tracker, leaves("00:06.000", 100, 110))
@@ -202,7 +202,7 @@ GHOST = (
     + server_ends("00:05.000", 110)
     + server_starts("00:05.000", "00:05.300", 461, 1002)
 )
-"""A server for user 1002, whose only queued client has died: nobody comes."""
+"""A server for user 1002, whose only queued client has died: no client connects."""
 
 
 def test_a_ghost_is_a_server_for_a_dead_client() -> None:
@@ -217,7 +217,7 @@ def test_a_ghost_is_a_server_for_a_dead_client() -> None:
     assert kinds.count("ghost") == 1
 
 
-def test_a_ghost_whose_process_is_gone_is_not_to_be_killed() -> None:
+def test_a_ghost_whose_process_has_exited_is_not_reported() -> None:
     tracker = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
     tracker.advance_to(at("00:30"))
     tracker.update_liveness(at("00:31"), lambda pid, _at: pid != 461)
@@ -234,7 +234,7 @@ def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None
     assert not incidents(served, "ghost")
 
 
-def test_a_ghost_says_so_itself_where_proc_cannot_tell() -> None:
+def test_a_ghost_shows_in_its_log_without_proc() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
     tracker = start(script(text))
     tracker.advance_to(at("00:30"))
@@ -257,7 +257,7 @@ DEAF = (
 """The same user tries again after 200 has died: the server is deaf, 201 never has a context."""
 
 
-def test_a_ghost_stays_one_whatever_connects() -> None:
+def test_a_ghost_remains_a_ghost_whatever_connects() -> None:
     text = DEAF + "00:09.000 S461 Client {PID: 202, Context ID: 0} connected\n"
     tracker = start(script(text))
     view = look(tracker, "00:20", {200})
@@ -321,7 +321,7 @@ def test_the_lines_of_a_context_may_come_in_any_order() -> None:
     ]
 
 
-def test_what_a_client_is_doing() -> None:
+def test_the_states_of_a_client() -> None:
     text = HOLDER + "00:03.000 S110 Client {PID: 101, Context ID: 0} connected\n"
     made = "00:04.000 S110 Client {PID: 101, Context ID: 1} connected\n"
     active = "00:05.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
@@ -358,7 +358,7 @@ def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
     ],
     ids=["before the server starts", "when it is ready"],
 )
-def test_a_server_whose_other_queued_client_has_no_number_may_still_be_used(text: str) -> None:
+def test_a_server_with_another_queued_client_with_pid_0_is_no_ghost(text: str) -> None:
     (server,) = look(start(script(text)), "00:06", {200}).servers
     assert not server.is_ghost
 
@@ -373,7 +373,7 @@ def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
     assert counted(tracker.state.counters, "mps_uid_waits_abandoned_total") == {}
 
 
-def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> None:
+def test_a_client_behind_a_ghost_is_served_after_the_ghost_is_killed() -> None:
     tracker = start(script(GHOST))
     look(tracker, "00:20", {200})
     more(
@@ -397,7 +397,7 @@ def test_the_client_that_hangs_on_a_ghost_waits_and_the_ghosts_kill_heals() -> N
     assert found["handovers"] == 1
 
 
-def test_a_server_that_may_not_be_started_lets_its_client_go_after_six_attempts() -> None:
+def test_six_forbidden_starts_abandon_the_wait() -> None:
     text = HOLDER + leaves("00:02.000", 100, 110) + pending("00:03.000", 200, 0)
     text += server_ends("00:03.050", 110)
     for pid in range(605, 611):
@@ -417,7 +417,7 @@ def test_a_server_that_may_not_be_started_lets_its_client_go_after_six_attempts(
 
 
 @pytest.mark.parametrize("end", ["Exit with status 0", "Starting control daemon using socket /t"])
-def test_when_the_daemon_goes_its_waits_are_abandoned(end: str) -> None:
+def test_waits_are_abandoned_when_the_daemon_exits(end: str) -> None:
     logs = script(HOLDER + pending("00:02.000", 200, 1002) + f"00:09.000 C630 {end}\n")
     view = read(logs)
     assert (view.waits, counted(view.counters, "mps_uid_waits_abandoned_total")) == (
@@ -429,12 +429,12 @@ def test_when_the_daemon_goes_its_waits_are_abandoned(end: str) -> None:
 # ---------------------------------------------------------------- what grows between lines
 
 
-def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
+def test_running_totals_never_decrease() -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
     held = [
         values(tracker.state, "mps_uid_holding_seconds_total")[1001,] for t in ("00:05", "00:50")
     ]
-    assert held == [3.8, 3.8]  # nobody has read the logs since
+    assert held == [3.8, 3.8]  # the logs have not been read since
     tracker.advance_to(at("00:08"))
     assert counted(tracker.state.counters, "mps_uid_holding_seconds_total") == {(1001,): 6.8}
     tracker.advance_to(at("00:07"))
@@ -446,7 +446,7 @@ def test_running_totals_grow_up_to_what_is_known_and_never_go_back() -> None:
     assert counters["mps_uid_handover_idle_seconds_total"][()] == 3.0
 
 
-def test_the_gpu_is_not_idle_while_a_client_is_on_its_way_to_the_server() -> None:
+def test_the_gpu_is_not_idle_while_an_admitted_client_connects() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + leaves("00:04.000", 100, 110)
     text += arrives("00:05.000", 101, 1001)
     tracker = start(script(text))

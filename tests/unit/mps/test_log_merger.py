@@ -1,4 +1,4 @@
-"""Bytes in pieces, two logs, stamps that jump: lines come out whole, once, and in order."""
+"""Bytes in pieces, two logs, jumping timestamps: each line is complete, unique and in order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def out(sequencer: LogMerger, now: float = NOW) -> list[LogEntry]:
     return list(sequencer.pop_ready(now))
 
 
-def test_two_logs_become_one_story() -> None:
+def test_two_logs_are_merged_in_order() -> None:
     both = """
         00:01.000 C630 NEW SERVER 110: Ready
         00:01.000 S110 Exiting
@@ -51,7 +51,7 @@ def test_two_logs_become_one_story() -> None:
     assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
 
 
-def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
+def test_a_line_is_held_until_the_other_log_is_read_up_to_it() -> None:
     sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     line = "00:02.000 C630 Server 110 exited with status 0"
@@ -78,7 +78,7 @@ def test_a_log_is_complete_up_to_and_including_a_moment(until: str, given: int) 
     assert len(out(sequencer, at("00:02.200"))) == given
 
 
-def test_what_was_not_given_out_yet_is_not_complete() -> None:
+def test_entries_that_are_held_are_not_complete() -> None:
     sequencer = LogMerger()
     line = "00:02.000 C630 NEW UI"
     sequencer.add_chunk(chunk("control", line, at("00:02.400"), complete_until=at("00:02.400")))
@@ -97,7 +97,7 @@ def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
     assert len(out(sequencer, at("00:02.100"))) == 1
 
 
-def test_no_line_is_held_for_ever() -> None:
+def test_no_line_is_held_indefinitely() -> None:
     sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
@@ -152,7 +152,7 @@ def test_half_a_line_before_a_truncation_or_a_gap_is_void(
 
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 1_000_000])
 @pytest.mark.parametrize("step", [10_000, 10_000_000])
-def test_a_line_without_an_end_is_read_over(size: int, step: int) -> None:
+def test_a_line_without_an_end_is_skipped(size: int, step: int) -> None:
     before = script("00:01.000 C630 NEW UI").control
     data = before + b"x" * size + b"\n" + script("00:02.000 C630 UI closed").control
     sequencer = LogMerger()
@@ -228,7 +228,7 @@ def test_law_no_bytes_are_lost_or_raise(parts: list[bytes], sides: list[bool]) -
         ends[side] += part
         sequencer.add_chunk(chunk("control" if side else "server", part))
         out(sequencer)
-    # Every line comes out exactly once, whatever it is.
+    # Every line is returned exactly once, whatever its text.
     sequencer = LogMerger()
     for part, side in zip(parts, sides, strict=False):
         sequencer.add_chunk(chunk("control" if side else "server", part))

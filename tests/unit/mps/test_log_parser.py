@@ -223,11 +223,11 @@ def test_what_has_no_prefix_continues_the_line_before(line: str) -> None:
         "x NEW SERVER 634: Ready",
     ],
 )
-def test_what_only_looks_like_an_event_is_none(message: str) -> None:
+def test_similar_messages_are_not_recognized(message: str) -> None:
     assert control(message) == Event("unrecognized", (message,))
 
 
-def test_nothing_of_a_huge_line_is_kept_but_its_beginning() -> None:
+def test_only_the_beginning_of_a_long_line_is_kept() -> None:
     event = control("x" * 1_000_000)
     assert event == Event("unrecognized", ("x" * MAX_QUOTED,))
     assert control("Cmd:" + "y" * 1_000_000) == Event("ui_command", ("y" * MAX_QUOTED,))

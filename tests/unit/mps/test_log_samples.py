@@ -1,4 +1,4 @@
-"""Logs of a real daemon give their truth, however and whenever they are read."""
+"""Logs of a real daemon have one result, however and whenever they are read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = sorted(TRUTH)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_truth_is_found(name: str) -> None:
+def test_the_counters_match_the_truth(name: str) -> None:
     counters = read(sample(name)).counters.snapshot()
     assert summary(counters) == {
         key: pytest.approx(value, abs=0.004) if not isinstance(value, dict) else value
@@ -213,7 +213,7 @@ def pieces(
 
 
 def told(view: DaemonState) -> tuple[list[Incident], int]:
-    """The incidents, but for the exporter's start: it parts repetitions, so they are summed up."""
+    """The incidents; repetitions, which the exporter's start splits, as a sum."""
     refused = sum(i.count for i in view.incidents.snapshot() if i.kind == "client_rejected")
     others = [
         replace(i, counted=True) for i in view.incidents.snapshot() if i.kind != "client_rejected"

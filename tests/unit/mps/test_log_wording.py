@@ -1,4 +1,4 @@
-"""The wording of MPS's logs stands in three modules: a new driver's is handled there."""
+"""Only two modules have the wording of MPS's logs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_start_is_found_by_the_search_and_by_the_parser(message: str) -> None:
     line = WRITER + message
     assert parse_line(line).event.name == "daemon_starting"
     assert DAEMON_STARTING_LINE.search(f"junk\n{line}\n".encode()) is not None
-    # What a client or a server says, and what stands within a line, is no start.
+    # A line of a client or a server, or text within a line, does not show a start.
     assert DAEMON_STARTING_LINE.search(line.replace("Control", "Server").encode()) is None
     assert DAEMON_STARTING_LINE.search(f"echo {line}".encode()) is None
 
@@ -98,7 +98,7 @@ def test_what_shows_activity_is_known_to_the_parser() -> None:
     assert DAEMON_ACTIVITY_LINE.search(f"{WRITER}Unable to accept connection".encode()) is None
 
 
-def test_a_daemon_is_known_by_the_lines_that_it_writes() -> None:
+def test_the_lines_of_a_daemon_are_found_by_its_pid() -> None:
     data = f"{WRITER}NEW UI\n".encode()
     assert control_line_of(630).search(data) is not None
     assert control_line_of(63).search(data) is None

@@ -74,7 +74,7 @@ def test_more_percent_never_means_fewer_sms(first: float, second: float, sms: in
 
 
 @given(st.text())
-def test_any_text_is_a_share_or_none(text: str) -> None:
+def test_any_text_is_a_fraction_or_none(text: str) -> None:
     ratio = parse_active_thread_percentage(text).ratio
     assert ratio is None or 0 < ratio < 1
 

@@ -17,7 +17,7 @@ def test_lines_of_mps_stay() -> None:
     assert withhold_unknown(KNOWN * 3) == KNOWN * 3
 
 
-def test_of_other_lines_length_and_hash_stay() -> None:
+def test_other_lines_are_replaced_by_length_and_hash() -> None:
     shown = withhold_unknown(KNOWN + SHADOW + PREFIX + SHADOW + KNOWN)
     lines = shown.splitlines(keepends=True)
     assert (lines[0], lines[3]) == (KNOWN, KNOWN)
@@ -44,7 +44,7 @@ def test_pieces_of_lines_are_put_together(cuts: list[int]) -> None:
     assert shown == withhold_unknown(data)
 
 
-def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
+def test_a_line_without_an_end_is_not_buffered_indefinitely() -> None:
     lines = LogFilter()
     shown = b"".join(lines.feed(b"x" * 10_000, restarted=False) for _ in range(20))
     assert 2 * MAX_LINE_BYTES < 20 * 10_000
