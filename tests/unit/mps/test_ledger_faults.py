@@ -47,25 +47,6 @@ torn down
 RECOVERY = "00:06.794 S1909 Destroy server context on device 1 (NVIDIA H200)\n"
 
 
-def test_the_client_on_the_other_gpu_survives() -> None:
-    text = TWO_GPUS + FAULT + leaves("00:06.780", 1904, 1909) + leaves("00:06.790", 1905, 1909)
-    view = read(script(text + RECOVERY))
-    found = summary(view.counters)
-    assert found["faults"] == {GPU_TWO: 1}
-    assert found["losses"] == {"1001 unattributed_fault": 2}
-    assert found["recoveries"] == [1, 0.026]
-    assert values(view, "mps_server_last_fault_timestamp_seconds")[()] == at("00:06.768")
-    assert values(view, "mps_client_last_loss_timestamp_seconds") == {(): at("00:06.768")}
-    assert values(view, "mps_client_last_rejection_timestamp_seconds") == {}
-    (server,) = view.servers
-    assert [c.pid for c in server.clients] == [1903]
-    assert server.state == "ACTIVE"
-    assert view.devices == {1: GPU_TWO}
-    fault, recovered = [i for i in view.incidents.snapshot() if i.kind.startswith("fault")]
-    assert (fault.blamed_pid, fault.pids, fault.gpu_uuids) == (1905, (1905, 1904), (GPU_TWO,))
-    assert recovered.seconds == 0.026
-
-
 def test_a_victim_is_known_before_the_list_of_victims() -> None:
     """The lists come last, and may be lost."""
     begun = FAULT[: FAULT.index("    00:06.768 S1909 The following devices")]
@@ -282,41 +263,9 @@ def test_a_refusal_with_several_lines_is_counted_once(lines: list[str], cause: s
     assert next(iter(view.servers)).client_limit == (48 if "(48)" in lines[0] else None)
 
 
-def test_a_client_refused_for_the_context_limit_had_no_session() -> None:
-    text = HOLDER
-    for pid in (101, 102):
-        text += f"00:02.000 S110 Client {{PID: {pid}, Context ID: 0}} connected\n"
-    for pid in (101, 102):
-        text += f"00:03.000 S110 Client {{PID: {pid}, Context ID: 1}} connected\n"
-    text += "00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
-    text += "00:03.000 S110 Failed to accept new client. Maximum number of clients (48) reached.\n"
-    text += "00:03.000 S110 Client process 102 disconnected\n" * 2
-    text += leaves("00:04.000", 101, 110) + leaves("00:05.000", 100, 110)
-    found = counts(text)
-    assert found["sessions"] == {"1001": [2, pytest.approx(2.0 + 3.8)]}
-    assert found["connections"] == found["disconnections"] == {"1001": 3}
-    assert found["rejections"] == {"1001 context_limit": 1}
-
-
 def test_an_unknown_error_counts_as_no_refusal() -> None:
     line = "00:03.000 S110 Failed to accept client {PID: 591, Context ID: 0} with status 999\n"
     assert "rejections" not in counts(HOLDER + line)
-
-
-def test_a_client_that_selects_a_missing_gpu_is_refused() -> None:
-    text = HOLDER
-    text += """
-        00:03.000 K591 Invalid CUDA_VISIBLE_DEVICES.
-        00:03.000 K591 Client requested 7 which is not a valid GPU ID in the MPS visible set of \
-devices
-        00:03.000 K591 Please set CUDA_VISIBLE_DEVICES with a GPU ID less than 1 or consider \
-using UUIDs.
-        00:04.000 K592 Invalid CUDA_VISIBLE_DEVICES.
-    """
-    view = read(script(text))
-    assert summary(view.counters)["rejections"] == {"1001 invalid_device": 2}
-    (incident,) = incidents(view, "client_rejected")
-    assert (incident.count, incident.pids) == (2, (591, 592))
 
 
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
@@ -328,15 +277,6 @@ def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> Non
         tracker.advance_to(at(until))
         found = summary(tracker.state.counters)["rejections"]
         assert found == {"None credentials": count}
-
-
-def test_a_healthy_clients_first_connection_has_no_credentials() -> None:
-    text = HOLDER + "00:03.000 C630 User did not send valid credentials\n" * 2
-    text += arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
-    text += arrives("00:03.200", 102, 1001)
-    tracker = start(script(text))
-    tracker.advance_to(at("00:59"))
-    assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
 
 
 def test_a_draining_daemon_refuses_no_client() -> None:

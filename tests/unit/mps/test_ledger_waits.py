@@ -19,42 +19,11 @@ from testing.mps_logs import (
     summary,
     values,
 )
-from testing.mps_script import (
-    DAEMON,
-    HOLDER,
-    arrives,
-    client,
-    leaves,
-    pending,
-    server_ends,
-    server_starts,
-)
+from testing.mps_script import HOLDER, arrives, client, leaves, pending, server_ends, server_starts
 
 
 def waiting(view: DaemonState) -> list[tuple[int, int, float, int | None, bool]]:
     return [(w.pid, w.uid, w.since, w.behind_uid, w.dead) for w in view.waits]
-
-
-def test_waiting_for_ones_own_server_is_no_uid_wait() -> None:
-    logs = script(DAEMON + pending("00:01.000", 100, 1001) + pending("00:01.000", 101, 1001))
-    assert read(logs).waits == ()
-    view = read(script(HOLDER + pending("00:01.001", 101, 1001)))
-    assert (view.waits, counted(view.counters, "mps_uid_wait_seconds")) == ((), {})
-
-
-def test_a_user_may_wait_with_several_clients() -> None:
-    text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:03.000", 201, 1002)
-    assert waiting(read(script(text))) == [
-        (200, 1002, at("00:02"), 1001, False),
-        (201, 1002, at("00:03"), 1001, False),
-    ]
-    text += leaves("00:09.000", 100, 110) + server_ends("00:10.000", 110)
-    text += server_starts("00:10.100", "00:10.300", 210, 1002)
-    text += client("00:10.300", 200, 210) + client("00:10.301", 201, 210)
-    found = counts(text)
-    assert found["waits"] == {"1002": [2, pytest.approx(8.3 + 7.3)]}
-    assert found["handovers"] == 1
-    assert found["handover_idle_seconds"] == pytest.approx(1.3)
 
 
 def test_an_overtaking_pid_that_is_reused_counts_again() -> None:
@@ -152,18 +121,6 @@ def test_processes_whose_exit_no_log_shows_are_watched() -> None:
     assert set(start(script(HOLDER)).state.pids_to_watch()) == {
         110
     }  # connected clients: server.log
-
-
-def test_a_dead_waiter_stays_in_the_queue_and_is_abandoned_once() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    view = look(tracker, "00:10", {200})
-    assert waiting(view) == [(200, 1002, at("00:02"), 1001, True)]
-    assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
-    assert counted(look(tracker, "00:20", {200}).counters, "mps_uid_waits_abandoned_total") == {
-        (1002,): 1
-    }
-    (incident,) = incidents(view, "wait_abandoned")
-    assert (incident.pids, incident.seconds) == ((200,), 8.0)
 
 
 def test_a_reused_pid_of_the_same_user_begins_a_new_wait() -> None:
@@ -321,28 +278,6 @@ def test_the_lines_of_a_context_may_come_in_any_order() -> None:
     ]
 
 
-def test_the_states_of_a_client() -> None:
-    text = HOLDER + "00:03.000 S110 Client {PID: 101, Context ID: 0} connected\n"
-    made = "00:04.000 S110 Client {PID: 101, Context ID: 1} connected\n"
-    active = "00:05.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE\n"
-    second = "00:06.000 S110 Client {PID: 101, Context ID: 2} connected\n"
-    closed = "".join(
-        f"00:07.000 S110 Client {{PID: 101, Context ID: {context}}} exiting. "
-        "Number of active client contexts is 1.\n"
-        for context in (1, 2)
-    )
-
-    def state(*parts: str) -> tuple[str | None, float | None]:
-        (server,) = read(script(text + "".join(parts))).servers
-        return list(server.clients)[1].state
-
-    assert state() == ("connecting", at("00:03"))
-    assert state(made) == ("creating_context", at("00:04"))
-    assert state(made, active) == ("active", at("00:05"))
-    assert state(made, active, second) == ("creating_context", at("00:06"))
-    assert state(made, active, second, closed) == ("active", at("00:05"))
-
-
 def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
     logs = Logs(script(HOLDER).control, b"")
     (server,) = start(logs, readable=("control",)).state.servers
@@ -427,23 +362,6 @@ def test_waits_are_abandoned_when_the_daemon_exits(end: str) -> None:
 
 
 # ---------------------------------------------------------------- what grows between lines
-
-
-def test_running_totals_never_decrease() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)), at("00:05"))
-    held = [
-        values(tracker.state, "mps_uid_holding_seconds_total")[1001,] for t in ("00:05", "00:50")
-    ]
-    assert held == [3.8, 3.8]  # the logs have not been read since
-    tracker.advance_to(at("00:08"))
-    assert counted(tracker.state.counters, "mps_uid_holding_seconds_total") == {(1001,): 6.8}
-    tracker.advance_to(at("00:07"))
-    assert counted(tracker.state.counters, "mps_uid_holding_seconds_total") == {(1001,): 6.8}
-    more(tracker, leaves("00:09.000", 100, 110))
-    tracker.advance_to(at("00:12"))
-    counters = tracker.state.counters.snapshot()
-    assert counted(counters, "mps_uid_holding_seconds_total") == {(1001,): 7.8}
-    assert counters["mps_uid_handover_idle_seconds_total"][()] == 3.0
 
 
 def test_the_gpu_is_not_idle_while_an_admitted_client_connects() -> None:
