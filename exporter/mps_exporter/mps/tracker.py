@@ -218,14 +218,9 @@ class DaemonTracker:
             at = _confirmed_at(server, complete_until)
             if at is not None:
                 self._confirm_server_exit(server, now._replace(at=at))
-                continue
-            logged = server.names_clients
-            seconds = policy.LOST_LINE_SECONDS if logged else policy.EXIT_CONFIRM_SECONDS
-            for client in server.clients:
-                at = _confirmed_at(client, complete_until, seconds)
-                if at is not None:
-                    server.clients.confirm_exit(client, now._replace(at=at))
-            server.detect_ghost(now)
+            else:
+                _confirm_client_exits(server, now)
+                server.detect_ghost(now)
 
     def _confirm_server_exit(self, server: TrackedServer, when: Moment) -> None:
         """Apply the exit of a server that control.log does not show."""
@@ -288,6 +283,15 @@ def _confirmed_at(
     """Return the time at which a process exited, if that is certain by now."""
     at = process.missing_since
     return at if at is not None and complete_until >= at + seconds else None
+
+
+def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
+    logged = server.names_clients
+    seconds = policy.LOST_LINE_SECONDS if logged else policy.EXIT_CONFIRM_SECONDS
+    for client in server.clients:
+        at = _confirmed_at(client, now.at, seconds)
+        if at is not None:
+            server.clients.confirm_exit(client, now._replace(at=at))
 
 
 def _liveness(
