@@ -62,7 +62,7 @@ class LogMetric:
         return self.kind == "counter" and self.name.endswith("_seconds_total")
 
 
-def _row(
+def _log_metric(
     kind: Literal["counter", "gauge", "histogram"],
     name: str,
     source: str,
@@ -74,9 +74,9 @@ def _row(
     return LogMetric(name, kind, source, text, values, bounds, note)
 
 
-_counter = partial(_row, "counter")
-_gauge = partial(_row, "gauge")
-_histogram = partial(_row, "histogram")
+_counter = partial(_log_metric, "counter")
+_gauge = partial(_log_metric, "gauge")
+_histogram = partial(_log_metric, "histogram")
 _LOGS = get_args(LogName)
 
 _ROWS = (

@@ -24,7 +24,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ def parse_line(line: str | bytes) -> Line:
     if found is None:
         return Line(None, "", 0, CONTINUATION)
     try:
-        time = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+        time = datetime.fromisoformat(found[1] + "Z")
     except ValueError:  # there is no such time
         return Line(None, "", 0, CONTINUATION)
     component, message = found[2], found[4]
@@ -169,19 +169,19 @@ class LogMerger:
 
     def pop_ready(self, now: float) -> Iterator[LogEntry]:
         """Yield the entries whose place in the order is certain."""
-        latest = now + policy.CLOCK_TOLERANCE_SECONDS
-        for log in self._logs:
+        logs, latest = self._logs, now + policy.CLOCK_TOLERANCE_SECONDS
+        for log in logs:
             # Read at a time that is the future now: the clock was set back after these lines.
             while (head := log.peek()) is not None and head[1] > latest:
                 yield log.pop()
         overdue = now - policy.MAX_HOLD_SECONDS
         while True:
-            heads = [(head, log) for log in self._logs if (head := log.peek()) is not None]
+            heads = [(head, log) for log in logs if (head := log.peek()) is not None]
             if not heads:
                 return
             # min() returns the first of equal items
             (key, read_at, _), first = min(heads, key=lambda head_and_log: head_and_log[0][0])
-            for other in self._logs:
+            for other in logs:
                 held = other is not first and other.holds_back(key)
                 if held and (read_at > overdue or other.is_behind(overdue)):
                     return
