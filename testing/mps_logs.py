@@ -16,7 +16,7 @@ from mps_exporter.mps.record import Counters
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.snapshot import Histogram, LabelValues, LogMetricValues
+from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "recordings" / "samples"
 PIPE = "/tmp/mps"
@@ -29,7 +29,7 @@ EIGHT = 1795248000.0
 """What DAY's full hour is in Unix time."""
 
 SETTLED = 0.1004
-"""So long after a line, the end of the file proves that nothing older is missing."""
+"""Time after a line at which the end of the file proves that no older line is missing."""
 
 _WRITERS = {
     "C": ("control", "Control"),
@@ -137,7 +137,7 @@ def observation(
     history: bool = False,
     readable: Iterable[LogName] = LOGS,
 ) -> LogsObservation:
-    """One look at the logs, read to their end."""
+    """An observation of the logs, read to their end."""
     readable = tuple(readable)
     end = now if complete is None else complete
     return LogsObservation(
@@ -168,7 +168,7 @@ def start(
 
 
 def more(tracker: DaemonTracker, text: str) -> float:
-    """Let an exporter read further scripted lines; gives when the last was written."""
+    """Feed further scripted lines to an exporter. Return the time of the last line."""
     logs = script(text)
     end = logs.stamps()[-1]
     tracker.add_logs(observation(end + SETTLED, {log: logs[log] for log in LOGS}))
@@ -178,6 +178,21 @@ def more(tracker: DaemonTracker, text: str) -> float:
 def read(logs: Logs, **settings: Any) -> DaemonState:
     """What is known at the end of logs that were counted from the beginning."""
     return start(logs, **settings).state
+
+
+def counts(text: str, **settings: Any) -> dict[str, Any]:
+    """The counters after scripted lines, in the words of truth.json."""
+    return summary(read(script(text), **settings).counters)
+
+
+def incidents(state: DaemonState, kind: str) -> list[Incident]:
+    """The incidents of this kind, oldest first."""
+    return [incident for incident in state.incidents.snapshot() if incident.kind == kind]
+
+
+def values(state: DaemonState, metric: str) -> Mapping[LabelValues, float | Histogram]:
+    """The values of a metric."""
+    return state.counters.snapshot()[metric]
 
 
 def shown(state: DaemonState, now: float = 0.0) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ STEP_SECONDS = 0.5
 
 
 class Metrics:
-    """The metrics of a snapshot, to be asked for values."""
+    """The metrics of a snapshot, by name and labels."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -61,7 +61,7 @@ def _flat(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], Value]]:
 
 
 class Player:
-    """A recording under way."""
+    """A recording that is being played."""
 
     def __init__(self, recording: Recording | Path, settings: Settings | None = None) -> None:
         if isinstance(recording, Path):
@@ -79,7 +79,7 @@ class Player:
             await self.collector.poll_logs()
             await self.collector.watch_processes()
             await self.collector.collect()
-        # The last step's collection tells /proc's news to the ledger; this one shows them.
+        # The last step's collection applies exits by /proc to the state; this one shows them.
         return Metrics(await self.collector.collect())
 
     async def to_end(self) -> Metrics:

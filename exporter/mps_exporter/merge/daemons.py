@@ -15,7 +15,7 @@ from mps_exporter.merge.named_servers import (
 )
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.control_protocol import CANNOT_SEND
-from mps_exporter.mps.process_exits import START_TIME_TOLERANCE_SECONDS
+from mps_exporter.mps.policy import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
 from mps_exporter.snapshot import (
     Client,
@@ -97,7 +97,7 @@ def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handov
     client = context.process(inputs.facts, last.pid)
     if client is None or client.ended or client.uid != last.uid or last.pid <= 2:
         return None
-    if client.start_time_seconds > last.at + START_TIME_TOLERANCE_SECONDS:
+    if client.start_time_seconds > last.at + CLOCK_TOLERANCE_SECONDS:
         return None  # the PID was reused
     servers = [context.processes.get(one.pid, one) for one in inputs.facts.servers]
     ended = bool(servers) and all(one.ended for one in servers)

@@ -1,4 +1,4 @@
-"""Whose process is it? Container, pod, job and unit, read from the paths of its control groups.
+"""Container, pod, job and unit of a process, by the paths of its control groups.
 
 No runtime, kubelet or scheduler is queried: the names are in /proc/PID/cgroup, in version 1
 ("4:memory:/docker/<id>", a line for each hierarchy) and in version 2 ("0::/system.slice/…").
@@ -10,25 +10,22 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """What a process belongs to, according to its control groups."""
+    """Owner of a process, according to its control groups."""
 
     container_id: str | None = None
-    """As kube-state-metrics writes it: "containerd://…", "docker://…", "cri-o://…", "podman://…".
-    The identifier is sure; where only it stands in a pod's path (the cgroupfs driver), containerd
-    is taken for the runtime."""
+    """ID in the format of kube-state-metrics: "containerd://…", "docker://…", "cri-o://…",
+    "podman://…". A pod's path without a runtime (the cgroupfs driver) is assumed to be
+    containerd's."""
     pod_uid: str | None = None
-    """Of a static pod: the hash of its manifest, which is what its path carries."""
+    """UID of the pod; for a static pod the hash of its manifest, which its path contains."""
     slurm_job_id: str | None = None
     systemd_unit: str | None = None
-    """The innermost service; without one the innermost scope, else a user's slice. Scopes that are
-    containers, and the services of container runtimes, say nothing more and are left out."""
+    """The innermost service, else the innermost scope, else a user's slice. Scopes of containers
+    and services of container runtimes are skipped."""
 
 
 _ID = r"(?P<id>[0-9a-f]{64})"
@@ -62,7 +59,7 @@ _CONTAINER_SCOPE = re.compile(r"(?:libpod|crio)-conmon-.*")
 
 
 def unified_path(cgroup: str | None) -> str | None:
-    """Return the path in the version 2 hierarchy, "0::/…"; None: none, or not below our own root.
+    """Return the path in the version 2 hierarchy, "0::/…"; None if absent or above the root.
 
     The kernel writes paths outside the reader's cgroup namespace with "..".
     """
@@ -73,28 +70,19 @@ def unified_path(cgroup: str | None) -> str | None:
     return None
 
 
-_REGION = re.compile(r"nvidia/([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])/vidmem")
-_BYTES = re.compile(r"[0-9]{1,19}")
+_REGION_BYTES = re.compile(
+    r"nvidia/([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])/vidmem (max|[0-9]{1,19})"
+)
 
 
 def parse_dmem(text: str) -> dict[str, int | None]:
-    """Read a dmem file: PCI address -> bytes, None for "max"; other regions and lines left out."""
-    found: dict[str, int | None] = {}
-    for line in text.split("\n"):
-        name, _, value = line.partition(" ")
-        region = _REGION.fullmatch(name)
-        if region is not None and value == "max":
-            found[region[1].lower()] = None
-        elif region is not None and _BYTES.fullmatch(value):
-            found[region[1].lower()] = int(value)
-    return found
+    """Parse a dmem file: PCI address -> bytes, None for "max". Other regions are skipped."""
+    found = filter(None, map(_REGION_BYTES.fullmatch, text.split("\n")))
+    return {line[1].lower(): None if line[2] == "max" else int(line[2]) for line in found}
 
 
 def with_parents(path: str) -> Iterator[str]:
-    """Give the path of a control group, and those of the groups above it, the root's ("/") last.
-
-    (Not by pathlib, which interns each part: see sources/processes.py.)
-    """
+    """Yield the path of a control group and of the groups above it, the root ("/") last."""
     while path.strip("/"):
         yield path
         path = path.rpartition("/")[0]
@@ -103,22 +91,20 @@ def with_parents(path: str) -> Iterator[str]:
 
 @lru_cache(maxsize=2048)
 def parse_cgroup(cgroup: str | None) -> Attribution:
-    """Read the text of /proc/PID/cgroup; never raises, whatever it holds.
+    """Parse the text of /proc/PID/cgroup. Never raises, whatever the text.
 
-    Results are kept: clients stay where they are from one collection to the next, and reading the
-    paths of 384 clients anew was a tenth of a collection's CPU.
+    Clients rarely move, and parsing the paths of 384 clients takes a tenth of a collection's CPU.
     """
     paths = list(_paths(cgroup or ""))
-    return Attribution(
-        container_id=_first(paths, _container),
-        pod_uid=_first(paths, _pod),
-        slurm_job_id=_first(paths, _slurm),
-        systemd_unit=_first(paths, _unit),
-    )
+
+    def first(read: Callable[[list[str]], str | None]) -> str | None:
+        return next((found for path in paths if (found := read(path)) is not None), None)
+
+    return Attribution(first(_container), first(_pod), first(_slurm), first(_unit))
 
 
 def _paths(cgroup: str) -> Iterator[list[str]]:
-    """Return the components of each distinct path: version 2 first, then systemd's hierarchy."""
+    """Yield the components of each distinct path: version 2 first, then systemd's hierarchy."""
     lines = [line.split(":", 2) for line in cgroup.split("\n")]
     hierarchies = [(parts[1], parts[2]) for parts in lines if len(parts) == 3]
     hierarchies.sort(key=lambda item: (item[0] != "", item[0] != "name=systemd"))
@@ -126,12 +112,8 @@ def _paths(cgroup: str) -> Iterator[list[str]]:
         yield [part for part in path.split("/") if part]
 
 
-def _first(paths: list[list[str]], read: Callable[[list[str]], T | None]) -> T | None:
-    return next((found for path in paths if (found := read(path)) is not None), None)
-
-
 def _container(path: list[str]) -> str | None:
-    """Find the innermost container: nested runtimes (kind, Docker in Docker) show several."""
+    """Return the innermost container: nested runtimes (kind, Docker in Docker) show several."""
     for depth in range(len(path) - 1, -1, -1):
         if named := _NAMED.fullmatch(path[depth]):
             return f"{_RUNTIMES[named['runtime']]}://{named['id']}"
@@ -165,7 +147,7 @@ def _slurm(path: list[str]) -> str | None:
 
 
 def _unit(path: list[str]) -> str | None:
-    units = [part for part in path if _UNIT.fullmatch(part) and not _is_of_a_runtime(part)]
+    units = [part for part in path if _UNIT.fullmatch(part) and not _is_of_runtime(part)]
     services = [unit for unit in units if unit.endswith(".service")]
     slices = [part for part in path if _USER_SLICE.fullmatch(part)]
     for kind in (services, units, slices):
@@ -174,7 +156,7 @@ def _unit(path: list[str]) -> str | None:
     return None
 
 
-def _is_of_a_runtime(unit: str) -> bool:
+def _is_of_runtime(unit: str) -> bool:
     return (
         unit in _RUNTIME_SERVICES
         or _CONTAINER_SCOPE.fullmatch(unit) is not None

@@ -1,7 +1,7 @@
-"""What MPS's limits come to: percentages in SMs, memory in bytes, priorities, how many clients fit.
+"""Effects of MPS's limits: percentages in SMs, memory in bytes, priorities, contexts of a server.
 
-"Measured" means: on an H200 (132 SMs), driver 580. Where nothing was measured or documented the
-answer is None, never a guess.
+"Measured" means: on an H200 (132 SMs), driver 580. The functions return None, never a guess, for
+what was not measured or documented.
 """
 
 from __future__ import annotations
@@ -11,23 +11,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-_HOPPER = (9, 0)
-_HOPPER_SM_STEP = 2
-_HOPPER_SM_FLOOR = 8
-
-_VOLTA = (7, 0)
-_CONTEXTS_BEFORE_VOLTA = 16
-_CONTEXTS_SINCE_VOLTA = 48
-_CONTEXTS_SINCE_R590 = 60
-
 _MEMORY = re.compile(r"(\d{1,15}) ?([KMGT])(?:iB)?", re.IGNORECASE | re.ASCII)
 _MEMORY_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_memory(text: str) -> int | None:
-    """Read "10G" or "512M", as the control tool prints limits, into bytes. None: no such text.
+    """Return the bytes of "10G" or "512M", as the control tool prints limits; None if malformed.
 
-    NVIDIA's manual knows G and M. Whether "10GB" would be 10^10 or 10 x 2^30 is not said.
+    NVIDIA's manual names G and M only, so "10GB" (10^10 or 10 x 2^30) is malformed.
     """
     match = _MEMORY.fullmatch(text.strip())
     return None if match is None else int(match[1]) << _MEMORY_SHIFTS[match[2].upper()]
@@ -39,11 +30,11 @@ _DEVICE_LIMIT = re.compile(
 
 
 def parse_pinned_memory_limit(text: str | None) -> dict[str, int]:
-    """Read CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, "0=1G,GPU-…=512MB": device as written -> bytes.
+    """Parse CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, "0=1G,GPU-…=512MB": device as written -> bytes.
 
-    Measured: "G" (or "g") means 2^30; whatever else follows the number, or nothing, means 2^20
-    ("1T" and "1.5G" are one MiB). A part that begins with a blank, or has no number above 0, says
-    nothing. Of a device that is named twice the lower limit counts.
+    Measured: "G" (or "g") means 2^30; any other text after the number, or none, means 2^20 ("1T"
+    and "1.5G" are one MiB). A part that begins with a blank, or has no number above 0, has no
+    effect. If a device is named twice, the lower limit counts.
     """
     limits: dict[str, int] = {}
     for part in (text or "").split(","):
@@ -61,24 +52,24 @@ class DaemonGpus:
 
     uuids: frozenset[str] = frozenset()
     complete: bool = False
-    """There are no others."""
+    """Whether `uuids` has all of its GPUs."""
     order: tuple[str, ...] | None = None
-    """As the driver numbers them; None: not known."""
+    """The GPUs in the driver's order, None if unknown."""
 
 
 _ORDINAL = re.compile(r"\d{1,4}", re.ASCII)
 _UUID = re.compile(r"GPU-[0-9a-zA-Z-]*", re.ASCII)
 _NO_DEVICE = re.compile(r"-\d+|[A-FH-LN-Za-z]\w*", re.ASCII)
-"""Entries that surely name no device: negative numbers, and words that begin no UUID."""
+"""Entries that name no device: negative numbers, and words that do not begin like a UUID."""
 
 
 def visible_gpus(text: str | None, gpus: DaemonGpus) -> tuple[str, ...] | None:
     """Return the GPUs that a client with this CUDA_VISIBLE_DEVICES sees, in its order.
 
     Measured with two GPUs of one model: a client counts the daemon's GPUs in the driver's order,
-    whatever the daemon's own CUDA_VISIBLE_DEVICES says, and picks from these. The first entry that
-    names no device ends the list (CUDA's documentation). None: it is not known, as for entries
-    of MIG, of mixed kinds, or that appear twice.
+    whatever the daemon's own CUDA_VISIBLE_DEVICES is, and picks from these. The first entry that
+    names no device ends the list (CUDA's documentation). None if unknown, as for entries of MIG,
+    of mixed kinds, or that appear twice.
     """
     if text is None:
         return gpus.order
@@ -105,29 +96,29 @@ def visible_gpus(text: str | None, gpus: DaemonGpus) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """What a client's CUDA_MPS_PINNED_DEVICE_MEM_LIMIT does."""
+    """The effect of a client's CUDA_MPS_PINNED_DEVICE_MEM_LIMIT."""
 
     bytes_by_uuid: Mapping[str, int] | None = field(default_factory=dict)
-    """None: it is not known which GPU an entry is for."""
+    """None if the GPU of an entry is unknown."""
     ignored: bool = False
-    """One entry is for a GPU that the client does not see: CUDA silently ignores all of them."""
+    """CUDA silently ignores all entries, because the client does not see the GPU of an entry."""
 
 
 def client_memory_limits(
     text: str | None, visible: tuple[str, ...] | None, used: Collection[str], gpus: DaemonGpus
 ) -> MemoryLimits:
-    """Assign the limits that a client set for itself to the GPUs that they hold for.
+    """Assign the limits that a client set for itself to GPUs.
 
-    Measured: an ordinal counts in the list of the GPUs that the client sees; a UUID, of which the
-    beginning is enough, is taken as written, and the case of the letters counts. Of two limits for
-    one GPU the lower holds. One entry for a GPU that is not there voids all.
+    Measured: an ordinal counts in the list of the GPUs that the client sees. A UUID, which may be
+    cut short, is case-sensitive. If a GPU has two limits, the lower limit holds. An entry for a
+    missing GPU voids all entries.
 
     Args:
         text: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
-        visible: The GPUs that the client sees, in its order; None: not known.
-        used: The GPUs on which it has a context. One that it should not see proves that its
-            environment has changed since it was read.
-        gpus: Those of its daemon.
+        visible: GPUs that the client sees, in its order; None if unknown.
+        used: GPUs on which it has a context. A GPU outside `visible` proves that its environment
+            has changed since it was read.
+        gpus: GPUs of its daemon.
     """
     if visible is not None and not set(used) <= set(visible):
         visible = None
@@ -143,7 +134,7 @@ def client_memory_limits(
             missing = not named and visible is not None
         if missing:
             return MemoryLimits(ignored=True)
-        # A UUID of a GPU that the daemon serves and this client does not see was not measured.
+        # The effect of a UUID of the daemon's that is invisible to the client was not measured.
         if len(named) != 1 or named[0] not in seen:
             certain = False
             continue
@@ -152,77 +143,69 @@ def client_memory_limits(
 
 
 def parse_client_priority(text: str | None) -> int | None:
-    """Read CUDA_MPS_CLIENT_PRIORITY: 0 normal, 1 below normal; None: unset, or no such value."""
+    """Parse CUDA_MPS_CLIENT_PRIORITY: 0 normal, 1 below normal; None if unset or invalid."""
     return {"0": 0, "1": 1}.get((text or "").strip())
 
 
 def context_limit(
     compute_capability: tuple[int, int] | None, driver_version: str | None
 ) -> int | None:
-    """Return how many client contexts one server takes on one GPU.
+    """Return the maximum number of client contexts of one server on one GPU.
 
     16 before Volta; 48 since (measured, also on driver 580); 60 since driver 590 (CUDA 13.1), all
-    with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: raising that lowers them. Smaller on MIG.
+    with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: raising it lowers them. Smaller on MIG.
     """
     if compute_capability is None:
         return None
-    if compute_capability < _VOLTA:
-        return _CONTEXTS_BEFORE_VOLTA
+    if compute_capability < (7, 0):
+        return 16
     major = re.match(r"\d+", driver_version or "")
-    if major is None:
-        return None
-    return _CONTEXTS_SINCE_R590 if int(major[0]) >= 590 else _CONTEXTS_SINCE_VOLTA
-
-
-# ---------------------------------------------------------------------------------- percentages
+    return None if major is None else 60 if int(major[0]) >= 590 else 48
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadPercentage:
-    """What a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE does."""
+    """The effect of a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
 
     ratio: float | None = None
-    """The share of the SMs, above 0 and below 1; None: no limit of the client's own."""
+    """Fraction of the SMs, above 0 and below 1; None if the client sets no limit of its own."""
     ignored: bool = False
-    """The variable is set, but CUDA silently makes nothing of its value."""
+    """The variable is set, and CUDA silently ignores its value."""
 
 
-_DECIMAL = re.compile(r"\s*([+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?)", re.ASCII)
-_HEXADECIMAL = re.compile(r"\s*([+-]?0[xX][0-9a-fA-F]{1,16})", re.ASCII)
+_HEXADECIMAL = r"0[xX][0-9a-fA-F]{1,16}"
+_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?"
+_NUMBER = re.compile(rf"\s*([+-]?(?:(?P<hex>{_HEXADECIMAL})|{_DECIMAL}))", re.ASCII)
 
 
 def parse_active_thread_percentage(text: str | None) -> ThreadPercentage:
-    """Read CUDA_MPS_ACTIVE_THREAD_PERCENTAGE as CUDA does.
+    """Parse CUDA_MPS_ACTIVE_THREAD_PERCENTAGE as CUDA does.
 
-    Measured: it takes the number that the text begins with, as C's strtod does ("50%", "50,5" and
-    "0x32" are 50). Numbers above 0 and below 100 limit, however small; 100 is no limit; with any
-    other number or text all SMs are left, without a word.
+    Measured: CUDA reads the number at the start of the text, as C's strtod does ("50%", "50,5" and
+    "0x32" are 50). Numbers above 0 and below 100 limit, however small. With 100, any other number
+    or text the client may use all SMs; no message is printed.
     """
     if text is None:
         return ThreadPercentage()
-    percentage = _leading_number(text)
+    found = _NUMBER.match(text)
+    if found is None:
+        return ThreadPercentage(ignored=True)
+    percentage = float.fromhex(found[1]) if found["hex"] else float(found[1])
     if percentage == 100.0:
         return ThreadPercentage()
-    if percentage is None or not 0.0 < percentage < 100.0:
+    if not 0.0 < percentage < 100.0:
         return ThreadPercentage(ignored=True)
     return ThreadPercentage(ratio=percentage / 100.0)
 
 
-def _leading_number(text: str) -> float | None:
-    if found := _HEXADECIMAL.match(text):
-        return float.fromhex(found[1])
-    found = _DECIMAL.match(text)
-    return float(found[1]) if found else None
-
-
 def effective_ratio(client: float | None, server: float | None) -> float | None:
-    """Return the share of the SMs in force: the lower of the client's and the server's.
+    """Return the fraction of the SMs in force: the lower of the client's and the server's.
 
-    The server's is the one when the client connected. Measured: server 50 %, client 90 % -> 50 %.
-    None: neither is known.
+    The server's limit at the time of the connection counts. Measured: server 50 %, client 90 % ->
+    50 %. None if neither is known.
     """
     known = [ratio for ratio in (client, server) if ratio is not None]
-    return min(known) if known else None
+    return min(known, default=None)
 
 
 def sms_of_ratio(
@@ -231,13 +214,12 @@ def sms_of_ratio(
     """Return the SMs that a ratio (0-1) leaves a client on a GPU with sm_count SMs.
 
     Measured on Hopper (compute capability 9.0) with 132 SMs, at 70 percentages: rounded down to an
-    even number, at least 8. A ratio of 1 is all of them on any GPU. None: how other architectures
-    round was not measured.
+    even number, at least 8. A ratio of 1 means all SMs of any GPU. None for other architectures,
+    whose rounding was not measured.
     """
     if ratio >= 1.0:
         return sm_count
-    if compute_capability != _HOPPER:
+    if compute_capability != (9, 0):
         return None
-    # The nudge keeps a product that is whole in decimals from falling below it in binary.
-    steps = math.floor(ratio * sm_count / _HOPPER_SM_STEP + 1e-9)
-    return min(max(steps * _HOPPER_SM_STEP, _HOPPER_SM_FLOOR), sm_count)
+    # Without the addend, a product that is an integer in decimals may be below it in binary.
+    return min(max(math.floor(ratio * sm_count / 2 + 1e-9) * 2, 8), sm_count)

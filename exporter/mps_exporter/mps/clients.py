@@ -6,20 +6,28 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mps_exporter.mps.admissions import Admission, Admissions
-from mps_exporter.mps.record import FULL, Moment, Quota
-from mps_exporter.mps.waits import ClientQueue, QueuedClient
+from mps_exporter.mps import policy
+from mps_exporter.mps.fault_evidence import FaultEvidence
+from mps_exporter.mps.policy import FULL, Quota
+from mps_exporter.mps.record import GpuNames, Moment
+from mps_exporter.mps.waits import Admission, Admissions, ClientQueue, QueuedClient
 from mps_exporter.observations import LogName
-from mps_exporter.snapshot import ClientState
-
-MAX_CONTEXTS = 256
-"""Contexts of one client process that are followed."""
-
-MAX_WAITING_CONTEXTS = 256
-MAX_DEVICES = 64
+from mps_exporter.snapshot import ClientState, Incident
 
 NO_CONTEXT = "no_context"
-"""Of an abandoned wait: the client connected to its server, and never had a context."""
+"""Detail of an abandoned wait: the client connected to its server, and never had a context."""
+
+
+class DaemonShared:
+    """State of a daemon that its servers use."""
+
+    def __init__(self, quota: Quota = FULL) -> None:
+        self.quota = quota
+        self.readable: dict[LogName, bool] = {"control": False, "server": False}
+        """Logs of the daemon -> readable now."""
+        self.queue = ClientQueue(quota)
+        self.gpus = GpuNames()
+        self.evidence = FaultEvidence()
 
 
 @dataclass(slots=True, eq=False)
@@ -29,34 +37,35 @@ class ServerInfo:
     pid: int
     uid: int | None
     started_at: float
-    readable: Mapping[LogName, bool]
-    """Which logs of the daemon can be read now."""
+    shared: DaemonShared
     start_unknown: bool = False
     """Its start is not in the log that was read."""
     ready_at: float | None = None
     failure: str = ""
-    """Why it could not start, in the words of the logs."""
+    """Reason of a failed start, as the logs show it."""
     logs_pids: bool | None = None
-    """False: its log does not name the client of a line (before driver 580)."""
+    """False if its log does not name the client of a line (before driver 580)."""
     thread_ratio: float | None = None
     memory_limits: Mapping[int, int] = field(default_factory=dict)
-    """Device ordinal -> bytes. Replaced, never changed: clients keep those they connected with."""
+    """Device ordinal -> bytes. Replaced, never changed: clients keep their limits."""
     devices: dict[int, str] = field(default_factory=dict)
     """Device ordinal -> name."""
 
     @property
     def names_clients(self) -> bool:
         """Whether server.log shows which clients connect and disconnect."""
-        return self.readable["server"] and self.logs_pids is not False
+        return self.shared.readable["server"] and self.logs_pids is not False
 
-    def set_memory_limit(self, device: int, limit_bytes: int) -> None:
-        """Clients that connect from now on have this limit."""
-        if device in self.memory_limits or len(self.memory_limits) < MAX_DEVICES:
+    def set_owner(self, uid: int, _when: Moment) -> None:
+        """Set the user by the name of the shared memory."""
+        self.uid = uid if self.uid is None else self.uid
+
+    def set_memory_limit(self, device: int, limit_bytes: int, _when: Moment) -> None:
+        if device in self.memory_limits or len(self.memory_limits) < policy.MAX_GPUS:
             self.memory_limits = {**self.memory_limits, device: limit_bytes}
 
-    def add_device(self, device: int, name: str) -> None:
-        """It made its context on a device."""
-        if device in self.devices or len(self.devices) < MAX_DEVICES:
+    def add_device(self, device: int, name: str, _when: Moment) -> None:
+        if device in self.devices or len(self.devices) < policy.MAX_GPUS:
             self.devices[device] = name
 
 
@@ -68,35 +77,33 @@ class TrackedClient:
     uid: int | None
     connected_at: float
     contexts: dict[int, str] = field(default_factory=dict)
-    """Context ID -> GPU UUID, "" while it is not known."""
+    """Context ID -> GPU UUID, "" while unknown."""
     creating: dict[int, float] = field(default_factory=dict)
-    """Context ID -> since when it is being created: it is not ACTIVE yet."""
+    """Contexts that are being created, not ACTIVE yet: ID -> time at which creation began."""
     had_context: bool = False
     active_since: float | None = None
-    """When its first context became ACTIVE, as server.log says."""
-    activations: int = 0
-    """Contexts that became ACTIVE."""
-    ranges_requested: int = 0
-    """How many of them had, when its address ranges were last requested."""
+    """Time at which its first context became ACTIVE, by server.log."""
+    unmapped: bool = False
+    """A context became ACTIVE after its address ranges were last requested."""
     torn_down_at: float | None = None
-    """A fatal GPU error hit it: it cannot use the GPU any more."""
+    """Time of the fatal GPU error that hit it. It cannot use the GPU any more."""
     wait: QueuedClient | None = None
-    """It waited behind another user's server, which is over once it has a context."""
+    """Its wait behind another user's server, which is over once it has a context."""
     terminating: bool = False
     """An operator requested its termination."""
     lost: bool = False
-    """Counted as lost: a client is lost once."""
+    """It is counted as lost, which happens once."""
     from_control_tool: bool = False
     """Known from the control tool only."""
     inferred: bool = False
     """Known from control.log only."""
     thread_ratio: float | None = None
     memory_limits: Mapping[int, int] | None = None
-    """Those of its server when it connected, which it keeps; None where they are not known."""
+    """Limits of its server when it connected, which it keeps; None if unknown."""
     missing_since: float | None = None
-    """When its process was first seen to be gone."""
+    """First time at which its process was gone."""
     key: int = 0
-    """Its PID; a negative number of its own if that is 0."""
+    """Its PID; a unique negative number if the PID is 0."""
 
     @property
     def contexts_by_gpu(self) -> dict[str, int]:
@@ -105,7 +112,7 @@ class TrackedClient:
 
     @property
     def state(self) -> tuple[ClientState | None, float | None]:
-        """What it is doing, and since when; None where server.log does not say."""
+        """Its state, and since when; None if server.log does not show the state."""
         if self.torn_down_at is not None:
             return "torn_down", self.torn_down_at
         if self.creating:
@@ -118,11 +125,11 @@ class TrackedClient:
 
     @property
     def leaving(self) -> bool:
-        """Its last context is closed: it ends by itself."""
+        """Whether its last context is closed: it ends by itself."""
         return self.had_context and not self.contexts
 
     def lose(self, cause: str, when: Moment) -> bool:
-        """Count an abnormal end, at most once; returns whether it was counted."""
+        """Count an abnormal end, at most once. Return whether it was counted."""
         if self.lost:
             return False
         self.lost = True
@@ -130,9 +137,10 @@ class TrackedClient:
         return True
 
     def count_termination(self, when: Moment) -> None:
-        """An operator has ended it."""
         if self.lose("terminated", when):
-            when.add_incident("client_terminated", uid=self.uid, pids=(self.pid,))
+            when.add_incident(
+                Incident(when.at, "client_terminated", uid=self.uid, pids=(self.pid,))
+            )
 
 
 class Associations:
@@ -141,25 +149,25 @@ class Associations:
     server.log names the GPU without the context:
 
         Client {PID: 440, Context ID: 1} connected
-        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated        of which context?
-        Status of client {PID: 440, Context ID: 1} is ACTIVE            of this one
+        Device NVIDIA H200 (uuid GPU-5e4dfbf1-...) is associated        with an unnamed context
+        Status of client {PID: 440, Context ID: 1} is ACTIVE            that context
 
-    The GPU is taken for that of the oldest context without one. The server's threads write in any
-    order, so the status line that follows corrects it.
+    The GPU is assigned to the oldest context without a GPU. The server's threads write in any
+    order, so the status line that follows corrects the assignment.
     """
 
     def __init__(self, clients: Mapping[int, TrackedClient]) -> None:
         self._clients = clients
-        self._waiting: deque[tuple[int, int]] = deque(maxlen=MAX_WAITING_CONTEXTS)
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
         """(key of the client, context ID)."""
         self._last: tuple[int, int] | None = None
-        """The context that the last GPU was given to, until its status is written."""
+        """The context that the last GPU was assigned to, until its status is written."""
 
     def add(self, key: int, context: int) -> None:
         self._waiting.append((key, context))
 
     def associate(self, uuid: str) -> None:
-        """A GPU is associated with a context."""
+        """Assign a GPU to the oldest context without one."""
         if not self._waiting:
             return
         key, context = self._waiting.popleft()
@@ -169,7 +177,7 @@ class Associations:
             self._last = key, context
 
     def confirm(self, pid: int, context: int, *, active: bool) -> None:
-        """The status of a context follows: if it is ACTIVE, the last GPU is its own."""
+        """Apply a context's status: an ACTIVE context is the one that the last GPU is for."""
         guessed, self._last = self._last, None
         actual = (pid, context)
         if not active or pid == 0 or guessed is None or guessed == actual:
@@ -188,14 +196,12 @@ class Associations:
 class ServerClients:
     """The clients of one server."""
 
-    def __init__(self, server: ServerInfo, queue: ClientQueue, quota: Quota = FULL) -> None:
-        self._quota = quota
+    def __init__(self, server: ServerInfo) -> None:
         self.unfollowed = 0
-        """Connections beyond the quota, less disconnections of clients that are not known."""
+        """Connections beyond the quota, less disconnections of unknown clients."""
         self.admissions = Admissions()
         self.ever_connected = False
         self._server = server
-        self._queue = queue
         self._clients: dict[int, TrackedClient] = {}
         self.associations = Associations(self._clients)
         self._unnamed_key = 0
@@ -214,7 +220,7 @@ class ServerClients:
 
     @property
     def may_have_context(self) -> bool:
-        """Whether a client has an ACTIVE context, or one of which the log does not tell."""
+        """Whether a client has an ACTIVE context, or contexts that the log does not show."""
         return any(
             client.contexts.keys() - client.creating.keys()
             or client.from_control_tool
@@ -225,50 +231,50 @@ class ServerClients:
     def get(self, pid: int) -> TrackedClient | None:
         return self._clients.get(pid)
 
-    def sole_newcomer(self) -> int | None:
-        """Return the only client whose first context is being created: a refusal is of that one."""
-        new = [one.pid for one in self if one.creating and not one.had_context]
+    def sole_new_client(self) -> int | None:
+        """Return the PID of the only client whose first context is being created, if any.
+
+        A refusal without a PID is about that client.
+        """
+        new = [client.pid for client in self if client.creating and not client.had_context]
         return new[0] if len(new) == 1 and new[0] else None
 
     def find(self, pid: int, context: int | None = None) -> TrackedClient | None:
-        """Return a client. Of those with PID 0: with this context; or leaving; or the oldest."""
+        """Return a client; for PID 0, the client with this context, a leaving or the oldest one."""
         if pid:
             return self._clients.get(pid)
         unnamed = self._unnamed()
-        with_context = (one for one in unnamed if context is not None and context in one.contexts)
-        leaving = (one for one in unnamed if one.leaving)
+        with_context = (client for client in unnamed if context in client.contexts)
+        leaving = (client for client in unnamed if client.leaving)
         return next(with_context, None) or next(leaving, None) or next(iter(unnamed), None)
 
     def gpu_of(self, pid: int, context: int) -> str:
-        """Return the UUID of the GPU of a context, "" if it is not known."""
         client = self.find(pid, context)
         return "" if client is None else client.contexts.get(context, "")
 
-    # ------------------------------------------------------------------ connect
-
     def admit(self, pid: int, uid: int, when: Moment, wait: QueuedClient | None = None) -> None:
-        """The daemon sends a client process to this server."""
+        """Add the admission of a client that the daemon sends to this server."""
         self.admissions.mark_admitted(pid)
         if pid and pid in self._clients:
-            return  # the stamps are equal, and server.log came first
+            return  # the timestamps are equal, and server.log came first
         self.admissions.add(Admission(pid, uid, when.at, wait))
         if not self._server.names_clients:
             self.connect(pid, when)
 
     def readmit(self, pid: int) -> None:
-        """The daemon sends a connected client again: for a context."""
+        """Record that the daemon sends a connected client again, for a context."""
         client = self._clients.get(pid)
         if client is not None and not self._server.names_clients:
             client.had_context = True
         self.admissions.mark_for_context(pid)
 
     def connect_admitted(self, when: Moment) -> None:
-        """The server's log does not name its clients: those that were admitted are connected."""
+        """Connect all admitted clients: the server's log does not name its clients."""
         for admission in self.admissions:
             self.connect(admission.pid, when._replace(at=admission.at))
 
     def connect(self, pid: int, when: Moment) -> TrackedClient | None:
-        """A client process is connected. None: there are too many to follow."""
+        """Add a client process that is connected. Return None beyond the quota."""
         known = self._clients.get(pid)
         if known is not None and (known.from_control_tool or known.inferred):
             if known.from_control_tool:
@@ -277,8 +283,8 @@ class ServerClients:
             return known
         server, admission = self._server, self.admissions.pop(pid)
         uid = server.uid if admission is None else admission.uid
-        wait = self._queue.pop_client(pid, uid) if admission is None else admission.wait
-        if known is not None:  # the PID was reused: the older client is gone
+        wait = server.shared.queue.pop_client(pid, uid) if admission is None else admission.wait
+        if known is not None:  # the PID was reused: the older client has exited
             self.disconnect(pid, when)
         client = TrackedClient(
             pid,
@@ -295,18 +301,18 @@ class ServerClients:
         if wait is not None:
             self.admissions.mark_admitted(pid)
             if client.inferred:
-                self._serve(wait, when)  # its contexts cannot be seen
+                self._serve(wait, when)  # its contexts are not visible
             else:
                 client.wait = wait
         return client
 
     def adopt(self, pid: int, at: float) -> None:
-        """The control tool lists a client whose connection is not in the log."""
+        """Add a client that the control tool lists and whose connection is not in the log."""
         if pid not in self._clients:
             self._add(TrackedClient(pid, self._server.uid, at, from_control_tool=True))
 
     def _add(self, client: TrackedClient) -> bool:
-        if len(self._clients) >= self._quota.clients:
+        if len(self._clients) >= self._server.shared.quota.clients:
             self.unfollowed += 1
             return False
         if client.pid == 0:
@@ -321,15 +327,8 @@ class ServerClients:
             self._handover_counted = True
             when.increment("mps_uid_handovers_total")
 
-    def refuse(self, pid: int, context: int, when: Moment) -> None:
-        """A client that was sent to the server may not connect."""
-        if pid and not context and pid not in self._clients:
-            self.admissions.refuse(pid, when)
-
-    # ------------------------------------------------------------------ contexts
-
     def open_context(self, pid: int, context: int, when: Moment) -> bool:
-        """A client opens a context. False: there are too many clients to follow."""
+        """Open a context of a client. Return False if there are too many clients to follow."""
         if pid:
             client = self._clients.get(pid)
         else:
@@ -338,26 +337,26 @@ class ServerClients:
             client = self.connect(pid, when)
         if client is None:
             return False
-        if context not in client.contexts and len(client.contexts) < MAX_CONTEXTS:
+        if context not in client.contexts and len(client.contexts) < policy.MAX_CONTEXTS:
             client.contexts[context] = ""
             client.creating[context] = when.at
             self.associations.add(client.key, context)
         return True
 
     def is_new_context(self, pid: int, context: int) -> bool:
-        """Whether a client's context is not open yet, as far as the log shows."""
+        """Return whether the log does not show a client's context yet."""
         client = self._clients.get(pid)
         return client is not None and context not in (client.contexts | client.creating)
 
     def activate_context(self, pid: int, context: int, when: Moment) -> bool:
-        """A context that was being created is ACTIVE. False: no such context."""
+        """Mark a context that was being created as ACTIVE. Return False if there is none."""
         candidates = self._unnamed() if pid == 0 else [self._clients.get(pid)]
         client = next((one for one in candidates if one and context in one.creating), None)
         if client is None:
             return False
         del client.creating[context]
         client.had_context = True
-        client.activations += 1
+        client.unmapped = True
         client.active_since = when.at if client.active_since is None else client.active_since
         wait, client.wait = client.wait, None
         if wait is not None:
@@ -373,17 +372,15 @@ class ServerClients:
         if client.terminating:
             client.count_termination(when)
 
-    # ------------------------------------------------------------------ disconnect
-
-    def request_termination(self, pid: int) -> None:
-        """An operator requests the termination of a client."""
+    def request_termination(self, pid: int, _context: int, _when: Moment) -> None:
+        """Record that an operator requests the termination of a client."""
         self._terminating_pid = pid
         client = self.find(pid)
         if client is not None:
             client.terminating = True
 
     def terminated(self, when: Moment) -> None:
-        """The client whose termination was requested last has ended."""
+        """Count the termination that was requested last."""
         pid, self._terminating_pid = self._terminating_pid, None
         client = None if pid is None else self.find(pid)
         if client is not None:
@@ -401,12 +398,12 @@ class ServerClients:
         self._count_end(client, when, known_end=True)
 
     def drop(self, client: TrackedClient, when: Moment) -> None:
-        """A client is gone, and nothing shows since when: its session is not observed."""
+        """Remove a client that ended at an unknown time: its session is not observed."""
         client.from_control_tool = True
         self.disconnect(client.pid, when)
 
     def confirm_exit(self, client: TrackedClient, when: Moment) -> None:
-        """The process of a client is gone, and no line of the log shows its end."""
+        """Remove a client whose process has exited, and whose end no line of the log shows."""
         if self._unnamed_disconnections:
             self._unnamed_disconnections -= 1  # counted when it disconnected
             self.admissions.disconnected(client.pid)
@@ -415,7 +412,7 @@ class ServerClients:
             self.drop(client, when)
 
     def disconnect_unnamed(self, when: Moment) -> None:
-        """A client process is gone, and the log does not show which."""
+        """Count the disconnection of a client that the log does not name."""
         if self.count <= 0:
             return
         if self.count == 1 and len(self._clients) == 1:
@@ -429,29 +426,28 @@ class ServerClients:
             self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
-        """The server is gone. Returns the PIDs of the clients that were lost with it.
+        """End all clients with their server.
 
         Args:
-            cause: The loss cause of its clients, "" if its end is no loss.
-            when: The moment.
+            cause: Loss cause of the clients, "" if they are not lost with the server.
+            when: Time of the end.
             ghost: Whether it was a ghost server.
+
+        Returns:
+            PIDs of the clients that were lost.
         """
         lost = []
-        departed = self._unnamed_disconnections
-        for client in self:
-            if departed:
-                departed -= 1
-                continue
+        for client in list(self)[self._unnamed_disconnections :]:
             if self._lost_with_server(client, cause, ghost=ghost) and client.lose(cause, when):
                 lost.append(client.pid)
             self._count_end(client, when, known_end=self._server.logs_pids is not False)
-        self.admissions.expire_all(when)
+        self.admissions.expire(when, ended=True)
         return lost
 
     def _lost_with_server(self, client: TrackedClient, cause: str, *, ghost: bool) -> bool:
         if not cause or client.leaving or (ghost and client.wait is not None):
-            return False  # the latter never had a context: its wait is abandoned
-        # Without server.log, clients that are left at an orderly end have most likely ended before.
+            return False  # the waiting client never had a context: its wait is abandoned
+        # Without server.log, clients that remain at an orderly end have most likely ended before.
         return cause != "terminated" or (self._server.names_clients and client.had_context)
 
     def _count_end(self, client: TrackedClient, when: Moment, *, known_end: bool) -> None:

@@ -1,4 +1,4 @@
-"""Who caused a GPU fault: the address in the kernel log proves it.
+"""The client that caused a GPU fault: the address in the kernel log proves it.
 
 The kernel's line of a fault, driver 580.159.04 on H200 and H100:
 
@@ -7,11 +7,11 @@ The kernel's line of a fault, driver 580.159.04 on H200 and H100:
     ACCESS_TYPE_VIRT_READ
 
 Its PID proves nothing (right in 7 of 79 faults by a client's own pointer, in 3 of 87 by work that a
-client left behind), nor does the client that MPS names (15 of 79 and 0 of 87). Two things do:
+client left behind), nor does the client that MPS names (15 of 79 and 0 of 87). Two facts do:
 
 * The address. Each context reserves a part of its process's address space without access, and work
-  that is left behind faults there (67 of 67). Addresses are random: they name the process, but for
-  processes that were forked from one parent.
+  that is left behind faults there (67 of 67). Addresses are random, so they identify the process,
+  except for processes that were forked from one parent.
 * The unit. Work that is left behind faults in GCC (87 of 87), a client's own pointer in T1 (75 of
   79; the other 4 were jumps to a wild address, which is in no client's memory).
 """
@@ -23,30 +23,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mps_exporter.mps import policy
 from mps_exporter.observations import AddressRanges, KernelLine
 
-SAME_FAULT_SECONDS = 0.5
-"""Maximum distance between the lines of one fault in server.log and the kernel log; 0.1 s was
-measured."""
-
-SAME_LINES_SECONDS = 0.15
-"""Maximum distance between lines of the kernel log about one fault: 0.12 s with five contexts."""
-
-LATE_SECONDS = 2.0
-"""Maximum time from a client's end to a fault by its work while others use the GPU; see
-client_endings for the times that were measured."""
-
 FIRST_RANDOM_ADDRESS = 1 << 46
-"""Addresses of mappings are random from here on (x86-64 and arm64); the CUDA driver reserves some
-fixed ranges below, which differ in size from process to process."""
-
-KEPT_SECONDS = 600.0
-"""How long the ranges of a client are kept after its end."""
-
-MAX_PROCESSES = 1024
+"""First random address of a mapping (x86-64 and arm64). Below, the CUDA driver reserves some fixed
+ranges, which differ in size from process to process."""
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:]+)(?:\.\d)?\): \d+, ")
-# A process chooses the name in the line: what counts is the end of the line, which is longer.
+# A process chooses the name in the line, so only the end of the line is trusted: it is longer.
 _MMU_FAULT = re.compile(
     r"MMU Fault: ENGINE [\w ]*?GPCCLIENT_(?P<unit>[A-Z0-9]+)\w* "
     r"faulted @ 0x(?P<high>[0-9a-f]+)_(?P<low>[0-9a-f]{8})\. "
@@ -59,18 +44,16 @@ class KernelFault(NamedTuple):
 
     at: float
     gpu: str
-    """UUID; "": not known."""
+    """UUID, "" if unknown."""
     unit: str
-    """The part of the GPU that met the fault: GCC, T1, ..."""
+    """Part of the GPU that met the fault: GCC, T1, ..."""
     address: int
 
 
 def parse_fault(line: KernelLine, gpus: Mapping[str, str]) -> KernelFault | None:
-    """Return the fault of an Xid line; None: it has no address.
+    """Return the fault of an Xid line, None if the line has no address.
 
-    Args:
-        line: The line.
-        gpus: PCI address as in pci_address() -> UUID.
+    `gpus` maps PCI addresses, as pci_address() returns them, to UUIDs.
     """
     xid, fault = _XID.match(line.text), _MMU_FAULT.search(line.text)
     if xid is None or fault is None:
@@ -87,16 +70,16 @@ def pci_address(bus_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """A client, and the address ranges that are its own."""
+    """A client with its address ranges."""
 
     pid: int
     uid: int | None
     read_at: float
     ranges: tuple[tuple[int, int], ...]
     ending_since: float | None = None
-    """When its first context ended, by server.log."""
+    """Time at which its first context ended, by server.log."""
     ended_at: float | None = None
-    """When its process left the server: it ended, or runs another program (exec)."""
+    """Time at which its process left the server: it exited, or runs another program (exec)."""
     counted: bool = False
     """It is counted as a client that left work behind."""
 
@@ -108,7 +91,7 @@ class Verdict(NamedTuple):
     owners: tuple[Owner, ...] = ()
     """The clients that caused it."""
     running: bool = False
-    """It was a pointer of a client that was running: no client that had ended caused it."""
+    """A pointer of a running client caused it: no client that had ended did."""
 
 
 class FaultEvidence:
@@ -121,74 +104,71 @@ class FaultEvidence:
         """The last faults in the kernel log, of all daemons."""
         self._owners: list[Owner] = []
         self._clients: dict[int, float | None] = {}
-        """Clients that the logs name -> when they ended."""
+        """Clients that the logs name -> time at which they ended."""
 
     def add_ranges(self, found: AddressRanges) -> None:
-        """Keep the ranges of a client, instead of those that it had before."""
+        """Add the ranges of a client; they replace its earlier ranges."""
+        oldest = found.at - policy.RANGES_LIFETIME_SECONDS
         self._owners = [
-            one
-            for one in self._owners
-            if (found.at - one.ended_at <= KEPT_SECONDS if one.ended_at else one.pid != found.pid)
+            owner
+            for owner in self._owners
+            if (owner.ended_at >= oldest if owner.ended_at else owner.pid != found.pid)
         ]
         self._owners.append(Owner(found.pid, found.uid, found.at, found.ranges))
-        del self._owners[:-MAX_PROCESSES]
+        del self._owners[: -policy.MAX_EVIDENCE_PROCESSES]
 
     def client_active(self, pid: int) -> None:
-        """A context of a client is ACTIVE."""
         self._clients[pid] = None
-        if len(self._clients) > MAX_PROCESSES:
-            ended = (one for one, at in self._clients.items() if at is not None)
+        if len(self._clients) > policy.MAX_EVIDENCE_PROCESSES:
+            ended = (pid for pid, at in self._clients.items() if at is not None)
             del self._clients[next(ended, pid)]
 
     def client_ending(self, pid: int, at: float) -> None:
-        """A context of a client ended."""
         for owner in self._present(pid, at):
             owner.ending_since = owner.ending_since or at
 
     def client_continues(self, pid: int, at: float) -> None:
-        """A client opened another context: it does not end."""
+        """Record that a client opened another context, so it does not end."""
         for owner in self._present(pid, at):
             owner.ending_since = None
 
     def client_ended(self, pid: int, at: float) -> None:
-        """A client left the server."""
         if pid in self._clients:
-            del self._clients[pid]  # the last to end is the last to be forgotten
+            del self._clients[pid]  # the last client to end is the last to be dropped
             self._clients[pid] = at
         for owner in self._present(pid, at):
             owner.ending_since, owner.ended_at = owner.ending_since or at, at
 
     def _present(self, pid: int, at: float) -> list[Owner]:
         return [
-            one
-            for one in self._owners
-            if one.pid == pid and one.ended_at is None and one.read_at <= at
+            owner
+            for owner in self._owners
+            if owner.pid == pid and owner.ended_at is None and owner.read_at <= at
         ]
 
     def shows_running_client(self, at: float, gpus: Collection[str]) -> bool:
-        """Whether a fault was a running client's, whose memory may have grown since it was read."""
+        """Return whether a running client caused a fault; its memory may have grown since read."""
         return any(fault.unit == "T1" for fault in self._near(at, gpus))
 
     def judge(self, at: float, gpus: Collection[str]) -> Verdict:
-        """Return what is proved by now about a fault at this moment on these GPUs.
+        """Return what is proved by now about a fault at this time on these GPUs.
 
-        The nearest line in the kernel log counts, and those that came with it: several clients may
-        have left work.
+        The nearest line in the kernel log counts, with the lines about the same fault: several
+        clients may have left work.
         """
         near = self._near(at, gpus)
-        near = [one for one in near if abs(one.at - near[0].at) <= SAME_LINES_SECONDS]
+        near = [fault for fault in near if abs(fault.at - near[0].at) <= policy.SAME_LINES_SECONDS]
         proved = [verdict for fault in near if (verdict := self._judge(fault, at)) is not None]
-        causes = {one.cause for one in proved}
-        if len(causes) != 1:
+        if len({verdict.cause for verdict in proved}) != 1:
             return Verdict(running=bool(near) and all(fault.unit == "T1" for fault in near))
-        owners = {owner.pid: owner for one in proved for owner in one.owners}
+        owners = {owner.pid: owner for verdict in proved for owner in verdict.owners}
         return proved[0]._replace(owners=tuple(owners.values()))
 
     def _near(self, at: float, gpus: Collection[str]) -> list[KernelFault]:
         near = [
             fault
             for fault in self.faults
-            if abs(fault.at - at) <= SAME_FAULT_SECONDS and same_gpu((fault.gpu,), gpus)
+            if abs(fault.at - at) <= policy.SAME_FAULT_SECONDS and same_gpu((fault.gpu,), gpus)
         ]
         return sorted(near, key=lambda fault: abs(fault.at - at))
 
@@ -198,29 +178,30 @@ class FaultEvidence:
             return None
         since, ended_at = owner.ending_since, owner.ended_at
         if fault.unit == "GCC" and ended_at and since and since <= at:
-            if self._unread(lambda ended: ended is not None and abs(ended - at) <= LATE_SECONDS):
+            latest = policy.LATE_FAULT_SECONDS
+            if self._unread(lambda end: end is not None and abs(end - at) <= latest):
                 return None
             return Verdict("unfinished_work", (owner,))
-        if fault.unit == "T1" and (ended_at is None or ended_at >= at - SAME_FAULT_SECONDS):
-            if self._unread(lambda ended: ended is None):
+        if fault.unit == "T1" and (ended_at is None or ended_at >= at - policy.SAME_FAULT_SECONDS):
+            if self._unread(lambda end: end is None):
                 return None
             return Verdict("own_fault", (owner,), running=True)
         return None
 
     def _unread(self, matters: Callable[[float | None], bool]) -> bool:
-        """Whether the memory of a client that matters is not known.
+        """Return whether the memory of a client, selected by its end, is unknown.
 
-        Processes that were forked from one parent have the same addresses, and could not be told
-        apart.
+        Processes that were forked from one parent have the same addresses, so they are
+        distinguished only if the memory of all of them is known.
         """
         read = {owner.pid for owner in self._owners}
         return any(pid not in read and matters(ended) for pid, ended in self._clients.items())
 
     def _owner(self, address: int) -> Owner | None:
-        """Return the client whose memory holds an address.
+        """Return the client whose memory contains an address.
 
-        Of 81 large ranges 2 held another client's address by chance: the smallest range is right.
-        Ranges below FIRST_RANDOM_ADDRESS are in each process, and name no process.
+        Of 81 large ranges 2 contained another client's address by chance: the smallest range is
+        right. Every process has ranges below FIRST_RANDOM_ADDRESS, so they identify no process.
         """
         held = [
             (last - first, owner)
@@ -234,7 +215,7 @@ class FaultEvidence:
 
 
 def same_gpu(some: Iterable[str], others: Collection[str]) -> bool:
-    """Whether they may have a GPU in common. Nothing, "" and a MIG instance may be any GPU."""
+    """Return whether they may have a GPU in common. No UUID, "" and MIG instances match any GPU."""
     known, other = set(some), set(others)
     if not known or not other or not all(uuid.startswith("GPU-") for uuid in known | other):
         return True

@@ -1,31 +1,147 @@
-"""Fatal GPU errors of one server: what its log says of each, who was lost, and who caused it."""
+"""Fatal GPU errors of one server, and the ends of its clients that may explain them.
+
+A client that ends without waiting for its kernels leaves them to the server. With other clients on
+the GPU the server meets a fatal error about 0.16 s later. Without other clients, the next client
+meets it: its first call fails with error 46. Times prove nothing (see fault_evidence), so they only
+list what is possible (driver 580.159.04, H200):
+
+    52.688 ... with status 806, assuming client {PID: 477, Context ID: 1} exit    its context ends
+    52.851 Client {PID: 472, Context: 1} encountered a fatal GPU error.           472 is innocent
+    52.883 ... with status 806, assuming client {PID: 477, Context ID: 0} exit    its process ends
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mps_exporter.mps.client_endings import ClientEndings
-from mps_exporter.mps.clients import MAX_CONTEXTS, ServerClients, ServerInfo
-from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict
-from mps_exporter.mps.record import MAX_GPUS, GpuNames, Moment
-from mps_exporter.snapshot import FaultProof
-
-REPORT_SECONDS = 0.5
-"""All lines about one fault are written at once."""
-
-DECISION_SECONDS = 1.5
-"""Maximum time from a fault to its line in the kernel log and to the end of the client that left
-the work: ends of 0.5 s were measured, and of 1.4 s where 48 clients left together."""
-
-MAX_FAULTS = 64
+from mps_exporter.mps import policy
+from mps_exporter.mps.clients import ServerClients, ServerInfo
+from mps_exporter.mps.fault_evidence import Verdict, same_gpu
+from mps_exporter.mps.record import Moment
+from mps_exporter.mps.waits import NEVER
+from mps_exporter.snapshot import EndedBefore, FaultProof, Incident, PossibleUnfinishedWork
 
 
-_LOSS_CAUSES = {
-    "unfinished_work": "unfinished_work",
-    "own_fault": "own_fault",
-    "unknown": "unattributed_fault",
-}
+@dataclass(slots=True, eq=False)
+class Ending:
+    """A client that ends: first its contexts, then its process."""
+
+    pid: int
+    """0 if the daemon does not see the client's PID namespace."""
+    uid: int | None
+    gpus: list[str] = field(default_factory=list)
+    """UUID of the GPU of each context that ended, "" if unknown."""
+    at: float = 0.0
+    """Time at which its last context ended."""
+    ended: bool = False
+    excused: bool = False
+    """An operator terminated it, or a fault had taken it down."""
+
+
+class ClientEndings:
+    """Clients of one server that ended recently or are ending."""
+
+    def __init__(self, server: ServerInfo, clients: ServerClients) -> None:
+        self._server = server
+        self._clients = clients
+        self._evidence = server.shared.evidence
+        self._endings: deque[Ending] = deque(maxlen=policy.MAX_RECENT)
+        self._possible: list[tuple[PossibleUnfinishedWork, float]] = []
+        """Work that the last client on a GPU may have left, and until when it is expected."""
+
+    def context_ends(self, pid: int, context: int, when: Moment) -> None:
+        """Record that a client has closed a context's connection, usually because it ends."""
+        while self._endings and self._endings[0].at < when.at - policy.MAX_END_AGE_SECONDS:
+            self._endings.popleft()
+        client = self._clients.find(pid, context)
+        ending = self._ending(pid) if pid else None
+        if ending is None:
+            ending = Ending(pid, self._server.uid if client is None else client.uid)
+            self._endings.append(ending)
+        if client is not None:
+            ending.excused |= client.terminating or client.lost
+        ending.at = when.at
+        ending.gpus.append(self._clients.gpu_of(pid, context))
+        self._evidence.client_ending(pid, when.at)
+
+    def client_continues(self, pid: int, at: float) -> None:
+        """Record that a client opens another context, so it does not end."""
+        ending = self._ending(pid) if pid else None
+        if ending is not None:
+            self._endings.remove(ending)
+        self._evidence.client_continues(pid, at)
+
+    def process_ends(self, pid: int, when: Moment, *, in_fault: bool) -> None:
+        """Record that a client has closed its last connection."""
+        self._evidence.client_ended(pid, when.at)
+        ending = self._ending(pid)
+        if ending is None:
+            return
+        ending.ended = True
+        least, most = policy.UNFINISHED_END_SECONDS
+        seconds = when.at - ending.at
+        if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
+            return
+        self.forget(ending.gpus)
+        gpus = tuple(sorted({gpu for gpu in ending.gpus if gpu}))
+        left = PossibleUnfinishedWork(pid, ending.uid, when.at, round(seconds, 3), gpus)
+        self._possible = [*self._possible, (left, NEVER)][-policy.MAX_GPUS :]
+
+    def _ending(self, pid: int) -> Ending | None:
+        """Return the end of a client that is in progress; for PID 0, the oldest."""
+        return next((one for one in self._endings if one.pid == pid and not one.ended), None)
+
+    def _has_company(self, ending: Ending) -> bool:
+        """Return whether other clients use its GPUs, or ended at the same time."""
+        others = (
+            client.contexts.values()
+            for client in self._clients
+            if client.contexts and (client.pid != ending.pid or ending.pid == 0)
+        )
+        ended = (
+            other.gpus
+            for other in self._endings
+            if other is not ending and other.at >= ending.at - policy.END_TO_FAULT_SECONDS[1]
+        )
+        return any(same_gpu(ending.gpus, list(gpus)) for gpus in (*others, *ended))
+
+    def before(self, at: float, gpus: Collection[str]) -> tuple[EndedBefore, ...]:
+        """Return the clients whose unfinished work may have caused a fault, by their time."""
+        least, most = policy.END_TO_FAULT_SECONDS
+        return tuple(
+            EndedBefore(ending.pid, round(at - ending.at, 3))
+            for ending in self._endings
+            if not ending.excused
+            and least <= at - ending.at <= most
+            and same_gpu(ending.gpus[-1:], gpus)
+        )
+
+    def context_ready(self, gpu: str, when: Moment) -> None:
+        """Record a usable context: it meets work that was left on its GPU soon, or never."""
+        deadline = when.at + policy.NEW_CLIENT_SECONDS
+        self._possible = [
+            (left, min(until, deadline) if same_gpu(left.gpu_uuids, (gpu,)) else until)
+            for left, until in self._possible
+        ]
+
+    def forget(self, gpus: Collection[str]) -> None:
+        """Forget work that was left on these GPUs: a fault has ended it."""
+        self._possible = [one for one in self._possible if not same_gpu(one[0].gpu_uuids, gpus)]
+
+    def next_timer(self) -> float:
+        return min((until for _, until in self._possible), default=NEVER)
+
+    def expire(self, at: float) -> None:
+        """Forget work that a new client has not met: none was left."""
+        self._possible = [one for one in self._possible if one[1] > at]
+
+    @property
+    def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
+        """Work that the last client on a GPU may have left there."""
+        return self._possible[0][0] if self._possible else None
 
 
 @dataclass(slots=True, eq=False)
@@ -35,53 +151,46 @@ class Fault:
     at: float
     counted: bool
     """It came after the exporter's start."""
-    blamed: set[int] = field(default_factory=set)
+    blamed: set[tuple[int, int]] = field(default_factory=set)
+    """(PID, context) of the clients that the log blames."""
     victims: list[int] = field(default_factory=list)
-    """Client processes that were lost, the culprit too, in the order of the log."""
+    """Client processes that were lost, including the responsible client, in the log's order."""
     devices: set[int] = field(default_factory=set)
     open_devices: set[int] = field(default_factory=set)
     """Devices whose context is not destroyed yet."""
-    contexts: set[tuple[int, int]] = field(default_factory=set)
-    """(PID, context) of the clients that the log blames."""
     hit: set[int] = field(default_factory=set)
-    """Devices of those contexts; others may be reset with them."""
+    """Devices of the blamed contexts; others may be reset with them."""
     uuids: list[str] = field(default_factory=list)
-    """GPUs that it hit, for which it is counted; "" where the log does not say."""
+    """GPUs that it hit, for which it is counted; "" if the log does not show the GPU."""
     handled: bool = False
     listed: bool = False
-    closed: bool = False
-    """The log says no more of it."""
     verdict: Verdict | None = None
-    """None: who caused it is not decided yet."""
+    """None until the cause is decided."""
     losses: list[tuple[int, int | None]] = field(default_factory=list)
     """(PID, user) of victims that are not counted yet."""
     memory_requested: bool = False
     recovered_at: float | None = None
 
-    def count_loss(self, pid: int, uid: int | None, when: Moment) -> None:
-        """Count a victim, as soon as it is decided who caused the fault."""
-        self.losses.append((pid, uid))
-        self.count_losses(when)
-
     def count_losses(self, when: Moment) -> None:
+        """Count the victims, once the cause is decided."""
         if self.verdict is None:
             return
-        culprits = {owner.pid for owner in self.verdict.owners}
+        responsible = {owner.pid for owner in self.verdict.owners}
         for pid, uid in self.losses:
-            cause = _LOSS_CAUSES[self.verdict.cause]
-            if cause == "own_fault" and pid not in culprits:
+            cause: str = self.verdict.cause
+            if cause == "unknown":
+                cause = "unattributed_fault"
+            elif cause == "own_fault" and pid not in responsible:
                 cause = "neighbour_fault"
             when._replace(at=self.at, counted=self.counted).count_loss(uid, cause)
         self.losses.clear()
 
     def count_gpu(self, uuid: str, when: Moment) -> None:
-        """Count the fault for a GPU that it hit."""
         self.uuids.append(uuid)
         when.increment("mps_server_faults_total", uuid=uuid)
 
     def add_device(self, device: int) -> None:
-        """A device is reset."""
-        if device not in self.devices and len(self.devices) < MAX_GPUS:
+        if device not in self.devices and len(self.devices) < policy.MAX_GPUS:
             self.devices.add(device)
             self.open_devices.add(device)
 
@@ -89,34 +198,32 @@ class Fault:
 class ServerFaults:
     """The faults of one server."""
 
-    def __init__(
-        self, server: ServerInfo, clients: ServerClients, gpus: GpuNames, evidence: FaultEvidence
-    ) -> None:
+    def __init__(self, server: ServerInfo, clients: ServerClients) -> None:
         self._server = server
         self._clients = clients
-        self._gpus = gpus
-        self._evidence = evidence
-        self.endings = ClientEndings(server, clients, evidence)
+        self._gpus = server.shared.gpus
+        self._evidence = server.shared.evidence
+        self.endings = ClientEndings(server, clients)
         self._open: list[Fault] = []
-        """Those whose devices are not reset yet."""
+        """Faults whose devices are not reset yet."""
         self._current: Fault | None = None
         """The fault that the log is reporting."""
-        self._list: Literal["devices", "clients"] | None = None
-        """What the bare numbers that follow are."""
+        self._list: Literal["devices", "clients", ""] = ""
+        """Meaning of the bare numbers that follow."""
         self._undecided: list[Fault] = []
 
     def __bool__(self) -> bool:
-        """Whether a fault is being handled."""
+        """Return whether a fault is being handled."""
         return bool(self._open)
 
     def process_ends(self, pid: int, when: Moment) -> None:
-        """A client has closed its last connection: its process ends."""
+        """Record that a client has closed its last connection: its process ends."""
         self.endings.process_ends(pid, when, in_fault=bool(self._undecided))
         for fault in list(self._undecided):
             self._decide(fault, when)
 
     def request_memory(self) -> bool:
-        """Whether a running client has just caused a fault; returns True once for each fault."""
+        """Return whether a running client has just caused a fault: True once for each fault."""
         found = [
             fault
             for fault in self._undecided
@@ -127,52 +234,57 @@ class ServerFaults:
             fault.memory_requested = True
         return bool(found)
 
-    # ------------------------------------------------------------------ the log's report
-
     def blame(self, pid: int, context: int, when: Moment) -> None:
-        """The log names a client that met the error."""
+        """Record the client that MPS names, which met the error: this proves nothing."""
         current = self._current
-        new = current is None or (current.handled and pid not in current.blamed)
+        new = current is None or (
+            current.handled and pid not in {blamed for blamed, _ in current.blamed}
+        )
         fault = self._reported(when, new=new)
-        fault.blamed.add(pid)
-        if len(fault.contexts) < MAX_CONTEXTS:
-            fault.contexts.add((pid, context))
+        if len(fault.blamed) < policy.MAX_CONTEXTS:
+            fault.blamed.add((pid, context))
         if pid:
             self._add_victim(fault, pid, when)
 
     def handle(self, when: Moment) -> None:
-        """The server handles the error."""
         current = self._current
         new = current is None or (current.handled and current.listed)
         self._reported(when, new=new).handled = True
 
-    def tear_down(self, pid: int, context: int, device: int | None, when: Moment) -> None:
-        """A context is lost."""
+    def tear_down(self, pid: int, context: int, device: int, when: Moment) -> None:
+        """Record that a context on a device is lost."""
         fault = self._reported(when)
         if pid:
             self._add_victim(fault, pid, when)
-        if device is None:
-            return
-        gpu = self._clients.gpu_of(pid, context)
-        if gpu:
+        if gpu := self._clients.gpu_of(pid, context):
             self._gpus.add_ordinal(device, gpu)
         fault.add_device(device)
-        if (pid, context) in fault.contexts and device not in fault.hit:
+        if (pid, context) in fault.blamed and device not in fault.hit:
             fault.hit.add(device)
-            if pid:  # clients with PID 0 cannot be distinguished: which of them it was is not known
+            if pid:  # clients with PID 0 cannot be distinguished, so the GPU is unknown
                 fault.count_gpu(self._uuid_of(device), when)
 
-    def begin_list(self, of: Literal["devices", "clients"], when: Moment) -> None:
-        """A list of bare numbers follows."""
+    def tear_down_process(self, pid: int, _context: int, when: Moment) -> None:
+        """Record that a client is lost with the process that caused the error."""
+        fault = self._reported(when)
+        if pid:
+            self._add_victim(fault, pid, when)
+
+    def list_devices(self, when: Moment) -> None:
+        """Take the bare numbers that follow for devices that are reset."""
+        self._reported(when).listed = True
+        self._list = "devices"
+
+    def list_clients(self, when: Moment) -> None:
+        """Take the bare numbers that follow for clients that are lost."""
         fault = self._reported(when)
         fault.listed = True
-        if of == "clients":
-            self._count_unnamed_gpu(fault, when)
-        self._list = of
+        self._count_unnamed_gpu(fault, when)
+        self._list = "clients"
 
     def add_number(self, number: int, when: Moment) -> bool:
-        """A bare number follows. Returns whether it belongs to a list."""
-        if self._current is None or self._list is None:
+        """Apply a bare number. Return whether it belongs to a list."""
+        if self._current is None or not self._list:
             return False
         if self._list == "devices":
             self._current.add_device(number)
@@ -181,7 +293,7 @@ class ServerFaults:
         return True
 
     def close_device(self, device: int, when: Moment) -> None:
-        """A context of the server was destroyed: a fault on that device is over."""
+        """Record that a context of the server was destroyed, which ends a fault on that device."""
         self.close_report(when)
         for fault in list(self._open):
             fault.open_devices.discard(device)
@@ -189,22 +301,20 @@ class ServerFaults:
                 continue
             self._open.remove(fault)
             when.observe("mps_server_fault_recovery_seconds", when.at - fault.at)
-            if fault.verdict is None:
-                fault.recovered_at = when.at  # reported after the fault itself
-            else:
-                self._report_recovery(fault, when.at, when)
+            fault.recovered_at = when.at
+            if fault.verdict is not None:  # else reported after the fault itself
+                self._report_recovery(fault, when)
 
     def close_report(self, when: Moment) -> None:
-        """The log says no more of a fault."""
-        fault, self._current, self._list = self._current, None, None
+        """Close the log's report of a fault: no line follows."""
+        fault, self._current, self._list = self._current, None, ""
         if fault is None:
             return
         self._count_unnamed_gpu(fault, when)
-        fault.closed = True
         self._decide(fault, when)
 
     def _reported(self, when: Moment, *, new: bool = False) -> Fault:
-        """Return the fault that a line is about; a new one if this line begins one."""
+        """Return the fault that a line is about; a new fault if the line begins a report."""
         if self._current is not None and not new:
             return self._current
         if self._open and not new:
@@ -214,12 +324,12 @@ class ServerFaults:
         self._undecided.append(fault)
         self._current = fault
         self._open.append(fault)
-        del self._open[:-MAX_FAULTS]
+        del self._open[: -policy.MAX_RECENT]
         when.counters.set_latest("mps_server_last_fault_timestamp_seconds", fault.at)
         return fault
 
     def _add_victim(self, fault: Fault, pid: int, when: Moment) -> None:
-        if (pid and pid in fault.victims) or len(fault.victims) >= MAX_CONTEXTS:
+        if (pid and pid in fault.victims) or len(fault.victims) >= policy.MAX_CONTEXTS:
             return
         fault.victims.append(pid)
         if pid:
@@ -227,14 +337,15 @@ class ServerFaults:
         else:
             client = next((one for one in self._clients if not one.pid and not one.lost), None)
         if client is None or not pid:
-            fault.count_loss(pid, self._server.uid, when)
+            fault.losses.append((pid, self._server.uid))
         elif not client.lost:
-            fault.count_loss(pid, client.uid, when)
+            fault.losses.append((pid, client.uid))
+        fault.count_losses(when)
         if client is not None:
             client.lost, client.torn_down_at = True, fault.at
 
     def _count_unnamed_gpu(self, fault: Fault, when: Moment) -> None:
-        """All devices of a fault are known: if no client is blamed, the only one was hit."""
+        """Count a fault without a blamed client, now that all its devices are known."""
         if not fault.uuids:
             devices = fault.hit or fault.devices
             fault.count_gpu(self._uuid_of(*devices) if len(devices) == 1 else "", when)
@@ -242,34 +353,33 @@ class ServerFaults:
     def _uuid_of(self, device: int) -> str:
         return self._gpus.uuid_of(device, self._server.devices)
 
-    # ------------------------------------------------------------------ who caused it
-
     def next_timer(self) -> float:
-        """Return when run_timers() has something to do."""
         due = self.endings.next_timer()
         if self._current is not None:
-            due = min(due, self._current.at + REPORT_SECONDS)
-        return min(due, self._undecided[0].at + DECISION_SECONDS) if self._undecided else due
+            due = min(due, self._current.at + policy.SAME_FAULT_SECONDS)
+        if self._undecided:
+            due = min(due, self._undecided[0].at + policy.FAULT_DECISION_SECONDS)
+        return due
 
     def run_timers(self, when: Moment) -> None:
-        """Close the report, decide the causes and clear the suspicions that are due."""
-        if self._current is not None and self._current.at + REPORT_SECONDS <= when.at:
+        """Close the report, decide the causes and forget the possible work that are due."""
+        if self._current is not None and self._current.at + policy.SAME_FAULT_SECONDS <= when.at:
             self.close_report(when)
         for fault in list(self._undecided):
-            if fault.at + DECISION_SECONDS <= when.at:
+            if fault.at + policy.FAULT_DECISION_SECONDS <= when.at:
                 self._decide(fault, when, final=True)
-        self.endings.run_timers(when.at)
+        self.endings.expire(when.at)
 
     def decide_all(self, when: Moment) -> None:
-        """The server is gone: its log brings no more evidence."""
+        """Decide all causes: the server has exited, so no more evidence follows."""
         self.close_report(when)
         for fault in list(self._undecided):
             self._decide(fault, when, final=True)
 
     def _decide(self, fault: Fault, when: Moment, *, final: bool = False) -> None:
-        """Decide who caused a fault, and count its victims, once it is proved or too late."""
-        if not fault.closed:
-            return
+        """Decide the cause of a fault, and count its victims, once it is proved or too late."""
+        if fault is self._current:
+            return  # the log's report is not complete
         verdict = self._evidence.judge(fault.at, fault.uuids)
         if verdict.cause == "unknown" and self._evidence.readable and not final:
             return
@@ -285,34 +395,39 @@ class ServerFaults:
         self._report(fault, verdict, when)
         self.endings.forget(fault.uuids)
         if fault.recovered_at is not None:
-            self._report_recovery(fault, fault.recovered_at, when)
+            self._report_recovery(fault, when)
 
     def _report(self, fault: Fault, verdict: Verdict, when: Moment) -> None:
-        left_work = verdict.cause == "unfinished_work"
         proof: FaultProof = "unknown" if self._evidence.readable else "unread"
-        if verdict.running:
+        ended_before: tuple[EndedBefore, ...] = ()
+        if verdict.owners:
+            proof = "address"
+        elif verdict.running:
             proof = "unit"
-        when.add_incident(
-            "unfinished_work" if left_work else "fault",
-            at=fault.at,
+        else:
+            ended_before = self.endings.before(fault.at, fault.uuids)
+        incident = Incident(
+            fault.at,
+            "unfinished_work" if verdict.cause == "unfinished_work" else "fault",
             server_pid=self._server.pid,
             uid=self._server.uid,
-            pids=fault.victims,
-            blamed_pid=min(fault.blamed, default=None),
-            caused_by_pids=[owner.pid for owner in verdict.owners],
-            proof="address" if verdict.owners else proof,
-            ended_before=()
-            if verdict.owners or verdict.running
-            else self.endings.before(fault.at, fault.uuids),
-            gpu_uuids=fault.uuids,
+            pids=tuple(fault.victims),
+            blamed_pid=min((pid for pid, _ in fault.blamed), default=None),
+            caused_by_pids=tuple(owner.pid for owner in verdict.owners),
+            proof=proof,
+            ended_before=ended_before,
+            gpu_uuids=tuple(filter(None, fault.uuids)),
         )
+        when.add_incident(incident)
 
-    def _report_recovery(self, fault: Fault, at: float, when: Moment) -> None:
-        when.add_incident(
+    def _report_recovery(self, fault: Fault, when: Moment) -> None:
+        at = when.at if fault.recovered_at is None else fault.recovered_at
+        incident = Incident(
+            at,
             "fault_recovered",
-            at=at,
             server_pid=self._server.pid,
             uid=self._server.uid,
-            gpu_uuids=fault.uuids,
+            gpu_uuids=tuple(filter(None, fault.uuids)),
             seconds=at - fault.at,
         )
+        when.add_incident(incident)

@@ -1,13 +1,14 @@
-"""Metrics counted from the logs: the only declaration of each of them.
+"""Metrics counted from the logs: the only declaration of each metric.
 
-The catalogue of all metrics includes these rows and adds the label of the daemon. At an event:
-``when.increment("mps_uid_overtakes_total", uid=1001)``.
+The catalogue of all metrics includes these declarations and adds the label of the daemon. At an
+event: ``when.increment("mps_uid_overtakes_total", uid=1001)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 from mps_exporter.observations import LogName
@@ -18,26 +19,11 @@ SERVER_LOG = "server.log"
 BOTH_LOGS = "control.log, server.log"
 
 WAIT_BOUNDS = (
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
-    3600.0,
-    7200.0,
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
 )
-"""A wait behind another user's server: 0.1 s (an idle server is replaced) to 2 h."""
-
-NO_BOUNDS: tuple[float, ...] = ()
-"""Only how many and how long together: no rule and no dashboard asks how they are distributed."""
+"""Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
+Rules and dashboards do not use the distribution of other durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,222 +34,201 @@ class LogMetric:
     kind: Literal["counter", "gauge", "histogram"]
     source: str
     help: str
-    labels: tuple[str, ...] = ()
-    """In addition to the daemon's. A GPU is `uuid`; its index is added when it is exposed."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Label -> all its values. A counter exposes each from 0 on."""
+    """Label -> all its values, each of which a counter exposes from 0 on; () for an open set. The
+    daemon's label comes on top. A GPU is `uuid`; its index is added when it is exposed."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
     note: str = ""
     """Further text for the documentation."""
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(self.values)
+
+    @property
     def has_fixed_labels(self) -> bool:
         """Whether all label values are declared, or there is no label."""
-        return self.labels == tuple(self.values)
+        return all(self.values.values())
 
     @property
     def has_user(self) -> bool:
-        """Whether each user has a value: from the first line about the user on."""
-        return "uid" in self.labels
+        """Whether each user has a value, which begins with the first line about the user."""
+        return "uid" in self.values
 
     @property
     def in_milliseconds(self) -> bool:
-        """Whether the value is kept in milliseconds, like the logs' stamps: counters of seconds."""
+        """Whether the value is kept in milliseconds, like the logs' timestamps."""
         return self.kind == "counter" and self.name.endswith("_seconds_total")
 
 
-_LOG_VALUES = {"log": get_args(LogName)}
+def _log_metric(
+    kind: Literal["counter", "gauge", "histogram"],
+    name: str,
+    source: str,
+    text: str,
+    bounds: tuple[float, ...] = (),
+    note: str = "",
+    **values: tuple[str, ...],
+) -> LogMetric:
+    return LogMetric(name, kind, source, text, values, bounds, note)
+
+
+_counter = partial(_log_metric, "counter")
+_gauge = partial(_log_metric, "gauge")
+_histogram = partial(_log_metric, "histogram")
+_LOGS = get_args(LogName)
 
 _ROWS = (
-    LogMetric(
+    _counter(
         "mps_control_starts_total",
-        "counter",
         CONTROL_LOG,
         "Starts of a control daemon in this pipe directory.",
     ),
-    LogMetric(
-        "mps_control_log_lines_total",
-        "counter",
-        BOTH_LOGS,
-        "Log lines read.",
-        labels=("log",),
-        values=_LOG_VALUES,
-    ),
-    LogMetric(
+    _counter("mps_control_log_lines_total", BOTH_LOGS, "Log lines read.", log=_LOGS),
+    _counter(
         "mps_control_log_unrecognized_lines_total",
-        "counter",
         BOTH_LOGS,
         "Log lines that were not recognized: growth means that a driver has changed its wording.",
-        labels=("log",),
-        values=_LOG_VALUES,
+        log=_LOGS,
     ),
-    LogMetric(
+    _counter(
         "mps_control_log_query_lines_total",
-        "counter",
         CONTROL_LOG,
         "Lines in control.log caused by control tool queries, including those of this exporter.",
     ),
-    LogMetric(
+    _counter(
         "mps_server_starts_total",
-        "counter",
         CONTROL_LOG,
         "Servers started, by the user they were started for.",
-        labels=("uid",),
+        uid=(),
     ),
-    LogMetric(
-        "mps_server_startup_seconds",
-        "histogram",
-        CONTROL_LOG,
-        "Time from a server's start until it is Ready.",
-        bounds=NO_BOUNDS,
+    _histogram(
+        "mps_server_startup_seconds", CONTROL_LOG, "Time from a server's start until it is Ready."
     ),
-    LogMetric(
+    _counter(
         "mps_server_exits_total",
-        "counter",
         BOTH_LOGS,
         "Server exits by cause. The exit status in the log is not evidence: requested means that "
         "the log shows an orderly exit. ghost_ended is a ghost server that exited without one, "
         "most often because an operator killed it; it is not a crash, since it served no client.",
-        labels=("cause",),
-        values={"cause": EXIT_CAUSES},
+        cause=EXIT_CAUSES,
     ),
-    LogMetric(
+    _gauge(
         "mps_server_last_exit_timestamp_seconds",
-        "gauge",
         BOTH_LOGS,
         "When a server last exited for this cause, as a Unix timestamp.",
-        labels=("cause",),
-        values={"cause": EXIT_CAUSES},
+        cause=EXIT_CAUSES,
     ),
-    LogMetric(
+    _counter(
         "mps_server_faults_total",
-        "counter",
         SERVER_LOG,
         "Fatal GPU errors that servers handled, by the affected GPU: that of the client that MPS "
         "blames, or the only one that was reset (empty labels when the log does not identify it).",
-        labels=("uuid",),
+        uuid=(),
     ),
-    LogMetric(
+    _gauge(
         "mps_server_last_fault_timestamp_seconds",
-        "gauge",
         SERVER_LOG,
         "When a server last handled a fatal GPU error, as a Unix timestamp.",
     ),
-    LogMetric(
+    _histogram(
         "mps_server_fault_recovery_seconds",
-        "histogram",
         SERVER_LOG,
         "Time from a fatal GPU error to the destruction of the server's context.",
-        bounds=NO_BOUNDS,
     ),
-    LogMetric(
+    _counter(
         "mps_client_connections_total",
-        "counter",
         SERVER_LOG,
         "Client processes that connected to a server.",
-        labels=("uid",),
+        uid=(),
     ),
-    LogMetric(
+    _counter(
         "mps_client_disconnections_total",
-        "counter",
         SERVER_LOG,
         "Client processes that disconnected from a server, for any reason.",
-        labels=("uid",),
+        uid=(),
     ),
-    LogMetric(
+    _histogram(
         "mps_client_session_seconds",
-        "histogram",
         SERVER_LOG,
         "Time from connection to disconnection of clients that had at least one context; a client "
         "refused for the context limit has none.",
-        labels=("uid",),
-        bounds=NO_BOUNDS,
+        uid=(),
     ),
-    LogMetric(
+    _counter(
         "mps_client_losses_total",
-        "counter",
         BOTH_LOGS,
         "Clients lost, by cause: the blast radius of crashes, faults and kills. Of a fatal GPU "
         "error, own_fault is the client whose pointer caused it and neighbour_fault the others; "
         "unfinished_work: all victims of a client that ended with GPU work in flight. The kernel "
         "log proves both; without this proof the victims count as unattributed_fault.",
-        labels=("uid", "cause"),
-        values={"cause": LOSS_CAUSES},
+        uid=(),
+        cause=LOSS_CAUSES,
     ),
-    LogMetric(
+    _gauge(
         "mps_client_last_loss_timestamp_seconds",
-        "gauge",
         BOTH_LOGS,
         "When a client was last lost, for any cause, as a Unix timestamp.",
     ),
-    LogMetric(
+    _counter(
         "mps_client_unfinished_exits_total",
-        "counter",
         f"{SERVER_LOG}, /dev/kmsg",
         "Clients that ended with GPU work in flight and thereby caused a fatal GPU error, as the "
         "kernel log proves.",
-        labels=("uid",),
+        uid=(),
     ),
-    LogMetric(
+    _counter(
         "mps_client_rejections_total",
-        "counter",
         BOTH_LOGS,
         "Clients that were refused, by cause.",
-        labels=("uid", "cause"),
-        values={"cause": REJECTION_CAUSES},
+        uid=(),
+        cause=REJECTION_CAUSES,
     ),
-    LogMetric(
+    _gauge(
         "mps_client_last_rejection_timestamp_seconds",
-        "gauge",
         BOTH_LOGS,
         "When a client was last refused, for any cause, as a Unix timestamp.",
     ),
-    LogMetric(
+    _histogram(
         "mps_uid_wait_seconds",
-        "histogram",
         CONTROL_LOG,
         "Waits behind another user's server that ended with service: the client got a context.",
-        labels=("uid",),
         bounds=WAIT_BOUNDS,
         note="A wait ends when the user's server is ready, and is counted once the client has a "
         "context; where server.log cannot be read or does not name clients, once the daemon sends "
         "the client to its server.",
+        uid=(),
     ),
-    LogMetric(
+    _counter(
         "mps_uid_waits_abandoned_total",
-        "counter",
         f"{CONTROL_LOG}, /proc",
         "Waits that ended without service: the process exited, or never got a context.",
-        labels=("uid",),
+        uid=(),
     ),
-    LogMetric(
+    _counter(
         "mps_uid_overtakes_total",
-        "counter",
         CONTROL_LOG,
         "Clients of this user admitted while clients of other users waited.",
-        labels=("uid",),
+        uid=(),
     ),
-    LogMetric(
+    _counter(
         "mps_uid_handovers_total",
-        "counter",
         CONTROL_LOG,
         "Times a waiting user's server became ready after another user's.",
     ),
-    LogMetric(
+    _counter(
         "mps_uid_handover_idle_seconds_total",
-        "counter",
         BOTH_LOGS,
         "Time in which a client waited and none was connected: the daemon's back-off.",
     ),
-    LogMetric(
+    _counter(
         "mps_uid_holding_seconds_total",
-        "counter",
         BOTH_LOGS,
         "Time in which the user's server had at least one client.",
-        labels=("uid",),
+        uid=(),
     ),
 )
 
 LOG_METRICS: Mapping[str, LogMetric] = {row.name: row for row in _ROWS}
-"""By name, in the order of the documentation."""
+"""Metrics by name, in the order of the documentation."""

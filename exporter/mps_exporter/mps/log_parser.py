@@ -1,79 +1,73 @@
-r"""A line of control.log or server.log -> what it says.
+r"""Bytes of a daemon's two logs -> events, in the order in which they happened.
 
     [2026-11-21 08:55:42.578 Control   630] NEW CLIENT 632 from user 1001: Server already exists
-     stamp                   component pid  message
+     timestamp               component pid  message
 
-The stamp is local time without a zone. The component is one of Control, Server, Client, Other and
-"Legacy Server". A line without such a prefix continues the record before it. Nothing here raises,
-whatever the bytes.
+The timestamp is local time without a zone. The component is one of Control, Server, Client, Other
+and "Legacy Server". A line without such a prefix continues the record before it. Nothing here
+raises, whatever the bytes.
+
+The logs are read separately, late and in arbitrary pieces; a line may come in halves. The meaning
+of a line often depends on a line of the other log (a server's "Exiting" is in server.log, its exit
+in control.log), so the two are merged by their timestamps, and a line is held until the other log
+is known to be complete up to then. A log that cannot be read holds nothing back.
+
+Timestamps can jump (daylight saving, a clock set back). So no line is held for longer than
+MAX_HOLD_SECONDS, unless the other log is still being read, and no line counts as later than the
+time at which it was read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from datetime import UTC, datetime
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from mps_exporter.mps.control_log import CONTROL_LINES
-from mps_exporter.mps.log_lines import MAX_QUOTED, Event
-from mps_exporter.mps.server_log import SERVER_LINES
+from mps_exporter.mps import policy
+from mps_exporter.mps.log_lines import (
+    CONTINUATION,
+    CONTROL_LINES,
+    NUMBER,
+    SERVER_LINES,
+    UNRECOGNIZED,
+    Event,
+    LogEntry,
+)
+from mps_exporter.observations import LogChunk, LogName
 
-MAX_MESSAGE = 512
-"""Maximum characters of a message, apart from commands and replies."""
-
-CACHE_SIZE = 4096
-"""Messages that are remembered: few of them make many lines."""
-
-UNRECOGNIZED = "unrecognized"
-"""Event of a line of unknown wording: a reply to a query, or a driver's new wording."""
-NUMBER = "number"
-"""Event of a bare number: a reply to a query, or an item of a list in server.log."""
-CONTINUATION = Event("continuation")
-"""A line without a prefix: it belongs to the record before it."""
+LINE_TOO_LONG = Event(UNRECOGNIZED, ("(a line longer than the maximum)",))
 
 _PREFIX = re.compile(
-    r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3}) "
+    r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) "
     r"([A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})?) +(\d{1,7})\](.*)",
     re.ASCII | re.DOTALL,
 )
 # Drivers before 535 begin many messages of a server with one of these.
 _OLD_PREFIX = re.compile(r"Volta MPS Server: |Volta MPS: |MPS Server: ")
 
-
-class Line(NamedTuple):
-    """A line with its prefix read."""
-
-    stamp_ms: int | None
-    """The stamp, as milliseconds since 1970 of a clock that shows the daemon's local time.
-    None: the line has no prefix."""
-    component: str
-    pid: int
-    """The writer: the daemon, a server, a client."""
-    event: Event
-
-
-_UNPREFIXED = Line(None, "", 0, CONTINUATION)
-
-# For those who search a log without parsing every line: the wording stands in this module only.
+# For searches in a log without parsing: no module but this and log_lines has wording of the logs.
 
 DAEMON_STARTING_LINE = re.compile(
     rb"^\[\d{4}-\d\d-\d\d [\d:.]{8,16} Control +\d+\] "
     rb"Start(?:ing control daemon using socket.*)?\r?$",
     re.MULTILINE,
 )
-"""A control daemon came up: e.DaemonStarting."""
+"""First line of a control daemon."""
 
 DAEMON_ACTIVITY_LINE = re.compile(
     rb"^\[[^\]\n]{1,64} Control +\d+\] "
     rb"(?:Accepting connection|NEW UI|NEW CLIENT|NEW SERVER|Server \d+ exited)",
     re.MULTILINE,
 )
-"""The control daemon serves a client or a tool: its one thread is not stuck."""
-
+"""Lines of a control daemon that serves a client or a tool: its only thread is not stuck."""
 
 SERVER_ADDED_LINE = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
-"""An MPS v3 daemon has a new server, by this name."""
+"""Line of an MPS v3 daemon about a new server, with the server's name."""
 
 
 def control_line_of(pid: int) -> re.Pattern[bytes]:
@@ -81,45 +75,282 @@ def control_line_of(pid: int) -> re.Pattern[bytes]:
     return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)
 
 
+class Line(NamedTuple):
+    """A line with its prefix parsed."""
+
+    stamp_ms: int | None
+    """Timestamp in milliseconds since 1970 of a clock that shows the daemon's local time; None if
+    the line has no prefix."""
+    component: str
+    pid: int
+    """PID of the writer: the daemon, a server or a client."""
+    event: Event
+
+
 def parse_line(line: str | bytes) -> Line:
-    """Read one line, given without its line end."""
+    """Parse a line, given without its line end."""
     found = _PREFIX.fullmatch(line if isinstance(line, str) else line.decode("utf-8", "replace"))
-    second_ms = None if found is None else _second_ms(found[1])
-    if found is None or second_ms is None:
-        return _UNPREFIXED
-    component, message = found[3], found[5]
-    event = (_long_event if len(message) > MAX_MESSAGE else _event)(component == "Control", message)
-    return Line(second_ms + int(found[2]), component, int(found[4]), event)
-
-
-@lru_cache(maxsize=256)
-def _second_ms(text: str) -> int | None:
-    """Read "2026-11-21 08:55:42", in milliseconds; None: there is no such time."""
+    if found is None:
+        return Line(None, "", 0, CONTINUATION)
     try:
-        moment = datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return int(moment.timestamp()) * 1000
+        time = datetime.fromisoformat(found[1] + "Z")
+    except ValueError:  # there is no such time
+        return Line(None, "", 0, CONTINUATION)
+    component, message = found[2], found[4]
+    parse = _long_event if len(message) > policy.MAX_MESSAGE else _event
+    event = parse(component == "Control", message)
+    return Line(round(time.timestamp() * 1000), component, int(found[3]), event)
 
 
 def _long_event(control: bool, message: str) -> Event:
-    """Read a message that is too long to be anything but a command or a reply."""
+    """Parse a message that is too long to be anything but a command or a reply."""
     message = message.lstrip()
     if control and message.startswith("Cmd:"):
-        return Event("ui_command", (message[4 : 4 + MAX_QUOTED],))
-    return Event(UNRECOGNIZED, (message[:MAX_QUOTED],))
+        return Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED],))
+    return Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
 
 
-@lru_cache(maxsize=CACHE_SIZE)
+@lru_cache(maxsize=policy.MESSAGE_CACHE_SIZE)
 def _event(control: bool, message: str) -> Event:
-    """Read the message of a line, which the control daemon wrote or another process."""
+    """Parse the message of a line that the control daemon wrote, or another process."""
     message = message.strip()
     if control and message.startswith("Cmd:"):
         return _long_event(control, message)
-    if not control and message[:1] in ("V", "M"):
+    if not control:
         old = _OLD_PREFIX.match(message)
         message = message if old is None else message[old.end() :]
     if message.isdigit() and message.isascii() and len(message) <= 10:
         return Event(NUMBER, (int(message),))
     event = (CONTROL_LINES if control else SERVER_LINES).event(message)
-    return event or Event(UNRECOGNIZED, (message[:MAX_QUOTED],))
+    return event or Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
+
+
+# ------------------------------------------------------------------ both logs, in order
+
+
+class LogMerger:
+    """Merges control.log and the logs of the servers of one daemon."""
+
+    def __init__(self) -> None:
+        # Server first: if timestamps are equal, its lines go before the daemon's.
+        self._servers = {"": _LogBuffer("server")}
+        """Logs by name of the server; all servers of a v2 daemon have one log."""
+        self._control = _LogBuffer("control")
+
+    @property
+    def _logs(self) -> tuple[_LogBuffer, ...]:
+        return (*self._servers.values(), self._control)
+
+    def set_readable(self, log: LogName, readable: bool) -> None:
+        """Set whether a log can be followed; an unreadable log does not hold the other back."""
+        for buffer in self._logs:
+            if buffer.name == log:
+                buffer.readable = readable
+
+    def add_chunk(self, chunk: LogChunk) -> None:
+        """Add bytes of one of the logs, in the order in which they were read."""
+        log = self._control
+        if chunk.log == "server":
+            log = self._servers.setdefault(chunk.server_name, _LogBuffer("server"))
+        log.readable = True
+        log.add_chunk(chunk)
+
+    def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
+        """Record that a log had no new data at this Unix time.
+
+        The logs of the `busy` servers are exempt.
+        """
+        if log == "control":
+            self._control.mark_idle(until)
+            return
+        for name, buffer in self._servers.items():
+            if name not in busy:
+                buffer.mark_idle(until)
+
+    def pop_ready(self, now: float) -> Iterator[LogEntry]:
+        """Yield the entries whose place in the order is certain."""
+        logs, latest = self._logs, now + policy.CLOCK_TOLERANCE_SECONDS
+        for log in logs:
+            # Read at a time that is the future now: the clock was set back after these lines.
+            while (head := log.peek()) is not None and head[1] > latest:
+                yield log.pop()
+        overdue = now - policy.MAX_HOLD_SECONDS
+        while True:
+            heads = [(head, log) for log in logs if (head := log.peek()) is not None]
+            if not heads:
+                return
+            # min() returns the first of equal items
+            (key, read_at, _), first = min(heads, key=lambda head_and_log: head_and_log[0][0])
+            for other in logs:
+                held = other is not first and other.holds_back(key)
+                if held and (read_at > overdue or other.is_behind(overdue)):
+                    return
+            yield first.pop()
+
+    @property
+    def any_readable(self) -> bool:
+        return any(log.readable for log in self._logs)
+
+    @property
+    def complete_until(self) -> float | None:
+        """Time before which everything has been released; None if unknown."""
+        times = [log.complete_until() for log in self._logs if log.readable]
+        known = [time for time in times if time is not None]
+        return min(known) if times and len(known) == len(times) else None
+
+
+_BufferedEntry = tuple[float, float, LogEntry]
+"""An entry with its sort key, and the time at which it was read."""
+
+
+class _LogBuffer:
+    """A log: bytes that are not parsed yet, and entries that wait for the other log.
+
+    A long backlog is kept as bytes, not as entries: chunks are parsed one by one.
+    """
+
+    def __init__(self, name: LogName) -> None:
+        self.name = name
+        self.readable = False
+        self._chunks: deque[LogChunk] = deque()
+        self._partial_line = b""
+        self._too_long = False
+        self._entries: deque[_BufferedEntry] = deque()
+        self._last_key = float("-inf")
+        self._last_at: float | None = None
+        self._complete = float("-inf")
+        self._behind_at = float("-inf")
+        """Time of the last read, if more data was waiting then."""
+
+    def add_chunk(self, chunk: LogChunk) -> None:
+        self._behind_at = chunk.at if chunk.complete_until is None else float("-inf")
+        if chunk.data or chunk.restarted or chunk.lost_bytes:
+            self._chunks.append(chunk)
+        elif chunk.complete_until is not None:
+            self.mark_idle(chunk.complete_until)
+
+    def mark_idle(self, until: float) -> None:
+        if self._chunks:
+            # The last chunk is not parsed yet, and no data follows it.
+            self._chunks[-1] = replace(self._chunks[-1], complete_until=until)
+        else:
+            until -= policy.WRITE_RACE_SECONDS
+            if until > self._complete or until < self._complete - policy.CLOCK_JUMP_SECONDS:
+                self._complete = until
+
+    def peek(self) -> _BufferedEntry | None:
+        while not self._entries and self._chunks:
+            self._parse_chunk(self._chunks.popleft())
+        return self._entries[0] if self._entries else None
+
+    def pop(self) -> LogEntry:
+        return self._entries.popleft()[2]
+
+    def holds_back(self, key: float) -> bool:
+        """Return whether a line that belongs before this key may still come.
+
+        Called only for a log whose next line, if there is one, comes later.
+        """
+        if not self.readable or self._entries:
+            return False
+        return key > self._complete and key >= self._last_key
+
+    def is_behind(self, since: float) -> bool:
+        """Return whether more of it is waiting to be read, and it was read after this time."""
+        return self._behind_at > since
+
+    def complete_until(self) -> float | None:
+        head = self.peek()
+        if head is not None:
+            return head[0]
+        if self._last_key - policy.CLOCK_JUMP_SECONDS > self._complete > float("-inf"):
+            return self._complete  # the clock was set back after the last line
+        known = max(self._complete, self._last_key)
+        return None if known == float("-inf") else known
+
+    def _parse_chunk(self, chunk: LogChunk) -> None:
+        if chunk.restarted or chunk.lost_bytes:
+            # A half line from before has no other half.
+            self._partial_line, self._too_long = b"", False
+            self._last_key = float("-inf")
+        *lines, self._partial_line = (self._partial_line + chunk.data).split(b"\n")
+        for line in lines:
+            too_long = self._too_long or len(line) > policy.MAX_LINE_BYTES
+            self._append(Line(None, "", 0, LINE_TOO_LONG) if too_long else parse_line(line), chunk)
+            self._too_long = False
+        if len(self._partial_line) > policy.MAX_LINE_BYTES:
+            self._partial_line, self._too_long = b"", True
+        if chunk.complete_until is not None:
+            self._complete = chunk.complete_until - policy.WRITE_RACE_SECONDS
+
+    def _append(self, line: Line, chunk: LogChunk) -> None:
+        stamp_ms, component, pid, event = line
+        read_at, last = chunk.at, self._last_key
+        if stamp_ms is None:
+            # Without a timestamp of its own: it belongs to the line before it.
+            at = read_at if self._last_at is None else self._last_at
+            key = last
+        else:
+            key = at = stamp_ms / 1000.0 - (chunk.utc_offset_seconds or 0.0)
+            if last - policy.CLOCK_JUMP_SECONDS < at < last:
+                key = last  # written by several threads: the file's order holds
+            if at > read_at + policy.CLOCK_TOLERANCE_SECONDS:
+                at, key = read_at, last  # a false timestamp must not mislead other lines
+            self._last_at, self._last_key = at, key
+        entry = LogEntry(at, self.name, pid, component, event, not chunk.history)
+        self._entries.append((key, read_at, entry))
+
+
+# ------------------------------------------------------------------ lines for a recording
+
+_V2_COMMAND = re.compile(
+    r"\s*(?:get_|set_|start_server|shutdown_server|terminate_client|device_query|sm_partition|lspart"
+    r"|ps|quit|help)"
+)
+"""Commands of the older interface, which contain numbers. Commands of MPS v3 contain names that
+users chose."""
+
+
+def withhold_unknown(data: bytes) -> bytes:
+    """Return the lines that may leave the host: known lines of MPS.
+
+    All other lines are replaced by their length and a hash: a user of the host can choose the
+    target of a log's path, so the file may not be a log. A replaced line keeps its prefix, if it
+    has one, so that a replay counts it as the live exporter did.
+    """
+    return b"\n".join(map(_withhold, data.split(b"\n")))
+
+
+def _withhold(line: bytes) -> bytes:
+    text = line.removesuffix(b"\r")
+    if not text:
+        return line
+    parsed = parse_line(text)
+    name, values = parsed.event
+    if name == "ui_command":
+        known = _V2_COMMAND.match(str(values[0])) is not None
+        return line if known else line.partition(b"Cmd:")[0] + b"Cmd:(withheld)"
+    if name not in (UNRECOGNIZED, CONTINUATION.name):
+        return line
+    prefix, message = b"", text
+    if parsed.stamp_ms is not None:
+        prefix, _, message = text.partition(b"]")
+        prefix, message = prefix + b"] ", message.lstrip()
+    digest = hashlib.sha256(message).hexdigest()[:12]
+    return prefix + f"(withheld: {len(message)} bytes, sha256 {digest})".encode()
+
+
+class LogFilter:
+    """Applies withhold_unknown() to a log that is read in pieces, line by line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes, *, restarted: bool) -> bytes:
+        """Return the lines that are complete now. `restarted` voids the half line before."""
+        if restarted:
+            self._rest = b""
+        complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        if len(self._rest) > policy.MAX_LINE_BYTES:
+            complete, newline, self._rest = complete + newline + self._rest, b"\n", b""
+        return withhold_unknown(complete) + newline if newline else b""

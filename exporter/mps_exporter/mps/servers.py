@@ -1,71 +1,52 @@
-"""The servers of one daemon: their start, their end, and those that ended without a log line."""
+"""The servers of one daemon: their start, their end, and their disappearance without a log line."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from mps_exporter.mps.clients import ServerClients, ServerInfo
-from mps_exporter.mps.fault_evidence import FaultEvidence
+from mps_exporter.mps import policy
+from mps_exporter.mps.clients import DaemonShared, ServerClients, ServerInfo
 from mps_exporter.mps.faults import ServerFaults
-from mps_exporter.mps.record import FULL, GpuNames, Moment, Quota
-from mps_exporter.mps.waits import ClientQueue, QueuedClient
-from mps_exporter.observations import LogName
-from mps_exporter.snapshot import PossibleUnfinishedWork, Wait
-
-MAX_ENDED = 256
-
-SHUTDOWN_SECONDS = 5.0
-"""A server that agrees to end has ended by then: 0.06 to 0.1 s were measured on driver 580."""
+from mps_exporter.mps.record import BoundedDict, Moment
+from mps_exporter.mps.waits import QueuedClient
+from mps_exporter.snapshot import Incident, PossibleUnfinishedWork, Wait
 
 _LOSSES = {"crashed": "server_crashed", "daemon_died": "daemon_died", "requested": "terminated"}
 """Cause of a server's exit -> loss cause of its clients."""
 
 
 class TrackedServer(ServerInfo):
-    """A server process with its clients and faults."""
+    """A server process with its clients and faults. Lines of server.log call its methods."""
 
     def __init__(
-        self,
-        pid: int,
-        uid: int | None,
-        at: float,
-        *,
-        start_unknown: bool,
-        readable: Mapping[LogName, bool],
-        queue: ClientQueue,
-        gpus: GpuNames,
-        evidence: FaultEvidence,
-        quota: Quota = FULL,
+        self, pid: int, uid: int | None, at: float, shared: DaemonShared, *, start_unknown: bool
     ) -> None:
-        super().__init__(pid, uid, at, readable, start_unknown=start_unknown)
-        self.gpus = gpus
-        self.evidence = evidence
-        self.clients = ServerClients(self, queue, quota)
-        self.faults = ServerFaults(self, self.clients, gpus, evidence)
+        super().__init__(pid, uid, at, shared, start_unknown=start_unknown)
+        self.clients = ServerClients(self)
+        self.faults = ServerFaults(self, self.clients)
         self.client_limit: int | None = None
         self.has_log = False
         """It has written to server.log."""
         self.exiting = False
         """Its log has the line of an orderly end."""
         self.finishing = False
-        """Its log has the line that precedes that one."""
+        """Its log has the line that precedes the line of an orderly end."""
         self.missing_since: float | None = None
-        """When its process was first seen to be gone."""
+        """First time at which its process was gone."""
         self.unlisted_since: float | None = None
-        """Since when the control tool does not list it."""
+        """Time since which the control tool does not list it."""
         self.contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
-        """When the control tool last contradicted the log, and about which clients."""
+        """The control tool's last contradiction of the log: time, and the clients."""
         self.reported_state: str | None = None
-        """The control tool's word, while server.log cannot be read."""
+        """State by the control tool, while server.log cannot be read."""
         self.ghost = False
         self._credentials_missing = False
-        """Its log says that a queued client sent no credentials: that client was dead already.
-        Whatever connects, the server serves nothing from then on."""
+        """Its log shows that a queued client sent no credentials: that client was dead already.
+        From then on the server serves nothing, whatever connects."""
         self._shutdown_requested_at: float | None = None
-        """When the daemon last asked it to end; None also after it declined."""
+        """Time of the daemon's last shutdown request; None if the server declined it."""
         self._queued_dead: dict[int, bool] = {}
-        """PIDs that were queued for it -> known to be gone."""
+        """PIDs that were queued for it -> known to have exited."""
         self._queued_unnamed = False
         """A client with PID 0 was queued for it, too."""
 
@@ -79,35 +60,31 @@ class TrackedServer(ServerInfo):
 
     @property
     def is_ghost(self) -> bool | None:
-        """Whether it is a ghost that is still there.
+        """Whether it is a ghost whose process still exists.
 
-        None: without server.log that shows only while no client connects.
+        None without server.log, which alone excludes a ghost once a client connects.
         """
         if self.ghost:
             return self.missing_since is None
-        return False if self.readable["server"] else None
+        return False if self.shared.readable["server"] else None
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """Work that the last client on a GPU may have left there."""
         return self.faults.endings.possible_unfinished_work
 
     @property
     def occupied(self) -> bool:
-        """Whether a client is connected."""
         return self.clients.count > 0
 
-    def set_thread_ratio(self, ratio: float) -> None:
-        """Clients that connect from now on have this limit."""
+    def set_thread_ratio(self, ratio: float, _when: Moment) -> None:
+        """Set the limit of clients that connect from now on."""
         if self.thread_ratio is None:  # written once, when the server starts
             for client in self.clients:
                 client.thread_ratio = ratio
         self.thread_ratio = ratio
 
-    # ------------------------------------------------------------------ those it was started for
-
     def expect(self, entry: QueuedClient) -> None:
-        """A client waits for this server."""
+        """Add a client that waits for this server."""
         if entry.pid:
             self._queued_dead.setdefault(entry.pid, entry.dead)
         else:
@@ -120,38 +97,37 @@ class TrackedServer(ServerInfo):
         return [pid for pid, dead in self._queued_dead.items() if not dead]
 
     def note_missing_queued(self, alive: Callable[[int, float], bool | None]) -> None:
-        """Note which of those that it was started for are gone."""
+        """Record which of the processes that it was started for have exited."""
         for pid in self.awaited_pids():
             if alive(pid, self.started_at) is False:
                 self._queued_dead[pid] = True
 
     def detect_ghost(self, when: Moment) -> None:
-        """It is ready, the clients that it was started for are dead, and no client connected."""
+        """Make it a ghost if it is ready, its queued clients are dead, and no client connected."""
         if self._credentials_missing:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
         elif self.names_clients and not self.has_log:
-            return  # what should show who connected is not its log, or has lost lines
+            return  # the log that is read is not its log, or has lost lines
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
-            self.become_ghost(when)
+            self._become_ghost(when)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Its log says that a queued client sent no credentials.
+        """Make it a ghost: its log shows that a queued client sent no credentials.
 
-        A server that has no file descriptor left writes the same, and serves those it has.
+        A server without a free file descriptor writes the same, and serves its clients.
         """
-        if self.clients.may_have_context:
-            return
-        self._credentials_missing = True
-        self.become_ghost(when)
+        if not self.clients.may_have_context:
+            self._credentials_missing = True
+            self._become_ghost(when)
 
-    def become_ghost(self, when: Moment) -> None:
-        """It waits for a client that died in the queue."""
-        if not self.ghost:
-            self.ghost = True
-            dead = sorted(pid for pid in self._queued_dead if self.clients.get(pid) is None)
-            when.add_incident("ghost", server_pid=self.pid, uid=self.uid, pids=dead)
+    def _become_ghost(self, when: Moment) -> None:
+        if self.ghost:
+            return
+        self.ghost = True
+        dead = tuple(sorted(pid for pid in self._queued_dead if self.clients.get(pid) is None))
+        when.add_incident(Incident(when.at, "ghost", server_pid=self.pid, uid=self.uid, pids=dead))
 
     def ghost_waits(self) -> list[Wait]:
         """Return the waits of clients that are connected to it while it is a ghost."""
@@ -160,39 +136,107 @@ class TrackedServer(ServerInfo):
         waits = [client.wait for client in self.clients if client.wait is not None]
         return [Wait(wait.pid, wait.uid, wait.since, self.uid) for wait in waits]
 
-    # ------------------------------------------------------------------ contexts
+    def request_connection(self, _when: Moment) -> None:
+        """Record a connection request. Its PID is not the client's; later lines have the PID."""
+        self.logs_pids = True
 
-    def open_context(self, pid: int, context: int, when: Moment) -> None:
-        """A client opens a context."""
+    def request_unnamed_connection(self, when: Moment) -> None:
+        """Record a connection request on a driver whose lines do not name clients."""
+        if self.logs_pids is None:
+            self.logs_pids = False
+            self.clients.connect_admitted(when)
+
+    def connect(self, pid: int, context: int, when: Moment) -> None:
+        """Connect a client process (context 0) or a context of a client (from 1 on)."""
+        self.logs_pids = True
+        if not context:
+            self.clients.connect(pid, when)
+        else:
+            self._open_context(pid, context, when)
+
+    def _open_context(self, pid: int, context: int, when: Moment) -> None:
         if self.clients.open_context(pid, context, when):
             self.faults.endings.client_continues(pid, when.at)
 
+    def connect_process(self, pid: int, when: Moment) -> None:
+        """Connect a client process (first release)."""
+        self.connect(pid, 0, when)
+
+    def associate_gpu(self, uuid: str, _when: Moment) -> None:
+        """Assign a GPU to the context that is being created."""
+        self.shared.gpus.add_gpu(uuid)
+        self.clients.associations.associate(uuid)
+
     def context_active(self, pid: int, context: int, when: Moment) -> None:
-        """A context can be used; one that is refused for the limit never becomes ACTIVE."""
+        """Mark a context as usable; a context refused for the limit never becomes ACTIVE."""
         if self.clients.is_new_context(pid, context):
             # The server's threads write in any order: the line of its connection follows.
-            self.open_context(pid, context, when)
+            self._open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False
-            self.evidence.client_active(pid)
+            self.shared.evidence.client_active(pid)
         self.faults.endings.context_ready(self.clients.gpu_of(pid, context), when)
+        self.clients.associations.confirm(pid, context, active=True)
 
-    # ------------------------------------------------------------------ its end
+    def context_inactive(self, pid: int, context: int, _when: Moment) -> None:
+        self.clients.associations.confirm(pid, context, active=False)
+
+    def connection_lost(self, pid: int, context: int, when: Moment) -> None:
+        """Record that a context (from 1 on) or a process (context 0) closed its connection.
+
+        This is the first sign of an end; the next two lines are late if other clients end, too.
+        """
+        if context:
+            self.faults.endings.context_ends(pid, context, when)
+        else:
+            self.faults.process_ends(pid, when)
+
+    def close_context(self, pid: int, context: int, when: Moment) -> None:
+        self.shared.evidence.client_ending(pid, when.at)
+        self.clients.close_context(pid, context, when)
+
+    def disconnect(self, pid: int, when: Moment) -> None:
+        self.shared.evidence.client_ended(pid, when.at)
+        self.clients.disconnect(pid, when)
+
+    def limit_reached(self, limit: int, when: Moment) -> None:
+        """Count the refusal of a client: the GPU has as many contexts as it can serve."""
+        self.client_limit = limit
+        pid = self.clients.sole_new_client()
+        self.clients.admissions.count_refusal(self.uid, "context_limit", when, pid)
+
+    def refuse_in_teardown(self, pid: int, context: int, when: Moment) -> None:
+        """Count the refusal of a client: the server is recovering from a fault."""
+        self.clients.admissions.count_refusal(self.uid, "server_not_ready", when, pid)
+        self._refuse(pid, context, when)
+
+    def accept_failed(self, pid: int, context: int, status: int, when: Moment) -> None:
+        """Count a refusal with this CUDA error, which often follows a line with the cause."""
+        self.clients.admissions.count_status(self.uid, pid, status, when)
+        self._refuse(pid, context, when)
+
+    def _refuse(self, pid: int, context: int, when: Moment) -> None:
+        if pid and not context and self.clients.get(pid) is None:
+            self.clients.admissions.refuse(pid, when)
+
+    def finish(self, _when: Moment) -> None:
+        """Record that it agreed to end: it ends 0 to 1 ms after its last client has left."""
+        self.finishing = True
 
     def shutdown_requested(self, at: float | None) -> None:
-        """The daemon asks it to end; None: it declined."""
+        """Record the daemon's shutdown request; None if the server declined it."""
         self._shutdown_requested_at = at
 
-    def agreed_to_end(self, at: float) -> bool:
-        """Whether its end at this moment was requested by the daemon (driver 580)."""
+    def _agreed_to_end(self, at: float) -> bool:
+        """Return whether the daemon requested its end at this time (driver 580)."""
         requested_at = self._shutdown_requested_at
-        return requested_at is not None and at - requested_at <= SHUTDOWN_SECONDS
+        return requested_at is not None and at - requested_at <= policy.SHUTDOWN_TIMEOUT_SECONDS
 
     def only_seen_after(self, at: float) -> bool:
-        """Whether nothing shows that it ran before this moment.
+        """Return whether nothing shows that it ran before this time.
 
-        Where logs are read late, as on a slow file system, their lines tell of the time before the
-        control tool listed it. And of two lines with equal stamps that of server.log comes first,
+        If logs are read late, as on a slow file system, their lines are older than the control
+        tool's list. And of two lines with equal timestamps the line of server.log is applied first,
         although the daemon wrote of its own start before.
         """
         return self.start_unknown and self.started_at >= at
@@ -202,36 +246,31 @@ class TrackedServer(ServerInfo):
         """Whether it never was ready."""
         return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
 
-    @property
-    def logs_exit(self) -> bool:
-        """Whether its log would show an orderly end."""
-        return self.names_clients and self.has_log
-
     def exit_cause(
-        self, status: int | None, at: float, *, had_to_end: bool | None, log_lost: bool = False
+        self, status: int | None, at: float, *, had_to_end: bool | None, log_lost: bool
     ) -> tuple[str, str]:
         """Return why it ended (label `cause` of mps_server_exits_total), and how that is known.
 
         The exit status in control.log proves nothing: it is 0 after SIGKILL, too (driver 580).
 
         Args:
-            status: Its exit status in control.log; None: it cannot be seen.
-            at: When it ended.
-            had_to_end: Whether the daemon was asked to quit, or another user waited: where the
-                daemon does not log that it asks a server to end. None: it does.
+            status: Its exit status in control.log; None if that log cannot be read.
+            at: Time of its end.
+            had_to_end: Whether the daemon was asked to quit, or another user waited; None if the
+                daemon logs its shutdown requests.
             log_lost: Whether lines of server.log were lost in the seconds before.
         """
         seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
         if self.exiting or (self.finishing and not self.occupied):
             return "requested", ""
         if self.ghost:
-            return "ghost_ended", seen  # most often killed, as it must be
+            return "ghost_ended", seen  # usually killed, as it must be
         if self.failed_to_start:
             return "start_failed", f"{seen}, {self.failure}" if self.failure else seen
-        orderly = self.agreed_to_end(at) if had_to_end is None else had_to_end
+        orderly = self._agreed_to_end(at) if had_to_end is None else had_to_end
         if log_lost and orderly and not self.occupied:
             return "requested", ""
-        if self.logs_exit:
+        if self.names_clients and self.has_log:  # its log would show an orderly end
             seen += ", no orderly end in server.log"
             seen += ", of which lines were lost" if log_lost else ""
             return "crashed", f"{seen}, although it had been asked to end" if orderly else seen
@@ -240,39 +279,29 @@ class TrackedServer(ServerInfo):
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
         self.faults.decide_all(when)
-        lost = self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost)
+        lost = tuple(self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost))
         when.counters.set_latest("mps_server_last_exit_timestamp_seconds", when.at, cause=cause)
         when.increment("mps_server_exits_total", cause=cause)
+        pid, uid = self.pid, self.uid
         if cause == "crashed":
             when.add_incident(
-                "server_crashed", server_pid=self.pid, uid=self.uid, pids=lost, detail=detail
+                Incident(when.at, "server_crashed", pid, uid, pids=lost, detail=detail)
             )
         elif cause == "ghost_ended":
-            when.add_incident("ghost_ended", server_pid=self.pid, uid=self.uid)
+            when.add_incident(Incident(when.at, "ghost_ended", pid, uid))
         elif cause == "start_failed":
-            when.add_incident("server_start_failed", uid=self.uid, detail=detail)
+            when.add_incident(Incident(when.at, "server_start_failed", uid=uid, detail=detail))
 
 
 class Servers:
     """The servers that are running, in the order in which they were started."""
 
-    def __init__(
-        self,
-        readable: Mapping[LogName, bool],
-        queue: ClientQueue,
-        gpus: GpuNames,
-        evidence: FaultEvidence,
-        quota: Quota = FULL,
-    ) -> None:
-        self._quota = quota
-        self._readable = readable
-        self._queue = queue
-        self._gpus = gpus
-        self._evidence = evidence
-        self._servers: dict[int, TrackedServer] = {}
-        self._ended_pids: deque[int] = deque(maxlen=MAX_ENDED)
-        self._vanished: dict[int, TrackedServer] = {}
-        """Servers that are gone without a line in the log, which may follow."""
+    def __init__(self, shared: DaemonShared) -> None:
+        self._shared = shared
+        self._servers: BoundedDict[int, TrackedServer] = BoundedDict(shared.quota.servers)
+        self._ended_pids: BoundedDict[int, None] = BoundedDict(policy.MAX_RECENT)
+        self._vanished: BoundedDict[int, TrackedServer] = BoundedDict(shared.quota.servers)
+        """Servers that disappeared without a line in the log, which may follow."""
 
     def __iter__(self) -> Iterator[TrackedServer]:
         return iter(list(self._servers.values()))
@@ -281,37 +310,36 @@ class Servers:
         return self._servers.get(pid)
 
     def has_ended(self, pid: int) -> bool:
-        """Whether a server with this PID has ended."""
         return pid in self._ended_pids
 
     def latest(self, uid: int | None = None) -> TrackedServer | None:
-        """Return the server that was started last; this user's if there is one."""
-        latest = None
-        for server in self._servers.values():
-            if uid is not None and server.uid == uid:
-                return server
-            latest = server
-        return latest
+        """Return this user's server, or else the server that was started last."""
+        own = (server for server in self if uid is not None and server.uid == uid)
+        return next(own, None) or next(reversed(self._servers.values()), None)
 
     def adopt(self, pid: int, at: float) -> TrackedServer:
-        """A server is running whose start is not in the log."""
-        return self._add(pid, None, at, start_unknown=True)
+        """Add a running server whose start is not in the log."""
+        server = TrackedServer(pid, None, at, self._shared, start_unknown=True)
+        self._servers[pid] = server
+        return server
 
     def start(self, pid: int, uid: int, when: Moment) -> None:
-        """The daemon starts a server process."""
+        """Add a server process that the daemon starts."""
         server = self._servers.get(pid)
         if server is not None and server.start_unknown:
-            # The stamps are equal, and server.log came first.
+            # The timestamps are equal, and server.log came first.
             server.uid, server.started_at, server.start_unknown = uid, when.at, False
         else:
-            server = self._add(pid, uid, when.at, start_unknown=False)
-        self._queue.block_others(uid, when)
-        for entry in self._queue:
+            server = TrackedServer(pid, uid, when.at, self._shared, start_unknown=False)
+            self._servers[pid] = server
+        self._shared.queue.block_others(uid, when)
+        for entry in self._shared.queue:
             if entry.uid == uid:
                 server.expect(entry)
+        when.increment("mps_server_starts_total", uid=uid)
 
     def ready(self, server: TrackedServer, when: Moment) -> None:
-        """A server accepts clients: those in the queue for its user are sent to it."""
+        """Record that a server accepts clients, and admit the queued clients of its user."""
         if server.ready_at is not None:
             return
         server.ready_at = when.at
@@ -319,54 +347,36 @@ class Servers:
             when.observe("mps_server_startup_seconds", when.at - server.started_at)
         if server.uid is None:
             return
-        for entry in self._queue.pop_user(server.uid):
+        for entry in self._shared.queue.pop_user(server.uid):
             server.expect(entry)
             if not entry.dead:
                 server.clients.admit(entry.pid, entry.uid, when, entry)
 
     def remove(self, server: TrackedServer) -> None:
         del self._servers[server.pid]
-        self._ended_pids.append(server.pid)
+        self._ended_pids[server.pid] = None
 
     def mark_vanished(self, server: TrackedServer, when: Moment) -> None:
-        """A server is gone, and the log does not say so: its cause is not known."""
+        """Remove a server that disappeared without a line in the log: its cause is unknown."""
         server.faults.decide_all(when)
         self.remove(server)
         self._vanished[server.pid] = server
-        while len(self._vanished) > self._quota.servers:
-            del self._vanished[next(iter(self._vanished))]
 
     def restore_vanished(self, pid: int) -> TrackedServer | None:
-        """The log or the control tool names a server that was thought to be gone."""
+        """Restore a removed server that the log or the control tool names after all."""
         server = self._vanished.pop(pid, None)
         if server is not None:
             self._servers[pid] = server
-            self._ended_pids.remove(pid)
+            self._ended_pids.pop(pid, None)
             server.missing_since = server.unlisted_since = None
         return server
 
     def forget_vanished(self) -> None:
-        """The daemon was restarted: their log lines will not follow."""
+        """Forget the servers of the last daemon: their lines will not follow."""
         self._vanished.clear()
 
     def drop_foreign(self, pid: int) -> None:
-        """A server that only its own lines show belongs to another daemon."""
+        """Drop a server of another daemon, known from its own lines only."""
         server = self._servers.get(pid)
         if server is not None and server.start_unknown:
             del self._servers[pid]
-
-    def _add(self, pid: int, uid: int | None, at: float, *, start_unknown: bool) -> TrackedServer:
-        while len(self._servers) >= self._quota.servers:
-            del self._servers[next(iter(self._servers))]
-        server = self._servers[pid] = TrackedServer(
-            pid,
-            uid,
-            at,
-            start_unknown=start_unknown,
-            readable=self._readable,
-            queue=self._queue,
-            gpus=self._gpus,
-            evidence=self._evidence,
-            quota=self._quota,
-        )
-        return server

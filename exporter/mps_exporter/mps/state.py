@@ -1,7 +1,7 @@
 """The state of one daemon: its servers, its queue, its GPUs, and the passing of time.
 
-Running totals are kept in whole milliseconds, as the logs' stamps are, so that they do not depend
-on the steps in which time advances.
+Lines of the logs call its methods. Running totals are kept in whole milliseconds, like the logs'
+timestamps, so that they do not depend on the steps in which time advances.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from mps_exporter.mps.fault_evidence import FaultEvidence
-from mps_exporter.mps.record import FULL, Counters, GpuNames, Incidents, Moment, Quota
-from mps_exporter.mps.servers import SHUTDOWN_SECONDS, Servers, TrackedServer
-from mps_exporter.mps.timeline import Occupant, Timeline
-from mps_exporter.mps.waits import ClientQueue
-from mps_exporter.observations import LogName
-from mps_exporter.snapshot import Handover, Wait
-
-CREDENTIALS_SECONDS = 10.0
-"""NEW CLIENT follows within a millisecond; a caller without one after this long was refused."""
+from mps_exporter.mps import policy
+from mps_exporter.mps.clients import DaemonShared
+from mps_exporter.mps.policy import FULL, Quota
+from mps_exporter.mps.record import BoundedDict, Counters, Incidents, Moment
+from mps_exporter.mps.servers import Servers, TrackedServer
+from mps_exporter.mps.waits import Occupant, Timeline
+from mps_exporter.snapshot import Handover, Incident, Wait
 
 FORBIDDEN_START_ATTEMPTS = 6
-"""How often the daemon tries a server that it may not start, before it rejects the client (580)."""
+"""Number of times that the daemon tries a server that it may not start, before it rejects the
+client (driver 580)."""
 
 UNSEEN_END = "control.log cannot be read, so it may have been asked to quit"
 
-CLOCK_JUMP_MS = 60_000
-"""Time that runs back by more than this has been set back."""
 
-MAX_MISSING_CREDENTIALS = 256
-MAX_FORBIDDEN = 64
+def _missing_credentials() -> deque[float]:
+    return deque(maxlen=policy.MAX_RECENT)
 
 
 @dataclass(slots=True)
@@ -43,45 +39,44 @@ class DaemonLifetime:
     ended_at: float | None = None
     died: bool = False
     missing_since: float | None = None
-    """When its process was first seen to be gone."""
+    """First time at which its process was gone."""
     counted: bool = False
-    """It started, or was seen, since the exporter started: so its end is counted."""
+    """It started, or was seen, after the exporter's start: so its end is counted."""
     configured_at: float | None = None
-    """The last set_... command."""
+    """Time of the last set_... command."""
     served_at: float | None = None
-    """It last did something for a client or a server: its only thread was not stuck then."""
+    """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
-    """When it wrote a line that another one follows at once, and none has followed."""
+    """Time of its last line, if that is a line that another line follows at once."""
     sent_at: float | None = None
-    """When it sent a client to a server, and neither log has had a line since."""
+    """Time at which it sent a client to a server, if neither log has had a line since."""
     handover: Handover | None = None
-    """The last line, if it says that a client was sent to a server."""
+    """Its last line, if that shows that a client was sent to a server."""
     logs_shutdown_requests: bool = False
-    """Its log says when it asks a server to end (driver 580)."""
+    """Its log shows its shutdown requests to servers (driver 580)."""
     backoff_seconds: float | None = None
-    missing_credentials: deque[float] = field(
-        default_factory=lambda: deque(maxlen=MAX_MISSING_CREDENTIALS)
+    missing_credentials: deque[float] = field(default_factory=_missing_credentials)
+    """Times of callers without credentials that no NEW CLIENT has followed yet."""
+    forbidden_starts: BoundedDict[int, int] = field(
+        default_factory=lambda: BoundedDict(policy.MAX_RECENT)
     )
-    """Callers without credentials that no NEW CLIENT has followed yet."""
-    forbidden_starts: dict[int, int] = field(default_factory=dict)
-    """User -> servers in a row that the daemon was not allowed to start."""
+    """User -> successive servers that the daemon was not allowed to start."""
 
     @property
     def stuck_since(self) -> float | None:
-        """When it wrote a line that another one follows at once, and none has followed."""
+        """Time of a line that another line follows at once, if none has followed."""
         if self.quit_requested_at is not None or self.ended_at is not None:
             return None
         return self.sent_at if self.silent_since is None else self.silent_since
 
     def match_credentials(self) -> bool:
-        """A NEW CLIENT follows: it explains the oldest caller without credentials."""
+        """Match NEW CLIENT with the oldest caller without credentials. Return whether there was."""
         if not self.missing_credentials:
             return False
         self.missing_credentials.popleft()
         return True
 
     def end(self, at: float, *, died: bool) -> None:
-        """Its process is gone, or it says that it ends."""
         self.ended_at = at
         self.died |= died
         self.quit_requested_at = None
@@ -91,28 +86,25 @@ class DaemonLifetime:
 
 
 class DaemonState:
-    """What is known of one daemon."""
+    """The state of one daemon."""
 
     def __init__(self, quota: Quota = FULL) -> None:
         self.daemon = DaemonLifetime()
-        self.readable: dict[LogName, bool] = {"control": False, "server": False}
-        self.queue = ClientQueue(quota)
-        self.gpus = GpuNames()
-        self.evidence = FaultEvidence()
-        self.servers = Servers(self.readable, self.queue, self.gpus, self.evidence, quota)
+        shared = DaemonShared(quota)
+        self.readable, self.queue = shared.readable, shared.queue
+        self.gpus, self.evidence = shared.gpus, shared.evidence
+        self.servers = Servers(shared)
         self.counters = Counters(quota)
         self.incidents = Incidents()
         self.timeline = Timeline()
         self.server_log_at: float | None = None
-        """The last line of server.log."""
+        """Time of the last line of server.log."""
         self.server_log_lost_at: float | None = None
-        """When lines of server.log may have been lost last."""
+        """Last time at which lines of server.log may have been lost."""
         self._clock_ms: int | None = None
-        """Everything up to here is in the running totals."""
+        """Time up to which the running totals are complete."""
         self._counted_from_ms: int | None = None
-        """When the exporter started."""
-
-    # ------------------------------------------------------------------ what is shown
+        """Time at which the exporter started."""
 
     @property
     def waits(self) -> tuple[Wait, ...]:
@@ -134,7 +126,7 @@ class DaemonState:
 
     @property
     def handover(self) -> Handover | None:
-        """The last line, if it says that a client was sent to a server."""
+        """The daemon's last line, if it shows that a client was sent to a server."""
         last, log_at = self.daemon.handover, self.server_log_at
         if last is None or log_at is None:
             return last
@@ -143,14 +135,13 @@ class DaemonState:
     @property
     def devices(self) -> dict[int, str]:
         """Device ordinal -> GPU UUID."""
-        return self.gpus.by_ordinal({d for one in self.servers for d in one.devices})
-
-    # ------------------------------------------------------------------ processes
+        return self.gpus.by_ordinal({d for server in self.servers for d in server.devices})
 
     def pids_to_watch(self) -> list[int]:
         """Return the processes, as the logs number them, whose exit no log shows in time.
 
-        Servers, the clients that a server was started for and that have not connected, the queue.
+        These are servers, queued clients, and the clients that a server was started for and that
+        have not connected.
         """
         pids = []
         for server in self.servers:
@@ -158,7 +149,7 @@ class DaemonState:
         return pids + [entry.pid for entry in self.queue if not entry.dead]
 
     def pids_to_look_up(self) -> frozenset[int]:
-        """Return the processes that /proc is searched for: queued, serving and connected ones."""
+        """Return the processes to search /proc for: queued, serving and connected processes."""
         pids = {entry.pid for entry in self.queue}
         if (handover := self.daemon.handover) is not None:
             pids.add(handover.pid)
@@ -169,7 +160,7 @@ class DaemonState:
         return frozenset(pids - {0})
 
     def clients_to_map(self) -> list[int]:
-        """Return the clients whose address ranges are to be read now, each once.
+        """Return the clients whose address ranges must be read now, each once.
 
         A context reserves its range when it is made. The memory of a running client that caused a
         fault may have grown since.
@@ -178,25 +169,23 @@ class DaemonState:
         for server in self.servers:
             again = server.faults.request_memory()
             for client in server.clients:
-                if again or client.activations > client.ranges_requested:
-                    client.ranges_requested = client.activations
+                if again or client.unmapped:
+                    client.unmapped = False
                     found.append(client.pid)
         return [pid for pid in found if pid]
 
-    # ------------------------------------------------------------------ time
-
     def count_from(self, at: float) -> None:
-        """The exporter started at this moment: what happened before is not counted."""
+        """Set the exporter's start, before which nothing is counted."""
         if self._counted_from_ms is None:
             self._counted_from_ms = round(at * 1000.0)
 
     def moment(self, at: float) -> Moment:
-        """Return a moment; what happens then is counted from the exporter's start on."""
+        """Return the context of events at this time, which count after the exporter's start."""
         counted = self._counted_from_ms is None or round(at * 1000.0) >= self._counted_from_ms
         return Moment(at, counted, self.counters, self.incidents)
 
     def advance_to(self, at: float) -> None:
-        """Advance the running totals, and do what was due by then."""
+        """Advance the running totals to this time, and run the timers that are due by then."""
         while (due := self._next_timer()) <= at:
             self._accumulate_until(due)
             self._run_timers(self.moment(due))
@@ -204,22 +193,22 @@ class DaemonState:
 
     def _accumulate_until(self, at: float) -> None:
         to, clock = round(at * 1000.0), self._clock_ms
-        if clock is None or to < clock - CLOCK_JUMP_MS:
+        if clock is None or to < clock - policy.CLOCK_JUMP_SECONDS * 1000:
             self._clock_ms = to
             if clock is not None:
-                self.timeline.restart()
+                self.timeline = Timeline()
             return
         if to > clock:
             self.timeline.add(clock, to, sorted(self._occupants(), key=str))
         start = max(clock, self._counted_from_ms or 0)
         if to > start:
-            occupied = [server for server in self.servers if server.occupied]
-            for server in occupied:
-                self.counters.accumulate(
-                    "mps_uid_holding_seconds_total", to - start, uid=server.uid
-                )
+            for server in self.servers:
+                if server.occupied:
+                    self.counters.increment(
+                        "mps_uid_holding_seconds_total", to - start, uid=server.uid
+                    )
             if self._is_idle_while_waiting():
-                self.counters.accumulate("mps_uid_handover_idle_seconds_total", to - start)
+                self.counters.increment("mps_uid_handover_idle_seconds_total", to - start)
         self._clock_ms = max(to, clock)
 
     def _is_idle_while_waiting(self) -> bool:
@@ -228,7 +217,7 @@ class DaemonState:
         return self.queue.has_blocked_clients()
 
     def _occupants(self) -> set[Occupant]:
-        """What goes on now, for the timeline."""
+        """Return the spans that are open now, for the timeline."""
         found: set[Occupant] = {("waited", e.uid) for e in self.queue if e.blocked and not e.dead}
         for server in self.servers:
             if server.ghost:
@@ -237,31 +226,29 @@ class DaemonState:
             elif server.occupied:
                 found.add(("held", server.uid))
         if self._is_idle_while_waiting():
-            found.update(("idle", one.uid) for one in self.servers if not one.ghost)
+            found.update(("idle", server.uid) for server in self.servers if not server.ghost)
         return found
 
     def _next_timer(self) -> float:
         due = float("inf")
         if self.daemon.missing_credentials:
-            due = self.daemon.missing_credentials[0] + CREDENTIALS_SECONDS
+            due = self.daemon.missing_credentials[0] + policy.ADMISSION_TIMEOUT_SECONDS
         for server in self.servers:
             due = min(due, server.clients.admissions.next_timer(), server.faults.next_timer())
         return due
 
     def _run_timers(self, when: Moment) -> None:
         for server in self.servers:
-            server.clients.admissions.run_timers(when)
+            server.clients.admissions.expire(when)
             server.faults.run_timers(when)
-        unanswered = self.daemon.missing_credentials
-        while unanswered and unanswered[0] + CREDENTIALS_SECONDS <= when.at:
-            unanswered.popleft()
+        unmatched = self.daemon.missing_credentials
+        while unmatched and unmatched[0] + policy.ADMISSION_TIMEOUT_SECONDS <= when.at:
+            unmatched.popleft()
             if self.daemon.quit_requested_at is None:  # a draining daemon serves no new client
                 when.count_rejection(None, "credentials")
 
-    # ------------------------------------------------------------------ daemon
-
     def daemon_started(self, pid: int, when: Moment) -> None:
-        """A control daemon started: what was before it is gone."""
+        """Start a control daemon, which ends the state of the last daemon."""
         daemon = self.daemon
         alive = daemon.started_at is not None and daemon.ended_at is None
         if alive and daemon.pid == pid and self._is_second_start_line(when.at):
@@ -272,17 +259,16 @@ class DaemonState:
         self.servers.forget_vanished()
         self.gpus.clear_ordinals()
         when.increment("mps_control_starts_total")
-        when.add_incident("daemon_started")
+        when.add_incident(Incident(when.at, "daemon_started"))
 
     def _is_second_start_line(self, at: float) -> bool:
         return at - (self.daemon.started_at or 0.0) <= 1.0 and not self._servers_at(at)
 
     def _servers_at(self, at: float) -> list[TrackedServer]:
-        """Return the servers that end with a daemon that ends at this moment."""
         return [server for server in self.servers if not server.only_seen_after(at)]
 
     def daemon_died(self, when: Moment) -> None:
-        """The daemon died without logging; its servers exited with it."""
+        """End the daemon, which died without logging, and its servers, which exited with it."""
         if self.daemon.quit_requested_at is not None and not self._servers_at(when.at):
             # It was asked to quit, and its servers had ended: it exits then, and its last line,
             # which follows at once, was lost.
@@ -294,24 +280,27 @@ class DaemonState:
             for client in server.clients
             if not client.lost
         ]
-        self._daemon_ended("daemon_died", when)
+        self._end_daemon("daemon_died", when)
         detail = "" if self.readable["control"] else UNSEEN_END
-        when.add_incident("daemon_died", pids=lost, detail=detail)
+        when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
 
     def daemon_exited(self, when: Moment) -> None:
-        """The daemon logs that it exits."""
-        self._daemon_ended("requested", when)
-        when.add_incident("daemon_quit")
+        """End the daemon, which logs its exit. A killed daemon writes no line."""
+        self._end_daemon("requested", when)
+        when.add_incident(Incident(when.at, "daemon_quit"))
 
-    def _daemon_ended(self, cause: str, when: Moment) -> None:
+    def _end_daemon(self, cause: str, when: Moment) -> None:
         for server in self._servers_at(when.at):
             self.end_server(server, when, cause)
         self.queue.abandon_all(when)
         self.daemon.end(when.at, died=cause == "daemon_died")
 
-    # ------------------------------------------------------------------ servers
+    def server_ready(self, pid: int, when: Moment) -> None:
+        """Record that a server accepts clients; the queued clients of its user are sent to it."""
+        self.daemon.served_at = when.at
+        self.open_server(self.servers.get(pid) or self.servers.adopt(pid, when.at), when)
 
-    def server_ready(self, server: TrackedServer, when: Moment) -> None:
+    def open_server(self, server: TrackedServer, when: Moment) -> None:
         if server.uid is not None:
             self.daemon.forbidden_starts.pop(server.uid, None)
         self.servers.ready(server, when)
@@ -321,14 +310,25 @@ class DaemonState:
         self.servers.remove(server)
         self.daemon.backoff_seconds = None
 
-    def server_exited(self, server: TrackedServer, when: Moment, status: int | None = None) -> None:
-        """A server is gone; its cause follows from what was logged before.
+    def server_exited(self, pid: int, status: int, when: Moment) -> None:
+        """End a server by control.log. Its status proves nothing: 0 is also written after SIGKILL.
 
-        Args:
-            server: The server.
-            when: The moment.
-            status: The exit status in control.log. None where control.log, which alone has it,
-                cannot be read.
+        A server that no earlier line names is added first.
+        """
+        self.daemon.served_at = when.at
+        servers = self.servers
+        server = servers.get(pid) or servers.restore_vanished(pid)
+        if server is None and not servers.has_ended(pid):
+            server = servers.adopt(pid, when.at)
+        if server is not None:
+            self.judge_server_exit(server, when, status)
+
+    def judge_server_exit(
+        self, server: TrackedServer, when: Moment, status: int | None = None
+    ) -> None:
+        """End a server; its cause follows from earlier lines.
+
+        `status` is the exit status in control.log, None if that log cannot be read.
         """
         had_to_end = None
         if not self.daemon.logs_shutdown_requests:
@@ -336,32 +336,50 @@ class DaemonState:
                 entry.uid != server.uid for entry in self.queue
             )
         lost_at = self.server_log_lost_at
-        cause = server.exit_cause(
-            status,
-            when.at,
-            had_to_end=had_to_end,
-            log_lost=lost_at is not None and lost_at >= when.at - SHUTDOWN_SECONDS,
-        )
+        log_lost = lost_at is not None and lost_at >= when.at - policy.SHUTDOWN_TIMEOUT_SECONDS
+        cause = server.exit_cause(status, when.at, had_to_end=had_to_end, log_lost=log_lost)
         self.end_server(server, when, *cause)
 
     def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
-        """The daemon may not start a server for this user; it gives up after six attempts."""
+        """Record a server that the daemon may not start for this user; it tries six times."""
         for server in self.servers:
             if server.uid == uid and server.failed_to_start:
                 server.failure = reason
         forbidden = self.daemon.forbidden_starts
-        if len(forbidden) >= MAX_FORBIDDEN and uid not in forbidden:
-            forbidden.clear()
         forbidden[uid] = forbidden.get(uid, 0) + 1
         if forbidden[uid] >= FORBIDDEN_START_ATTEMPTS:
             del forbidden[uid]
             for entry in self.queue.pop_user(uid):
                 entry.abandon(when)
 
-    # ------------------------------------------------------------------ clients
+    def shutdown_tried(self, pid: int, when: Moment) -> None:
+        """Record a shutdown request, for another user's client or for the daemon's own end."""
+        self.daemon.silent_since = when.at
+        self.daemon.logs_shutdown_requests = True
+        if (server := self.servers.get(pid)) is not None:
+            server.shutdown_requested(when.at)
+
+    def shutdown_declined(self, pid: int, when: Moment) -> None:
+        """Record that a server with clients declined a shutdown request."""
+        self.daemon.served_at = when.at
+        if (server := self.servers.get(pid)) is not None:
+            server.shutdown_requested(None)
+
+    def shutdown_retry(self, milliseconds: int, _when: Moment) -> None:
+        """Set the daemon's back-off before its next shutdown request."""
+        self.daemon.backoff_seconds = milliseconds / 1000.0
+
+    def credentials_missing(self, when: Moment) -> None:
+        """Record a caller whose first connection carried no credentials.
+
+        Every healthy client causes this line just before its first NEW CLIENT; it is a refusal only
+        when no NEW CLIENT follows.
+        """
+        self.daemon.missing_credentials.append(when.at)
 
     def client_queued(self, pid: int, uid: int, when: Moment) -> None:
-        """The daemon makes a client wait."""
+        """Add a client to the queue: no server is ready for its user."""
+        self.daemon.silent_since = self.daemon.served_at = when.at
         self.daemon.match_credentials()
         entry = self.queue.push(pid, uid, when)
         server = self.servers.latest(uid)
@@ -373,23 +391,30 @@ class DaemonState:
             entry.block(server.uid, when)
 
     def client_sent(self, pid: int, uid: int, when: Moment) -> None:
-        """The daemon sends a connection of a client to the running server."""
+        """Send a connection to the running server: for a process, and again for each context.
+
+        The PID is 0 if the daemon does not see the client's PID namespace, the user is 0 if one
+        server serves all users.
+        """
+        daemon = self.daemon
+        daemon.served_at = when.at
+        if self.readable["server"] and (self.server_log_at or 0) < when.at:
+            daemon.sent_at = when.at
+        daemon.handover = Handover(when.at, pid, uid)
         server = self.servers.latest(uid)
         if server is None:
             return
-        if pid == 0:
-            # The first connection of a process is the one that credentials were missing for.
-            if self.daemon.match_credentials():
-                self.queue.count_overtake(uid, when)
-                server.clients.admit(pid, uid, when)
-            return
-        if pid in server.clients.admissions:
+        admissions = server.clients.admissions
+        if pid in admissions:
             server.clients.readmit(pid)
             return
-        self.daemon.match_credentials()
-        if server.clients.admissions.pop_refusal(pid, when.at):
+        # The first connection of a process is the one that credentials were missing for.
+        is_first = daemon.match_credentials()
+        if pid == 0 and not is_first:
             return
-        wait = self.queue.pop_client(pid, uid)
+        if pid and admissions.pop_refusal(pid, when.at):
+            return
+        wait = self.queue.pop_client(pid, uid) if pid else None
         if wait is None:
             self.queue.count_overtake(uid, when)
         server.clients.admit(pid, uid, when, wait)

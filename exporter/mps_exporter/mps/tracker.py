@@ -1,147 +1,147 @@
 """Follows one daemon: log lines in; waits, crashes and losses out.
 
-    log lines --add_logs--> state <--observe-- /proc: which processes are gone
+    log lines --add_logs--> state <--observe-- /proc: processes that have exited
                               ^---reconcile--- the control tool: servers and clients
 
-It reads no file and no clock: every moment comes from a line's stamp, so a log that is replayed
-gives the same numbers as one that is followed.
+It reads no file and no clock: every time comes from a line's timestamp, so a log that is replayed
+gives the same numbers as a log that is followed.
+
+No line of a log shows that a process was killed. Its exit may be visible in /proc before the log
+has been read up to then. So an exit is recorded first, and applied when the log is read up to a
+second after it: the lines of an orderly end would be there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from mps_exporter.mps import process_exits
-from mps_exporter.mps.control_log import ControlLogReader
+from mps_exporter.mps import policy
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.fault_evidence import KernelFault
-from mps_exporter.mps.log_lines import KNOWN
-from mps_exporter.mps.log_merger import LogEntry, LogMerger
+from mps_exporter.mps.log_lines import (
+    CONTINUATION,
+    KNOWN,
+    UNRECOGNIZED,
+    ControlLogReader,
+    LogEntry,
+    ServerLogReader,
+)
+from mps_exporter.mps.log_parser import LogMerger
+from mps_exporter.mps.policy import FULL, Quota
 from mps_exporter.mps.reconcile import reconcile
-from mps_exporter.mps.record import FULL, Moment, Quota
-from mps_exporter.mps.server_log import ServerLogReader
-from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.record import BoundedDict, Moment
+from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.state import DaemonLifetime, DaemonState
 from mps_exporter.observations import AddressRanges, DaemonFacts, LogsObservation, ProcessFacts
 
-RECONCILE_WAIT_SECONDS = 5.0
-"""How long a reply of the control tool waits until the logs are read up to its time."""
-
-SILENCE_SECONDS = 0.25
-"""A daemon continues what it began within 0.1 s (driver 580), or it is stuck."""
-
-MAX_FOREIGN_SERVERS = 64
+IsAlive = Callable[[int, float], bool | None]
+"""(PID as the log prints it, a time at which it was alive) -> whether that process exists.
+False also when its PID was reused; None if unknown, as in another PID namespace."""
 
 _TIMELESS = frozenset(
-    {KNOWN, "continuation", "unrecognized", "ui_opened", "ui_command", "ui_closed", "ui_refused"}
+    {KNOWN, CONTINUATION.name, UNRECOGNIZED}
+    | {"ui_opened", "ui_command", "ui_closed", "ui_refused"}
 )
-"""Events that change neither servers nor the queue: most lines of a control.log."""
-
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+"""Events that leave servers and queue unchanged: most lines of a control.log."""
 
 
 class DaemonTracker:
-    """Keeps the state of one daemon up to date."""
+    """Updates the state of one daemon."""
 
     def __init__(self, pipe_directory: str, quota: Quota = FULL) -> None:
         self.pipe_directory = pipe_directory
         self.state = DaemonState(quota)
         self._control = ControlLogReader(self.state)
         self._server = ServerLogReader(self.state)
-        self._merger = LogMerger(pipe_directory)
+        self._merger = LogMerger()
         self._process: tuple[int, float] | None = None
-        """The daemon's process as it was found last: PID, start time."""
-        self._pending_reconcile: (
+        """The last known process of the daemon: PID, start time."""
+        self._pending_reply: (
             tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None
         ) = None
         self.foreign_pids: frozenset[int] = frozenset()
-        """Other daemons that write to the same logs, and their servers, as these number them."""
-        self._foreign_servers: dict[int, None] = {}
-
-    # ------------------------------------------------------------------ logs
+        """Other daemons that write to the same logs, with their servers, by their own PIDs."""
+        self._foreign_servers: BoundedDict[int, None] = BoundedDict(policy.MAX_RECENT)
 
     def add_logs(self, observation: LogsObservation) -> None:
-        """Add what this daemon's logs gained; the rest of the observation is skipped.
+        """Add the new data of this daemon's logs; the rest of the observation is skipped.
 
-        A readable log without new bytes had gained nothing when it was read.
+        A readable log without a chunk had no new data when it was read.
         """
-        merger, daemon_state = self._merger, self.state
-        own_directory = self.pipe_directory
+        merger, own_directory = self._merger, self.pipe_directory
         chunks = [chunk for chunk in observation.chunks if chunk.pipe_directory == own_directory]
         busy = {chunk.log for chunk in chunks if chunk.log == "control"}
         busy_servers = {chunk.server_name for chunk in chunks if chunk.log == "server"}
-        for state in observation.states:
-            if state.pipe_directory == own_directory:
-                merger.set_readable(state.log, state.readable)
-                daemon_state.readable[state.log] = state.readable
-                if state.readable and state.log not in busy:
-                    merger.mark_idle(state.log, observation.at, busy_servers)
+        for log_state in observation.states:
+            if log_state.pipe_directory == own_directory:
+                merger.set_readable(log_state.log, log_state.readable)
+                self.state.readable[log_state.log] = log_state.readable
+                if log_state.readable and log_state.log not in busy:
+                    merger.mark_idle(log_state.log, observation.at, busy_servers)
         for chunk in chunks:
             if chunk.history:
-                daemon_state.count_from(chunk.at)
+                self.state.count_from(chunk.at)
             elif chunk.log == "server" and (chunk.restarted or chunk.lost_bytes):
-                daemon_state.server_log_lost_at = chunk.at
+                self.state.server_log_lost_at = chunk.at
             merger.add_chunk(chunk)
         self.advance(observation.at)
 
     def advance(self, now: float) -> None:
         """Apply the lines whose place in the order is certain by now."""
         for entry in self._merger.pop_ready(now):
-            if self._pending_reconcile is not None and entry.at > self._pending_reconcile[0]:
-                self._apply_reconcile_now()  # in its place among the lines
+            if self._pending_reply is not None and entry.at > self._pending_reply[0]:
+                self._apply_reply()  # in its place among the lines
             if not self._is_foreign(entry):
-                self.apply(entry)
+                self._apply(entry)
         complete_until = self._merger.complete_until
         if complete_until is not None:
             self.advance_to(complete_until)
-        self._apply_pending_reconcile(now)
+        self._apply_reply_if_due(now)
 
-    def apply(self, entry: LogEntry) -> None:
-        """Apply a line. One that is not counted only rebuilds the state."""
+    def _apply(self, entry: LogEntry) -> None:
+        """Apply a line; if it is not counted, it only rebuilds the state."""
         state, log = self.state, entry.log
-        state.counters.increment("mps_control_log_lines_total", counted=entry.counted, log=log)
-        when = _new(Moment, (entry.at, entry.counted, state.counters, state.incidents))
+        when = Moment(entry.at, entry.counted, state.counters, state.incidents)
+        when.increment("mps_control_log_lines_total", log=log)
         state.readable[log] = True
         state.timeline.line_read(entry.at)
         if entry.event.name not in _TIMELESS:
             state.advance_to(entry.at)
-        # Some daemons write both logs into one file: the component shows which one a line is of.
+        # Some daemons write both logs into one file: the component shows the log of a line.
         if entry.component == "Control" or (not entry.component and log == "control"):
             self._control.apply(entry, when)
         else:
             self._server.apply(entry, when)
 
     def advance_to(self, until: float) -> None:
-        """Everything that happened before this moment has been applied."""
+        """Advance the state to this time, before which every line has been applied."""
         self.state.advance_to(until)
-        process_exits.confirm_exits(self.state, until)
+        self._confirm_exits(until)
 
     @property
     def silent_since(self) -> float | None:
-        """Since when the daemon seems stuck, by its logs; None: it does not, or it is too early.
+        """Time since which the daemon seems stuck, by its logs; None if not, or if it is too early.
 
-        It is no proof: only a query of the daemon is.
+        Only a query of the daemon proves that it is stuck.
         """
-        since, complete_until = self.state.daemon.stuck_since, self._merger.complete_until
-        if since is None or complete_until is None or complete_until < since + SILENCE_SECONDS:
+        since, complete = self.state.daemon.stuck_since, self._merger.complete_until
+        if since is None or complete is None or complete < since + policy.SILENCE_SECONDS:
             return None
         return since
 
     def _is_foreign(self, entry: LogEntry) -> bool:
-        """Whether another daemon that shares the log directory wrote this line, or its server."""
+        """Return whether another daemon with the same log directory, or its server, wrote it."""
         name, values = entry.event
-        started = int(values[0]) if name == "server_starting" else None
+        started = int(values[0]) if name == "state.servers.start" else None
         if entry.pid in self.foreign_pids:
             if started is not None:
                 self._foreign_servers[started] = None
                 self.state.servers.drop_foreign(started)
-                while len(self._foreign_servers) > MAX_FOREIGN_SERVERS:
-                    del self._foreign_servers[next(iter(self._foreign_servers))]
             return True
         if started is not None:
             self._foreign_servers.pop(started, None)
         return entry.pid in self._foreign_servers
-
-    # ------------------------------------------------------------------ /proc and the kernel
 
     def observe(
         self,
@@ -150,92 +150,181 @@ class DaemonTracker:
         processes: Mapping[int, ProcessFacts],
         requested: Collection[int],
     ) -> None:
-        """Apply what /proc shows.
+        """Apply an observation of /proc at `now`.
 
-        Args:
-            now: When it was read.
-            facts: The daemon.
-            processes: Those of the requested processes that are there, by the host's PID.
-            requested: Which were looked for; see DaemonState.pids_to_look_up().
+        `processes` are the existing processes of those `requested`, by the host's PID; see
+        DaemonState.pids_to_look_up().
         """
         started_at = self.state.daemon.started_at
-        alive, daemon = process_exits.liveness_from_proc(
-            facts, processes, frozenset(requested), started_at
-        )
+        alive, daemon = _liveness(facts, processes, frozenset(requested), started_at)
         if facts.process is not None:
             self._process = facts.process.pid, facts.process.start_time_seconds
         elif self._process is not None:
-            # It was not found as a daemon. Whether it has exited, its PID tells alone.
+            # It was not found as a daemon. Only its PID shows whether it has exited.
             pid, start = self._process
             found = processes.get(pid)
             daemon = found is not None and found.start_time_seconds == start and not found.ended
         self.update_liveness(now, alive, daemon=daemon)
 
-    def update_liveness(
-        self, now: float, alive: process_exits.IsAlive, *, daemon: bool | None = None
-    ) -> None:
-        """Apply which processes are alive.
-
-        Args:
-            now: When they were looked for.
-            alive: (PID as the log prints it, a moment at which it was alive) -> still there?
-                None where that is not known, as for a daemon in another PID namespace.
-            daemon: Whether the control daemon's process is there; None: unknown.
-        """
-        process_exits.note_missing(self.state, now, alive, daemon)
-        if not any(self.state.readable.values()):
+    def update_liveness(self, now: float, alive: IsAlive, *, daemon: bool | None = None) -> None:
+        """Record which processes have exited and which exist; None means unknown."""
+        state, lifetime = self.state, self.state.daemon
+        if daemon and lifetime.ended_at is not None and not state.readable["control"]:
+            lifetime = state.daemon = DaemonLifetime()  # another one started, and no log shows it
+        lifetime.counted |= bool(daemon)
+        if lifetime.ended_at is None:
+            _update_missing_since(lifetime, now, daemon)
+        for entry in state.queue:
+            if entry.pid and not entry.dead:
+                _update_missing_since(entry, now, alive(entry.pid, entry.since))
+        for server in state.servers:
+            _update_missing_since(server, now, alive(server.pid, server.started_at))
+            server.note_missing_queued(alive)
+            for client in server.clients:
+                if client.pid:
+                    _update_missing_since(client, now, alive(client.pid, client.connected_at))
+        if not any(state.readable.values()):
             self.advance_to(now)
 
     def mark_absent(self, at: float) -> None:
-        """No process of the daemon was found, and nothing holds its lock."""
+        """Record that no process of the daemon was found, and that its lock is free."""
         self.update_liveness(at, lambda _pid, _at: None, daemon=False)
 
     def observe_kernel(
         self, *, readable: bool, faults: Sequence[KernelFault], ranges: Iterable[AddressRanges]
     ) -> None:
-        """Apply what shows who caused a fault.
+        """Apply the last faults in the kernel log, and clients' memory read since the last call.
 
-        Args:
-            readable: Whether the kernel log is being read.
-            faults: The last faults in the kernel log.
-            ranges: Memory of this daemon's clients that was read since the last call.
+        `readable` is whether the kernel log is being read.
         """
         evidence = self.state.evidence
         evidence.readable, evidence.faults = readable, faults
         for found in ranges:
             evidence.add_ranges(found)
 
-    # ------------------------------------------------------------------ the control tool
+    def _confirm_exits(self, complete_until: float) -> None:
+        """Apply the exits that are certain, given that the logs are read up to this time."""
+        state, now = self.state, self.state.moment(complete_until)
+        lifetime = state.daemon
+        died_at = _confirmed_at(lifetime, complete_until)
+        if lifetime.ended_at is None and died_at is not None:
+            state.daemon_died(now._replace(at=died_at, counted=now.counted and lifetime.counted))
+        for entry in state.queue:
+            at = _confirmed_at(entry, complete_until)
+            if at is not None and not entry.dead:
+                entry.abandon(now._replace(at=at))
+                entry.dead = True
+        for server in state.servers:
+            at = _confirmed_at(server, complete_until)
+            if at is not None:
+                self._confirm_server_exit(server, now._replace(at=at))
+            else:
+                _confirm_client_exits(server, now)
+                server.detect_ghost(now)
+
+    def _confirm_server_exit(self, server: TrackedServer, when: Moment) -> None:
+        """Apply the exit of a server that control.log does not show."""
+        state = self.state
+        if state.daemon.missing_since is not None and state.daemon.ended_at is None:
+            return  # the daemon has exited, too, which explains it
+        if state.readable["control"]:
+            state.servers.mark_vanished(server, when)  # a line was lost, not recognized, or is late
+        elif state.readable["server"]:
+            state.judge_server_exit(server, when)
+        else:
+            state.servers.remove(server)
 
     def reconcile(
         self, now: float, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
     ) -> None:
-        """Apply the control tool's replies, as soon as the logs have been read up to then.
+        """Apply the control tool's replies, as soon as the logs have been read up to the query.
 
         A server that the tool lists before the log line of its start is applied would be taken for
         an older one; so the reply waits. See reconcile.reconcile.
 
         Args:
-            now: Unix time. A recording may contain its first reply before its time.
-            at: When the daemon was queried.
-            listed: The servers that the daemon named; None: it did not say.
-            replies: What it replied about each of its servers.
+            now: Current time; a recording may contain its first reply before its time.
+            at: Time of the query.
+            listed: Servers that the daemon listed; None if it sent no list.
+            replies: Replies about its servers.
         """
-        self._pending_reconcile = at, listed, tuple(replies)
-        self._apply_pending_reconcile(now)
+        self._pending_reply = at, listed, tuple(replies)
+        self._apply_reply_if_due(now)
 
-    def _apply_pending_reconcile(self, now: float) -> None:
-        if self._pending_reconcile is None:
+    def _apply_reply_if_due(self, now: float) -> None:
+        if self._pending_reply is None:
             return
-        at = self._pending_reconcile[0]
-        complete_until = self._merger.complete_until
+        at, complete_until = self._pending_reply[0], self._merger.complete_until
         known = complete_until is not None and complete_until >= at
         no_readable_log = now >= at and not self._merger.any_readable
-        if known or no_readable_log or now - at > RECONCILE_WAIT_SECONDS:
-            self._apply_reconcile_now()
+        if known or no_readable_log or now - at > policy.MAX_HOLD_SECONDS:
+            self._apply_reply()
 
-    def _apply_reconcile_now(self) -> None:
-        if self._pending_reconcile is not None:
-            at, listed, replies = self._pending_reconcile
-            self._pending_reconcile = None
-            reconcile(self.state, at, listed, replies)
+    def _apply_reply(self) -> None:
+        pending, self._pending_reply = self._pending_reply, None
+        if pending is not None:
+            reconcile(self.state, *pending)
+
+
+class _Process(Protocol):
+    missing_since: float | None
+
+
+def _update_missing_since(process: _Process, now: float, alive: bool | None) -> None:
+    if alive is False:
+        process.missing_since = min(process.missing_since or now, now)
+    elif alive:
+        process.missing_since = None
+
+
+def _confirmed_at(
+    process: _Process, complete_until: float, seconds: float = policy.EXIT_CONFIRM_SECONDS
+) -> float | None:
+    """Return the time at which a process exited, if that is certain by now."""
+    at = process.missing_since
+    return at if at is not None and complete_until >= at + seconds else None
+
+
+def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
+    logged = server.names_clients
+    seconds = policy.LOST_LINE_SECONDS if logged else policy.EXIT_CONFIRM_SECONDS
+    for client in server.clients:
+        at = _confirmed_at(client, now.at, seconds)
+        if at is not None:
+            server.clients.confirm_exit(client, now._replace(at=at))
+
+
+def _liveness(
+    facts: DaemonFacts,
+    processes: Mapping[int, ProcessFacts],
+    requested: frozenset[int],
+    started_at: float | None,
+) -> tuple[IsAlive, bool | None]:
+    """Return which processes exist by /proc, and whether the daemon does.
+
+    Nothing is known about processes of a daemon whose PIDs are not the host's. If /proc shows a
+    later start of the daemon than the log, `started_at`, the clock was set forward since: older
+    timestamps make processes look too young.
+    """
+    daemon = facts.process
+    if daemon is None:
+        # Only a daemon that was found by its process can be missing.
+        held = facts.lock_holder_pid is not None
+        return (lambda _pid, _at: None), held if facts.lock_tested else None
+    if len(daemon.namespace_pids) > 1:
+        return (lambda _pid, _at: None), True
+
+    children = {server.pid for server in facts.servers}
+    slack = policy.CLOCK_TOLERANCE_SECONDS
+    if started_at is not None:
+        slack += max(0.0, daemon.start_time_seconds - started_at)
+
+    def alive(pid: int, at: float) -> bool | None:
+        if pid not in requested:
+            return None
+        process = processes.get(pid)
+        if process is None or process.ended:
+            return False
+        return pid in children or process.start_time_seconds <= at + slack
+
+    return alive, not daemon.ended

@@ -1,16 +1,25 @@
-"""The daemon's queue: clients that wait until a server for their user is ready.
+"""Clients that wait for a server: the daemon's queue, admissions, and the timeline of both.
 
 A *UID wait* is a place in the queue behind another user's server; waiting for one's own server to
-start is not. Nothing is logged when a queued client exits: its entry stays in the daemon's queue,
-and so here, marked as dead once its process is known to be gone.
+start is not a UID wait. Nothing is logged when a queued client exits: its entry stays in the
+daemon's queue, and so here, marked as dead once its process is known to have exited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mps_exporter.mps.record import FULL, Moment, Quota
+from mps_exporter.mps import policy
+from mps_exporter.mps.policy import FULL, Quota
+from mps_exporter.mps.record import BoundedDict, Moment
+from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, TimelineSpan
+
+NEVER = float("inf")
+
+_REFUSALS = {807: "server_not_ready", 808: "context_limit", 809: "context_limit"}
+"""CUDA error with which a client is refused -> cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,43 +33,44 @@ class QueuedClient:
     """A UID wait: another user's server holds the GPU, or did while this client waited."""
     behind_uid: int | None = None
     missing_since: float | None = None
-    """When its process was first seen to be gone."""
+    """First time at which its process was gone."""
     dead: bool = False
-    """Its process is gone, and the logs have been read up to then."""
+    """Its process has exited, and the logs have been read up to then."""
 
     def block(self, behind_uid: int | None, when: Moment) -> None:
-        """Another user's server holds the GPU."""
+        """Record that another user's server holds the GPU."""
         self.behind_uid = behind_uid
         if not self.blocked:
             self.blocked = True
-            when.counters.see_user(self.uid)
-            when.add_incident("wait_started", at=self.since, uid=self.uid, pids=(self.pid,))
+            when.counters.start_user(self.uid)
+            when.add_incident(Incident(self.since, "wait_started", uid=self.uid, pids=(self.pid,)))
 
     def serve(self, server_ready_at: float | None, when: Moment) -> bool:
-        """The client has a context; its wait ended when the server was ready.
+        """Record that the client has a context; its wait ended when the server was ready.
 
-        Returns whether it was a UID wait.
+        Returns:
+            Whether it was a UID wait.
         """
         if not self.blocked or self.dead:
             return False
         waited_until = when.at if server_ready_at is None else server_ready_at
         seconds = max(waited_until - self.since, 0.0)
         when.observe("mps_uid_wait_seconds", seconds, uid=self.uid)
-        when.add_incident("wait_served", uid=self.uid, pids=(self.pid,), seconds=seconds)
+        self._end(when, "wait_served", seconds)
         return True
 
     def abandon(self, when: Moment, detail: str = "") -> None:
-        """The client is gone, or will never be served."""
+        """Record that the client has exited, or will never be served."""
         if self.dead or not self.blocked:
             return
         self.dead = True
         when.increment("mps_uid_waits_abandoned_total", uid=self.uid)
+        self._end(when, "wait_abandoned", when.at - self.since, detail)
+
+    def _end(self, when: Moment, kind: IncidentKind, seconds: float, detail: str = "") -> None:
+        pids = (self.pid,)
         when.add_incident(
-            "wait_abandoned",
-            uid=self.uid,
-            pids=(self.pid,),
-            seconds=when.at - self.since,
-            detail=detail,
+            Incident(when.at, kind, uid=self.uid, pids=pids, seconds=seconds, detail=detail)
         )
 
 
@@ -68,12 +78,10 @@ class ClientQueue:
     """Queued clients, oldest first."""
 
     def __init__(self, quota: Quota = FULL) -> None:
-        self._quota = quota
-        self._entries: dict[int, QueuedClient] = {}
-        self._unnamed_key = 0
+        self._entries: deque[QueuedClient] = deque(maxlen=quota.queued)
 
     def __iter__(self) -> Iterator[QueuedClient]:
-        return iter(self._entries.values())
+        return iter(list(self._entries))
 
     def push(self, pid: int, uid: int, when: Moment) -> QueuedClient:
         """Add a client.
@@ -82,54 +90,211 @@ class ClientQueue:
         queued already, for the same user, is the same client; for another user, it belongs to a new
         process, so the older client is dead.
         """
-        if pid == 0:
-            self._unnamed_key -= 1
-        key = pid or self._unnamed_key
-        known = self._entries.get(key)
+        known = next((entry for entry in self._entries if pid and entry.pid == pid), None)
         if known is not None:
             if known.uid == uid and not known.dead:
                 return known
-            del self._entries[key]
+            self._entries.remove(known)
             known.abandon(when)
-        elif len(self._entries) >= self._quota.queued:
-            del self._entries[next(iter(self._entries))]
-        entry = self._entries[key] = QueuedClient(pid, uid, when.at)
+        entry = QueuedClient(pid, uid, when.at)
+        self._entries.append(entry)
         return entry
 
     def pop_user(self, uid: int) -> list[QueuedClient]:
         """Remove a user's clients: their server is ready, or will never be."""
-        keys = [key for key, entry in self._entries.items() if entry.uid == uid]
-        return [self._entries.pop(key) for key in keys]
+        popped = [entry for entry in self._entries if entry.uid == uid]
+        for entry in popped:
+            self._entries.remove(entry)
+        return popped
 
     def pop_client(self, pid: int, uid: int | None) -> QueuedClient | None:
-        """Remove one client: it is served. Of those with PID 0, the user's oldest."""
-        if pid:
-            entry = self._entries.get(pid)
-            if entry is None or entry.uid != uid:
-                return None
-            return self._entries.pop(pid)
-        for key, entry in self._entries.items():
-            if entry.pid == 0 and entry.uid == uid:
-                return self._entries.pop(key)
-        return None
+        """Remove a client that is served; for PID 0, the user's oldest client with PID 0."""
+        found = next((one for one in self._entries if (one.pid, one.uid) == (pid, uid)), None)
+        if found is not None:
+            self._entries.remove(found)
+        return found
 
     def abandon_all(self, when: Moment) -> None:
-        """The daemon is gone, and its queue with it."""
+        """Empty the queue: the daemon has exited."""
         for entry in self:
             entry.abandon(when)
         self._entries.clear()
 
     def block_others(self, uid: int, when: Moment) -> None:
-        """A server of this user starts: the clients of all others wait behind it."""
+        """Record that the clients of all other users wait behind this user's new server."""
         for entry in self:
             if entry.uid != uid:
                 entry.block(uid, when)
 
     def has_blocked_clients(self) -> bool:
-        """Whether a living client waits behind another user's server."""
+        """Return whether a living client waits behind another user's server."""
         return any(entry.blocked and not entry.dead for entry in self)
 
     def count_overtake(self, uid: int, when: Moment) -> None:
-        """A client of the running user is admitted; an overtake if another user's client waits."""
+        """Count the admission of the running user's client, if another user's client waits."""
         if self.has_blocked_clients():
             when.increment("mps_uid_overtakes_total", uid=uid)
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """A client that the daemon sent to a server, and that has not connected there yet."""
+
+    pid: int
+    uid: int
+    at: float
+    wait: QueuedClient | None = None
+    for_context: bool = False
+    """The daemon sent the client a second time, for a context."""
+
+    def expire(self, when: Moment) -> None:
+        if self.wait is not None:
+            self.wait.abandon(when)
+
+
+class Admissions:
+    """The admissions and refusals of one server, oldest first."""
+
+    def __init__(self) -> None:
+        self._open: list[Admission] = []
+        self._admitted: BoundedDict[int, None] = BoundedDict(FULL.clients)
+        """PIDs that were sent here and have not disconnected."""
+        self._refused_at: BoundedDict[int, float] = BoundedDict(policy.MAX_RECENT)
+        self._counted_refusals: deque[float] = deque(maxlen=policy.MAX_RECENT)
+        """Times of counted refusals whose status lines may follow."""
+
+    def __iter__(self) -> Iterator[Admission]:
+        return iter(list(self._open))
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def __contains__(self, pid: int) -> bool:
+        """Return whether this PID was sent here and has not disconnected."""
+        return pid in self._admitted
+
+    def mark_admitted(self, pid: int) -> None:
+        """Record that a client with this PID was sent here, or is connected."""
+        if pid:
+            self._admitted[pid] = None
+
+    def add(self, admission: Admission) -> None:
+        self._open.append(admission)
+
+    def pop(self, pid: int) -> Admission | None:
+        """Remove the admission of a client that connects."""
+        found = next((one for one in self._open if one.pid == pid), None)
+        if found is not None:
+            self._open.remove(found)
+        return found
+
+    def mark_for_context(self, pid: int) -> None:
+        """Record that the daemon sends a client a second time."""
+        for admission in self._open:
+            admission.for_context |= admission.pid == pid
+
+    def disconnected(self, pid: int) -> None:
+        self._admitted.pop(pid, None)
+
+    def disconnected_all(self) -> None:
+        self._admitted.clear()
+
+    def next_timer(self) -> float:
+        return self._open[0].at + policy.ADMISSION_TIMEOUT_SECONDS if self._open else NEVER
+
+    def expire(self, when: Moment, *, ended: bool = False) -> None:
+        """Drop the clients that have not connected in time; all of them if the server ended."""
+        while self._open and (ended or self.next_timer() <= when.at):
+            self._open.pop(0).expire(when)
+
+    def count_refusal(
+        self, uid: int | None, cause: str, when: Moment, pid: int | None = None
+    ) -> None:
+        """Count a refusal whose line has the cause; a line with the status may follow."""
+        when.count_rejection(uid, cause, () if pid is None else (pid,))
+        self._counted_refusals.append(when.at)
+
+    def count_status(self, uid: int | None, pid: int, status: int, when: Moment) -> None:
+        """Count a refusal with a CUDA error, unless its line with the cause was counted."""
+        refusals = self._counted_refusals
+        while refusals and when.at - refusals[0] > policy.REFUSAL_SECONDS:
+            refusals.popleft()
+        if refusals:
+            refusals.popleft()
+        elif status in _REFUSALS:
+            when.count_rejection(uid, _REFUSALS[status], (pid,))
+
+    def refuse(self, pid: int, when: Moment) -> None:
+        """Record that a client process that was sent here may not connect."""
+        self._refused_at[pid] = when.at
+        self._admitted.pop(pid, None)
+        admission = self.pop(pid)
+        if admission is not None:
+            admission.expire(when)
+
+    def pop_refusal(self, pid: int, at: float) -> bool:
+        """Return whether server.log has shown, at the same time, that this client was refused."""
+        refused_at = self._refused_at.pop(pid, None)
+        return refused_at is not None and at - refused_at < policy.SIMULTANEOUS_SECONDS
+
+
+Occupant = tuple[TimelineKind, int | None]
+"""A kind of span, and the user."""
+
+
+@dataclass(slots=True)
+class _Span:
+    occupant: Occupant
+    start_ms: int
+    end_ms: int
+
+
+class Timeline:
+    """Spans in which users held the GPU or waited during the last ten minutes, oldest first.
+
+    Times are whole milliseconds, like the logs' timestamps, and do not depend on the steps in which
+    time is advanced.
+    """
+
+    def __init__(self) -> None:
+        self._spans: deque[_Span] = deque(maxlen=policy.MAX_TIMELINE_SPANS)
+        self._open: dict[Occupant, _Span] = {}
+        self._since_ms: int | None = None
+
+    def line_read(self, at: float) -> None:
+        """Record that a line was applied: the first line is where the timeline begins."""
+        if self._since_ms is None:
+            self._since_ms = round(at * 1000)
+
+    def add(self, from_ms: int, to_ms: int, occupants: Iterable[Occupant]) -> None:
+        """Extend the spans of these occupants to `to_ms`, and open a span for each new one."""
+        now_open: dict[Occupant, _Span] = {}
+        for occupant in occupants:
+            span = self._open.get(occupant)
+            if span is None:
+                span = _Span(occupant, from_ms, to_ms)
+                self._spans.append(span)
+            span.end_ms = to_ms
+            now_open[occupant] = span
+        self._open = now_open
+        while self._spans and self._spans[0].end_ms < to_ms - policy.TIMELINE_SECONDS * 1000:
+            self._spans.popleft()
+
+    def snapshot(self, now: float) -> tuple[float | None, tuple[TimelineSpan, ...]]:
+        """Return the time from which on the timeline is known, and its spans up to `now`."""
+        begin_ms = round(now * 1000) - policy.TIMELINE_SECONDS * 1000
+        spans = tuple(
+            TimelineSpan(
+                kind=span.occupant[0],
+                uid=span.occupant[1],
+                start=max(span.start_ms, begin_ms) / 1000,
+                end=span.end_ms / 1000,
+                ongoing=self._open.get(span.occupant) is span,
+            )
+            for span in self._spans
+            if span.end_ms > begin_ms
+        )
+        since_ms = self._since_ms
+        if since_ms is None and self._spans:
+            since_ms = self._spans[0].start_ms  # without logs, only the control tool reports
+        return (None if since_ms is None else max(since_ms, begin_ms) / 1000), spans

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from mps_exporter.config import StartError
-from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
+from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
-from mps_exporter.mps.withhold_log_lines import LogFilter
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,

@@ -111,13 +111,13 @@ def test_the_client_is_named_and_not_the_daemon() -> None:
 
 
 @pytest.mark.parametrize("pid", [1835, 1900])
-def test_doctor_says_so_of_any_process_that_hangs(pid: int) -> None:
+def test_doctor_reports_it_for_any_hanging_process(pid: int) -> None:
     answer = asked_about(pid, host())
     assert (answer.outcome, answer.command) == ("problem", "kill 1835")
     assert answer.page == "every-cuda-program-hangs-and-the-control-tool-too"
 
 
-def test_doctor_says_so_of_that_process_itself() -> None:
+def test_doctor_reports_it_for_the_process_itself() -> None:
     snapshot = host()
     checks = check_process(1835, snapshot, findings(snapshot), None)
     (mine,) = [one for one in checks if one.name == "connection" and one.outcome == "problem"]
@@ -132,14 +132,14 @@ def test_an_ordinary_users_log_names_no_process_of_another_user() -> None:
     assert "kill 1835" not in str(check_process(1835, forged, findings(forged), None))
 
 
-def test_it_is_over_once_the_daemon_goes_on() -> None:
+def test_the_finding_ends_once_the_daemon_resumes() -> None:
     for snapshot in (host(HUNG + FREED), host(hung=False)):
         (daemon,) = snapshot.daemons
         assert daemon.handover is None
         assert not any("1835" in one.remedy for one in findings(snapshot))
 
 
-def test_beside_a_server_that_runs_it_is_not_to_be_ended() -> None:
+def test_a_client_of_a_running_server_is_not_to_be_ended() -> None:
     running = host(server=replace(SERVER, state="S"))
     found = unresponsive(running)
     assert "waits for process" not in found.evidence

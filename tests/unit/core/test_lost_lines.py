@@ -1,6 +1,6 @@
-"""Lines of a log that were lost: what they would have said is not known, and nobody is accused.
+"""Lost lines of a log: no process is accused because of them.
 
-Recordings of real hosts, from which the log lines are taken that a rotation loses.
+Recordings of real hosts, without log lines that a rotation loses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def recording(name: str, change: Change = lambda chunk: chunk) -> Recording:
 
 
 def without_server_log(chunk: LogChunk) -> LogChunk | None:
-    """As after a rotation with a new file: the one that is read stays empty."""
+    """Drop server.log, which stays empty after a rotation with a new file."""
     return None if chunk.log == "server" else chunk
 
 
@@ -56,7 +56,7 @@ async def played(whole: Recording, step: float = 1.0) -> list[Metrics]:
 
 
 def killed(look: Metrics) -> set[str]:
-    """Everything that is said to be killed at this moment."""
+    """The kill commands of all findings."""
     offered = [each for one in findings(look.snapshot) for each in one.actions]
     return {each.command for each in offered if "kill" in each.command}
 
@@ -125,7 +125,7 @@ async def test_a_server_that_only_control_log_says_was_asked_may_have_crashed() 
     assert all(one.detail.endswith("although it had been asked to end") for one in crashes)
 
 
-async def test_nor_has_one_whose_last_lines_were_lost_in_a_truncation() -> None:
+async def test_a_server_whose_last_lines_were_truncated_has_not_crashed() -> None:
     def change(chunk: LogChunk) -> LogChunk:
         if chunk.log == "server" and b"Exiting" in chunk.data:
             return replace(chunk, data=b"", restarted=True)

@@ -75,7 +75,7 @@ def fault_of(one: dict[str, Any], *, kernel_log: bool) -> tuple[Incident, dict[s
 
 
 @pytest.mark.parametrize("one", SERIES, ids=[f"{n}-{o['round']}" for n, o in enumerate(SERIES)])
-def test_with_the_kernel_log_who_did_it_is_named_and_no_other(one: dict[str, Any]) -> None:
+def test_with_the_kernel_log_only_the_responsible_clients_are_named(one: dict[str, Any]) -> None:
     incident, losses = fault_of(one, kernel_log=True)
     lost = len(incident.pids)
     if one["left_work"] and one["round"] not in UNREAD:

@@ -14,103 +14,92 @@ POD = "a5c1f8d5-1919-434d-add7-4afaafdaef89"
 POD_ = POD.replace("-", "_")
 USER = "/user.slice/user-1000.slice/user@1000.service"
 
+DOCKER, CONTAINERD, PODMAN = (f"{name}://{A}" for name in ("docker", "containerd", "podman"))
+
+
+def unit(name: str) -> Attribution:
+    return Attribution(systemd_unit=name)
+
+
 EXAMPLES = {
     "docker, cgroupfs, v1": (
         f"11:devices:/docker/{A}\n1:name=systemd:/docker/{A}\n0::/system.slice/containerd.service",
-        Attribution(container_id=f"docker://{A}"),
+        Attribution(DOCKER),
     ),
-    "docker, systemd, v1": (
-        f"10:devices:/system.slice/docker-{A}.scope\n",
-        Attribution(container_id=f"docker://{A}"),
-    ),
-    "docker, v2": (
-        f"0::/system.slice/docker-{A}.scope\n",
-        Attribution(container_id=f"docker://{A}"),
-    ),
-    "docker of old, at the root": (f"9:perf_event:/{A}\n", Attribution(f"docker://{A}")),
-    "docker of another name": (f"13:pids:/docker-ce/docker/{A}\n", Attribution(f"docker://{A}")),
+    "docker, systemd, v1": (f"10:devices:/system.slice/docker-{A}.scope\n", Attribution(DOCKER)),
+    "docker, v2": (f"0::/system.slice/docker-{A}.scope\n", Attribution(DOCKER)),
+    "docker of old, at the root": (f"9:perf_event:/{A}\n", Attribution(DOCKER)),
+    "docker of another name": (f"13:pids:/docker-ce/docker/{A}\n", Attribution(DOCKER)),
     "docker, rootless": (
         f"0::{USER}/user.slice/docker-{A}.scope\n",
-        Attribution(container_id=f"docker://{A}", systemd_unit="user@1000.service"),
+        Attribution(DOCKER, systemd_unit="user@1000.service"),
     ),
-    "docker, a unit's slice as parent": (
-        f"0::/gpu.slice/docker-{A}.scope",
-        Attribution(container_id=f"docker://{A}"),
-    ),
+    "docker, a unit's slice as parent": (f"0::/gpu.slice/docker-{A}.scope", Attribution(DOCKER)),
     "kubernetes, systemd, docker": (
         "11:freezer:/kubepods.slice/kubepods-burstable.slice/"
         f"kubepods-burstable-pod{POD_}.slice/docker-{A}.scope\n",
-        Attribution(container_id=f"docker://{A}", pod_uid=POD),
+        Attribution(DOCKER, POD),
     ),
     "kubernetes, systemd, containerd": (
         "0::/kubepods.slice/kubepods-besteffort.slice/"
         f"kubepods-besteffort-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
     "kubernetes, guaranteed": (
         f"0::/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
     "kubernetes, static pod": (
         "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-"
         f"pod187bff14cccb94f179e943eacce55bb3.slice/cri-containerd-{A}.scope",
-        Attribution(container_id=f"containerd://{A}", pod_uid="187bff14cccb94f179e943eacce55bb3"),
+        Attribution(CONTAINERD, pod_uid="187bff14cccb94f179e943eacce55bb3"),
     ),
     "kubernetes, cri-o": (
         "12:cpuset:/kubepods.slice/kubepods-burstable.slice/"
         f"kubepods-burstable-pod{POD_}.slice/crio-{B}.scope\n11:files:/\n",
-        Attribution(container_id=f"cri-o://{B}", pod_uid=POD),
+        Attribution(f"cri-o://{B}", POD),
     ),
     "kubernetes, cri-o's nested group": (
         f"0::/kubepods.slice/kubepods-pod{POD_}.slice/crio-{B}.scope/container\n",
-        Attribution(container_id=f"cri-o://{B}", pod_uid=POD),
+        Attribution(f"cri-o://{B}", POD),
     ),
     "kubernetes, cgroupfs": (
         f"4:memory:/kubepods/burstable/pod{POD}/{A}\n",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
     "kubernetes, cgroupfs, guaranteed, cri-o": (
         f"4:memory:/kubepods/pod{POD}/crio-{A}\n",
-        Attribution(container_id=f"cri-o://{A}", pod_uid=POD),
+        Attribution(f"cri-o://{A}", POD),
     ),
     "kubernetes, drivers that disagree": (
         f"11:devices:/system.slice/containerd.service/kubepods-pod{POD_}.slice:cri-containerd:{A}",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
     "kind: a node that is a container": (
         f"0::/system.slice/docker-{B}.scope/kubelet.slice/kubelet-kubepods.slice/"
         "kubelet-kubepods-besteffort.slice/"
         f"kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
     "kind on v1": (
         f"9:pids:/docker/{B}/kubelet/kubepods/besteffort/pod{POD}/{A}\n",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
     "seen from a neighbour's cgroup namespace": (
         f"0::/../../kubepods-burstable-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(container_id=f"containerd://{A}", pod_uid=POD),
+        Attribution(CONTAINERD, POD),
     ),
-    "containerd alone": (f"3:cpu:/k8s.io/{A}\n", Attribution(f"containerd://{A}")),
-    "nerdctl": (
-        f"0::/system.slice/nerdctl-{A}.scope\n",
-        Attribution(container_id=f"containerd://{A}"),
-    ),
-    "podman": (
-        f"0::/machine.slice/libpod-{A}.scope/container\n",
-        Attribution(container_id=f"podman://{A}"),
-    ),
+    "containerd alone": (f"3:cpu:/k8s.io/{A}\n", Attribution(CONTAINERD)),
+    "nerdctl": (f"0::/system.slice/nerdctl-{A}.scope\n", Attribution(CONTAINERD)),
+    "podman": (f"0::/machine.slice/libpod-{A}.scope/container\n", Attribution(PODMAN)),
     "podman, rootless": (
         f"0::{USER}/user.slice/libpod-{A}.scope/container\n",
-        Attribution(container_id=f"podman://{A}", systemd_unit="user@1000.service"),
+        Attribution(PODMAN, systemd_unit="user@1000.service"),
     ),
-    "podman, cgroupfs": (
-        f"5:memory:/libpod_parent/libpod-{A}\n",
-        Attribution(container_id=f"podman://{A}"),
-    ),
+    "podman, cgroupfs": (f"5:memory:/libpod_parent/libpod-{A}\n", Attribution(PODMAN)),
     "podman under a service": (
         f"0::/system.slice/training.service/libpod-payload-{A}\n",
-        Attribution(container_id=f"podman://{A}", systemd_unit="training.service"),
+        Attribution(PODMAN, systemd_unit="training.service"),
     ),
     "podman's monitor is not in the container": (
         f"0::/machine.slice/libpod-conmon-{A}.scope\n",
@@ -139,36 +128,30 @@ EXAMPLES = {
     ),
     "slurm, no step": ("4:memory:/slurm/uid_1000/job_5\n", Attribution(slurm_job_id="5")),
     "a directory called job_5 is no slurm job": ("0::/work/job_5/step_1\n", Attribution()),
-    "a service": (
-        "0::/system.slice/nvidia-mps.service\n",
-        Attribution(systemd_unit="nvidia-mps.service"),
-    ),
+    "a service": ("0::/system.slice/nvidia-mps.service\n", unit("nvidia-mps.service")),
     "an instance of a template, escaped": (
         "0::/system.slice/system-jupyter.slice/jupyter@a\\x2db.service\n",
-        Attribution(systemd_unit="jupyter@a\\x2db.service"),
+        unit("jupyter@a\\x2db.service"),
     ),
     "a user's session": (
         "0::/user.slice/user-1000.slice/session-3.scope\n",
-        Attribution(systemd_unit="session-3.scope"),
+        unit("session-3.scope"),
     ),
-    "a user's service": (
-        f"0::{USER}/app.slice/notebook.service\n",
-        Attribution(systemd_unit="notebook.service"),
-    ),
+    "a user's service": (f"0::{USER}/app.slice/notebook.service\n", unit("notebook.service")),
     "a user's terminal": (
         f"0::{USER}/app.slice/app-org.gnome.Terminal.slice/"
         "vte-spawn-f22f14d2-3d44-4304-9879-3fdd0df7b08e.scope",
-        Attribution(systemd_unit="user@1000.service"),
+        unit("user@1000.service"),
     ),
     "only a user's slice": (
         "1:name=systemd:/user.slice/user-1000.slice\n",
-        Attribution(systemd_unit="user-1000.slice"),
+        unit("user-1000.slice"),
     ),
     "v1 and v2 at once": (
         "9:name=systemd:/\n8:pids:/\n4:memory:/docker/" + A + "\n0::/\n",
-        Attribution(container_id=f"docker://{A}"),
+        Attribution(DOCKER),
     ),
-    "nothing special": ("0::/init.scope\n", Attribution(systemd_unit="init.scope")),
+    "nothing special": ("0::/init.scope\n", unit("init.scope")),
     "the root": ("0::/\n", Attribution()),
     "empty": ("", Attribution()),
     "not readable": (None, Attribution()),
@@ -191,12 +174,6 @@ def test_any_text_is_read(text: str) -> None:
 def test_the_hierarchy_s_number_and_its_controllers_do_not_matter(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
     assert parse_cgroup(f"0::{path}") == parse_cgroup(f"4:memory,cpu:{path}\n7:pids:/\n")
-
-
-def test_the_same_text_is_read_once() -> None:
-    """Reading the paths of 384 clients anew was a tenth of a collection's CPU."""
-    text = "0::/system.slice/job.service\n"
-    assert parse_cgroup(text) is parse_cgroup(text)
 
 
 _PART = st.text(st.characters(exclude_characters="/\0\n"), min_size=1).filter(

@@ -9,7 +9,8 @@ import pytest
 
 from mps_exporter.metrics import CATALOGUE
 from mps_exporter.mps.log_metrics import LOG_METRICS, WAIT_BOUNDS
-from mps_exporter.mps.record import FULL, Counters, HistogramBuilder, Incidents, Moment
+from mps_exporter.mps.policy import FULL
+from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import REJECTION_CAUSES, Histogram
 
@@ -17,7 +18,8 @@ from mps_exporter.snapshot import REJECTION_CAUSES, Histogram
 def test_every_log_metric_stands_in_the_catalogue_as_it_was_declared() -> None:
     for name, metric in LOG_METRICS.items():
         spec = CATALOGUE[name]
-        assert (spec.kind, spec.help, spec.values) == (metric.kind, metric.help, metric.values)
+        closed = {label: values for label, values in metric.values.items() if values}
+        assert (spec.kind, spec.help, spec.values) == (metric.kind, metric.help, closed)
         assert (
             tuple(label for label in spec.labels if label not in ("daemon", "gpu")) == metric.labels
         )
@@ -46,7 +48,7 @@ def test_what_is_not_declared_is_refused(wrong: Callable[[Moment], None], counte
     assert counters.snapshot() == before
 
 
-def test_what_happened_before_the_exporter_is_not_counted_but_its_moment_is_kept() -> None:
+def test_events_before_the_exporters_start_only_set_timestamps() -> None:
     counters = Counters()
     when = Moment(7.0, counted=False, counters=counters, incidents=Incidents())
     when.increment("mps_server_exits_total", cause="crashed")
@@ -112,7 +114,7 @@ def test_users_and_gpus_too_many_are_unknown_ones() -> None:
 def test_milliseconds_are_shown_as_seconds() -> None:
     counters = Counters()
     for _ in range(3):
-        counters.accumulate("mps_uid_holding_seconds_total", 100, uid=1001)
+        counters.increment("mps_uid_holding_seconds_total", 100, uid=1001)
     assert counters.snapshot()["mps_uid_holding_seconds_total"] == {(1001,): 0.3}
 
 
@@ -120,9 +122,11 @@ def test_durations_are_counted_up_to_and_including_their_bucket_s_bound() -> Non
     """Queries and dashboards name these buckets."""
     named = "0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0 60.0 120.0 300.0 600.0 1800.0 3600.0 7200.0"
     assert " ".join(map(str, WAIT_BOUNDS)) == named
-    builder = HistogramBuilder((0.1, 0.25))
+    counters = Counters()
     # A clock that was set back, the error of a sum of binary numbers, and a wait beyond all bounds.
-    for seconds in (-5.0, 0.1 + 1e-12, 0.101, 0.25, 9.0):
-        builder.observe(seconds)
-    found = builder.snapshot()
-    assert (found.bounds, found.counts, found.sum_seconds) == ((0.1, 0.25), (2, 2, 1), 9.451)
+    for seconds in (-5.0, 0.1 + 1e-12, 0.101, 0.25, 9000.0):
+        counters.observe("mps_uid_wait_seconds", seconds, uid=1001)
+    found = counters.snapshot()["mps_uid_wait_seconds"][1001,]
+    assert isinstance(found, Histogram)
+    assert (found.bounds, found.sum_seconds) == (WAIT_BOUNDS, 9000.451)
+    assert found.counts == (2, 2, *(0,) * 13, 1)

@@ -1,4 +1,4 @@
-"""The kernel log proves who caused a fault; what proves nothing names no client."""
+"""The kernel log proves which client caused a fault; weaker evidence names no client."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.fault_evidence import (
-    KEPT_SECONDS,
-    SAME_FAULT_SECONDS,
-    FaultEvidence,
-    Verdict,
-    parse_fault,
-    pci_address,
-)
+from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict, parse_fault, pci_address
+from mps_exporter.mps.policy import RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
 from mps_exporter.observations import AddressRanges, KernelLine
 
 FAULTS = json.loads((Path(__file__).parents[2] / "recordings" / "xid" / "faults.json").read_text())
@@ -81,7 +75,7 @@ def test_measured_faults(one: dict[str, Any]) -> None:
         assert "over" not in one["what"] or not one["maps_read"]
 
 
-def test_the_process_that_left_work_is_named_although_its_name_forges_a_fault() -> None:
+def test_a_process_name_that_forges_a_fault_changes_nothing() -> None:
     evidence = evidence_of(xid("GCC", OWN[0] + 0x154000, name="GPCCLIENT_T1_1 "))
     lives(evidence, 477, OWN)
     lives(evidence, 472, (0x7F0000000000, 0x7F0000200000))
@@ -155,7 +149,7 @@ def test_a_client_of_another_daemon_is_not_named() -> None:
     assert judged(evidence) == ("unknown", [], True)
 
 
-def test_several_that_left_work_are_all_named() -> None:
+def test_several_clients_that_left_work_are_all_named() -> None:
     evidence = evidence_of(xid("GCC", OWN[0]), xid("GCC", 0x7F1100000000))
     lives(evidence, 477, OWN)
     lives(evidence, 478, (0x7F1100000000, 0x7F1100200000))
@@ -170,7 +164,7 @@ def test_ranges_are_forgotten_and_a_pid_may_be_used_again() -> None:
     ends(evidence, 477, 20.0)
     lives(evidence, 477, (0x1000, 0x2000), at=25.0)
     assert judged(evidence) == ("unfinished_work", [477], False)
-    lives(evidence, 479, at=20.0 + KEPT_SECONDS + 1.0)
+    lives(evidence, 479, at=20.0 + RANGES_LIFETIME_SECONDS + 1.0)
     assert judged(evidence) == ("unknown", [], False)
 
 
@@ -247,7 +241,7 @@ def test_a_client_that_ended_one_of_its_contexts_is_named_for_its_own_pointer() 
     assert judged(evidence) == ("own_fault", [477], True)
 
 
-def test_a_client_that_runs_is_not_forgotten_for_many_short_ones() -> None:
+def test_a_running_client_is_kept_despite_many_short_ones() -> None:
     evidence = evidence_of(xid("T1_1", OWN[0]))
     lives(evidence, 477, OWN)
     for pid in range(1000, 4000):

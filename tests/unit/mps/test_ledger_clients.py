@@ -1,10 +1,10 @@
-"""Clients that share a PID, end unnamed or are refused; limits; lines of unknown kinds."""
+"""Clients that share a PID, end unnamed or are refused; limits; unknown lines."""
 
 from __future__ import annotations
 
 import pytest
 
-from mps_exporter.mps.record import OF_ORDINARY_USER
+from mps_exporter.mps.policy import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
@@ -14,6 +14,7 @@ from testing.mps_logs import (
     GPU_TWO,
     PIPE,
     at,
+    counts,
     more,
     numbers,
     observation,
@@ -21,6 +22,7 @@ from testing.mps_logs import (
     script,
     start,
     summary,
+    values,
 )
 from testing.mps_script import DAEMON, HOLDER, arrives, client, leaves, pending, server_starts
 
@@ -70,11 +72,7 @@ def test_a_client_that_left_unnamed_is_counted_once_and_named_by_proc() -> None:
 
 
 def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
-    found = summary(
-        read(
-            script(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")
-        ).counters.snapshot()
-    )
+    found = counts(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
     assert found["disconnections"] == {"1001": 2}
@@ -161,7 +159,7 @@ def test_without_control_log_a_server_has_started_when_it_says_so() -> None:
 
 
 def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> None:
-    """After a rotation with a new file nobody knows who connected."""
+    """After a rotation with a new file the connected clients are unknown."""
     text = DAEMON + pending("00:01.000", 100, 1001)
     text += "00:01.001 C630 Starting new server 110 for user 1001\n"
     text += "00:02.000 C630 NEW SERVER 110: Ready\n"
@@ -201,7 +199,7 @@ def test_a_status_line_belongs_to_the_refusal_of_the_second_before(
         "00:02.000 S110 Server teardown in progress. Refusing to accept new client "
         "{PID: 300, Context ID: 0}\n"
     )
-    found = summary(read(script(HOLDER + text + f"{status_at} {STATUS}")).counters)
+    found = counts(HOLDER + text + f"{status_at} {STATUS}")
     assert found["rejections"] == {"1001 server_not_ready": refusals}
 
 
@@ -211,7 +209,7 @@ def test_lines_of_one_second_about_an_invalid_device_are_one_refusal(
 ) -> None:
     text = f"00:02.000 K300 Invalid CUDA_VISIBLE_DEVICES.\n{again_at} K300 Invalid \
 CUDA_VISIBLE_DEVICES.\n"
-    found = summary(read(script(HOLDER + text)).counters)
+    found = counts(HOLDER + text)
     assert found["rejections"] == {"1001 invalid_device": refusals}
 
 
@@ -268,16 +266,16 @@ def test_a_gpu_that_was_given_to_the_wrong_context_is_moved(late: bool) -> None:
 
 def test_a_server_is_ready_once() -> None:
     text = HOLDER + "00:05.000 C630 NEW SERVER 110: Ready\n"
-    assert summary(read(script(text)).counters)["startups"] == [1, 0.199]
+    assert counts(text)["startups"] == [1, 0.199]
 
 
 def test_a_server_whose_start_was_not_read_has_no_startup_time() -> None:
-    found = summary(read(script("00:05.000 C630 NEW SERVER 110: Ready\n")).counters)
+    found = counts("00:05.000 C630 NEW SERVER 110: Ready\n")
     assert "startups" not in found
 
 
 def test_of_an_ordinary_users_daemon_little_is_kept() -> None:
-    """Anybody can write lines like these into a log of their own."""
+    """Any user can write such lines into the log of a daemon of their own."""
     text = DAEMON
     for server_pid in range(200, 204):
         text += server_starts("00:01.000", "00:01.200", server_pid, 1001)
@@ -298,8 +296,8 @@ def test_of_an_ordinary_users_daemon_little_is_kept() -> None:
     for server in view.servers:
         assert len(tuple(server.clients)) == OF_ORDINARY_USER.clients
         assert server.clients.unfollowed == 300 - OF_ORDINARY_USER.clients
-    users = {labels[0] for labels in view.counters.snapshot()["mps_server_starts_total"]}
-    users |= {labels[0] for labels in view.counters.snapshot()["mps_client_connections_total"]}
+    users = {labels[0] for labels in values(view, "mps_server_starts_total")}
+    users |= {labels[0] for labels in values(view, "mps_client_connections_total")}
     assert len(users) <= OF_ORDINARY_USER.users + 1
     assert len(view.waits) <= OF_ORDINARY_USER.queued
     more(tracker, "00:21.000 S203 Client process 203299 disconnected\n")

@@ -1,4 +1,4 @@
-"""Lost lines, wrong clocks, late answers: who may correct the log, and when."""
+"""Lost lines, wrong clocks, late replies: corrections of the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_servers
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
-from testing.mps_logs import EIGHT, PIPE, at, more, observation, read, script, start, summary
+from testing.mps_logs import (
+    EIGHT,
+    PIPE,
+    at,
+    counts,
+    more,
+    observation,
+    script,
+    start,
+    summary,
+    values,
+)
 from testing.mps_script import HOLDER, client, leaves
 
 DAEMON = ProcessFacts(630, EIGHT, state="S", namespace_pids=(630,))
@@ -56,7 +67,7 @@ def test_an_exit_that_is_confirmed_late_does_not_count_time_twice() -> None:
     assert summary(tracker.state.counters)["holding_seconds"] == {"1001": 120.1}
 
 
-def test_two_answers_that_contradict_the_log_are_believed() -> None:
+def test_two_replies_that_contradict_the_log_are_accepted() -> None:
     tracker = start(script(HOLDER))
     said(tracker, at("00:10"), 300)
     assert clients(tracker) == [100]
@@ -66,7 +77,7 @@ def test_two_answers_that_contradict_the_log_are_believed() -> None:
     assert clients(tracker) == [300]
 
 
-def test_a_client_that_left_after_the_question_does_not_come_back() -> None:
+def test_a_client_that_left_after_the_query_is_not_restored() -> None:
     tracker = start(script("00:00.000 C630 UI closed\n00:00.000 O90 Startup\n"))
     said(tracker, at("00:05"), 456, 457)
     replies = [ServerReply(110, state="ACTIVE", client_pids=(456, 457))]
@@ -76,7 +87,7 @@ def test_a_client_that_left_after_the_question_does_not_come_back() -> None:
     assert [client.pid for client in server.clients] == [457]
 
 
-def test_a_crash_takes_clients_along_that_only_the_tool_named() -> None:
+def test_clients_known_from_the_tool_only_are_lost_in_a_crash() -> None:
     tracker = start(
         script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n")
     )
@@ -115,7 +126,7 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
 # ---------------------------------------------------------------- servers
 
 
-def test_a_server_that_seemed_gone_is_counted_when_its_line_comes() -> None:
+def test_a_vanished_server_is_counted_when_its_line_arrives() -> None:
     tracker = start(script(HOLDER))
     tracker.observe(at("00:10"), FACTS, {}, {110, 100})
     tracker.add_logs(observation(at("00:12"), {}))
@@ -126,7 +137,7 @@ def test_a_server_that_seemed_gone_is_counted_when_its_line_comes() -> None:
     assert counters["losses"] == {"1001 server_crashed": 1}
 
 
-def test_a_server_that_the_daemon_does_not_name_any_more_is_gone() -> None:
+def test_a_server_that_the_daemon_no_longer_lists_vanishes() -> None:
     tracker = start(script(HOLDER))
     for second in (10, 15):
         tracker.reconcile(EIGHT + second, EIGHT + second, (), [])
@@ -137,7 +148,7 @@ def test_a_server_that_the_daemon_does_not_name_any_more_is_gone() -> None:
     assert tuple(tracker.state.servers) == ()
 
 
-def test_a_server_known_from_a_late_line_only_is_asked_and_ready() -> None:
+def test_a_server_known_from_a_late_line_only_is_queried_and_ready() -> None:
     tracker = start(script(leaves("10:00.000", 455, 110) + "10:00.100 C630 UI closed\n"))
     now = at("11:00")
     answers = ServerAnswers(probe=ProbeReply((110,), 1.0))
@@ -170,7 +181,7 @@ def test_a_server_that_the_control_tool_lists_is_not_ready_before_the_log_says_s
     assert summary(view.counters)["startups"] == [1, 0.199]
 
 
-def test_servers_that_only_the_list_or_only_the_log_knows_are_disputed() -> None:
+def test_servers_only_in_the_list_or_only_in_the_log_are_disputed() -> None:
     answers = ServerAnswers(probe=ProbeReply((110, 111), 1.0))
     nothing = ControlObservation(at("00:20"), PIPE, "reconciliation", Outcome.OK, ())
     assert with_servers(answers, nothing, logged=[110]).disputed == {111}
@@ -182,7 +193,7 @@ def test_servers_that_only_the_list_or_only_the_log_knows_are_disputed() -> None
 
 
 @pytest.mark.parametrize("ahead", [0.0, 5.0, 3600.0])
-def test_the_daemons_child_lives_however_the_clock_was_set(ahead: float) -> None:
+def test_a_child_of_the_daemon_lives_whatever_the_clock(ahead: float) -> None:
     """Set back after the boot time was read, it makes all start times later than the stamps."""
     tracker = start(script(HOLDER))
     late = ProcessFacts(110, EIGHT + 1 + ahead, name="nvidia-cuda-mps-server", state="S")
@@ -194,7 +205,7 @@ def test_the_daemons_child_lives_however_the_clock_was_set(ahead: float) -> None
     assert clients(tracker) == [100]
 
 
-def test_a_number_that_was_given_to_another_process_is_no_client() -> None:
+def test_a_client_whose_pid_was_reused_has_left() -> None:
     tracker = start(script(HOLDER))
     younger = ProcessFacts(100, EIGHT + 500, state="S")
     tracker.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
@@ -205,7 +216,7 @@ def test_a_number_that_was_given_to_another_process_is_no_client() -> None:
 # ---------------------------------------------------------------- daemons
 
 
-def test_the_end_of_a_daemon_before_the_exporters_time_is_no_news() -> None:
+def test_the_end_of_a_daemon_before_the_exporters_start_is_not_counted() -> None:
     logs = script(HOLDER)
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("50:00"), {"control": logs.control}, history=True))
@@ -221,7 +232,7 @@ def test_the_end_of_a_daemon_before_the_exporters_time_is_no_news() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-def test_refusals_that_are_written_into_each_other_are_counted_once_each() -> None:
+def test_interleaved_refusals_are_counted_once_each() -> None:
     full = "S110 Failed to accept new client. Maximum number of clients (48) reached."
     status = "S110 Failed to accept client {{PID: {}, Context ID: 0}} with status 808"
     text = f"""
@@ -230,7 +241,7 @@ def test_refusals_that_are_written_into_each_other_are_counted_once_each() -> No
         00:05.001 {status.format(301)}
         00:05.001 {status.format(302)}
     """
-    counters = summary(read(script(HOLDER + text)).counters)
+    counters = counts(HOLDER + text)
     assert counters["rejections"] == {"1001 context_limit": 2}
 
 
@@ -238,7 +249,7 @@ def test_refusals_that_are_written_into_each_other_are_counted_once_each() -> No
 
 
 def test_a_server_that_the_tool_named_before_the_logs_were_read_has_not_exited() -> None:
-    """A busy machine, a slow file system: the answer is there before the first line."""
+    """On a busy machine or a slow file system the reply precedes the first line."""
     tracker = DaemonTracker(PIPE)
     said(tracker, at("02:00"), 100)
     tracker.add_logs(observation(at("02:05"), script(HOLDER).data, history=True))
@@ -246,11 +257,11 @@ def test_a_server_that_the_tool_named_before_the_logs_were_read_has_not_exited()
     assert [server.pid for server in view.servers] == [110]
     assert next(iter(view.servers)).started_at < at("01:00")  # as the log says
     assert clients(tracker) == [100]
-    assert view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"] == {}
+    assert values(view, "mps_server_last_exit_timestamp_seconds") == {}
     assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
 
 
-def test_nor_has_one_of_the_daemon_that_runs_now() -> None:
+def test_a_server_of_the_present_daemon_has_not_exited_with_the_last_one() -> None:
     """The log was away while one daemon died and another started: the first one's server ended."""
     tracker = start(script(HOLDER))
     tracker.add_logs(observation(at("05:00"), {}, readable=()))
@@ -264,7 +275,7 @@ def test_nor_has_one_of_the_daemon_that_runs_now() -> None:
     assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
 
 
-def test_nor_where_only_the_servers_log_is_read() -> None:
+def test_a_server_that_the_tool_listed_first_has_not_exited_without_control_log() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("01:59"), {}, readable=()))
     tracker.reconcile(at("02:00"), at("02:00"), (110,), [ServerReply(110, state="ACTIVE")])
@@ -278,7 +289,7 @@ def test_nor_where_only_the_servers_log_is_read() -> None:
     assert sum(summary(view.counters)["server_exits"].values()) == 1  # of 90, when 110 started
 
 
-# ---------------------------------------------------------------- a look that finds nothing
+# ---------------------------------------------------------------- failed scans
 
 
 @pytest.mark.parametrize(
@@ -291,10 +302,10 @@ def test_nor_where_only_the_servers_log_is_read() -> None:
     ],
     ids=["there", "zombie", "another", "gone"],
 )
-def test_whether_a_daemon_has_exited_its_pid_tells(
+def test_the_pid_of_a_daemon_shows_whether_it_has_exited(
     process: ProcessFacts | None, ended: bool
 ) -> None:
-    """It was not found as a daemon, as when its directory could not be looked at."""
+    """It was not found as a daemon, for example because its directory could not be read."""
     tracker = start(script(HOLDER))
     tracker.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
     missed = replace(FACTS, process=None, servers=())
@@ -303,4 +314,4 @@ def test_whether_a_daemon_has_exited_its_pid_tells(
     tracker.add_logs(observation(at("00:50"), {}))
     view = tracker.state
     assert (view.daemon.ended_at is not None) is ended
-    assert bool(view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"]) is ended
+    assert bool(values(view, "mps_server_last_exit_timestamp_seconds")) is ended

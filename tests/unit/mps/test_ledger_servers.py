@@ -1,4 +1,4 @@
-"""How servers begin and end, and why; what the daemon's own end takes with it."""
+"""Starts and ends of servers, their causes, and the end of the daemon."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from testing.mps_logs import (
     GPU,
     GPU_TWO,
-    LOGS,
     PIPE,
     Logs,
     at,
     counted,
+    counts,
+    incidents,
     more,
     observation,
     read,
@@ -25,6 +26,7 @@ from testing.mps_logs import (
     shown,
     start,
     summary,
+    values,
 )
 from testing.mps_script import (
     DAEMON,
@@ -42,43 +44,33 @@ KILLED = "00:05.000 C630 Server 110 exited with status 0\n"
 
 
 def exits(text: str) -> dict[str, int]:
-    found: dict[str, int] = summary(read(script(text)).counters)["server_exits"]
+    found: dict[str, int] = counts(text)["server_exits"]
     return found
 
 
-def test_a_killed_server_crashed_whatever_its_status() -> None:
-    found = summary(read(script(HOLDER + KILLED)).counters)
-    assert found["server_exits"] == {"crashed": 1}
-    assert found["losses"] == {"1001 server_crashed": 1}
-    assert found["sessions"] == {"1001": [1, 3.8]}
-    assert found["disconnections"] == {"1001": 1}
-
-
 def test_a_client_that_left_just_before_a_crash_is_no_loss() -> None:
-    left = summary(read(script(HOLDER + leaves("00:04.990", 100, 110) + KILLED)).counters)
+    left = counts(HOLDER + leaves("00:04.990", 100, 110) + KILLED)
     assert "losses" not in left
     leaving = "00:04.990 S110 Client {PID: 100, Context ID: 1} exiting. \
 Number of active client contexts is 0.\n"
-    found = summary(read(script(HOLDER + leaving + KILLED)).counters)
+    found = counts(HOLDER + leaving + KILLED)
     assert "losses" not in found
     assert found["disconnections"] == {"1001": 1}
 
 
-def test_asking_a_server_to_end_is_no_proof_that_it_did_so_in_order() -> None:
+def test_a_shutdown_request_does_not_prove_an_orderly_end() -> None:
     requested = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
     assert exits(HOLDER + requested + KILLED) == {"crashed": 1}
 
 
-def test_a_server_that_waited_for_its_last_client_ended_in_order_though_its_last_line_is_lost() -> (
-    None
-):
+def test_a_finishing_server_without_its_last_line_ended_orderly() -> None:
     waits = "00:04.900 S110 Waiting for current clients to finish\n"
     assert exits(HOLDER + waits + leaves("00:04.990", 100, 110) + KILLED) == {"requested": 1}
     assert exits(HOLDER + waits + KILLED) == {"crashed": 1}
     assert exits(HOLDER + leaves("00:04.990", 100, 110) + KILLED) == {"crashed": 1}
 
 
-def test_a_crash_after_lines_were_lost_says_so() -> None:
+def test_the_detail_of_a_crash_names_lost_lines() -> None:
     def detail(lost_bytes: int) -> str:
         tracker = start(script(HOLDER))
         looked = observation(at("00:04.500"), {})
@@ -96,28 +88,10 @@ def test_a_crash_after_lines_were_lost_says_so() -> None:
     assert detail(99) == "exit status 0, no orderly end in server.log, of which lines were lost"
 
 
-def test_a_server_that_ends_by_force_takes_its_clients_along() -> None:
-    found = summary(read(script(HOLDER + server_ends("00:05.000", 110))).counters)
+def test_clients_of_a_server_that_ends_by_force_are_terminated() -> None:
+    found = counts(HOLDER + server_ends("00:05.000", 110))
     assert found["server_exits"] == {"requested": 1}
     assert found["losses"] == {"1001 terminated": 1}
-
-
-def test_a_crash_loop_is_counted_to_the_last_start() -> None:
-    text = DAEMON + pending("00:01.000", 100, 1001)
-    for index in range(300):
-        second = f"00:{1 + index // 20:02}.{50 * (index % 20):03}"
-        pid = 2000 + 3 * index
-        text += f"""
-            {second} C64 Starting new server {pid} for user 1001
-            {second} C64 Server encountered a fatal exception. Shutting down
-            {second} C64 Server {pid} exited with status 1
-        """
-    view = read(script(text))
-    found = summary(view.counters)
-    assert found["server_starts"] == {"1001": 300}
-    assert found["server_exits"] == {"start_failed": 300}
-    assert [i.count for i in view.incidents.snapshot() if i.kind == "server_start_failed"] == [300]
-    assert "waits_abandoned" not in found
 
 
 def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
@@ -142,18 +116,6 @@ def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
     ]
 
 
-def test_a_server_killed_before_it_was_ready_failed_to_start() -> None:
-    text = DAEMON + pending("00:01.000", 100, 1001)
-    text += "00:01.000 C64 Starting new server 110 for user 1001\n" + KILLED
-    assert exits(text) == {"start_failed": 1}
-
-
-def test_a_server_that_initialises() -> None:
-    text = DAEMON + "00:01.000 C110 Starting new server 110 for user 1001\n"
-    (server,) = read(script(text)).servers
-    assert (server.state, server.ready_at) == ("INITIALIZING", None)
-
-
 def test_a_server_with_an_unread_start_is_accepted() -> None:
     text = client("00:03.000", 100, 110)
     (server,) = read(script(text)).servers
@@ -167,28 +129,10 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
     assert exits("00:01.000 C630 NEW UI\n" + KILLED) == {"crashed": 1}
 
 
-def test_late_lines_of_a_dead_server_do_not_bring_it_back() -> None:
-    view = read(script(HOLDER + KILLED + leaves("00:05.001", 100, 110)))
-    assert tuple(view.servers) == ()
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(1001,): 1}
-
-
 # ---------------------------------------------------------------- the daemon
 
 
-def test_a_new_daemon_without_the_old_ones_farewell() -> None:
-    again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
-    view = read(script(HOLDER + again))
-    found = summary(view.counters)
-    assert found["daemon_starts"] == 2
-    assert found["server_exits"] == {"daemon_died": 1}
-    assert found["losses"] == {"1001 daemon_died": 1}
-    assert view.daemon.ended_at is None
-    kinds = [incident.kind for incident in view.incidents.snapshot()]
-    assert kinds == ["daemon_started", "daemon_died", "daemon_started"]
-
-
-def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -> None:
+def test_a_daemon_missing_in_proc_died_once_the_log_is_read_up_to_then() -> None:
     tracker = start(script(HOLDER))
     tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
     tracker.advance_to(at("00:05.500"))
@@ -205,22 +149,6 @@ def test_a_daemon_that_proc_no_longer_shows_died_once_the_log_is_read_so_far() -
     assert found["server_exits"] == {"daemon_died": 1}
     assert found["daemon_starts"] == 2
     assert not tracker.state.daemon.died
-
-
-def test_a_daemon_that_quit_did_not_die() -> None:
-    tracker = start(script(HOLDER))
-    tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
-    more(
-        tracker,
-        leaves("00:04.000", 100, 110)
-        + "00:04.100 C630 Cmd:quit\n"
-        + server_ends("00:04.200", 110)
-        + "00:04.300 C630 Exit with status 0\n",
-    )
-    tracker.advance_to(at("00:09"))
-    view = tracker.state
-    assert (view.daemon.died, view.daemon.ended_at) == (False, at("00:04.3"))
-    assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
 def test_a_daemon_seen_again_was_only_missed() -> None:
@@ -249,51 +177,27 @@ def test_a_server_that_writes_in_the_millisecond_of_the_daemons_start_is_its_own
     assert [incident.kind for incident in view.incidents.snapshot()] == ["daemon_started"]
 
 
-def test_a_daemon_that_is_asked_to_quit_drains() -> None:
-    text = (
-        HOLDER
-        + """
-        00:05.000 C630 Accepting connection...
-        00:05.000 C630 NEW UI
-        00:05.000 C630 Cmd:quit
-        00:05.000 C630 Try shutting down server 110, backoff is disabled
-        00:05.000 C630 Server 110 has 2 active worker threads. Server will not shutdown.
-        00:05.000 C630 Control will try shutting down server 110 again in at most 200ms
-    """
-    )
-    view = read(script(text))
-    assert view.daemon.quit_requested_at == at("00:05")
-    assert view.handover_backoff_seconds == 0.2
-    text += leaves("00:09.000", 100, 110) + server_ends("00:09.100", 110)
-    view = read(script(text + "00:09.200 C630 Exit with status 0\n"))
-    assert view.daemon.quit_requested_at is None
-    assert summary(view.counters)["server_exits"] == {"requested": 1}
-
-
 def test_another_user_cannot_fake_a_draining_daemon() -> None:
-    text = (
-        HOLDER
-        + """
+    text = HOLDER
+    text += """
         00:05.000 C630 NEW UI
         00:05.000 C630 Cmd:quit
         00:05.000 C630 Insufficient privileges for UID 1001. Control deamon settings can only be \
 modified by the user who started it or by the root user.
         00:05.000 C630 UI closed
     """
-    )
     view = read(script(text))
     assert view.daemon.quit_requested_at is None
-    assert view.counters.snapshot()["mps_control_log_query_lines_total"][()] == 5
-    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
+    assert values(view, "mps_control_log_query_lines_total")[()] == 5
+    assert values(view, "mps_control_log_unrecognized_lines_total") == {
         ("control",): 0,
         ("server",): 0,
     }
 
 
-def test_replies_are_nobodys_events() -> None:
-    text = (
-        HOLDER
-        + """
+def test_lines_of_a_reply_are_not_events() -> None:
+    text = HOLDER
+    text += """
         00:05.000 C630 NEW UI
         00:05.000 C630 Cmd:ps
         00:05.000 C630 PID       ID        SERVER         DEVICE     NAMESPACE      COMMAND
@@ -303,27 +207,24 @@ def test_replies_are_nobodys_events() -> None:
         00:05.000 C630 UI closed
         00:06.000 C630 A sentence of a driver yet to come
     """
-    )
     view = read(script(text))
-    assert view.counters.snapshot()["mps_control_log_query_lines_total"][()] == 8
-    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
+    assert values(view, "mps_control_log_query_lines_total")[()] == 8
+    assert values(view, "mps_control_log_unrecognized_lines_total") == {
         ("control",): 1,
         ("server",): 0,
     }
     assert len(tuple(view.servers)) == 1
 
 
-def test_a_device_query_ties_ordinals_to_gpus() -> None:
-    text = (
-        HOLDER
-        + f"""
+def test_a_device_query_maps_ordinals_to_gpus() -> None:
+    text = HOLDER
+    text += f"""
         00:05.000 C630 Cmd:device_query 110 --csv
         00:05.000 C630 Device Ordinal,PCI IDs,UUID,Name,Attributes
         00:05.000 C630 3,0000:00.06.00,{GPU},NVIDIA H200,N/A
         00:06.000 C630 Cmd:device_query 110
         00:06.000 C630 4               0000:00.07.00  {GPU}  NVIDIA H200        N/A
     """
-    )
     assert read(script(text)).devices == {3: GPU, 4: GPU}
 
 
@@ -366,66 +267,50 @@ def test_the_wording_of_2021() -> None:
     assert server.clients.count == 2
     assert server.thread_ratio == 0.5
     assert view.devices == {0: "GPU-afc3ccca-c336-5689-2ed8-f0e14233036f"}
-    assert view.counters.snapshot()["mps_control_log_unrecognized_lines_total"] == {
+    assert values(view, "mps_control_log_unrecognized_lines_total") == {
         ("control",): 0,
         ("server",): 0,
     }
-    text = (
-        OLD
-        + """
+    text = OLD
+    text += """
         00:05.000 S17 Receive command failed, assuming client exit
         00:05.000 S17 Volta MPS: Client disconnected. Number of active client contexts is 1
         00:05.000 S17 Volta MPS: Client process disconnected
     """
-    )
     view = read(script(text))
     assert next(iter(view.servers)).clients.count == 1
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(0,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["connections"] == found["disconnections"] == {"0": 2}
     assert found["holding_seconds"] == {"0": pytest.approx(6.0 - 1.621)}
     assert "sessions" not in found  # who left when is not known
 
 
-def test_the_wording_of_2021_when_the_server_speaks_later() -> None:
+def test_the_wording_of_2021_when_the_server_writes_later() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17")
     text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
     view = read(script(text))
-    assert view.counters.snapshot()["mps_client_connections_total"] == {(0,): 1}
+    assert values(view, "mps_client_connections_total") == {(0,): 1}
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["disconnections"] == {"0": 1}
-    assert found["sessions"] == {"0": [1, pytest.approx(5.0 - 1.621)]}  # nobody else can it be
+    assert found["sessions"] == {
+        "0": [1, pytest.approx(5.0 - 1.621)]
+    }  # no other client was connected
 
 
-def test_of_several_clients_none_is_named_as_the_one_that_left_without_a_name() -> None:
+def test_an_unnamed_disconnection_is_assigned_to_none_of_several_clients() -> None:
     text = OLD.replace("00:01.621 S17", "00:01.630 S17").replace("NEW CLIENT 0", "NEW CLIENT 400")
     text += "00:03.000 C6 NEW CLIENT 401 from user 0: Server already exists\n"
     text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
     view = read(script(text))
     assert next(iter(view.servers)).clients.count == 1
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(0,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(0,): 1}
     text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["disconnections"] == {"0": 2}
     assert "sessions" not in found  # which of the two left at which time is not known
-
-
-def test_a_client_that_got_no_context_had_no_session() -> None:
-    text = (
-        HOLDER
-        + """
-        00:02.000 C630 NEW CLIENT 300 from user 1001: Server already exists
-        00:02.001 S110 Client {PID: 300, Context ID: 0} connected
-        00:02.002 C630 NEW CLIENT 300 from user 1001: Server already exists
-        00:02.003 S110 Failed to accept new client. Maximum number of clients (48) reached.
-        00:04.000 S110 Client process 300 disconnected
-    """
-    )
-    found = summary(read(script(text)).counters)
-    assert found["disconnections"] == {"1001": 1}
-    assert "sessions" not in found
 
 
 def test_without_an_exiting_line_control_log_decides() -> None:
@@ -436,14 +321,12 @@ def test_without_an_exiting_line_control_log_decides() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "cause"), [(1002, "requested"), (0, "crashed")])
-def test_without_an_exiting_line_a_server_has_to_end_for_another_user(
-    waiting: int, cause: str
-) -> None:
+def test_without_an_exiting_line_a_server_ends_for_another_user(waiting: int, cause: str) -> None:
     text = OLD + pending("00:08.000", 200, waiting)
     assert exits(text + "00:09.000 C6 Server 17 exited with status 0\n") == {cause: 1}
 
 
-def test_logs_in_one_file_are_told_apart_by_who_writes() -> None:
+def test_logs_in_one_file_are_distinguished_by_component() -> None:
     """Some daemons write both into one file."""
     text = HOLDER + leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
     two = script(text)
@@ -460,7 +343,7 @@ def test_a_server_that_the_log_started_ends_with_its_daemon_though_the_clock_was
     assert summary(view.counters)["server_exits"] == {"requested": 1}
 
 
-def test_of_several_servers_a_client_s_own_user_s_counts() -> None:
+def test_a_client_belongs_to_the_server_of_its_own_user() -> None:
     """The line of the first one's end was lost."""
     text = (
         HOLDER
@@ -486,7 +369,7 @@ to pending list
         00:01.300 S13929 New client 14781 connected
         00:03.300 S13929 Client 14781 disconnected
     """
-    found = summary(read(script(text)).counters)
+    found = counts(text)
     assert found["connections"] == found["disconnections"] == {"1000": 1}
     assert found["holding_seconds"] == {"1000": 2.0}
 
@@ -495,7 +378,7 @@ CONTROL_ONLY: tuple[LogName, ...] = ("control",)
 SERVER_ONLY: tuple[LogName, ...] = ("server",)
 
 
-def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> None:
+def test_without_server_log_control_log_and_proc_show_the_clients() -> None:
     text = HOLDER + arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     tracker = start(script(text), readable=CONTROL_ONLY)
     (server,) = tracker.state.servers
@@ -504,7 +387,7 @@ def test_without_server_log_the_daemons_word_and_proc_tell_who_is_there() -> Non
     tracker.advance_to(at("00:10"))
     view = tracker.state
     assert [c.pid for c in next(iter(view.servers)).clients] == [101]
-    assert view.counters.snapshot()["mps_client_disconnections_total"] == {(1001,): 1}
+    assert values(view, "mps_client_disconnections_total") == {(1001,): 1}
     assert counted(view.counters, "mps_client_session_seconds") == {}
 
 
@@ -545,7 +428,7 @@ def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause
     view = tracker.state
     assert summary(view.counters)["server_exits"] == {cause: 1}
     if cause == "crashed":
-        (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_crashed"]
+        (incident,) = incidents(view, "server_crashed")
         assert "judged by control.log alone" in incident.detail
 
 
@@ -563,7 +446,7 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
         at("00:01.200"),
         1001,
     )
-    assert view.counters.snapshot()["mps_server_starts_total"] == {(1001,): 1}
+    assert values(view, "mps_server_starts_total") == {(1001,): 1}
     ended = Logs(b"", script(text + "00:05.000 S110 Exiting\n").server)
     found = summary(start(ended, readable=SERVER_ONLY).state.counters)
     assert found["server_exits"] == {"requested": 1}
@@ -572,7 +455,7 @@ def test_without_control_log_server_log_shows_starts_and_exits() -> None:
     found = summary(view.counters)
     assert found["server_exits"] == {"crashed": 1}
     assert found["losses"] == {"1001 server_crashed": 1}
-    (incident,) = [i for i in view.incidents.snapshot() if i.kind == "server_crashed"]
+    (incident,) = incidents(view, "server_crashed")
     # Only control.log tells an exit status.
     assert "its exit status cannot be seen, no orderly end in server.log" in incident.detail
 
@@ -650,7 +533,7 @@ def test_the_control_tool_may_be_quicker_than_the_log() -> None:
     assert [server.uid for server in tracker.state.servers] == [1001]
 
 
-def test_an_answer_from_the_future_waits_for_its_time() -> None:
+def test_a_reply_from_the_future_waits_for_its_time() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.reconcile(at("00:01"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
     assert tuple(tracker.state.servers) == ()
@@ -658,7 +541,7 @@ def test_an_answer_from_the_future_waits_for_its_time() -> None:
     assert [server.pid for server in tracker.state.servers] == [110]
 
 
-def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
+def test_a_reply_does_not_wait_indefinitely_for_an_idle_log() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     tracker.reconcile(at("00:02"), at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
@@ -667,13 +550,13 @@ def test_an_answer_does_not_wait_for_ever_for_a_log_that_says_nothing() -> None:
     assert [server.pid for server in tracker.state.servers] == [110]
 
 
-def test_an_adopted_client_is_counted_when_the_log_speaks_of_it() -> None:
+def test_an_adopted_client_is_counted_when_the_log_names_it() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
     reconcile(tracker.state, at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
-    assert tracker.state.counters.snapshot()["mps_client_connections_total"] == {}
+    assert values(tracker.state, "mps_client_connections_total") == {}
     more(tracker, client("00:02.100", 100, 110))
-    assert tracker.state.counters.snapshot()["mps_client_connections_total"] == {(None,): 1}
+    assert values(tracker.state, "mps_client_connections_total") == {(None,): 1}
     assert next(iter(tracker.state.servers)).clients.count == 1
     more(tracker, leaves("00:05.000", 100, 110))
     found = summary(tracker.state.counters)
@@ -688,14 +571,6 @@ def facts(**process: object) -> DaemonFacts:
     return DaemonFacts(PIPE, "/logs", process=daemon)
 
 
-def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
-    young = {200: ProcessFacts(200, at("00:30"))}
-    tracker.observe(at("00:40"), facts(), young, tracker.state.pids_to_look_up())
-    tracker.advance_to(at("00:42"))
-    assert [w.dead for w in tracker.state.waits] == [True]
-
-
 @pytest.mark.parametrize(
     ("process", "dead"),
     [
@@ -703,7 +578,7 @@ def test_a_number_given_to_a_younger_process_is_a_dead_client() -> None:
         (ProcessFacts(200, at("00:01.990"), state="Z"), True),
     ],
 )
-def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
+def test_a_queued_zombie_is_dead(process: ProcessFacts, dead: bool) -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     tracker.observe(at("00:40"), facts(), {200: process}, [200])
     tracker.advance_to(at("00:42"))
@@ -714,7 +589,7 @@ def test_a_zombie_waits_for_nothing(process: ProcessFacts, dead: bool) -> None:
     ("daemon", "requested"),
     [(facts(namespace_pids=(630, 1)), [200]), (facts(), []), (DaemonFacts(PIPE, "/logs"), [200])],
 )
-def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, requested: list[int]) -> None:
+def test_what_proc_does_not_show_is_not_guessed(daemon: DaemonFacts, requested: list[int]) -> None:
     tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
     tracker.observe(at("00:40"), daemon, {}, requested)
     tracker.advance_to(at("00:42"))
@@ -723,7 +598,7 @@ def test_what_proc_cannot_tell_is_not_guessed(daemon: DaemonFacts, requested: li
     assert not view.daemon.died
 
 
-def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
+def test_a_daemon_whose_process_disappeared_died() -> None:
     tracker = start(script(HOLDER))
     tracker.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
     tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
@@ -734,11 +609,11 @@ def test_a_daemon_whose_process_was_there_and_is_gone_died() -> None:
 
 
 @pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
-def test_a_child_of_the_daemon_is_its_server_whatever_the_clock_says(
+def test_a_child_of_the_daemon_is_its_server_whatever_the_clock(
     parent: int, servers: list[int]
 ) -> None:
     tracker = start(script(HOLDER))
-    # By /proc it began half a minute after the log's line of its start.
+    # /proc shows a start half a minute after the log's line of its start.
     process = ProcessFacts(
         110, at("00:31"), name="nvidia-cuda-mps-server", state="S", parent_pid=parent
     )
@@ -787,7 +662,7 @@ def test_the_lock_of_a_dead_daemon_is_free() -> None:
     assert tracker.state.daemon.died
 
 
-def test_every_process_of_interest_is_asked_for() -> None:
+def test_every_process_of_interest_is_looked_up() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.000", 0, 1002)
     assert start(script(text)).state.pids_to_look_up() == {100, 110, 200}
     # The queue is empty when the server is ready; the client may never connect.
@@ -805,28 +680,6 @@ def test_incidents_can_be_read_one_after_another() -> None:
     more(tracker, KILLED)
     news, seen = tracker.state.incidents.since(seen)
     assert [(i.kind, i.pids) for i in news] == [("server_crashed", (100,))]
-
-
-def test_a_client_of_many_contexts() -> None:
-    text = HOLDER + client_on("00:02.000", 300, 110, GPU)
-    text += "00:03.000 S110 Client {PID: 300, Context ID: 2} connected\n"
-    (server,) = read(script(text)).servers
-    (two,) = [c for c in server.clients if c.pid == 300]
-    assert two.contexts_by_gpu == {GPU: 1, "": 1}
-
-
-def test_logs_of_another_daemon_are_not_ours() -> None:
-    tracker = DaemonTracker("/elsewhere")
-    tracker.add_logs(observation(at("00:09"), {log: script(HOLDER)[log] for log in LOGS}))
-    assert tuple(tracker.state.servers) == ()
-
-
-def test_a_restart_of_a_server_while_its_user_still_waits() -> None:
-    text = HOLDER + KILLED + arrives("00:05.500", 101, 1001)
-    text += pending("00:06.000", 101, 1001) + server_starts("00:06.000", "00:06.100", 120, 1001)
-    view = read(script(text + client("00:06.100", 101, 120)))
-    assert view.counters.snapshot()["mps_client_connections_total"] == {(1001,): 2}
-    assert view.waits == ()
 
 
 def test_a_client_keeps_the_memory_limits_of_its_server_where_these_were_logged() -> None:

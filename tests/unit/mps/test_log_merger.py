@@ -1,4 +1,4 @@
-"""Bytes in pieces, two logs, stamps that jump: lines come out whole, once, and in order."""
+"""Bytes in pieces, two logs, jumping timestamps: each line is complete, unique and in order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.log_lines import Event
-from mps_exporter.mps.log_merger import (
-    LINE_TOO_LONG,
-    MAX_HOLD_SECONDS,
-    MAX_LINE_BYTES,
-    LogEntry,
-    LogMerger,
-)
+from mps_exporter.mps.log_lines import Event, LogEntry
+from mps_exporter.mps.log_parser import LINE_TOO_LONG, LogMerger
+from mps_exporter.mps.policy import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from mps_exporter.observations import LogChunk, LogName
 from testing.mps_logs import PIPE, at, script
 
@@ -36,28 +31,28 @@ def out(sequencer: LogMerger, now: float = NOW) -> list[LogEntry]:
     return list(sequencer.pop_ready(now))
 
 
-def test_two_logs_become_one_story() -> None:
+def test_two_logs_are_merged_in_order() -> None:
     both = """
         00:01.000 C630 NEW SERVER 110: Ready
         00:01.000 S110 Exiting
         00:02.000 C630 Server 110 exited with status 0
         00:03.000 S110 Startup
     """
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.add_chunk(chunk("control", both, complete_until=NOW))
     sequencer.add_chunk(chunk("server", both, complete_until=NOW))
     found = out(sequencer)
     assert events(found) == [
         ("server", Event("server_exiting")),  # where stamps are equal, the server goes first
-        ("control", Event("server_ready", (110,))),
-        ("control", Event("server_exited", (110, 0))),
+        ("control", Event("state.server_ready", (110,))),
+        ("control", Event("state.server_exited", (110, 0))),
         ("server", Event("server_process")),
     ]
     assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
 
 
-def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
-    sequencer = LogMerger(PIPE)
+def test_a_line_is_held_until_the_other_log_is_read_up_to_it() -> None:
+    sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     line = "00:02.000 C630 Server 110 exited with status 0"
     sequencer.add_chunk(chunk("control", line, at("00:02.100"), complete_until=at("00:02.100")))
@@ -69,22 +64,22 @@ def test_a_line_is_held_until_the_other_log_is_read_so_far() -> None:
     sequencer.add_chunk(chunk("server", late, at("00:02.200"), complete_until=at("00:02.200")))
     assert events(out(sequencer, at("00:02.200"))) == [
         ("server", Event("server_exiting")),
-        ("control", Event("server_exited", (110, 0))),
+        ("control", Event("state.server_exited", (110, 0))),
     ]
     assert sequencer.complete_until == pytest.approx(at("00:02.000"))
 
 
 @pytest.mark.parametrize(("until", "given"), [("00:02.100", 1), ("00:02.099", 0)])
 def test_a_log_is_complete_up_to_and_including_a_moment(until: str, given: int) -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.200")))
     sequencer.mark_idle("server", at(until))
     assert len(out(sequencer, at("00:02.200"))) == given
 
 
-def test_what_was_not_given_out_yet_is_not_complete() -> None:
-    sequencer = LogMerger(PIPE)
+def test_entries_that_are_held_are_not_complete() -> None:
+    sequencer = LogMerger()
     line = "00:02.000 C630 NEW UI"
     sequencer.add_chunk(chunk("control", line, at("00:02.400"), complete_until=at("00:02.400")))
     sequencer.add_chunk(chunk("server", b"", at("00:02.500"), complete_until=at("00:02.500")))
@@ -94,7 +89,7 @@ def test_what_was_not_given_out_yet_is_not_complete() -> None:
 
 
 def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     line = "00:02.000 C630 Server 110 exited with status 0"
     sequencer.add_chunk(chunk("control", line, at("00:02.100"), complete_until=at("00:02.100")))
@@ -102,18 +97,8 @@ def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
     assert len(out(sequencer, at("00:02.100"))) == 1
 
 
-def test_silence_of_a_log_lets_the_other_speak() -> None:
-    sequencer = LogMerger(PIPE)
-    sequencer.set_readable("server", readable=True)
-    sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
-    sequencer.mark_idle("server", at("00:02.050"))
-    assert out(sequencer, at("00:02.050")) == []
-    sequencer.mark_idle("server", at("00:02.150"))
-    assert len(out(sequencer, at("00:02.150"))) == 1
-
-
-def test_no_line_is_held_for_ever() -> None:
-    sequencer = LogMerger(PIPE)
+def test_no_line_is_held_indefinitely() -> None:
+    sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
     assert out(sequencer, at("00:02.100") + MAX_HOLD_SECONDS - 0.1) == []
@@ -121,7 +106,7 @@ def test_no_line_is_held_for_ever() -> None:
 
 
 def test_a_log_that_is_still_being_read_is_waited_for() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
     sequencer.add_chunk(chunk("server", "00:01.000 S110 Startup", at("00:20.000")))
     assert len(out(sequencer, at("00:20.000"))) == 1
@@ -130,7 +115,7 @@ def test_a_log_that_is_still_being_read_is_waited_for() -> None:
 
 
 def test_a_log_read_in_parts_is_settled_up_to_its_last_line() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.add_chunk(chunk("server", "00:01.000 S110 Startup"))
     assert len(out(sequencer)) == 1
     assert sequencer.complete_until == at("00:01")
@@ -139,7 +124,7 @@ def test_a_log_read_in_parts_is_settled_up_to_its_last_line() -> None:
 def test_halves_of_lines_are_put_together() -> None:
     data = script("00:01.000 C630 NEW UI\n00:01.000 C630 UI closed").control
     for cut in range(len(data)):
-        sequencer = LogMerger(PIPE)
+        sequencer = LogMerger()
         sequencer.add_chunk(chunk("control", data[:cut]))
         found = out(sequencer)
         sequencer.add_chunk(chunk("control", data[cut:]))
@@ -153,7 +138,7 @@ def test_halves_of_lines_are_put_together() -> None:
 def test_half_a_line_before_a_truncation_or_a_gap_is_void(
     gap: dict[str, Any], half: str, at_once: bool
 ) -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     line = script("00:01.000 C630 NEW UI").control[:-3]
     more = b"" if half == "short" else b"x" * MAX_LINE_BYTES
     sequencer.add_chunk(chunk("control", line + more))
@@ -167,10 +152,10 @@ def test_half_a_line_before_a_truncation_or_a_gap_is_void(
 
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES + 1, 1_000_000])
 @pytest.mark.parametrize("step", [10_000, 10_000_000])
-def test_a_line_without_an_end_is_read_over(size: int, step: int) -> None:
+def test_a_line_without_an_end_is_skipped(size: int, step: int) -> None:
     before = script("00:01.000 C630 NEW UI").control
     data = before + b"x" * size + b"\n" + script("00:02.000 C630 UI closed").control
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     for begin in range(0, len(data), step):
         sequencer.add_chunk(chunk("control", data[begin : begin + step]))
     found = [entry.event for entry in out(sequencer)]
@@ -178,21 +163,13 @@ def test_a_line_without_an_end_is_read_over(size: int, step: int) -> None:
 
 
 def test_the_zone_of_the_stamps() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.add_chunk(chunk("control", "00:01.000 C630 NEW UI", utc_offset_seconds=3600.0))
     assert out(sequencer)[0].at == at("00:01") - 3600.0
 
 
-def test_what_is_history_is_marked_as_such() -> None:
-    sequencer = LogMerger(PIPE)
-    data = script("00:01.000 C630 NEW UI\n00:02.000 C630 UI closed").control
-    sequencer.add_chunk(chunk("control", data[:50], history=True))
-    sequencer.add_chunk(chunk("control", data[50:]))
-    assert [entry.counted for entry in out(sequencer)] == [False, True] or data[49:50] != b"\n"
-
-
 def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.set_readable("server", readable=True)
     sequencer.add_chunk(
         chunk("control", "59:00.000 C630 NEW UI", at("00:10"), complete_until=at("00:10"))
@@ -203,7 +180,7 @@ def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
 
 
 def test_a_clock_set_back_stops_nothing() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     found: list[LogEntry] = []
     for now, lines in [
         (at("30:00"), "30:00.000 C630 NEW UI\n30:00.000 S110 Startup"),
@@ -226,7 +203,7 @@ def test_a_clock_set_back_stops_nothing() -> None:
 
 
 def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.add_chunk(chunk("server", "00:01.005 S110 Startup\n00:01.001 S110 Exiting"))
     assert [entry.event for entry in out(sequencer)] == [
         Event("server_process"),
@@ -235,7 +212,7 @@ def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
 
 
 def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     data = b"Server 634\n" + script("00:01.000 C630 NEW UI").control + b"Server 634\n"
     sequencer.add_chunk(chunk("control", data))
     assert [entry.at for entry in out(sequencer)] == [NOW, at("00:01"), at("00:01")]
@@ -245,14 +222,14 @@ def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
     st.lists(st.binary(max_size=60), max_size=12), st.lists(st.booleans(), min_size=12, max_size=12)
 )
 def test_law_no_bytes_are_lost_or_raise(parts: list[bytes], sides: list[bool]) -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     ends = {True: b"", False: b""}
     for part, side in zip(parts, sides, strict=False):
         ends[side] += part
         sequencer.add_chunk(chunk("control" if side else "server", part))
         out(sequencer)
-    # Every line comes out exactly once, whatever it is.
-    sequencer = LogMerger(PIPE)
+    # Every line is returned exactly once, whatever its text.
+    sequencer = LogMerger()
     for part, side in zip(parts, sides, strict=False):
         sequencer.add_chunk(chunk("control" if side else "server", part))
     found = out(sequencer, NOW + MAX_HOLD_SECONDS)
@@ -267,7 +244,7 @@ def of_server(name: str, lines: str, now: float = NOW, **more: float) -> LogChun
 
 
 def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     sequencer.add_chunk(of_server("a", "00:01.000 S110 Startup\n00:04.000 S110 Exiting"))
     sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup\n00:05.000 S120 Exiting"))
     sequencer.add_chunk(chunk("control", "00:03.000 C630 NEW UI\n00:05.000 C630 UI closed"))
@@ -283,7 +260,7 @@ def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
 
 
 def test_half_lines_of_one_server_are_not_continued_by_another() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     whole = script("00:01.000 S110 Startup").server
     other = script("00:02.000 S120 Startup").server
     sequencer.add_chunk(replace(chunk("server", whole[:30]), server_name="a"))
@@ -297,7 +274,7 @@ def test_half_lines_of_one_server_are_not_continued_by_another() -> None:
 
 
 def test_a_server_s_log_that_is_not_read_yet_holds_the_others_back() -> None:
-    sequencer = LogMerger(PIPE)
+    sequencer = LogMerger()
     early = at("00:01")
     sequencer.add_chunk(of_server("a", "", now=early, complete_until=early))
     sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup", now=at("00:03")))

@@ -1,4 +1,4 @@
-"""Logs of a real daemon give their truth, however and whenever they are read."""
+"""Logs of a real daemon have one result, however and whenever they are read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from testing.mps_logs import (
     SETTLED,
     at,
     counted,
+    incidents,
     numbers,
     observation,
     read,
@@ -28,6 +29,7 @@ from testing.mps_logs import (
     start,
     summary,
     truth,
+    values,
 )
 
 TRUTH = truth()
@@ -35,7 +37,7 @@ NAMES = sorted(TRUTH)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_truth_is_found(name: str) -> None:
+def test_the_counters_match_the_truth(name: str) -> None:
     counters = read(sample(name)).counters.snapshot()
     assert summary(counters) == {
         key: pytest.approx(value, abs=0.004) if not isinstance(value, dict) else value
@@ -95,12 +97,12 @@ def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: i
     assert wait.since == at("32:03.165") + hours
     assert (
         counted(view.counters, "mps_uid_wait_seconds"),
-        view.counters.snapshot()["mps_uid_handovers_total"][()],
+        values(view, "mps_uid_handovers_total")[()],
     ) == ({}, 0)
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == (
         {(1002,): abandoned} if abandoned else {}
     )
-    (ghost,) = [one for one in view.incidents.snapshot() if one.kind == "ghost"]
+    (ghost,) = incidents(view, "ghost")
     assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
 
 
@@ -211,7 +213,7 @@ def pieces(
 
 
 def told(view: DaemonState) -> tuple[list[Incident], int]:
-    """The incidents, but for the exporter's start: it parts repetitions, so they are summed up."""
+    """The incidents; repetitions, which the exporter's start splits, as a sum."""
     refused = sum(i.count for i in view.incidents.snapshot() if i.kind == "client_rejected")
     others = [
         replace(i, counted=True) for i in view.incidents.snapshot() if i.kind != "client_rejected"

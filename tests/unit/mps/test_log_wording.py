@@ -1,24 +1,22 @@
-"""The wording of MPS's logs stands in three modules: a new driver's is handled there."""
+"""Only two modules have the wording of MPS's logs."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import mps_exporter
-from mps_exporter.mps.control_log import CONTROL_LINES
+from mps_exporter.mps.log_lines import CONTROL_LINES, SERVER_LINES, UNRECOGNIZED
 from mps_exporter.mps.log_parser import (
     DAEMON_ACTIVITY_LINE,
     DAEMON_STARTING_LINE,
-    UNRECOGNIZED,
     control_line_of,
     parse_line,
 )
-from mps_exporter.mps.server_log import SERVER_LINES
 
 SOURCES = Path(mps_exporter.__file__).parent
 WRITER = "[2026-11-21 08:55:42.578 Control   630] "
@@ -36,12 +34,11 @@ NOT_OF_A_LOG = {
 def _phrases() -> set[str]:
     """Plain text of two words or more that some line must contain."""
     found = {"Accepting connection", "] Start", " Control +", " Control  "}
-    for table in (CONTROL_LINES, SERVER_LINES):
-        for hint, pattern, *_ in chain.from_iterable(table.by_first_word.values()):
-            begin = pattern.pattern.lower().find(hint)
-            phrase = pattern.pattern[begin : begin + len(hint)].strip(" :.")
-            if begin >= 0 and " " in phrase:
-                found.add(phrase)
+    for _, wording, *_ in (*CONTROL_LINES.rows, *SERVER_LINES.rows):
+        plain = re.split(r"<\w+>|\(\?:|\\.[+*]?|.[?*+]|[][.{}()|]", wording)
+        phrase = max(plain, key=len).strip(" :")
+        if " " in phrase:
+            found.add(phrase)
     return found
 
 
@@ -67,7 +64,7 @@ def test_no_other_module_knows_a_phrase_of_the_logs() -> None:
     found = {
         (module.relative_to(SOURCES).as_posix(), phrase)
         for module in SOURCES.rglob("*.py")
-        if module.name not in ("log_parser.py", "control_log.py", "server_log.py")
+        if module.name not in ("log_parser.py", "log_lines.py")
         for text in _texts(module)
         for phrase in phrases
         if phrase in text
@@ -82,7 +79,7 @@ def test_a_start_is_found_by_the_search_and_by_the_parser(message: str) -> None:
     line = WRITER + message
     assert parse_line(line).event.name == "daemon_starting"
     assert DAEMON_STARTING_LINE.search(f"junk\n{line}\n".encode()) is not None
-    # What a client or a server says, and what stands within a line, is no start.
+    # A line of a client or a server, or text within a line, does not show a start.
     assert DAEMON_STARTING_LINE.search(line.replace("Control", "Server").encode()) is None
     assert DAEMON_STARTING_LINE.search(f"echo {line}".encode()) is None
 
@@ -101,7 +98,7 @@ def test_what_shows_activity_is_known_to_the_parser() -> None:
     assert DAEMON_ACTIVITY_LINE.search(f"{WRITER}Unable to accept connection".encode()) is None
 
 
-def test_a_daemon_is_known_by_the_lines_that_it_writes() -> None:
+def test_the_lines_of_a_daemon_are_found_by_its_pid() -> None:
     data = f"{WRITER}NEW UI\n".encode()
     assert control_line_of(630).search(data) is not None
     assert control_line_of(63).search(data) is None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mps_exporter.mps import timeline
+from mps_exporter.mps.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
-from mps_exporter.mps.timeline import Timeline
+from mps_exporter.mps.waits import Timeline
 from testing.mps_logs import at, read, script
 from testing.mps_script import HOLDER, client, leaves, pending, server_ends, server_starts
 
@@ -41,11 +41,11 @@ def test_what_goes_on_is_ongoing_and_begins_with_the_first_line() -> None:
 
 def test_it_is_bounded() -> None:
     lines = Timeline()
-    for step in range(5 * timeline.MAX_SPANS):
+    for step in range(5 * MAX_TIMELINE_SPANS):
         lines.add(step, step + 1, [("held", step)])
-    assert len(lines.snapshot(1.0)[1]) == timeline.MAX_SPANS
-    lines.add(5000, 5000 + 2 * timeline.WINDOW_MS, [("waited", 1)])
-    late = 5.0 + 2 * timeline.WINDOW_MS / 1000
+    assert len(lines.snapshot(1.0)[1]) == MAX_TIMELINE_SPANS
+    lines.add(5000, 5000 + 2000 * TIMELINE_SECONDS, [("waited", 1)])
+    late = 5.0 + 2 * TIMELINE_SECONDS
     since, found = lines.snapshot(late)
     assert [(one.kind, one.start, one.end) for one in found] == [("waited", late - 600, late)]
     assert since == late - 600

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.log_parser import parse_line
-from mps_exporter.mps.withhold_log_lines import MAX_REST_BYTES, LogFilter, withhold_unknown
+from mps_exporter.mps.log_parser import LogFilter, parse_line, withhold_unknown
+from mps_exporter.mps.policy import MAX_LINE_BYTES
 
 PREFIX = b"[2026-11-21 08:55:42.578 Control   630] "
 KNOWN = PREFIX + b"NEW CLIENT 632 from user 1001: Server already exists\n"
@@ -17,7 +17,7 @@ def test_lines_of_mps_stay() -> None:
     assert withhold_unknown(KNOWN * 3) == KNOWN * 3
 
 
-def test_of_other_lines_length_and_hash_stay() -> None:
+def test_other_lines_are_replaced_by_length_and_hash() -> None:
     shown = withhold_unknown(KNOWN + SHADOW + PREFIX + SHADOW + KNOWN)
     lines = shown.splitlines(keepends=True)
     assert (lines[0], lines[3]) == (KNOWN, KNOWN)
@@ -44,10 +44,10 @@ def test_pieces_of_lines_are_put_together(cuts: list[int]) -> None:
     assert shown == withhold_unknown(data)
 
 
-def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
+def test_a_line_without_an_end_is_not_buffered_indefinitely() -> None:
     lines = LogFilter()
     shown = b"".join(lines.feed(b"x" * 10_000, restarted=False) for _ in range(20))
-    assert 2 * MAX_REST_BYTES < 20 * 10_000
+    assert 2 * MAX_LINE_BYTES < 20 * 10_000
     assert shown.count(b"withheld") == 2
     assert b"xx" not in shown
 
