@@ -9,7 +9,7 @@ from dataclasses import replace
 from mps_exporter.merge.clients import ClientInputs, ServerLimits, client_of, host_pid
 from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
 from mps_exporter.mps import client_limits
-from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, unique
+from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, partition_identity, unique
 from mps_exporter.snapshot import (
     Client,
     NamedServer,
@@ -31,8 +31,11 @@ def merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partition
         return None
     # Two names of one GPU may make one partition of two rows.
     partitions, refused = unique(
-        replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
-        for one in found.partitions or ()
+        (
+            replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
+            for one in found.partitions or ()
+        ),
+        partition_identity,
     )
     counts = Counter(found.not_understood)
     counts[PARTITION_REPLIES[found.protocol], "row"] += refused

@@ -31,9 +31,9 @@ from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
     V2_PARTITIONS,
+    V2_REFUSAL,
+    V3_REFUSAL,
     has_header,
-    speaks_v2,
-    speaks_v3,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 
@@ -306,7 +306,7 @@ def failure_of(exchange: Exchange) -> Failure | None:
         # program is called is no word of the tool.
         if all(has_header(query, exchange.stdout) for query in commands):
             exchange = replace(exchange, stdout="")
-        foreign = speaks_v2(_output_of(exchange))
+        foreign = V2_REFUSAL.search(_output_of(exchange))
         return (_unparsable(exchange) if foreign else None) or parse_failure(exchange)
     found = parse_server(exchange)
     return found if isinstance(found, Failure) and found.kind != "server_not_found" else None
@@ -317,8 +317,8 @@ def other_interface(exchange: Exchange) -> str | None:
     if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
         return None
     if set(exchange.commands) <= READ_ONLY_V3:
-        return "2" if speaks_v2(_output_of(exchange)) else None
-    return "3" if speaks_v3(_output_of(exchange)) else None
+        return "2" if V2_REFUSAL.search(_output_of(exchange)) else None
+    return "3" if V3_REFUSAL.search(_output_of(exchange)) else None
 
 
 _PID = re.compile(r"[0-9]{1,10}")

@@ -1,0 +1,6 @@
+"""Limits, intervals and timeouts of this package."""
+
+# ---------------------------------------------------------------------------- replies of the tool
+
+MAX_LIST_ROWS = 1024
+"""Maximum number of rows that are read of one list of the control tool; more rows are counted."""
