@@ -143,7 +143,7 @@ class _Column(NamedTuple):
 class _List(NamedTuple):
     field: str
     """Field of Partitioning."""
-    make: Callable[..., Any]
+    make: Callable[..., object]
     identity: Callable[[Any], Hashable]
     """Key of a row: no two rows of a list have the same one."""
     required: frozenset[str]
@@ -549,10 +549,10 @@ def anonymised(query: str, text: str, rename: Rename) -> str:
     lines, cut = _split_lines(text)
     titles, columns = _titles(query, lines), _LISTS[query].columns
     rows = [_row(query, titles, line) if titles else None for line in lines]
-    for row in filter(None, rows):  # names first: a path may contain any of them
-        for title in row:
+    for named in filter(None, rows):  # names first: a path may contain any of them
+        for title in named:
             if title in columns and columns[title].secret in ("server", "namespace"):
-                _renamed(query, row, title, rename)
+                _renamed(query, named, title, rename)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for line, row in zip(lines, rows, strict=True):

@@ -43,9 +43,9 @@ def reconcile(
     for reply in replies:
         server = state.servers.get(reply.server_pid)
         if server is not None:
-            for device in reply.devices or ():
-                state.gpus.add_ordinal(device.ordinal, device.uuid)
-                state.gpus.add_gpu(device.uuid)
+            for ordinal, uuid in (reply.devices or {}).items():
+                state.gpus.add_ordinal(ordinal, uuid)
+                state.gpus.add_gpu(uuid)
             if reply.client_pids is not None:
                 _reconcile_clients(state, server, now, reply.client_pids)
             if state.readable["server"]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mps_exporter.mps.control_protocol import (
-    ListedDevice,
     ProbeReply,
     ServerReply,
     parse_probe,
@@ -78,10 +77,8 @@ class ServerAnswers:
 
     def device_uuids(self) -> dict[int, str]:
         """Device ordinal of the daemon -> GPU UUID."""
-        devices: list[ListedDevice] = []
-        for reply in self.servers.values():
-            devices += reply.devices or ()
-        return {device.ordinal: device.uuid for device in devices}
+        maps = (reply.devices or {} for reply in self.servers.values())
+        return {ordinal: uuid for devices in maps for ordinal, uuid in devices.items()}
 
 
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:

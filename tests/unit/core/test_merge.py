@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
-from mps_exporter.mps.control_protocol import ListedDevice, ProbeReply, ServerReply
+from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
     ControlObservation,
@@ -337,10 +337,7 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
     on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
     server = LoggedServer(clients=(logged_client(30, *on),), attributes={"thread_ratio": 1.0})
-    devices = (
-        ListedDevice(0, "GPU-b", "NVIDIA H200", "0"),
-        ListedDevice(1, "GPU-a", "NVIDIA H200", "1"),
-    )
+    devices = {0: "GPU-b", 1: "GPU-a"}
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
@@ -418,15 +415,7 @@ def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_u
 
 
 def test_without_logs_the_control_tool_is_used() -> None:
-    reply = ServerReply(
-        20,
-        "FAULT",
-        0.5,
-        (30,),
-        {0: {30: 2}},
-        (ListedDevice(0, "GPU-a", "NVIDIA H200", "0"),),
-        {0: GIB},
-    )
+    reply = ServerReply(20, "FAULT", 0.5, (30,), {0: {30: 2}}, {0: "GPU-a"}, {0: GIB})
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
     (daemon,) = snapshot(client_facts(30), processes=ALL, logs=(), answers=answers).daemons
     (server,) = daemon.servers
@@ -504,7 +493,7 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
 
 def test_the_gpus_of_a_server_keep_their_order() -> None:
     names = tuple(f"GPU-{letter}" for letter in "hgfedcba")
-    devices = tuple(ListedDevice(n, name, "NVIDIA H200", "0") for n, name in enumerate(names))
+    devices = dict(enumerate(names))
     reply = ServerReply(20, "ACTIVE", 1.0, (), {}, devices, {})
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
     gpus = tuple(GpuObservation(n, name, compute_capability=(9, 0)) for n, name in enumerate(names))
@@ -550,7 +539,7 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
         for index, uuid in enumerate(("GPU-a", "GPU-b"))
     )
     ordinals = dict(enumerate(daemon_s))
-    devices = tuple(ListedDevice(number, uuid, "H200", "0") for number, uuid in ordinals.items())
+    devices = dict(ordinals)
     answers = ServerAnswers(servers={20: ServerReply(20, devices=devices)} if mapped else {})
     on = ("GPU-b",) if daemon_s else ()
     state = logged(
@@ -573,7 +562,7 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
 # ------------------------------------------------------------------------------ one source missing
 
 LOGGED = LoggedServer(clients=(logged_client(30, "GPU-a"),))
-SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, (ListedDevice(0, "GPU-a", "X", "0"),))
+SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, {0: "GPU-a"})
 
 
 def one_daemon(

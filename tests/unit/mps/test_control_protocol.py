@@ -10,7 +10,6 @@ from mps_exporter.mps.control_protocol import (
     PROBE,
     Failure,
     ForbiddenCommandError,
-    ListedDevice,
     ProbeReply,
     ServerReply,
     failure_of,
@@ -27,7 +26,7 @@ from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from testing import fake_mps_control, fake_mps_v3
 
 GIB = 1 << 30
-H200 = ListedDevice(0, "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3", "NVIDIA H200", "0000:00.06.00")
+H200 = {0: "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3"}
 
 # As driver 580 printed it: four clients, one of them with two contexts.
 FIRST = """0
@@ -174,7 +173,7 @@ def test_a_server_for_the_first_time() -> None:
         active_thread_ratio=1.0,
         client_pids=(1135, 1132, 1133, 1134),
         contexts={0: {1135: 1, 1132: 2, 1134: 1, 1133: 1}},
-        devices=(H200,),
+        devices=H200,
         default_client_priority=0,
     )
 
@@ -242,7 +241,7 @@ def test_names_of_devices_may_hold_commas() -> None:
     stdout = FIRST.replace("NVIDIA H200,N/A", "A, B, C,N/A")
     reply = parse_server(asked(stdout, map_devices=True))
     assert isinstance(reply, ServerReply)
-    assert reply.devices == (ListedDevice(0, H200.uuid, "A, B, C", H200.pci),)
+    assert reply.devices == H200
 
 
 def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
@@ -258,7 +257,7 @@ def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
     )
     first, second = parse_reconciliation(observation)
     assert isinstance(first, ServerReply)
-    assert first.devices == (H200,)
+    assert first.devices == H200
     assert first.pinned_memory_limit_bytes == {0: 3 * GIB}
     assert second == Failure("server_not_found", "Server 9 not found", server_pid=9)
 
@@ -370,10 +369,7 @@ def test_what_a_daemon_says_is_what_it_is(daemon: dict[str, Any], one_exchange: 
             }
             for ordinal in ordinals
         },
-        devices=tuple(
-            ListedDevice(device["ordinal"], device["uuid"], device["name"], device["pci"])
-            for device in daemon["devices"]
-        ),
+        devices={device["ordinal"]: device["uuid"] for device in daemon["devices"]},
         pinned_memory_limit_bytes=as_bytes(server["limits"]),
         default_pinned_memory_limit_bytes=as_bytes(daemon["default_limits"]),
         default_active_thread_ratio=daemon["default_percentage"] / 100,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.control_protocol import PROBE, ListedDevice, ProbeReply, ServerReply
+from mps_exporter.mps.control_protocol import PROBE, ProbeReply, ServerReply
 from mps_exporter.mps.protocol_v3 import CLIENTS, NAMESPACES, SERVERS
 from mps_exporter.mps.server_queries import (
     ServerAnswers,
@@ -31,8 +31,8 @@ from testing.logged import LoggedServer, logged
 
 PIPE = "/tmp/mps"
 NOW = 10_000.0
-DEVICE = ListedDevice(0, "GPU-a", "NVIDIA H200", "0000:00.06.00")
-REPLIES = {pid: ServerReply(pid, "ACTIVE", 1.0, (), {}, (DEVICE,)) for pid in (20, 21)}
+DEVICE = {0: "GPU-a"}
+REPLIES = {pid: ServerReply(pid, "ACTIVE", 1.0, (), {}, DEVICE) for pid in (20, 21)}
 ANSWERED = ServerAnswers(
     ProbeReply((21, 20), 1.0), REPLIES, NOW - 100.0, dict.fromkeys(REPLIES, NOW - 100.0)
 )
@@ -191,7 +191,7 @@ def listed(stdout: str, outcome: Outcome = Outcome.OK) -> Any:
 def test_the_map_of_devices_is_kept_for_a_server_s_life() -> None:
     found = with_servers(ANSWERED, control(status(20, "FAULT\n"), status(22)))
     assert found.servers == {
-        20: ServerReply(20, "FAULT", devices=(DEVICE,)),
+        20: ServerReply(20, "FAULT", devices=DEVICE),
         21: REPLIES[21],
         22: ServerReply(22, "ACTIVE"),
     }
