@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.mps.server_queries import SETTLING_SECONDS
+from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from testing.fake_host import install_tool, server, set_daemon
 from testing.fake_proc import BOOT_TIME, FakeProc
 from testing.program import Page, Program, running
@@ -228,7 +228,9 @@ async def test_a_stopped_server_is_not_asked(host: MadeUpHost) -> None:
     connected = time.time()
     async with running(host.folder, *host.flags, "--mps.reconcile-interval=1s") as program:
         await program.until("mps_server_clients", 1)
-        await until(lambda: time.time() - connected > SETTLING_SECONDS)  # one that runs is asked
+        await until(
+            lambda: time.time() - connected > MIN_QUERY_AGE_SECONDS
+        )  # one that runs is asked
         for _ in range(3):
             page = await program.page()
             assert page.value("mps_control_up") == 1

@@ -15,7 +15,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.commands.common import StartError
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import findings
-from mps_exporter.mps.server_queries import SETTLING_SECONDS
+from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.terminal import print_output
@@ -32,7 +32,7 @@ CONFIRMING_SECONDS = 1.5
 """From the first collection to the second where the first one found something: a process must look
 stranded for 1 s before it is called so."""
 
-MIN_SERVER_AGE_SECONDS = SETTLING_SECONDS + 0.05
+MIN_SERVER_AGE_SECONDS = MIN_QUERY_AGE_SECONDS + 0.05
 """So old a server must be before it is asked."""
 
 

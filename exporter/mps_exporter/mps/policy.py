@@ -7,3 +7,15 @@ MAX_LIST_ROWS = 1024
 
 MAX_QUOTED_CHARACTERS = 200
 """Maximum length of a quotation of the control tool's output in a message."""
+
+MIN_QUERY_AGE_SECONDS = 1.0
+"""Minimum age of a server that is queried: the log lines of its start may not have been read."""
+
+RETRY_INTERVAL_SECONDS = 60.0
+"""Minimum interval after a reply that explained nothing; doubles each time."""
+
+LOG_PRECEDENCE_SECONDS = 2.0
+"""Time before a query whose events are left to the log."""
+
+CONTRADICTION_CONFIRM_SECONDS = 10.0
+"""Minimum time between two replies that contradict the log and so prove that it lost a line."""

@@ -7,7 +7,7 @@ that the tool prints by default cut long columns: PID 3165259 becomes "316...".)
 None of this was tried on hardware. The formats are those of NVIDIA's manual of release 615 and of
 captures that others published; testing/fake_mps_v3.py has each with its source. A cell that does
 not match is omitted and counted, and so is its row if the row cannot be identified without it.
-Users choose the names of programs, and whoever may create servers and namespaces chooses theirs.
+Users choose the names of programs, servers and namespaces.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _text(shape: str) -> Convert:
     return lambda cell: cell if pattern.fullmatch(cell) else None
 
 
-def _number(most: int, least: int = 0) -> Convert:
+def _whole_number(most: int, least: int = 0) -> Convert:
     digits = re.compile(r"0|[1-9][0-9]{0,9}")
     return lambda cell: int(cell) if digits.fullmatch(cell) and least <= int(cell) <= most else None
 
@@ -122,7 +122,7 @@ def _namespace_name(cell: str) -> str | None:
 
 _NAME = _text(_NAME_SHAPE)
 _DEVICE = _text(rf"{_UUID}|[0-9]{{1,4}}")
-_AMOUNT = _number(99_999)
+_AMOUNT = _whole_number(99_999)
 _WORD = _text(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
 _PATH = _text(r"/.{0,4095}")
 _FEATURE = _text(r"[a-z0-9_-]{1,64}")
@@ -182,8 +182,8 @@ _LISTS: Mapping[str, _List] = {
         frozenset({"name"}),
         {
             "name": _Column("name", _NAME, "server"),
-            "uid": _Column("uid", _number(2**32 - 2)),
-            "pid": _Column("pid", _number(_MAX_PID)),
+            "uid": _Column("uid", _whole_number(2**32 - 2)),
+            "pid": _Column("pid", _whole_number(_MAX_PID)),
             "status": _Column("status", _WORD),
             "pipe-directory": _Column("pipe_directory", _PATH, "path"),
             "allowed-devices": _Column("allowed_devices", _devices),
@@ -201,7 +201,7 @@ _LISTS: Mapping[str, _List] = {
             "server-status": _Column("status", _WORD),
             "pinned-memory-limit": _Column("pinned_memory_limit_bytes", _limit_of_memory),
             "active-thread-percentage": _Column("active_thread_ratio", _ratio_of_sms),
-            "client-priority": _Column("client_priority", _number(1)),
+            "client-priority": _Column("client_priority", _whole_number(1)),
             "pipe-directory": _Column("pipe_directory", _PATH, "path"),
         },
     ),
@@ -211,7 +211,7 @@ _LISTS: Mapping[str, _List] = {
         lambda row: row.pid,
         frozenset({"pid", "server"}),
         {
-            "pid": _Column("pid", _number(_MAX_PID, 1)),
+            "pid": _Column("pid", _whole_number(_MAX_PID, 1)),
             "server": _Column("server_name", _NAME, "server"),
             "device": _Column("devices", _devices),
             "namespace": _Column("namespace", _namespace_name, "namespace"),
@@ -241,7 +241,7 @@ _LISTS: Mapping[str, _List] = {
         lambda row: (row.server_name, row.uuid),
         frozenset({"device-uuid"}),
         {
-            "ordinal": _Column("ordinal", _number(9999)),
+            "ordinal": _Column("ordinal", _whole_number(9999)),
             "server": _Column("server_name", _NAME, "server"),
             "pci-id": _Column("pci", _SHORT),
             "device-uuid": _Column("uuid", _text(_UUID)),
@@ -342,7 +342,7 @@ def _row(query: str, titles: tuple[str, ...], line: str) -> Row | None:
     return row if certain else None
 
 
-def _value(query: str, row: Row, title: str) -> object:
+def _cell_value(query: str, row: Row, title: str) -> object:
     """Convert a cell; None if it does not match."""
     cell = row[title]
     if title == "namespace":
@@ -352,7 +352,7 @@ def _value(query: str, row: Row, title: str) -> object:
 
 def _is_understood(query: str, row: Row, title: str) -> bool:
     known = title in _LISTS[query].columns
-    return not known or row[title] in _EMPTY or _value(query, row, title) is not None
+    return not known or row[title] in _EMPTY or _cell_value(query, row, title) is not None
 
 
 def _continues_command(query: str, titles: tuple[str, ...], line: str) -> bool:
@@ -421,7 +421,7 @@ def _read_row(query: str, row: Row, counts: Counter[tuple[str, str]]) -> object 
     for title in row.keys() & kind.columns.keys():
         if row[title] in _EMPTY:
             continue
-        value = _value(query, row, title)
+        value = _cell_value(query, row, title)
         if value is not None:
             fields[kind.columns[title].field] = value
         elif title == "pid":  # unknown whether this server has a process

@@ -17,9 +17,9 @@ from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.log_lines import KNOWN
 from mps_exporter.mps.log_merger import LogEntry, LogMerger
-from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.record import FULL, Moment, Quota
 from mps_exporter.mps.server_log import ServerLogReader
+from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import AddressRanges, DaemonFacts, LogsObservation, ProcessFacts
 
@@ -213,7 +213,7 @@ class DaemonTracker:
         """Apply the control tool's replies, as soon as the logs have been read up to then.
 
         A server that the tool lists before the log line of its start is applied would be taken for
-        an older one; so the reply waits. See reconcile.reconcile.
+        an older one; so the reply waits. See server_queries.reconcile.
 
         Args:
             now: Unix time. A recording may contain its first reply before its time.
