@@ -1,8 +1,8 @@
-"""Observations and ledgers -> a Snapshot. Pure.
+"""Merges the observations and the tracked state of each daemon into a Snapshot. Pure.
 
-Here the different views of one thing meet: the server that the log names, the process of that PID
-in /proc, the entry in NVML's list, the answer of the control tool. Where one is missing the others
-stand; where all are, the value is left out.
+Here the views of one thing meet: the server in the log, the process of that PID in /proc, the entry
+in NVML's list, the reply of the control tool. If one view is missing, the others remain; if all
+are, the value is absent.
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.gpus import merge_gpus
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.merge.policy import MAX_CLIENTS_PER_USER, MAX_LIMITED_CLIENTS
 from mps_exporter.observations import NvmlObservation, ProcfsObservation
 from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
-
-MAX_CLIENTS_PER_USER = 256
-MAX_LIMITED_CLIENTS = 1024
-"""So many clients of an ordinary user's daemons have metrics of their own, and of all of them."""
 
 __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
-    """The processes that a source named, other than a log: to be identified in /proc."""
+    """Return the processes that a source other than a log names, to be identified in /proc."""
     pids: set[int] = set()
     for gpu in gpus.gpus if gpus is not None else ():
         pids.update(process.pid for process in gpu.processes or ())
@@ -49,14 +46,15 @@ def merge(
     clients_max: int = 1000,
     stranded_since: Mapping[int, float] | None = None,
 ) -> Snapshot:
-    """Make the snapshot of one collection. A source that brought nothing is None.
+    """Merge the results of one collection; a source without a result is None.
 
-    A client that ends looks stranded for a moment: stranded_since says which looked so in earlier
-    readings of the GPUs, and since when (None: every one counts at once). It is the readings' time
-    that counts: one reading beside newer and newer logs is no evidence.
+    A client that exits looks stranded for a moment: stranded_since has the processes that looked so
+    in earlier readings of the GPUs, with the time of the first such reading (None: each process
+    counts at once). Newer logs next to one reading are no evidence.
     """
     context = MergeContext.of(gpus, processes, daemons, stranded_since)
     merged = _merge_daemons(context, daemons, clients_max, taken_at)
+    identified = None if processes is None else processes.processes.values()
     return Snapshot(
         taken_at=taken_at,
         driver_version=context.driver_version,
@@ -65,10 +63,14 @@ def merge(
         gpu_indexes=context.gpu_indexes,
         daemons=merged,
         collectors=collectors,
-        user_names=_user_names(processes),
+        user_names=context.users,
         containers=processes.containers if processes is not None else (),
         cgroup_memory=context.cgroup_memory,
-        unreadable_environments=_unreadable_environments(processes),
+        unreadable_environments=(
+            None
+            if identified is None
+            else sum(facts.mps_environment is None for facts in identified)
+        ),
         ignored_processes=_ignored(processes, daemons, merged),
     )
 
@@ -93,7 +95,7 @@ def _ignored(
     daemons: Iterable[DaemonInputs],
     merged: Iterable[ControlDaemon],
 ) -> dict[int, int]:
-    """Processes and clients that are left out for the quotas of ordinary users, by user."""
+    """Return the processes and clients that the quotas of ordinary users omit, by user."""
     found = Counter[int]({} if processes is None else processes.ignored_programs)
     for daemon in merged:
         facts = daemon.facts
@@ -101,18 +103,6 @@ def _ignored(
             found[facts.user] += daemon.dropped_clients
     for inputs in daemons:
         if inputs.facts.limited and inputs.facts.user is not None:
-            found[inputs.facts.user] += sum(
-                server.clients.unfollowed for server in inputs.state.servers
-            )
+            servers = inputs.state.servers
+            found[inputs.facts.user] += sum(server.clients.unfollowed for server in servers)
     return {user: count for user, count in found.items() if count}
-
-
-def _user_names(processes: ProcfsObservation | None) -> dict[int, str]:
-    found = () if processes is None else processes.processes.values()
-    return {facts.uid: facts.user for facts in found if facts.uid is not None and facts.user}
-
-
-def _unreadable_environments(processes: ProcfsObservation | None) -> int | None:
-    if processes is None:
-        return None
-    return sum(facts.mps_environment is None for facts in processes.processes.values())

@@ -1,11 +1,11 @@
-"""A GPU: what NVML reads, and which of its processes are of MPS."""
+"""A GPU: NVML's readings, and the roles of its processes in MPS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
-from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.observations import GpuObservation, ProcessList
 from mps_exporter.snapshot import PROCESS_KINDS, Client, ControlDaemon, Gpu, ProcessKind
 
@@ -16,7 +16,7 @@ def merge_gpus(
     daemons: tuple[ControlDaemon, ...],
     inputs: Sequence[DaemonInputs],
 ) -> tuple[Gpu, ...]:
-    """Merge all that is known of the GPUs."""
+    """Merge the facts about the GPUs."""
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
     )
@@ -73,24 +73,24 @@ def _merge_gpu(
 
 
 def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float | None:
-    """The sum of the clients' SM limits; None where one of them is not known."""
+    """Return the sum of the clients' SM limits; None if one of them is unknown."""
     if not gpu.sm_count or any(gpu.uuid not in client.sm_limit for client in clients):
         return None
     return sum(client.sm_limit[gpu.uuid] for client in clients) / gpu.sm_count
 
 
 def _memory_committed_bytes(gpu: GpuObservation, clients: Sequence[Client]) -> int | None:
-    """The sum of those memory limits that are known."""
+    """Return the sum of the known memory limits."""
     if not clients:
         return None
     return sum(client.memory_limit_bytes.get(gpu.uuid, 0) for client in clients)
 
 
 def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[ProcessKind, set[int]]:
-    """The processes by what they are to MPS, as far as the lists that could be read show.
+    """Return the processes by their role in MPS, for the lists that could be read.
 
-    Only the MPS list distinguishes a client from a process without MPS, so that without it, which
-    old drivers lack, neither is known. A server is known by its PID, wherever it is listed.
+    Only the MPS list, which old drivers lack, distinguishes a client from a process without MPS.
+    A server is known by its PID, wherever it is listed.
     """
     if gpu.processes is None:
         return {}
@@ -103,8 +103,7 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     if "compute" in lists:
         compute = lists["compute"]
         if "mps" in lists:
-            # NVML's MPS list can hold a client of another GPU, with 0 bytes: the compute list has
-            # not.
+            # Unlike the compute list, the MPS list can contain a client of another GPU (0 bytes).
             clients = (lists["mps"] & compute) - servers
             processes_by_kind = {"mps_client": clients, "direct": compute - clients - servers}
         processes_by_kind["mps_server"] = compute & servers
@@ -120,10 +119,10 @@ def _stranded_pids(
     *,
     identified: bool,
 ) -> tuple[int, ...] | None:
-    """Find the MPS processes without a server; None: not known.
+    """Return the MPS processes without a server; None if unknown.
 
-    Certain where no server is on the GPU, or where every daemon's log names all its clients. A
-    process that waits in a queue is listed by NVML, too, and lacks a server for another reason.
+    Certain if no server is on the GPU, or if every daemon's log shows all its clients. NVML also
+    lists a process that waits in a queue, which lacks a server for another reason.
     """
     if "mps_client" not in by_kind:
         return None
@@ -136,7 +135,7 @@ def _stranded_pids(
 def _known_clients(
     clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
 ) -> set[int] | None:
-    """Return the PIDs of all servers' clients; None: there may be others."""
+    """Return the PIDs of all servers' clients; None if there may be others."""
     all_readable = all(
         daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
     ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
@@ -149,7 +148,7 @@ def _known_clients(
 
 
 def _may_miss_clients(daemon: DaemonInputs) -> bool:
-    """Whether a server that is there may have clients whose lines were not read."""
+    """Return whether a running server may have clients whose lines were not read."""
     lost_at = daemon.state.server_log_lost_at
     return any(
         not server.has_log or (lost_at is not None and server.started_at <= lost_at)
@@ -158,6 +157,6 @@ def _may_miss_clients(daemon: DaemonInputs) -> bool:
 
 
 def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
-    """PIDs, as their daemons number processes, that the control tool says are clients."""
+    """Return the clients that the control tool lists, in their daemons' PID namespaces."""
     replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
     return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}

@@ -1,4 +1,4 @@
-"""What the merge starts from, and what several of its parts look up."""
+"""The inputs of a merge, and the indexes over them that several of its parts use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mps_exporter.mps.control_protocol import ServerReply
+from mps_exporter.merge.policy import STRANDED_SECONDS
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
@@ -23,9 +23,6 @@ from mps_exporter.observations import (
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
-STRANDED_SECONDS = 1.0
-"""A client that ends leaves NVML's list within this time after it left its server."""
-
 
 @dataclass(frozen=True, slots=True)
 class DaemonInputs:
@@ -35,115 +32,72 @@ class DaemonInputs:
     probe: ControlObservation | None = None
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     state: DaemonState = field(default_factory=DaemonState)
-    """What its logs say."""
+    """The state that its logs show."""
     logs: tuple[LogState, ...] = ()
     was_readable: bool = False
-    """Its control.log could be read at some time: its counters mean something."""
+    """control.log was readable at some time, so the counters are valid."""
     hung: bool = False
-    """The last question that was put to it was not answered in time."""
+    """The last query timed out."""
     resumed: bool = False
-    """It, or a server of its, was stopped then, and goes on now."""
+    """At that time the daemon or one of its servers was stopped; now it runs again."""
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def speaks_v3(self) -> bool:
-        """Whether it is an MPS v3 daemon; what it answered counts more than how it was started."""
+        """Whether this is an MPS v3 daemon, by its last reply or else by how it was started."""
         return (self.answers.protocol or self.facts.protocol) == "3"
 
     def log_readable(self, log: str) -> bool:
-        """Whether this log can be read now."""
+        """Return whether this log is readable now."""
         return any(state.log == log and state.readable for state in self.logs)
 
-    def logged_servers(self) -> tuple[TrackedServer, ...]:
-        """The servers of the log; none where it does not tell."""
-        return tuple(self.state.servers) if self.log_names_servers() else ()
-
     def log_names_servers(self) -> bool:
-        """Whether the log tells which servers there are; that of an MPS v3 daemon does not."""
+        """Return whether the log shows which servers exist; an MPS v3 daemon's does not."""
         return self.log_readable("control") and not self.speaks_v3
 
+    def logged_servers(self) -> tuple[TrackedServer, ...]:
+        """Return the servers of the log, if it shows them."""
+        return tuple(self.state.servers) if self.log_names_servers() else ()
+
     def device_uuids(self) -> dict[int, str]:
-        """Device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
+        """Return device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
         return {**self.answers.device_uuids(), **self.state.devices}
 
     def visible_devices(self) -> str | None:
-        """The daemon's CUDA_VISIBLE_DEVICES, where its environment can be read."""
+        """Return the daemon's CUDA_VISIBLE_DEVICES, if its environment is readable."""
         process = self.facts.process
         environment = process.mps_environment if process is not None else None
         return (environment or {}).get("CUDA_VISIBLE_DEVICES")
 
     def has_own_pid_namespace(self) -> bool:
-        """Whether the daemon numbers processes otherwise than this host."""
+        """Return whether the daemon's PIDs differ from this host's."""
         return self.facts.process is not None and len(self.facts.process.namespace_pids) > 1
 
 
 @dataclass(frozen=True, slots=True)
-class ServerInputs:
-    """All that is known of one server."""
-
-    daemon: DaemonInputs
-    pid: int
-    """As this host numbers it, where its process is seen."""
-    logged: TrackedServer | None
-    """What the log says of it."""
-    reply: ServerReply | None
-    process: ProcessFacts | None
-    devices: Mapping[int, str]
-    """Device ordinal -> GPU UUID."""
-
-    @property
-    def clients_logged(self) -> bool:
-        """Whether the server's log names its clients."""
-        return self.logged is not None and self.daemon.log_readable("server")
-
-    def state(self) -> str | None:
-        """The server's state, from the log or the tool."""
-        if self.logged is not None:
-            return self.logged.state
-        return self.reply.state if self.reply is not None else None
-
-    def uid(self) -> int | None:
-        """The user of the server, from the log or its process."""
-        if self.logged is not None and self.logged.uid is not None:
-            return self.logged.uid
-        return self.process.uid if self.process is not None else None
-
-    def thread_ratio(self) -> float | None:
-        """The active thread limit of its new clients."""
-        if self.logged is not None and self.logged.thread_ratio is not None:
-            return self.logged.thread_ratio
-        return self.reply.active_thread_ratio if self.reply is not None else None
-
-    def memory_limits_by_ordinal(self) -> Mapping[int, int]:
-        """Device ordinal -> bytes that each of its new clients may pin there."""
-        reported = self.reply.pinned_memory_limit_bytes if self.reply is not None else {}
-        logged = self.logged.memory_limits if self.logged is not None else {}
-        return {**reported, **logged}
-
-
-@dataclass(frozen=True, slots=True)
 class MergeContext:
-    """What several parts of the merge look up."""
+    """Indexes over the observations of a collection."""
 
     gpus: Mapping[str, GpuObservation]
-    """By UUID."""
+    """UUID -> GPU."""
     gpu_indexes: Mapping[str, str]
     driver_version: str | None
     processes: Mapping[int, ProcessFacts]
     users: Mapping[int, str]
+    """UID -> user name, where a process shows it."""
     server_pids: frozenset[int]
     host_pids: Mapping[tuple[int, int], int]
-    """(PID namespace, PID in it) -> PID as the host sees it."""
+    """(PID namespace, PID in it) -> PID on this host."""
     known_pids: frozenset[int]
-    """Processes, by the host's PIDs, whose daemons are known."""
+    """PIDs on this host of processes whose daemon is known."""
     memory_by_process: Mapping[int, Mapping[str, int]]
     """PID -> GPU UUID -> bytes."""
     cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]]
-    """Path of a control group -> GPU UUID -> its memory; of GPUs that NVML does not show, none."""
+    """Path of a control group -> GPU UUID -> its memory, for the GPUs that NVML shows."""
     stranded_since: Mapping[int, float] | None
     stranded_before: float
-    """Only a process that has looked stranded since then is."""
+    """Only processes that have looked stranded since this time are stranded."""
 
     @classmethod
     def of(
@@ -153,16 +107,17 @@ class MergeContext:
         daemons: Sequence[DaemonInputs],
         stranded_since: Mapping[int, float] | None,
     ) -> MergeContext:
-        """Arrange what the sources brought for looking it up."""
+        """Index the observations."""
         observed = gpus.gpus if gpus is not None else ()
         identified = processes.processes if processes is not None else {}
         server_pids = frozenset(pid for pid, facts in identified.items() if is_server(facts))
+        of_daemons = [process for inputs in daemons for process in inputs.facts.processes]
         return cls(
             gpus={gpu.uuid: gpu for gpu in observed},
             gpu_indexes=_gpu_indexes(observed, daemons),
             driver_version=gpus.driver_version if gpus is not None else None,
             processes=identified,
-            users=_users((*identified.values(), *_daemon_processes(daemons))),
+            users=names_by_uid((*identified.values(), *of_daemons)),
             server_pids=server_pids,
             host_pids=_host_pids(identified.values()),
             known_pids=server_pids | _logged_client_pids(daemons),
@@ -173,54 +128,50 @@ class MergeContext:
         )
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
-        """Return the process that a daemon calls its server or client; None: it is none of its own.
+        """Return the process that a daemon names as its server or client; None if it cannot be one.
 
-        The log of an ordinary user's daemon may name any PID. It can serve that user only, so the
-        process of another is not its client, and nothing is told of it.
+        The log of an ordinary user's daemon may name any PID, but that daemon can serve only its
+        own user: a process of another user is not its client, and is not shown.
         """
         found = self.processes.get(pid)
         if found is None or (daemon.limited and found.uid != daemon.user):
             return None
         return found
 
+    def host_pid(self, inputs: DaemonInputs, pid: int) -> int:
+        """Return the PID on this host of a process that a daemon names; 0 if it is not found."""
+        if not inputs.has_own_pid_namespace():
+            return pid
+        process = inputs.facts.process
+        namespace = process.pid_namespace if process is not None else None
+        return self.host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
+
     def is_stranded(self, pid: int) -> bool:
-        """Whether a process has looked stranded for long enough to be."""
+        """Return whether a process has looked stranded for long enough."""
         if self.stranded_since is None:
             return True
         return self.stranded_since.get(pid, math.inf) <= self.stranded_before
 
     def user(self, uid: int | None) -> str | None:
-        """The name of a user, where one of its processes shows it."""
+        """Return the name of a user, if a process shows it."""
         return None if uid is None else self.users.get(uid)
 
     def memory_used(self, pid: int) -> Mapping[str, int]:
-        """GPU UUID -> bytes that the process uses there, as far as NVML reports it."""
+        """Return GPU UUID -> bytes that the process uses there, if NVML reports it."""
         return self.memory_by_process.get(pid, {})
 
 
 def is_server(facts: ProcessFacts) -> bool:
-    """Whether a process is an MPS server, by its name (of which the kernel keeps 15 letters)."""
+    """Return whether a process is an MPS server, by its name (the kernel keeps 15 characters)."""
     return SERVER_PROGRAM.startswith(facts.name[:15]) and facts.name.startswith("nvidia-cuda-mps")
 
 
-def _users(processes: Iterable[ProcessFacts]) -> dict[int, str]:
-    """UID -> user name."""
-    return {
-        facts.uid: facts.user
-        for facts in processes
-        if facts.uid is not None and facts.user is not None
-    }
-
-
-def _daemon_processes(daemons: Iterable[DaemonInputs]) -> Iterable[ProcessFacts]:
-    for inputs in daemons:
-        if inputs.facts.process is not None:
-            yield inputs.facts.process
-        yield from inputs.facts.servers
+def names_by_uid(processes: Iterable[ProcessFacts]) -> dict[int, str]:
+    """Return UID -> user name."""
+    return {facts.uid: facts.user for facts in processes if facts.uid is not None and facts.user}
 
 
 def _host_pids(processes: Iterable[ProcessFacts]) -> dict[tuple[int, int], int]:
-    """(PID namespace, PID in it) -> PID as the host sees it."""
     found: dict[tuple[int, int], int] = {}
     for facts in processes:
         if facts.pid_namespace is not None and facts.namespace_pids:
@@ -229,7 +180,7 @@ def _host_pids(processes: Iterable[ProcessFacts]) -> dict[tuple[int, int], int]:
 
 
 def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
-    """The clients that a log names by the host's PIDs."""
+    """Return the clients that a log names by PIDs of this host."""
     return frozenset(
         client.pid
         for inputs in daemons
@@ -257,23 +208,23 @@ def _cgroup_memory(
         if gpu.pci_bus_id is not None and gpu.parent_uuid is None
     }
     found: dict[str, dict[str, CgroupMemory]] = {}
-    for one in processes.cgroup_memory if processes is not None else ():
-        uuid = uuids.get(_pci(one.pci_bus_id))
+    for memory in processes.cgroup_memory if processes is not None else ():
+        uuid = uuids.get(_pci(memory.pci_bus_id))
         if uuid is not None:
-            found.setdefault(one.path, {})[uuid] = one
+            found.setdefault(memory.path, {})[uuid] = memory
     return found
 
 
 def _pci(address: str) -> str:
-    """Write a PCI address as the kernel does: 00000000:02:00.0, in small letters."""
+    """Return a PCI address as the kernel writes it: 00000000:02:00.0, in lower case."""
     return address.lower().rjust(len("00000000:02:00.0"), "0")
 
 
 def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]) -> dict[str, str]:
-    """GPU UUID -> its index, also of GPUs that only a daemon names; empty: not known."""
+    """Return GPU UUID -> index, also of GPUs that only a daemon names; "" if unknown."""
     indexes = {gpu.uuid: str(gpu.index) for gpu in gpus}
     for inputs in daemons:
-        # A daemon that sees all GPUs numbers them as NVML does; one with a choice does not.
+        # A daemon that sees all GPUs numbers them like NVML; one with a selection does not.
         whole = inputs.visible_devices() is None
         for ordinal, uuid in inputs.device_uuids().items():
             indexes.setdefault(uuid, str(ordinal) if whole else "")
