@@ -96,7 +96,7 @@ class _ClientInputs:
 
 
 def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, ...] | None:
-    """Merge the facts about a server's clients; None if neither log nor control tool lists them."""
+    """Merge the facts about a server's clients; None if no source lists them."""
     clients = _client_inputs(server)
     if clients is None:
         return None

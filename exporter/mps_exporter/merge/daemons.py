@@ -175,7 +175,7 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
 
 
 def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
-    """Return whether this daemon may have been told to quit, which only control.log proves.
+    """Return whether this daemon may be quitting, which only control.log proves.
 
     While it drains, the tool prints that it cannot send the command, or nothing (driver 580).
     """
