@@ -233,25 +233,6 @@ def test_an_empty_list_is_none_and_no_reply_is_unknown(query: str) -> None:
     check(query, REPLIES[query].splitlines()[0] + "\n", **none.get(query, UNKNOWN[query]))
 
 
-@LISTS
-def test_a_last_row_that_may_be_cut_is_not_believed(query: str) -> None:
-    found = seen(with_reply(query, REPLIES[query].rstrip("\n")))
-    assert found["left out"] == {(NAMES[query], "row"): 1}
-    if query == CLIENTS:
-        expected = {**TRUTH, **NO_COUNTS, "pids": TRUTH["pids"] - {4000112}}
-        assert found == {**expected, "left out": found["left out"]}
-    if query == SERVERS:
-        assert (found["servers"], found["clients"]) == (None, {OPAL: 3})
-
-
-def test_a_header_in_the_midst_is_no_row() -> None:
-    for query, text in REPLIES.items():
-        header, first, rest = text.split("\n", 2)
-        found = seen(with_reply(query, f"{header}\n{first}\n{header}\n{rest}"))
-        assert found["left out"] == {(NAMES[query], "row"): 1}
-        assert (found["pids"], found["gold"]) == (TRUTH["pids"], TRUTH["gold"])
-
-
 @pytest.mark.parametrize(
     ("limit", "size"),
     [
