@@ -100,7 +100,7 @@ def test_why_a_daemon_is_up_or_not(
     [
         probe(Outcome.REFUSED, CANNOT_SEND),
         probe(Outcome.UNPARSABLE, NOTHING),
-        # It was asked to quit between two questions.
+        # Told to quit between two queries.
         probe(Outcome.REFUSED, ANSWERED, CANNOT_SEND),
     ],
 )
@@ -234,7 +234,7 @@ def test_processes_are_distinguished() -> None:
 @pytest.mark.parametrize(
     ("unread", "reported"),
     [
-        # Without the MPS list a client looks like a process beside MPS: neither is told.
+        # Without the MPS list a client looks like a process without MPS: both are unknown.
         (("mps",), {"mps_server": 1, "graphics": 1}),
         (("compute",), {"graphics": 1}),
         (("graphics",), {"mps_client": 1, "mps_server": 1, "direct": 1}),
@@ -260,7 +260,7 @@ def test_a_client_that_no_server_has_is_stranded() -> None:
     assert snapshot(client_facts(30), processes=neighbour).gpus[0].stranded_clients == 1
     alone = ((32, "compute", 5), (32, "mps", 5))
     assert snapshot(processes=alone).gpus[0].stranded_clients == 1
-    # Where a log cannot be read, nobody can say whose clients are whose.
+    # Without a log the owners of the clients are unknown.
     assert snapshot(client_facts(30), processes=neighbour, logs=()).gpus[0].stranded_clients is None
 
 
@@ -301,7 +301,7 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
     assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
 
 
-def test_a_client_that_asks_for_what_its_server_gives_anyway_has_its_servers_limit() -> None:
+def test_a_client_with_the_share_of_its_server_has_the_limit_of_its_server() -> None:
     server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes={"thread_ratio": 0.5})
     for percentage, ratio, source in (("49", 0.49, "client"), ("50", 0.5, "server")):
         facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
@@ -359,13 +359,6 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     assert client.active_thread_ratio == 1.0
 
 
-@pytest.mark.parametrize(("percentage", "ignored"), [("abc", "abc"), ("50", None)])
-def test_a_percentage_that_cuda_ignores_is_reported(percentage: str, ignored: str | None) -> None:
-    facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
-    (client,) = snapshot(facts, processes=ALL).daemons[0].servers[0].clients
-    assert client.percentage_ignored == ignored
-
-
 def test_unreadable_limits_are_omitted_and_reported() -> None:
     secret = replace(client_facts(30), mps_environment=None)
     found = snapshot(secret, processes=ALL)
@@ -375,11 +368,6 @@ def test_unreadable_limits_are_omitted_and_reported() -> None:
     assert client.memory_used_bytes == {"GPU-a": GIB}
     assert found.gpus[0].sm_committed_ratio is None
     assert found.unreadable_environments == 2  # the server's is not readable here either
-
-
-def test_a_client_is_attributed() -> None:
-    (client,) = snapshot(client_facts(30), processes=ALL).daemons[0].servers[0].clients
-    assert (client.user, client.command, client.slurm_job_id) == ("ann", "train", "7")
 
 
 def test_clients_beyond_the_bound_are_counted_only() -> None:
@@ -433,24 +421,7 @@ def test_without_any_source_there_are_no_numbers() -> None:
     assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
 
 
-def test_a_daemon_elsewhere_has_its_pids_translated() -> None:
-    elsewhere = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
-    server = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
-    inner = replace(client_facts(30), namespace_pids=(30, 8), pid_namespace=77)
-    facts = replace(RUNNING, process=elsewhere, servers=(server,))
-    state = logged(LoggedServer(3, (logged_client(8, "GPU-a"),)))
-    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), state=state, logs=READABLE)
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*ALL),)),
-        processes=ProcfsObservation(9.0, (facts,), {20: server, 30: inner}),
-        daemons=[inputs],
-    )
-    (merged,) = found.daemons[0].servers
-    assert (merged.pid, [client.pid for client in merged.clients]) == (20, [30])
-
-
-def test_everybody_who_was_named_is_identified() -> None:
+def test_processes_that_a_source_names_are_identified() -> None:
     state = logged(LoggedServer(clients=(logged_client(30),)))
     inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), state=state)
     observation = NvmlObservation(1.0, Outcome.OK, gpus=(gpu((40, "compute", 1)),))
@@ -489,29 +460,6 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
         for one in found.daemons
     }
     assert clients == {"/a": [0, 0], "/b": [900]}
-
-
-def test_the_gpus_of_a_server_keep_their_order() -> None:
-    names = tuple(f"GPU-{letter}" for letter in "hgfedcba")
-    devices = dict(enumerate(names))
-    reply = ServerReply(20, "ACTIVE", 1.0, (), {}, devices, {})
-    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
-    gpus = tuple(GpuObservation(n, name, compute_capability=(9, 0)) for n, name in enumerate(names))
-    merged = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, driver_version="580.159.04", gpus=gpus),
-        processes=None,
-        daemons=[DaemonInputs(RUNNING, probe=probe(Outcome.OK, RAN), answers=answers)],
-    )
-    (server,) = merged.daemons[0].servers
-    assert tuple(server.contexts_limit) == names
-
-
-def test_memory_is_what_the_list_of_compute_processes_says() -> None:
-    listed = ((20, "compute", None), (30, "compute", GIB), (30, "mps", 5))
-    (server,) = snapshot(client_facts(30), processes=listed).daemons[0].servers
-    assert server.memory_used_bytes == {}
-    assert server.clients[0].memory_used_bytes == {"GPU-a": GIB}
 
 
 @pytest.mark.parametrize(
@@ -625,11 +573,6 @@ def test_a_user_whose_name_one_process_does_not_show_keeps_it() -> None:
     assert server.user == "ann"
 
 
-def test_limits_that_are_not_known_commit_no_memory() -> None:
-    (one,) = one_daemon(client_facts(30), listed=ALL).gpus
-    assert one.client_memory_committed_bytes == 0
-
-
 @pytest.mark.parametrize(("visible", "index"), [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3"}, "")])
 def test_a_gpu_that_only_a_daemon_names_has_its_number_unless_it_chose_its_gpus(
     visible: dict[str, str], index: str
@@ -679,7 +622,7 @@ def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
         ((), [800]),
         (((810, "compute", 1),), [800]),  # a process without MPS
         (((820, "mps", 0),), [800]),  # a client of another GPU
-        (((830, "compute", 1), (830, "mps", 1)), [0]),  # one of two: nobody knows which
+        (((830, "compute", 1), (830, "mps", 1)), [0]),  # one of two, ambiguous
     ],
 )
 def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
