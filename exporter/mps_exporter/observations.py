@@ -228,6 +228,11 @@ class DaemonFacts:
         return self.owner_uid
 
     @property
+    def has_own_pid_namespace(self) -> bool:
+        """Whether the daemon's PIDs differ from this host's."""
+        return self.process is not None and len(self.process.namespace_pids) > 1
+
+    @property
     def pipe_path(self) -> str:
         """Path of the pipe directory for the exporter."""
         return self.root + self.pipe_directory

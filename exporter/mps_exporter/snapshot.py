@@ -467,8 +467,7 @@ class ControlDaemon:
     @property
     def has_own_pid_namespace(self) -> bool:
         """Whether the daemon's PIDs differ from this host's."""
-        process = self.facts.process if self.facts is not None else None
-        return process is not None and len(process.namespace_pids) > 1
+        return self.facts is not None and self.facts.has_own_pid_namespace
 
     @property
     def limited(self) -> bool:

@@ -65,7 +65,7 @@ def merge(
     in earlier readings of the GPUs, with the time of the first such reading (None: each process
     counts at once). Newer logs next to one reading do not prove anything.
     """
-    context = MergeContext.of(gpus, processes, daemons, stranded_since)
+    context = MergeContext(gpus, processes, daemons, stranded_since)
     merged = _merge_daemons(context, daemons, clients_max, taken_at)
     identified = None if processes is None else processes.processes.values()
     return Snapshot(

@@ -100,7 +100,7 @@ def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, 
     clients = _client_inputs(server)
     if clients is None:
         return None
-    if server.daemon.has_own_pid_namespace():
+    if server.daemon.facts.has_own_pid_namespace:
         clients = [
             replace(client, pid=context.host_pid(server.daemon, client.pid)) for client in clients
         ]

@@ -85,7 +85,7 @@ def merge_daemon(
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
     """Return the client that the daemon served last, if its process is certain."""
     last = inputs.state.handover
-    if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
+    if last is None or not inputs.log_readable("control") or inputs.facts.has_own_pid_namespace:
         return None
     client = context.process(inputs.facts, last.pid)
     if client is None or client.ended or client.uid != last.uid or last.pid <= 2:

@@ -70,62 +70,35 @@ class DaemonInputs:
         environment = process.mps_environment if process is not None else None
         return (environment or {}).get("CUDA_VISIBLE_DEVICES")
 
-    def has_own_pid_namespace(self) -> bool:
-        """Return whether the daemon's PIDs differ from this host's."""
-        return self.facts.process is not None and len(self.facts.process.namespace_pids) > 1
 
-
-@dataclass(frozen=True, slots=True)
 class MergeContext:
     """Indexes over the observations of a collection."""
 
-    gpus: Mapping[str, GpuObservation]
-    """UUID -> GPU."""
-    gpu_indexes: Mapping[str, str]
-    driver_version: str | None
-    processes: Mapping[int, ProcessFacts]
-    users: Mapping[int, str]
-    """UID -> user name, where a process shows it."""
-    server_pids: frozenset[int]
-    host_pids: Mapping[tuple[int, int], int]
-    """(PID namespace, PID in it) -> PID on this host."""
-    known_pids: frozenset[int]
-    """PIDs on this host of processes whose daemon is known."""
-    memory_by_process: Mapping[int, Mapping[str, int]]
-    """PID -> GPU UUID -> bytes."""
-    cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]]
-    """Path of a control group -> GPU UUID -> its memory, for the GPUs that NVML shows."""
-    stranded_since: Mapping[int, float] | None
-    stranded_before: float
-    """Only processes that have looked stranded since this time are stranded."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         gpus: NvmlObservation | None,
         processes: ProcfsObservation | None,
         daemons: Sequence[DaemonInputs],
         stranded_since: Mapping[int, float] | None,
-    ) -> MergeContext:
-        """Index the observations."""
+    ) -> None:
         observed = gpus.gpus if gpus is not None else ()
-        identified = processes.processes if processes is not None else {}
-        server_pids = frozenset(pid for pid, facts in identified.items() if is_server(facts))
+        self.driver_version = gpus.driver_version if gpus is not None else None
+        self.gpus: Mapping[str, GpuObservation] = {gpu.uuid: gpu for gpu in observed}
+        """UUID -> GPU."""
+        self.gpu_indexes = _gpu_indexes(observed, daemons)
+        self.processes = processes.processes if processes is not None else {}
         of_daemons = [process for inputs in daemons for process in inputs.facts.processes]
-        return cls(
-            gpus={gpu.uuid: gpu for gpu in observed},
-            gpu_indexes=_gpu_indexes(observed, daemons),
-            driver_version=gpus.driver_version if gpus is not None else None,
-            processes=identified,
-            users=names_by_uid((*identified.values(), *of_daemons)),
-            server_pids=server_pids,
-            host_pids=_host_pids(identified.values()),
-            known_pids=server_pids | _logged_client_pids(daemons),
-            memory_by_process=_memory_by_process(observed),
-            cgroup_memory=_cgroup_memory(observed, processes),
-            stranded_since=stranded_since if gpus is not None else None,
-            stranded_before=gpus.at - STRANDED_SECONDS if gpus is not None else math.inf,
+        self.users = _user_names((*self.processes.values(), *of_daemons))
+        self.server_pids = frozenset(
+            pid for pid, facts in self.processes.items() if is_server(facts)
         )
+        self.known_pids = self.server_pids | _logged_client_pids(daemons)
+        """PIDs on this host of processes whose daemon is known."""
+        self.cgroup_memory = _cgroup_memory(observed, processes)
+        self._host_pids = _host_pids(self.processes.values())
+        self._memory_by_process = _memory_by_process(observed)
+        self._stranded_since = stranded_since if gpus is not None else None
+        self._stranded_before = gpus.at - STRANDED_SECONDS if gpus is not None else math.inf
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
         """Return the process that a daemon names as its server or client; None if it cannot be one.
@@ -140,17 +113,17 @@ class MergeContext:
 
     def host_pid(self, inputs: DaemonInputs, pid: int) -> int:
         """Return the PID on this host of a process that a daemon names; 0 if it is not found."""
-        if not inputs.has_own_pid_namespace():
+        if not inputs.facts.has_own_pid_namespace:
             return pid
         process = inputs.facts.process
         namespace = process.pid_namespace if process is not None else None
-        return self.host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
+        return self._host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
 
     def is_stranded(self, pid: int) -> bool:
         """Return whether a process has looked stranded for long enough."""
-        if self.stranded_since is None:
+        if self._stranded_since is None:
             return True
-        return self.stranded_since.get(pid, math.inf) <= self.stranded_before
+        return self._stranded_since.get(pid, math.inf) <= self._stranded_before
 
     def user(self, uid: int | None) -> str | None:
         """Return the name of a user, if a process shows it."""
@@ -158,7 +131,7 @@ class MergeContext:
 
     def memory_used(self, pid: int) -> Mapping[str, int]:
         """Return GPU UUID -> bytes that the process uses there, if NVML reports it."""
-        return self.memory_by_process.get(pid, {})
+        return self._memory_by_process.get(pid, {})
 
 
 def is_server(facts: ProcessFacts) -> bool:
@@ -166,12 +139,13 @@ def is_server(facts: ProcessFacts) -> bool:
     return SERVER_PROGRAM.startswith(facts.name[:15]) and facts.name.startswith("nvidia-cuda-mps")
 
 
-def names_by_uid(processes: Iterable[ProcessFacts]) -> dict[int, str]:
+def _user_names(processes: Iterable[ProcessFacts]) -> dict[int, str]:
     """Return UID -> user name."""
     return {facts.uid: facts.user for facts in processes if facts.uid is not None and facts.user}
 
 
 def _host_pids(processes: Iterable[ProcessFacts]) -> dict[tuple[int, int], int]:
+    """Return (PID namespace, PID in it) -> PID on this host."""
     found: dict[tuple[int, int], int] = {}
     for facts in processes:
         if facts.pid_namespace is not None and facts.namespace_pids:
@@ -184,13 +158,14 @@ def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
     return frozenset(
         client.pid
         for inputs in daemons
-        if not inputs.has_own_pid_namespace()
+        if not inputs.facts.has_own_pid_namespace
         for server in inputs.logged_servers()
         for client in server.clients
     )
 
 
 def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, int]]:
+    """Return PID -> GPU UUID -> bytes."""
     used: dict[int, dict[str, int]] = {}
     for gpu in gpus:
         for process in gpu.processes or ():
@@ -202,6 +177,7 @@ def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, in
 def _cgroup_memory(
     gpus: Iterable[GpuObservation], processes: ProcfsObservation | None
 ) -> dict[str, dict[str, CgroupMemory]]:
+    """Return path of a control group -> GPU UUID -> its memory, for the GPUs that NVML shows."""
     uuids = {
         _pci(gpu.pci_bus_id): gpu.uuid
         for gpu in gpus

@@ -130,9 +130,6 @@ _SHORT = _text(r".{1,200}")
 _MAX_PID = 1 << 22  # the kernel's own limit
 
 
-# ------------------------------------------------------------------------------ lists
-
-
 class _Column(NamedTuple):
     field: str
     convert: Convert
@@ -149,8 +146,6 @@ class _List(NamedTuple):
     required: frozenset[str]
     """Columns that identify a row."""
     columns: Mapping[str, _Column]
-    free_text: str = ""
-    """Column that may contain commas and quotes, readable if it is the last column."""
 
 
 def _make_server(*, pid: int = 0, **fields: Any) -> NamedServer:
@@ -217,7 +212,6 @@ _LISTS: Mapping[str, _List] = {
             "namespace": _Column("namespace", _namespace_name, "namespace"),
             "command": _Column("command", _text(".{1,4096}"), "program"),
         },
-        "command",
     ),
     PARTITIONS: _List(
         "partitions",
@@ -250,7 +244,6 @@ _LISTS: Mapping[str, _List] = {
             "total-chunks": _Column("chunks", _AMOUNT),
             "attributes": _Column("attributes", _SHORT),
         },
-        "attributes",
     ),
     FEATURES: _List(
         "features",
@@ -263,11 +256,12 @@ _LISTS: Mapping[str, _List] = {
             "module": _Column("module", _FEATURE),
             "covers": _Column("covers", _SHORT),
         },
-        "covers",
     ),
 }
 """Lists by query, with the manual's columns."""
 
+_FREE_TEXT = {"command", "attributes", "covers"}
+"""Columns that may contain commas and quotes, readable if they are the last column."""
 _ALIASES = {"maws-ns": "namespace", "ns": "namespace", "cmd": "command"}
 """Titles of columns that differ from the manual (driver 615)."""
 
@@ -282,8 +276,6 @@ REPLIES = (*map(_reply_name, _LISTS), V2_PARTITIONS)
 PARTITION_REPLIES: Mapping[str, str] = {"2": V2_PARTITIONS, "3": _reply_name(PARTITIONS)}
 """Name of the query that returns the partitions, by protocol."""
 
-
-# ------------------------------------------------------------------------------ rows
 
 Row = Mapping[str, str]
 """Column -> its cell."""
@@ -332,7 +324,7 @@ def _row(query: str, titles: tuple[str, ...], line: str) -> Row | None:
         line = _UNQUOTED_UUIDS.sub(r'"\g<0>"', line)
     cells = _cells(line) or []
     certain = len(cells) == len(titles)
-    if not certain and titles[-1] == _LISTS[query].free_text:
+    if not certain and titles[-1] in _FREE_TEXT:
         cells = line.split(",", len(titles) - 1)
     if len(cells) != len(titles) or tuple(map(_title, cells)) == titles:
         return None
