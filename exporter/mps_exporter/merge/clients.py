@@ -174,46 +174,45 @@ def _merge_client(
     allowed: _AllowedLimits,
 ) -> Client:
     """Merge the facts about one client."""
-    logged = inputs.logged
+    logged, process = inputs.logged, context.process(daemon.facts, inputs.pid)
     state, state_since = (None, None) if logged is None else logged.state
-    process = context.process(daemon.facts, inputs.pid)
-    if process is None:
+    if process is None and daemon.facts.limited:
         # The log of an ordinary user may claim any state of a process that is not that user's.
-        unproved = daemon.facts.limited
-        return Client(
-            pid=inputs.pid,
-            server_pid=server_pid,
-            uid=inputs.uid,
-            user=context.user(inputs.uid),
-            connected_at=logged.connected_at if logged is not None else None,
-            state=None if unproved else state,
-            state_since=None if unproved else state_since,
-            contexts=inputs.contexts,
-            memory_used_bytes=context.memory_used(inputs.pid),
-            confirmed=False,
-        )
-    attribution = parse_cgroup(process.cgroup)
+        state = state_since = None
+    environment = process.mps_environment if process is not None else None
     return Client(
         pid=inputs.pid,
         server_pid=server_pid,
-        uid=process.uid,
-        user=process.user,
-        command=process.name,
-        container_id=attribution.container_id,
-        pod_uid=attribution.pod_uid,
-        slurm_job_id=attribution.slurm_job_id,
-        systemd_unit=attribution.systemd_unit,
-        pid_namespace=process.pid_namespace,
-        environment_readable=process.mps_environment is not None,
         connected_at=logged.connected_at if logged is not None else None,
         state=state,
         state_since=state_since,
         contexts=inputs.contexts,
         memory_used_bytes=context.memory_used(inputs.pid),
-        confirmed=not process.ended,
-        cgroup=_known_cgroup(context, process),
-        **_limits(context, inputs, allowed, process.mps_environment),
+        **_process_fields(context, inputs.uid, process),
+        **_limits(context, inputs, allowed, environment),
     )
+
+
+def _process_fields(
+    context: MergeContext, uid: int | None, process: ProcessFacts | None
+) -> dict[str, Any]:
+    """Return the fields of Client about its process, or without one about the user of the log."""
+    if process is None:
+        return {"uid": uid, "user": context.user(uid), "confirmed": False}
+    attribution = parse_cgroup(process.cgroup)
+    return {
+        "uid": process.uid,
+        "user": process.user,
+        "command": process.name,
+        "container_id": attribution.container_id,
+        "pod_uid": attribution.pod_uid,
+        "slurm_job_id": attribution.slurm_job_id,
+        "systemd_unit": attribution.systemd_unit,
+        "pid_namespace": process.pid_namespace,
+        "environment_readable": process.mps_environment is not None,
+        "confirmed": not process.ended,
+        "cgroup": _known_cgroup(context, process),
+    }
 
 
 def _known_cgroup(context: MergeContext, process: ProcessFacts) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mps_exporter.merge.clients import (
     ServerInputs,
@@ -40,8 +41,6 @@ def merge_daemon(
     kept, dropped = _limit_clients(servers, clients_max)
     state = control_state(inputs)
     timeline_since, timeline = logged.timeline.snapshot(now)
-    replies = inputs.answers.servers.values()
-    priorities = (reply.default_client_priority for reply in replies)
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
@@ -58,11 +57,7 @@ def merge_daemon(
         query_duration_seconds=_probe_seconds(inputs.probe),
         query_failures=inputs.query_failures,
         queries=inputs.queries,
-        default_active_thread_ratio=(
-            probe.default_active_thread_ratio if probe is not None else None
-        ),
-        default_pinned_memory_limit_bytes=_default_memory_limits(inputs),
-        default_client_priority=next((one for one in priorities if one is not None), None),
+        **_default_limits(inputs),
         servers_count=len(servers) if servers_known else None,
         servers=kept,
         waits=logged.waits,
@@ -122,13 +117,20 @@ def _probe_seconds(probe: ControlObservation | None) -> float | None:
     return sum(exchange.duration_seconds for exchange in probe.exchanges)
 
 
-def _default_memory_limits(inputs: DaemonInputs) -> dict[str, int]:
-    uuids = inputs.device_uuids()
+def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
+    """Return the fields of ControlDaemon about servers that start from now on."""
+    uuids, probe = inputs.device_uuids(), inputs.answers.probe
+    replies = inputs.answers.servers.values()
+    priorities = (reply.default_client_priority for reply in replies)
     return {
-        uuids[ordinal]: limit
-        for reply in inputs.answers.servers.values()
-        for ordinal, limit in reply.default_pinned_memory_limit_bytes.items()
-        if ordinal in uuids
+        "default_active_thread_ratio": probe.default_active_thread_ratio if probe else None,
+        "default_client_priority": next((one for one in priorities if one is not None), None),
+        "default_pinned_memory_limit_bytes": {
+            uuids[ordinal]: limit
+            for reply in replies
+            for ordinal, limit in reply.default_pinned_memory_limit_bytes.items()
+            if ordinal in uuids
+        },
     }
 
 

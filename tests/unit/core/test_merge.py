@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -128,6 +130,19 @@ def gpu(
     )
 
 
+def merged(
+    *daemons: DaemonInputs,
+    gpus: Sequence[GpuObservation] | None = None,
+    processes: Iterable[ProcessFacts] = (),
+    **more: Any,
+) -> Snapshot:
+    observation = None
+    if gpus is not None:
+        observation = NvmlObservation(9.0, Outcome.OK, driver_version="580.1", gpus=tuple(gpus))
+    identified = ProcfsObservation(9.0, processes={one.pid: one for one in processes})
+    return merge(taken_at=9.0, gpus=observation, processes=identified, daemons=daemons, **more)
+
+
 SERVER = ProcessFacts(20, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10, (20,))
 
 
@@ -165,17 +180,8 @@ def snapshot(
     inputs = DaemonInputs(
         facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
     )
-    return merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(
-            9.0, Outcome.OK, driver_version="580.1", gpus=(gpu(*processes, unread=unread),)
-        ),
-        processes=ProcfsObservation(
-            9.0, (facts,), {20: SERVER, **{one.pid: one for one in clients}}
-        ),
-        daemons=[inputs],
-        clients_max=clients_max,
-    )
+    gpus = [gpu(*processes, unread=unread)]
+    return merged(inputs, gpus=gpus, processes=(SERVER, *clients), clients_max=clients_max)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +197,8 @@ def test_a_daemon_that_is_gone_serves_no_gpu(
     facts: DaemonFacts, output: ControlObservation | None, served: tuple[str, ...]
 ) -> None:
     state = logged(devices={0: "GPU-a"}, ended_at=None if served else 5.0)
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(),)),
-        processes=None,
-        daemons=[DaemonInputs(facts, output, state=state, logs=READABLE, was_readable=True)],
-    )
+    inputs = DaemonInputs(facts, output, state=state, logs=READABLE, was_readable=True)
+    found = merged(inputs, gpus=[gpu()])
     assert found.gpus[0].served_by == served
 
 
@@ -204,12 +206,8 @@ def test_what_is_true_of_a_daemon_while_its_process_is_there() -> None:
     state = logged(binary_version="580.1")
 
     def version(facts: DaemonFacts) -> tuple[int | None, str | None, bool | None]:
-        found = merge(
-            taken_at=9.0,
-            gpus=None,
-            processes=None,
-            daemons=[DaemonInputs(replace(facts, multiuser=True), state=state, logs=READABLE)],
-        ).daemons[0]
+        inputs = DaemonInputs(replace(facts, multiuser=True), state=state, logs=READABLE)
+        found = merged(inputs).daemons[0]
         return found.pid, found.binary_version, found.multiuser
 
     assert version(RUNNING) == (10, "580.1", True)
@@ -347,12 +345,7 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
         logged(server),
         READABLE,
     )
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
-        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: one}),
-        daemons=[inputs],
-    )
+    found = merged(inputs, gpus=gpus, processes=(SERVER, one))
     (client,) = found.daemons[0].servers[0].clients
     assert client.memory_limit_bytes == limits
     assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
@@ -383,17 +376,14 @@ def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_u
         connected = tuple(logged_client(pid, uid=uid) for pid in range(100, 100 + clients))
         server = LoggedServer(clients=connected, uid=uid, unfollowed=unfollowed)
         return DaemonInputs(
-            facts=replace(RUNNING, pipe_directory=name, owner_uid=uid, limited=uid > 0),
-            probe=None,
-            answers=ServerAnswers(),
+            replace(RUNNING, pipe_directory=name, owner_uid=uid, limited=uid > 0),
             state=logged(server),
             logs=READABLE,
-            was_readable=True,
         )
 
     alice = [inputs(f"/alice/{number}", 2001, 200, 3) for number in range(2)]
     others = [inputs("/bob", 2002, 200), inputs("/root", 0, 600)]
-    found = merge(taken_at=1.0, gpus=None, processes=None, daemons=[*alice, *others])
+    found = merged(*alice, *others)
     shown = {
         daemon.pipe_directory: sum(len(server.clients) for server in daemon.servers)
         for daemon in found.daemons
@@ -414,9 +404,7 @@ def test_without_logs_the_control_tool_is_used() -> None:
 
 
 def test_without_any_source_there_are_no_numbers() -> None:
-    (daemon,) = merge(
-        taken_at=1.0, gpus=None, processes=None, daemons=[DaemonInputs(UNKNOWN)]
-    ).daemons
+    (daemon,) = merged(DaemonInputs(UNKNOWN)).daemons
     assert daemon.state is None
     assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
 
@@ -449,12 +437,8 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
     program = "nvidia-cuda-mps-server"
     inner = ProcessFacts(50, 0.0, name=program, namespace_pids=(50, 3))
     outer = ProcessFacts(60, 0.0, name=program, namespace_pids=(60,))
-    found = merge(
-        taken_at=5.0,
-        gpus=NvmlObservation(5.0, Outcome.OK, gpus=(listed,)),
-        processes=ProcfsObservation(5.0, processes={50: inner, 60: outer}),
-        daemons=[daemon("/a", (40, 1), inner, 0, 0), daemon("/b", (41,), outer, 900)],
-    )
+    daemons = daemon("/a", (40, 1), inner, 0, 0), daemon("/b", (41,), outer, 900)
+    found = merged(*daemons, gpus=[listed], processes=(inner, outer))
     clients = {
         one.pipe_directory: [client.pid for client in one.servers[0].clients]
         for one in found.daemons
@@ -495,12 +479,8 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
     )
     facts = replace(RUNNING, servers=(SERVER,))
     limited = client_facts(30, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"{max(len(daemon_s) - 1, 0)}=1G")
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
-        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: limited}),
-        daemons=[DaemonInputs(facts, answers=answers, state=state, logs=READABLE)],
-    )
+    inputs = DaemonInputs(facts, answers=answers, state=state, logs=READABLE)
+    found = merged(inputs, gpus=gpus, processes=(SERVER, limited))
     (client,) = found.daemons[0].servers[0].clients
     limits = {"GPU-b": GIB} if source == "server" else {}
     assert (client.limit_source, client.memory_limit_bytes) == (source, limits)
@@ -525,14 +505,9 @@ def one_daemon(
 ) -> Snapshot:
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0) if said else ServerAnswers()
     state = logged(server, devices={0: "GPU-a"}, server_log_lost_at=lost_at)
-    gpus = None if listed is None else NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*listed),))
-    return merge(
-        taken_at=9.0,
-        gpus=gpus,
-        processes=ProcfsObservation(9.0, (facts,), {one.pid: one for one in processes}),
-        daemons=[DaemonInputs(facts, answers=answers, state=state, logs=logs)],
-        stranded_since=stranded_since,
-    )
+    inputs = DaemonInputs(facts, answers=answers, state=state, logs=logs)
+    gpus = None if listed is None else [gpu(*listed)]
+    return merged(inputs, gpus=gpus, processes=processes, stranded_since=stranded_since)
 
 
 @pytest.mark.parametrize(
@@ -634,6 +609,6 @@ def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
     server = LoggedServer(3, (logged_client(0),))
     listed = ((20, "compute", 1), (20, "mps", 1), (800, "compute", 1), (800, "mps", 1), *more)
     found = one_daemon(inner, facts=facts, listed=listed, server=server)
-    (merged,) = found.daemons[0].servers
-    assert [one.pid for one in merged.clients] == pids
-    assert merged.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})
+    (server_found,) = found.daemons[0].servers
+    assert [one.pid for one in server_found.clients] == pids
+    assert server_found.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})
