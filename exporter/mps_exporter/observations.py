@@ -205,7 +205,7 @@ class DaemonFacts:
     log_owners: tuple[int, ...] = ()
     """Users whose files are accepted as its logs."""
     limited: bool = False
-    """An ordinary user's daemon: not configured, and its user is neither root nor the exporter's.
+    """A daemon that is not configured, of a user other than root and the exporter's own.
     Queries and reads of it are limited, and a collection waits for it only briefly."""
     foreground: bool = False
     """Started with -f: without log files."""
