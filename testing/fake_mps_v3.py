@@ -1,9 +1,9 @@
-"""What the control tool of driver 615 prints for an MPS v3 daemon, as far as others published it.
+"""Published output of the control tool of driver 615 for an MPS v3 daemon.
 
-None of this was run here. Each text has its source; "docs" are examples of NVIDIA's manual, release
-615 (https://docs.nvidia.com/deploy/mps/), "capture" is what a real daemon printed, kept in a test
-or a guide of another project. Where only the default table of a list is published, CSV has its
-columns as the manual names them: those are marked "columns".
+None of this was run here. Each text has its source: "docs" are examples of NVIDIA's manual, release
+615 (https://docs.nvidia.com/deploy/mps/); "capture" is the output of a real daemon in a test or a
+guide of another project. "columns": only the default table of the list is published; the CSV has
+the column names of the manual.
 """
 
 from __future__ import annotations
@@ -40,15 +40,7 @@ CLIENTS_DOCS = """\
 """
 
 # capture, driver 615.71.09, ai-dynamo/dynamo, "Per-GPU Compute and Memory Limits with MPS":
-# namespace list --server=shared
-NAMESPACES_TABLE = """\
-NAME             SERVER        SERVER STATUS  PINNED MEMORY LIMIT   ACTIVE THREAD PERCENTAGE
-small            shared        Ready          20G                   30.00
-large            shared        Ready          56G                   70.00
-default          shared        Ready          10G                   50.00
-"""
-
-# columns: that table's, with commas
+# table of namespace list --server=shared, here with commas
 NAMESPACES_CSV = """\
 NAME,SERVER,SERVER STATUS,PINNED MEMORY LIMIT,ACTIVE THREAD PERCENTAGE
 small,shared,Ready,20G,30.00
@@ -79,11 +71,6 @@ training GPU-74d43ed3 small 2 28 false created Hm2AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 """
 
 # docs, mpsv3-interface: feature describe
-FEATURES_TABLE = """\
-FEATURE STATE MODULE COVERS
-memacct enabled (default) memacct -
-context-share enabled (default) context-share -
-"""
 FEATURES_CSV = """\
 FEATURE,STATE,MODULE,COVERS
 memacct,enabled (default),memacct,-
@@ -130,7 +117,7 @@ DMEM_USED, DMEM_SOFT_LIMIT, DMEM_HARD_LIMIT = 512 << 20, 4096 << 20, 8192 << 20
 
 
 def csv_of(table: str) -> str:
-    """A table of the manual as CSV: its cells have no blanks in them."""
+    """Return a table of the manual, whose cells do not contain blanks, as CSV."""
     return "".join(",".join(line.split()) + "\n" for line in table.splitlines())
 
 
@@ -150,4 +137,18 @@ MANUAL = {
     ),
     "feature describe --format=csv": FEATURES_CSV,
 }
-"""A host made up from the manual's examples: its server "training" with what they say of it."""
+"""Replies of a synthetic host with the manual's examples: its server "training"."""
+
+CAPTURED = {
+    **MANUAL,
+    # Only the names of the captures' servers are published.
+    "server list --format=csv": (
+        f"{SERVER_HEADER}\n"
+        "srv,1000,48201,Ready,/run/nvidia-mps/srv,GPU-cc97390c-c189-71f5-1bb7-5b0af481fa0d,-\n"
+        "shared,1001,48202,Ready,/run/nvidia-mps/shared,-,3 4\n"
+    ),
+    "namespace list --format=csv": NAMESPACES_CSV,
+    "client list --all --format=csv": f"{CLIENT_HEADER}\n{CLIENTS_CAPTURE}",
+    "sm-partition list --all --format=csv": csv_of(PARTITIONS_TABLE_SHORT),
+}
+"""Replies of a synthetic host with the captures."""

@@ -11,15 +11,17 @@ import asyncio
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.metrics.spec import HistogramValue
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources.recording import Recording
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
+from testing import fake_mps_v3, v3_host
 from testing.player import RECORDINGS, Metrics, Player
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
@@ -27,14 +29,24 @@ MOMENTS = 5
 OF_THIS_RUN = ("metric mps_scrape_collector_duration_seconds", "status.sources[")
 
 
+SYNTHETIC: Mapping[str, Callable[[], Recording]] = {
+    "v2-partitions-captured": lambda: v3_host.v2_host(fake_mps_v3.LSPART_CAPTURE),
+    "v2-partitions-manual": lambda: v3_host.v2_host(fake_mps_v3.LSPART_DOCS),
+    "v3-captured": lambda: v3_host.recording(fake_mps_v3.CAPTURED, found={}),
+    "v3-manual": v3_host.recording,
+}
+"""Hosts of interfaces that are known from their manual and from others' captures only."""
+
+
 def recordings() -> list[str]:
-    """Return the names of all recordings that a player plays."""
-    return sorted(path.name.removesuffix(".rec.gz") for path in RECORDINGS.glob("*.rec.gz"))
+    """Return the names of all recordings and synthetic hosts."""
+    recorded = {path.name.removesuffix(".rec.gz") for path in RECORDINGS.glob("*.rec.gz")}
+    return sorted(recorded | SYNTHETIC.keys())
 
 
 async def golden_text(name: str) -> str:
     """Return what a recording shows."""
-    player = Player(RECORDINGS / f"{name}.rec.gz")
+    player = Player(SYNTHETIC[name]() if name in SYNTHETIC else RECORDINGS / f"{name}.rec.gz")
     recording = player.recording
     lines, before = list[str](), dict[str, str]()
     for number in range(1, MOMENTS + 1):

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mps_exporter.mps.server_queries import SETTLING_SECONDS
+from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from testing.fake_host import install_tool
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
@@ -288,7 +288,7 @@ class OwnHost:
 
         All servers are old enough then to be asked at its first scrape.
         """
-        wait_for(lambda: time.time() - self._youngest > SETTLING_SECONDS)
+        wait_for(lambda: time.time() - self._youngest > MIN_QUERY_AGE_SECONDS)
         directory = self.outside("/run/exporter")
         directory.mkdir(exist_ok=True)
         directory.chmod(0o777)

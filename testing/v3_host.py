@@ -1,18 +1,20 @@
-"""A host with an MPS v3 daemon, made up from published examples: as a recording, to be played.
-
-Its daemon answers what fake_mps_v3 has. Processes and the GPU are made up.
-"""
+"""A recording of a synthetic host with an MPS v3 daemon, whose replies are those of fake_mps_v3."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+from mps_exporter.mps.control_protocol import PROBE
+from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
 from mps_exporter.observations import (
     CgroupMemory,
     ControlObservation,
     DaemonFacts,
+    Exchange,
     GpuObservation,
     GpuProcess,
     NvmlObservation,
@@ -99,7 +101,7 @@ def gpu() -> GpuObservation:
 def asked(
     replies: Mapping[str, str], daemon: DaemonFacts, at: float = START
 ) -> tuple[ControlObservation, ControlObservation]:
-    """What the control tool brings from a daemon with these replies: a probe and the details."""
+    """Return a probe and a reconciliation by the control tool, of a daemon with these replies."""
 
     async def run(
         argv: Sequence[str],
@@ -118,7 +120,8 @@ def asked(
         tool = ControlTool("tool", run=run, now=lambda: at)
         return await tool.probe(daemon, 10.0), await tool.reconcile(daemon, (), 10.0)
 
-    return asyncio.run(ask())
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
+        return thread.submit(asyncio.run, ask()).result()
 
 
 GROUP = "/user.slice/user-1000.slice"
@@ -140,7 +143,7 @@ def recording(
     daemon: DaemonFacts | None = None,
     more: Sequence[Observation] = (),
 ) -> Recording:
-    """A recording of one look at that host."""
+    """Return a recording of one collection of that host."""
     daemon = facts() if daemon is None else daemon
     known = processes() if found is None else found
     header = Header("made up", "made up", "615.71", "2026-11-22", START, "test", anonymised=False)
@@ -151,3 +154,14 @@ def recording(
         *more,
     ]
     return Recording(header, tuple(observations), START + 1.0)
+
+
+def v2_host(reply: str) -> Recording:
+    """A v2 daemon with static partitioning and this reply to lspart; unreadable environments."""
+    made = recording(found={}, daemon=facts(protocol=None, static_partitioning=True))
+    exchanges = (
+        Exchange(PROBE, Outcome.OK, f"{SERVER}\n100.0\n", return_code=0),
+        Exchange((V2_PARTITIONS,), Outcome.OK, reply, return_code=0),
+    )
+    probe = ControlObservation(START, PIPE, "probe", Outcome.OK, exchanges)
+    return replace(made, observations=(*made.observations[:2], probe))

@@ -1,9 +1,8 @@
-"""What the sources bring in: frozen, raw, and able to be written to a file and read back.
+"""The observations that sources return: frozen, raw, and recordable.
 
-An observation says what was seen and when, in the words of the one who said it: the control tool's
-text, the log's bytes, a process's facts. Knowing what it means is the business of
-``mps_exporter.mps``. Because a recording is nothing but observations, a replayed host takes the
-same path as a live one.
+An observation has a time and the source's own text: the control tool's output, the log's bytes, the
+facts of a process. ``mps_exporter.mps`` interprets them. A recording contains only observations, so
+a replayed host runs the same code as a live one.
 
 Times are Unix timestamps in seconds unless a name says otherwise. ``None`` means "not available".
 """
@@ -19,19 +18,19 @@ LogName = Literal["control", "server"]
 
 
 class Outcome(StrEnum):
-    """How a question to the outside ended."""
+    """The outcome of a query or a call outside the process."""
 
     OK = "ok"
     TIMEOUT = "timeout"
-    """Nobody answered before the deadline."""
+    """No reply before the deadline."""
     ABSENT = "absent"
     """Nothing to query: no daemon, no tool, no library."""
     REFUSED = "refused"
-    """An answer came, and it was no (also after one retry)."""
+    """Refused, also after one retry."""
     UNPARSABLE = "unparsable"
     """A reply of unknown wording."""
     SKIPPED = "skipped"
-    """Not asked: the circuit breaker is open, or the answer could harm the host."""
+    """Not sent: the circuit breaker is open, or the query could harm the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +52,45 @@ class ProcessFacts:
     pid_namespace: int | None = None
     """Inode of the PID namespace; None without the right to read it."""
     cgroup: str | None = None
-    """/proc/PID/cgroup as it stands."""
+    """Text of /proc/PID/cgroup."""
     mps_environment: Mapping[str, str] | None = None
     """The MPS variables (and CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS) of the environment,
     nothing else of it; None without the right to read it."""
     tracer: str = ""
-    """PID and program of the debugger that has stopped it, as "12 (gdb)", where that was seen."""
+    """PID and program of the debugger that has stopped the process, "12 (gdb)", if visible."""
     frozen_group: str = ""
-    """Folder of the frozen control group that it is in, where that was seen."""
+    """Folder of the frozen control group of the process, if visible."""
 
     @property
     def own_pid(self) -> int:
-        """Its PID in its own PID namespace: the one that its log lines carry."""
+        """The PID in its own PID namespace, as in its log lines."""
         return self.namespace_pids[-1] if self.namespace_pids else self.pid
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal, a debugger or a frozen control group keeps it from running."""
+        """Whether a signal, a debugger or a frozen control group stops the process."""
         return self.state in ("T", "t") or bool(self.frozen_group)
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and at most waits for its parent to take notice."""
+        """Whether the process has exited, and at most waits to be reaped."""
         return self.state in ("Z", "X")
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedFolder:
-    """A folder that a user may not pass."""
+    """A folder that a user may not enter."""
 
     path: str
-    """In the root in which it was found."""
+    """Path in the root where the folder was found."""
     why: str
-    """With the folder, the user and the mode."""
+    """Text with the folder, the user and the mode."""
     owner_uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What /proc shows of one process that somebody asks about."""
+    """The facts in /proc about the process that `doctor --pid` examines."""
 
     pid: int
     present: bool = True
@@ -101,56 +100,55 @@ class ProcessView:
     command: str = ""
     """The program's name only."""
     pipe_directory: str | None = None
-    """Where it looks for a daemon; None: its environment cannot be read."""
+    """Its pipe directory; None: its environment is not readable."""
     names_directory: bool = False
     """CUDA_MPS_PIPE_DIRECTORY is set; else the directory is CUDA's default."""
     path_error: str | None = None
-    """Why it cannot use that directory, with the folder on the way that is missing or closed to
-    its user."""
+    """Why that directory is unusable, with the missing or closed folder on the path."""
     closed_folder: ClosedFolder | None = None
-    """The folder that is closed to its user, where the host has it under the same path."""
+    """The folder that is closed to its user, if the host has it under the same path."""
     closed_socket: str = ""
-    """Mode of the daemon's control socket, where its user may not connect to it."""
+    """Mode of the daemon's control socket, if its user may not connect."""
     daemon_directory: str | None = None
-    """`pipe_directory` of the daemon whose directory it is, by device and inode."""
+    """`pipe_directory` of the daemon with the same directory, by device and inode."""
     leftover: bool = False
-    """A daemon ran in the directory: its socket or its PID file is there."""
+    """The directory contains the socket or PID file of an earlier daemon."""
     own_proc: bool | None = None
-    """Whether the /proc in its root is that of its PID namespace; None: cannot be seen."""
+    """Whether the /proc in its root is that of its PID namespace; None: unknown."""
     mps_environment: Mapping[str, str] | None = None
-    """As in ProcessFacts."""
+    """See ProcessFacts."""
     debug_variables: tuple[str, ...] = ()
-    """Names of variables in its environment that make CUDA slow or serial."""
+    """Variables in its environment that make CUDA slow or serial."""
     missing_libraries: tuple[str, ...] = ()
-    """Names of those among them that name a file which is not there."""
+    """The debug variables that name a missing file."""
     oom_kills: int | None = None
-    """Processes of its control group that the kernel has ended for want of memory."""
+    """Processes of its control group that the kernel killed when memory ran out."""
     parent_pid: int | None = None
     tracer: str = ""
     frozen_group: str = ""
-    """Both as in ProcessFacts."""
+    """For both see ProcessFacts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonConditions:
-    """What /proc and /sys show of a control daemon whose servers cannot start."""
+    """The facts in /proc and /sys about a control daemon whose servers cannot start."""
 
     closed: Mapping[int, ClosedFolder] = field(default_factory=dict)
-    """User -> the folder on the way to the pipe or log directory, in the daemon's root, that is
-    closed to a server of this user."""
+    """User -> folder on the path to the pipe or log directory, in the daemon's root, that is closed
+    to a server of this user."""
     oom_kills: int | None = None
-    """As in ProcessView, of the daemon's control group."""
+    """See ProcessView, for the daemon's control group."""
     memory_limit_bytes: int | None = None
-    """Of host memory, of that group; None: no limit, or not readable."""
+    """Limit of that group's host memory; None: no limit, or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """How many files a server has open."""
+    """Number of files that a server has open."""
 
     server_pid: int
     pipe_directory: str
-    """Of its daemon."""
+    """Pipe directory of its daemon."""
     limit: int
     count: int | None = None
     """None: not readable."""
@@ -163,22 +161,22 @@ class MpsDirectory:
     path: str
     owner_uid: int
     promised_by: str = ""
-    """What says that a daemon runs there; "": nothing, its files are left."""
+    """Source that announces a daemon there; "": none, only its files are left."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTraces:
-    """What a host shows beside its daemons: asked for once, by the doctor."""
+    """Leftovers of MPS on a host, read once by the doctor."""
 
     zombies: tuple[ProcessFacts, ...] = ()
-    """Processes of MPS's programs that have ended and were not reaped."""
+    """Processes of MPS programs that exited and were not reaped."""
     orphans: tuple[ProcessFacts, ...] = ()
-    """Servers whose parent is no control daemon."""
+    """Servers without a control daemon as parent."""
     directories: tuple[MpsDirectory, ...] = ()
     open_files: tuple[OpenFiles, ...] = ()
-    """Of the servers of running daemons."""
+    """For the servers of running daemons."""
     holders: tuple[ProcessFacts, ...] = ()
-    """Processes that have a device file of the driver open, as far as the caller may see."""
+    """Processes with an open device file of the driver, if visible to the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,74 +184,76 @@ class DaemonFacts:
     """One control daemon: running (found in /proc) or only configured."""
 
     pipe_directory: str
-    """As it was configured, else as the daemon itself names it: the label `daemon`, and unique.
-    Of two daemons that use the same name in mount namespaces of their own, all but the first carry
-    their root in it (and have none in `root`)."""
+    """The configured path, else the daemon's own: the label `daemon`, and unique. If daemons use
+    one name in different mount namespaces, all except the first contain their root in the path
+    (and have none in `root`)."""
     log_directory: str
-    """Empty when nothing tells: its environment could not be read, and the log in the default
-    directory has no line of its own."""
+    """Empty if unknown: the environment is not readable, and the log in the default directory has
+    no line of this daemon."""
     root: str = ""
-    """Prefix under which both directories are reached from here: "" or "/proc/PID/root"."""
+    """Prefix of both directories for the exporter: "" or "/proc/PID/root"."""
     directories_assumed: bool = False
-    """These are the defaults: the process's environment could not be read, and no other source."""
+    """Both are the defaults: the environment is not readable, and there is no other source."""
     log_directory_assumed: bool = False
-    """Its environment could not be read: the log directory is empty, or the default one where the
-    log has lines of this daemon. (The pipe directory can still be sure: the lock in it names its
-    daemon.)"""
+    """The environment is not readable: the log directory is empty, or the default one if its log
+    has lines of this daemon. (The pipe directory can be certain: its lock names the daemon.)"""
     process: ProcessFacts | None = None
-    """None: configured, but no such process is visible."""
+    """None: configured without a visible process."""
     configured: bool = False
     owner_uid: int | None = None
-    """Whose daemon it is: the user of its process, else the owner of the configured directory.
-    None: neither is known."""
+    """User of its process, else the owner of the configured directory; None: unknown."""
     log_owners: tuple[int, ...] = ()
-    """The users whose files are accepted as its logs."""
+    """Users whose files are accepted as its logs."""
     limited: bool = False
-    """Another user's than root's and the exporter's own, and not configured: it is asked and read
-    within limits, and nobody waits for it for long."""
+    """A daemon that is not configured, of a user other than root and the exporter's own.
+    Queries and reads of it are limited, and a collection waits for it only briefly."""
     foreground: bool = False
-    """Started with -f: it writes no log files."""
+    """Started with -f: without log files."""
     multiuser: bool = False
     static_partitioning: bool = False
     protocol: Literal["2", "3"] | None = None
-    """The interface that its arguments or its environment ask for; None: they do not say."""
+    """Interface in its arguments or its environment; None: neither names one."""
     lock_holder_pid: int | None = None
-    """Who holds the write lock on control_lock (F_GETLK): a live daemon, even when it hangs.
-    None: nobody, or it could not be tested (see lock_tested). 0: somebody in a PID namespace that
-    is not visible from here."""
+    """Holder of the write lock on control_lock (F_GETLK): a live daemon, even if it hangs. None: no
+    holder, or not tested (see lock_tested). 0: a process in an invisible PID namespace."""
     lock_tested: bool = False
     servers: tuple[ProcessFacts, ...] = ()
     """Its children named nvidia-cuda-mps-server."""
 
     @property
     def user(self) -> int | None:
-        """Whose daemon it is; recordings of earlier versions have only the process's user."""
+        """The daemon's user; recordings of earlier versions have only the process's user."""
         if self.owner_uid is None and self.process is not None:
             return self.process.uid
         return self.owner_uid
 
     @property
+    def has_own_pid_namespace(self) -> bool:
+        """Whether the daemon's PIDs differ from this host's."""
+        return self.process is not None and len(self.process.namespace_pids) > 1
+
+    @property
     def pipe_path(self) -> str:
-        """The pipe directory as it is reached from here."""
+        """Path of the pipe directory for the exporter."""
         return self.root + self.pipe_directory
 
     @property
     def log_path(self) -> str:
-        """The log directory as it is reached from here."""
+        """Path of the log directory for the exporter."""
         return self.root + self.log_directory
 
     @property
     def processes(self) -> tuple[ProcessFacts, ...]:
-        """Its own and its servers' processes, as far as they were found."""
+        """The processes of the daemon and its servers that were found."""
         return self.servers if self.process is None else (self.process, *self.servers)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerName:
-    """What Kubernetes calls a container."""
+    """Names of a container in Kubernetes."""
 
     container_id: str
-    """As in Attribution: with the runtime in front."""
+    """See Attribution: with the runtime as prefix."""
     namespace: str
     pod: str
     container: str
@@ -261,15 +261,15 @@ class ContainerName:
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """Memory of one GPU that the processes of a control group have, and may have."""
+    """Use and limits of one GPU's memory by the processes of a control group."""
 
     path: str
-    """In the version 2 hierarchy."""
+    """Path in the version 2 hierarchy."""
     pci_bus_id: str
-    """In small letters."""
+    """In lower case."""
     used_bytes: int | None = None
     soft_limit_bytes: int | None = None
-    """Above it MPS may end a client of the group when others need the memory."""
+    """Above this limit, MPS may end a client of the group when others need the memory."""
     hard_limit_bytes: int | None = None
     hard_unlimited: bool = False
     """The hard limit is "max"."""
@@ -282,22 +282,22 @@ class CgroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ProcfsObservation:
-    """One walk through /proc."""
+    """One scan of /proc."""
 
     at: float
     daemons: tuple[DaemonFacts, ...] = ()
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
-    """The processes that were asked for and are there, by PID as the host sees it."""
+    """PID on this host -> process, for the requested processes that exist."""
     gone: tuple[int, ...] = ()
-    """Those that were asked for and are not there."""
+    """Requested processes that do not exist."""
     unreadable_environments: int = 0
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
-    """User -> processes of MPS's programs that are not looked at: that user has too many."""
+    """User -> processes of MPS programs that are skipped: that user has too many."""
     containers: tuple[ContainerName, ...] = ()
-    """Those of the processes that the kubelet has names for."""
+    """Containers of the processes whose names the kubelet knows."""
     error: str | None = None
     cgroup_memory: tuple[CgroupMemory, ...] = ()
-    """Of the processes' control groups, and of limited ones above them."""
+    """Memory of the processes' control groups, and of their parents with a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,63 +309,62 @@ class Exchange:
     stdout: str = ""
     stderr: str = ""
     return_code: int | None = None
-    """None: it never ran to its end."""
+    """None: it did not exit by itself."""
     duration_seconds: float = 0.0
-    """Of the last attempt."""
+    """Duration of the last attempt."""
     attempts: int = 1
     error: str | None = None
-    """What went wrong, for a person."""
+    """Error text for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlObservation:
-    """What one daemon answered, in one probe or one reconciliation.
+    """The replies of one daemon to one probe or one reconciliation.
 
-    A probe asks only what the daemon answers alone; a reconciliation asks its servers.
+    A probe has only queries that the daemon replies to alone; a reconciliation queries its servers.
     """
 
     at: float
     pipe_directory: str
     kind: Literal["probe", "reconciliation"]
     outcome: Outcome
-    """OK when every exchange was, else the first that was not."""
+    """OK if all exchanges are OK, else the first other outcome."""
     exchanges: tuple[Exchange, ...] = ()
     error: str | None = None
-    """What was attempted and how it failed, for a person."""
+    """Error text with the attempt, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
     """Bytes read from one log of one daemon, in order.
 
-    A reader that reached the end of the file knows all that was written before it looked:
-    ``complete_until``. That is what lets two logs be merged in the order in which things happened,
-    however late and in whatever pieces their bytes arrive.
+    A reader at the end of the file has all that was written before the read: ``complete_until``.
+    This orders the events of two logs, however late and in whatever pieces their bytes arrive.
     """
 
     at: float
-    """When these bytes were read."""
+    """Time of the read."""
     pipe_directory: str
     log: LogName
     data: bytes = b""
     history: bool = False
-    """Written before the exporter looked for the first time: rebuilds the state, counts nothing."""
+    """Written before the exporter's first read: rebuilds the state, counts nothing."""
     restarted: bool = False
     """The file was truncated or replaced before these bytes: a half line before them is void."""
     lost_bytes: int = 0
-    """Skipped before these bytes because the backlog was larger than the bound."""
+    """Bytes skipped before these because the backlog exceeded its limit."""
     complete_until: float | None = None
-    """The file was read to its end at this moment (None: more is waiting)."""
+    """Time at which the file was read to its end (None: more data is waiting)."""
     utc_offset_seconds: float | None = None
-    """The zone of the stamps, in seconds east of Greenwich: learnt from the file's modification
-    time against its last line, else the host's. None: no line has a stamp yet."""
+    """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
+    and its last line, else the host's. None: no line has a timestamp yet."""
     server_name: str = ""
-    """Whose log it is: each server of an MPS v3 daemon has one. Empty: of a v2 daemon."""
+    """Server that owns the log (each server of an MPS v3 daemon has one); empty for v2."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Whether one log of one daemon can be followed."""
+    """Whether one log of one daemon is readable."""
 
     pipe_directory: str
     log: LogName
@@ -377,10 +376,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class LogsObservation:
-    """What the tails brought since the last look.
-
-    A log that is readable and has no chunk had nothing new at that moment.
-    """
+    """The new data of the logs since the last poll; no chunk of a readable log: no new data."""
 
     at: float
     chunks: tuple[LogChunk, ...] = ()
@@ -404,23 +400,23 @@ class Reading:
     """One value of a GPU, in the base unit (seconds, bytes, watts, hertz, a ratio from 0 to 1)."""
 
     quantity: str
-    """What was measured: "power", "memory_used", ... Recordings keep this name for ever; which
-    metric shows it is the catalogue's business."""
+    """Name of the quantity: "power", "memory_used", ... It never changes: recordings contain it.
+    The metrics have names of their own."""
     value: float
     labels: tuple[tuple[str, str], ...] = ()
-    """Which of several: (("sensor", "memory"),). A state is the label "state", with the value 1."""
+    """Labels, (("sensor", "memory"),). A state is the label "state" with the value 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuObservation:
-    """One GPU, or one MIG instance, as NVML shows it now."""
+    """One GPU or MIG instance in NVML."""
 
     index: int
     uuid: str
     parent_uuid: str | None = None
-    """Of a MIG instance: the GPU it is a part of."""
+    """GPU of a MIG instance."""
     mig_instance: str | None = None
-    """Of a MIG instance: "GPU instance/compute instance"."""
+    """GPU instance and compute instance of a MIG instance, "1/0"."""
     name: str | None = None
     pci_bus_id: str | None = None
     architecture: str | None = None
@@ -431,12 +427,12 @@ class GpuObservation:
     compute_mode: str | None = None
     """default, exclusive_thread, prohibited or exclusive_process."""
     processes: tuple[GpuProcess, ...] | None = None
-    """As listed, all three lists after one another; None when no list could be read."""
+    """The three lists, concatenated; None if no list was readable."""
     unread_lists: tuple[ProcessList, ...] = ()
-    """The lists that could not be read, beside others that could: who is in them is not known."""
+    """Lists that were not readable while others were."""
     readings: tuple[Reading, ...] = ()
     lost: bool = False
-    """Fallen off the bus: it was there, and NVML says it is gone."""
+    """Fallen off the bus: NVML reports a known GPU as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +457,7 @@ class KernelLine:
 
 @dataclass(frozen=True, slots=True)
 class AddressRanges:
-    """The parts of a process's address space that the process reserved without access."""
+    """The address ranges that a process reserved without access."""
 
     at: float
     pid: int
@@ -473,7 +469,7 @@ class AddressRanges:
 
 @dataclass(frozen=True, slots=True)
 class KernelObservation:
-    """What shows who caused a GPU fault, as far as it is new."""
+    """New evidence of the cause of a GPU fault."""
 
     at: float
     readable: bool
@@ -482,7 +478,7 @@ class KernelObservation:
     """Why the kernel log cannot be read, for a person."""
     lines: tuple[KernelLine, ...] = ()
     ranges: tuple[AddressRanges, ...] = ()
-    """Of clients whose context became ACTIVE."""
+    """Ranges of clients whose context became ACTIVE."""
 
 
 Observation = (

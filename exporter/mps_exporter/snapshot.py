@@ -1,8 +1,8 @@
-"""The nouns: what is known of a host at one moment, with units in the names.
+"""The state of a host at one moment, with units in the names.
 
-A :class:`Snapshot` is what one collection makes of the observations and the ledger; the renderer
-and the pages know nothing else. ``None`` means "not available": such a value is left out of every
-output, never guessed. Times are Unix timestamps in seconds.
+A :class:`Snapshot` is the result of one collection, and the only input of metrics, pages and
+findings. ``None`` means "not available": such a value is absent from every output, never guessed.
+Times are Unix timestamps in seconds.
 """
 
 from __future__ import annotations
@@ -24,20 +24,14 @@ from mps_exporter.observations import (
 )
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
-CONTROL_STATES: tuple[ControlState, ...] = (
-    "answering",
-    "absent",
-    "unresponsive",
-    "draining",
-    "refused",
-)
+CONTROL_STATES: tuple[ControlState, ...] = get_args(ControlState)
 
 SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
-"""Words of the control tool; a newer driver's unknown word is passed through beside them."""
+"""States of the control tool; the unknown state of a newer driver is passed through."""
 
 ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
 CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
-"""What a client is doing, in the order of a life."""
+"""States of a client, in the order of its life."""
 
 EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
 LOSS_CAUSES = (
@@ -57,7 +51,7 @@ LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
 
 ProcessKind = Literal["mps_client", "mps_server", "direct", "graphics"]
 PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
-"""What a process on a GPU is to MPS; direct computes beside it."""
+"""Roles of the processes on a GPU; "direct" computes without MPS."""
 
 QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
 """Outcomes of a run of the control tool that are failures."""
@@ -65,9 +59,9 @@ QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations in buckets, not cumulative: counts[i] fell at or below bounds[i] (seconds).
+    """Observations in buckets, not cumulative: counts[i] are at or below bounds[i] (seconds).
 
-    The last count, one more than there are bounds, is of those above all bounds.
+    One more count than bounds: the last count is of the observations above all bounds.
     """
 
     bounds: tuple[float, ...]
@@ -77,56 +71,56 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class PossibleUnfinishedWork:
-    """A client that ended alone, as slowly as with unfinished work; no client connected since."""
+    """A client that exited alone, as slowly as with unfinished work; no client connected since."""
 
     pid: int
     uid: int | None
     ended_at: float
     seconds: float
-    """How long its end took."""
+    """Duration of its exit."""
     gpu_uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A client that waits behind another user's server: in the queue, or by now on a ghost."""
+    """A client that waits behind another user's server: in the queue, or on a ghost."""
 
     pid: int
     uid: int
     since: float
     behind_uid: int | None
-    """Whose server holds the GPU."""
+    """User of the server that holds the GPU."""
     dead: bool = False
-    """The process is gone; its entry is not: the daemon hangs when its turn comes."""
+    """The process is gone, its entry is not: the daemon hangs when its turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A client that the daemon sent to its running server, and the last thing that it did."""
+    """A client that the daemon sent to its running server as its last action."""
 
     at: float
     pid: int
     uid: int
     server_pid: int | None = None
-    """That server, where it has ended and the daemon has not taken notice."""
+    """The server, if it has exited unnoticed by the daemon."""
     answered: bool = False
-    """server.log has had a line since: the server works, and so may the client."""
+    """server.log has a newer line: the server works, and the client may work, too."""
 
 
 TimelineKind = Literal["held", "ghost", "idle", "waited"]
-"""Clients of this user were connected; this user's server was a ghost; it was idle while others
-waited; a client of this user waited behind another user's server."""
+"""Clients of this user were connected; this user's server was a ghost; this user's server was idle
+while others waited; a client of this user waited behind another user's server."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineSpan:
-    """A part of the last ten minutes of one daemon."""
+    """Part of the last ten minutes of one daemon."""
 
     kind: TimelineKind
     uid: int | None
     start: float
     end: float
-    """As far as the logs have been read."""
+    """At most the time up to which the logs have been read."""
     ongoing: bool = False
 
 
@@ -150,52 +144,52 @@ IncidentKind = Literal[
 
 
 FaultProof = Literal["", "address", "unit", "unknown", "unread"]
-"""What the kernel log proves about a fault: by the address which client caused it, by the unit that
-a running client did, nothing, or that the kernel log was not read. "": no fault."""
+"""Proof of a fault's cause in the kernel log: the address proves the client, the unit proves a
+running client; "unknown" proves nothing, "unread": the log was not read. "": no fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedBefore:
-    """A client that ended shortly before a fault."""
+    """A client that exited shortly before a fault."""
 
     pid: int
     seconds: float
-    """From the end of its context to the fault."""
+    """Time from the end of its context to the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something an operator would want to know happened, with its numbers."""
+    """An event for operators, with its numbers."""
 
     at: float
     kind: IncidentKind
     server_pid: int | None = None
     uid: int | None = None
     pids: tuple[int, ...] = ()
-    """Clients lost, refused, or waiting; the lost clients of a fault include the culprit."""
+    """Clients lost, rejected or waiting; for a fault also the client that caused it."""
     blamed_pid: int | None = None
-    """Of a fault: the client that MPS names, which proves nothing."""
+    """The client that MPS names for a fault, which proves nothing."""
     caused_by_pids: tuple[int, ...] = ()
-    """Of a fault: the clients that caused it, proved by the kernel log."""
+    """Clients that caused a fault, proved by the kernel log."""
     proof: FaultProof = ""
     ended_before: tuple[EndedBefore, ...] = ()
-    """Of a fault whose cause is not known: clients that ended shortly before, one of which may have
-    left the work that caused it."""
+    """Clients that exited shortly before a fault of unknown cause; one may have left the work that
+    caused it."""
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None
-    """Of a wait or a recovery: how long it took."""
+    """Duration of a wait or a recovery."""
     detail: str = ""
-    """How a cause is known, or its name."""
+    """Name of a cause, or its evidence."""
     count: int = 1
-    """How often it was repeated: a server that cannot start fails twenty times a second."""
+    """Number of repetitions: a server that cannot start fails twenty times a second."""
     counted: bool = True
-    """False: it happened before the exporter began, so no counter shows it."""
+    """False: before the exporter's start, so no counter includes it."""
 
 
 LabelValues = tuple[str | int | None, ...]
 LogMetricValues = Mapping[str, Mapping[LabelValues, float | Histogram]]
-"""Metric that is counted from the logs -> values of its labels, without the daemon -> value. An
-unknown user is None, an unknown GPU ""."""
+"""Metric of the logs -> values of its labels without the daemon -> value. An unknown user is None,
+an unknown GPU ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +199,9 @@ class NamedServer:
     name: str
     uid: int | None = None
     pid: int | None = None
-    """As the daemon numbers processes; None: none runs, or it was not said."""
+    """In the daemon's PID namespace; None: not running, or not reported."""
     status: str | None = None
-    """The driver's own word: Ready, ..."""
+    """The driver's own text: Ready, ..."""
     pipe_directory: str | None = None
     allowed_devices: tuple[str, ...] = ()
     context_ids: str | None = None
@@ -215,18 +209,18 @@ class NamedServer:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A namespace of a server: the limits of those clients that connect through its directory."""
+    """A namespace of a server: the limits of the clients that connect through its directory."""
 
     name: str
     server_name: str
     status: str | None = None
-    """Of its server."""
+    """Status of its server."""
     pipe_directory: str | None = None
     active_thread_ratio: float | None = None
     pinned_memory_limit_bytes: int | None = None
-    """For each GPU."""
+    """On each GPU."""
     unlimited: frozenset[str] = frozenset()
-    """Which of NAMESPACE_LIMITS it does not limit, in the daemon's own words."""
+    """The NAMESPACE_LIMITS that the daemon reports as unlimited."""
     client_priority: int | None = None
 
 
@@ -238,40 +232,40 @@ class NamespaceClient:
     """A client as an MPS v3 daemon lists it."""
 
     pid: int
-    """As the daemon numbers processes."""
+    """In the daemon's PID namespace."""
     server_name: str
     namespace: str | None = None
     devices: tuple[str, ...] = ()
-    """UUIDs, or ordinals in the server's own list."""
+    """UUIDs, or ordinals in the server's list."""
     command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SmPartition:
-    """SMs of a GPU that only clients of this partition use, or those that no partition has."""
+    """SMs of a GPU that only clients of this partition use, or SMs that are in no partition."""
 
     device: str
-    """Its UUID, or the beginning of it, or an ordinal of the server's own list."""
+    """UUID of the GPU, or its beginning, or an ordinal in the server's list."""
     server_name: str = ""
     """Empty for a v2 daemon: its partitions belong to no server."""
     partition_id: str | None = None
-    """What CUDA_MPS_SM_PARTITION names behind the slash; None: of no partition, or not carved."""
+    """Name behind the slash in CUDA_MPS_SM_PARTITION; None: no partition, or not created."""
     name: str = ""
     chunks: int | None = None
     sms: int | None = None
     include_remainder: bool | None = None
     status: str | None = None
-    """configured, created, unallocated, or a new word of the driver."""
+    """configured, created, unallocated, or another text of the driver."""
     has_clients: bool | None = None
 
     @property
     def label(self) -> str:
-        """What it is called: its name, or its ID with a v2 daemon, which knows no names."""
+        """The name, or the ID with a v2 daemon, whose partitions have no names."""
         return self.name or self.partition_id or ""
 
     @property
     def unallocated(self) -> bool:
-        """These SMs are in no partition."""
+        """Whether these SMs are in no partition."""
         return self.status == "unallocated"
 
 
@@ -296,14 +290,14 @@ class Feature:
     name: str
     enabled: bool
     default: bool
-    """It is as NVIDIA ships it."""
+    """Whether this is the state that NVIDIA ships."""
     module: str | None = None
     covers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """What a daemon says of named servers, namespaces and partitions; None: it did not say."""
+    """The named servers, namespaces and partitions that a daemon lists; None: not listed."""
 
     protocol: Literal["2", "3"]
     servers: tuple[NamedServer, ...] | None = None
@@ -313,14 +307,14 @@ class Partitioning:
     devices: tuple[ServerDevice, ...] | None = None
     features: tuple[Feature, ...] | None = None
     not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(query, one of REPLY_PARTS) -> how many of them in its last reply were left out."""
+    """(query, one of REPLY_PARTS) -> number of omitted parts of its last reply."""
 
     def is_whole(self, query: str) -> bool:
-        """Whether no row of a list was left out, so that its rows can be counted."""
+        """Return whether a list is complete, so that its rows can be counted."""
         return not self.not_understood.get((query, "row"))
 
     def clients_by_namespace(self) -> Mapping[tuple[str, str], int]:
-        """Count the clients of each namespace (server, name); some may not be known."""
+        """Return the number of clients of each namespace (server, name) where it is known."""
         if self.clients is None or not self.is_whole("client_list"):
             return {}
         counts = Counter((client.server_name, client.namespace) for client in self.clients)
@@ -335,8 +329,8 @@ REPLY_PARTS = ("reply", "column", "row", "value")
 
 PartitionFault = Literal["unknown", "other_server", "other_gpu"]
 PARTITION_FAULTS: tuple[PartitionFault, ...] = get_args(PartitionFault)
-"""The daemon has no such partition; it is another server's than the client's; it is on a GPU that
-the client does not use."""
+"""The daemon has no such partition; the partition is another server's; the partition is on a GPU
+that the client does not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,9 +348,9 @@ class Client:
     systemd_unit: str | None = None
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
-    """Whose active thread percentage is the lower one. "unknown": its environment cannot be read,
-    or it is not known which GPU its memory limit is for. All limits of a client are upper bounds:
-    a program may lower its own as it starts (os.environ), which is not seen from outside."""
+    """Owner of the lower active thread percentage. "unknown": the environment is not readable, or
+    the GPU of the memory limit is unknown. All limits of a client are upper bounds: a program may
+    lower its own at its start (os.environ), invisibly from outside."""
     environment_readable: bool | None = None
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
@@ -366,25 +360,25 @@ class Client:
     sm_limit: Mapping[str, int] = field(default_factory=dict)
     priority: int | None = None
     percentage_ignored: str | None = None
-    """Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, where CUDA makes nothing of it."""
+    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if CUDA ignores it."""
     memory_limit_ignored: str | None = None
-    """Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where CUDA makes nothing of it: one of its entries is
-    for a GPU that the process does not see."""
+    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, if CUDA ignores it: one of its entries is for a GPU that
+    the process does not see."""
     state: ClientState | None = None
     state_since: float | None = None
     confirmed: bool = True
-    """There is a process of this PID, and of a user whom this daemon may serve."""
+    """A process with this PID exists, and this daemon may serve its user."""
     server_name: str | None = None
     namespace: str | None = None
-    """Both of an MPS v3 daemon only."""
+    """Name and namespace of its server: MPS v3 only."""
     gpu_uuids: tuple[str, ...] = ()
-    """The GPUs that an MPS v3 daemon names: it does not tell how many contexts there are."""
+    """GPUs that an MPS v3 daemon lists for the client, without numbers of contexts."""
     sm_partition: str | None = None
-    """What its CUDA_MPS_SM_PARTITION names behind the slash, where its daemon has partitions."""
+    """Name behind the slash in its CUDA_MPS_SM_PARTITION, if its daemon has partitions."""
     sm_partition_name: str | None = None
-    """What its daemon calls that partition, if it has it."""
+    """Label of that partition, if the daemon has it."""
     sm_partition_fault: PartitionFault | None = None
-    """Why it cannot have been meant for that partition."""
+    """Reason why the client cannot be meant for that partition."""
     cgroup: str | None = None
     """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
 
@@ -408,9 +402,9 @@ class Server:
     possible_unfinished_work: PossibleUnfinishedWork | None = None
     clients: tuple[Client, ...] = ()
     confirmed: bool = True
-    """Its PID is now a process of the server's program, of a user whom this daemon may serve."""
+    """The process with this PID is an MPS server, and this daemon may serve its user."""
     name: str | None = None
-    """Of an MPS v3 daemon only."""
+    """MPS v3 only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,10 +434,10 @@ class ControlDaemon:
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()
-    """The GPUs it serves; of one that is gone, those it served."""
+    """GPUs that the daemon serves, or served until it exited."""
     logs: tuple[LogState, ...] = ()
     counters: LogMetricValues | None = None
-    """None: no log of this daemon was ever readable, so nothing was counted."""
+    """None: no log of this daemon was ever readable."""
     incidents: tuple[Incident, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     timeline_since: float | None = None
@@ -451,70 +445,66 @@ class ControlDaemon:
     error: str | None = None
     facts: DaemonFacts | None = None
     partitioning: Partitioning | None = None
-    """With PIDs as this host numbers them, and GPUs by UUID where these are known."""
+    """With PIDs of this host, and with UUIDs of GPUs where they are known."""
     clients_by_partition: Mapping[str | None, int] | None = None
-    """How many clients name each SM partition; None: not all clients are known, or not all of their
-    environments."""
+    """Number of clients that name each SM partition; None: some clients or environments are
+    unknown."""
     resumed: bool = False
-    """It, or a server of its, was stopped when it did not answer, and goes on now."""
+    """The daemon or one of its servers was stopped when a query timed out, and now runs again."""
     handover: Handover | None = None
-    """Where it does not answer: the last thing that it did, and that client's process is there."""
+    """Last action of an unresponsive daemon, if that client's process exists."""
 
     def clients_in(self, partition: SmPartition) -> int | None:
-        """How many clients are in an SM partition; None: not known, as of one without an ID."""
+        """Return the number of clients in an SM partition; None if unknown or without an ID."""
         if self.clients_by_partition is None or partition.partition_id is None:
             return None
         return self.clients_by_partition.get(partition.partition_id, 0)
 
     def follows(self, log: LogName) -> bool:
-        """Whether this log of its can be read now."""
+        """Return whether this log is readable now."""
         return any(state.log == log and state.readable for state in self.logs)
 
     @property
     def has_own_pid_namespace(self) -> bool:
-        """Whether it numbers processes otherwise than this host."""
-        process = self.facts.process if self.facts is not None else None
-        return process is not None and len(process.namespace_pids) > 1
+        """Whether the daemon's PIDs differ from this host's."""
+        return self.facts is not None and self.facts.has_own_pid_namespace
 
     @property
     def limited(self) -> bool:
-        """Whether it is an ordinary user's: see DaemonFacts."""
+        """Whether this is an ordinary user's daemon: see DaemonFacts."""
         return self.facts is not None and self.facts.limited
 
     @property
     def shows_waits(self) -> bool:
-        """Whether a client that waits would be seen.
-
-        What the log of an MPS v3 daemon says of them was never published.
-        """
+        """Whether a waiting client is visible. The lines of an MPS v3 daemon are not published."""
         return self.protocol != "3" and self.follows("control")
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU with what its processes are to MPS."""
+    """A GPU with the roles of its processes in MPS."""
 
     observation: GpuObservation
     index: str
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
-    """By ProcessKind: those that the lists tell which could be read; None when no list could."""
+    """ProcessKind -> processes in the readable lists; None if no list was readable."""
     direct_pids: tuple[int, ...] = ()
-    """Compute processes beside MPS."""
+    """Compute processes without MPS."""
     direct_processes: tuple[ProcessFacts, ...] = ()
-    """Those of them that /proc shows."""
+    """The same processes, if /proc shows them."""
     served_by: tuple[str, ...] = ()
-    """Pipe directories of the daemons that serve it and are not gone."""
+    """Pipe directories of the running daemons that serve this GPU."""
     seems_stranded: tuple[int, ...] | None = None
-    """MPS processes that have no server now; a process that is just ending may be among them."""
+    """MPS processes without a server now; may include a process that is just exiting."""
     stranded_pids: tuple[int, ...] | None = None
-    """Those of them that have had no server for a while."""
+    """MPS processes that have been without a server for a while."""
     stranded_clients: int | None = None
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
 
     def reading(self, quantity: str, **labels: str) -> float | None:
-        """Return what NVML measured; None where it has no such reading, or no finite number."""
+        """Return a reading of NVML; None if it is absent or not finite."""
         wanted = labels.items()
         for one in self.observation.readings:
             if one.quantity == quantity and dict(one.labels).items() == wanted:
@@ -528,7 +518,7 @@ COLLECTORS: tuple[CollectorName, ...] = ("nvml", "control", "logs", "process")
 
 @dataclass(frozen=True, slots=True)
 class CollectorResult:
-    """How one source fared in this collection."""
+    """Result of one source in this collection."""
 
     name: CollectorName
     success: bool
@@ -539,48 +529,48 @@ class CollectorResult:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A moment of a demo that can be jumped to."""
+    """A position in a demo with a name."""
 
     name: str
     title: str
     at_seconds: float
-    """Its position in the demo, at speed 1."""
+    """Position in the demo, at speed 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingInfo:
-    """Present only when a recording is replayed instead of a live host."""
+    """The recording that is replayed instead of a live host."""
 
     scenario: str
     machine: str
     driver_version: str
     recorded_at: str
     speed: float = 1.0
-    """Recorded seconds for each second of the viewer."""
+    """Recorded seconds per second of the viewer."""
     loop: int = 1
-    """How often playing began: 1, and one more for each further recording, loop and jump."""
+    """1, plus one for each further recording, loop and jump."""
     chapters: tuple[Chapter, ...] = ()
     chapter: str | None = None
-    """Name of the present chapter."""
+    """Name of the current chapter."""
     position_seconds: float = 0.0
     """On the scale of the chapters' positions."""
     duration_seconds: float = 0.0
-    """Of one loop, on the same scale."""
+    """Duration of one loop, on the same scale."""
     names_replaced: bool = False
-    """Users and programs have names that the recording does not hold."""
+    """Names of users and programs are not from the recording."""
     recorded_from: float = 0.0
-    """A moment of the recording, ..."""
+    """A time in the recording."""
     played_from: float = 0.0
-    """... and the same moment in the viewer's time."""
+    """The same time on the viewer's clock."""
 
     def viewer_time(self, moment: float) -> float:
-        """Return a recorded time as the viewer's clock had it when it was played."""
+        """Return the time on the viewer's clock when a recorded time was played."""
         return self.played_from + (moment - self.recorded_from) / self.speed
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLog:
-    """Whether the kernel log is being read, which proves who caused a fault."""
+    """Whether the kernel log, which proves the cause of a fault, is being read."""
 
     readable: bool
     error: str = ""
@@ -588,29 +578,28 @@ class KernelLog:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that is known of the host at one moment."""
+    """The state of the host at one moment."""
 
     taken_at: float
     driver_version: str | None = None
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
     gpu_indexes: Mapping[str, str] = field(default_factory=dict)
-    """GPU UUID -> index, also of GPUs that only a daemon's device map names; "" when not known."""
+    """GPU UUID -> index, also of GPUs that only a daemon's device map contains; "": unknown."""
     daemons: tuple[ControlDaemon, ...] = ()
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
-    """User -> name, of the processes that were identified: also of those that only wait."""
+    """UID -> name, for the users of the processes that were identified."""
     containers: tuple[ContainerName, ...] = ()
-    """Containers of processes on the GPUs that the kubelet has names for."""
+    """Containers of processes on the GPUs whose names the kubelet knows."""
     cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
-    """Control group -> GPU UUID -> its memory there."""
+    """Control group -> GPU UUID -> its memory on that GPU."""
     unreadable_environments: int | None = None
-    """Processes whose MPS variables this exporter has no right to read."""
+    """Processes whose environment this exporter has no right to read."""
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
-    """User -> processes of MPS's programs, and clients of that user's daemons, that are left out:
-    that user has too many."""
+    """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
     kernel_log: KernelLog | None = None
-    """None: an old recording, which does not say."""
+    """None: an old recording without this fact."""
     unknown_readings: int | None = None
-    """Readings that were left out since the exporter started: the catalogue does not know them."""
+    """Readings without a metric since the exporter's start."""
     recording: RecordingInfo | None = None

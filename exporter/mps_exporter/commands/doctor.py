@@ -17,7 +17,7 @@ from mps_exporter.config import InvalidSettingError, Settings, StartError
 from mps_exporter.findings import Finding, findings, recent_incidents, trace_findings
 from mps_exporter.findings.one_process import Check, check_process, pids_of
 from mps_exporter.logging import print_output, supports_colour
-from mps_exporter.mps.server_queries import SETTLING_SECONDS
+from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from mps_exporter.observations import DaemonConditions, HostTraces
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import host_traces, process_view
@@ -34,7 +34,7 @@ CONFIRMING_SECONDS = 1.5
 """Time from the start of the first collection to the second if there is a finding to confirm: a
 process must look stranded for 1 s before it is reported."""
 
-MIN_SERVER_AGE_SECONDS = SETTLING_SECONDS + 0.05
+MIN_SERVER_AGE_SECONDS = MIN_QUERY_AGE_SECONDS + 0.05
 """Minimum age of a server before it is queried."""
 
 

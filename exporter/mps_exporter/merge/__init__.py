@@ -1,30 +1,40 @@
-"""Observations and ledgers -> a Snapshot. Pure.
+"""Merges the observations and the tracked state of each daemon into a Snapshot. Pure.
 
-Here the different views of one thing meet: the server that the log names, the process of that PID
-in /proc, the entry in NVML's list, the answer of the control tool. Where one is missing the others
-stand; where all are, the value is left out.
+Here the views of one thing meet: the server in the log, the process of that PID in /proc, the entry
+in NVML's list, the reply of the control tool. If one view is missing, the others remain; if all
+are, the value is absent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
-from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.daemons import control_state, merge_daemon
-from mps_exporter.merge.gpus import merge_gpus
-from mps_exporter.observations import NvmlObservation, ProcfsObservation
-from mps_exporter.snapshot import CollectorResult, ControlDaemon, Snapshot
-
-MAX_CLIENTS_PER_USER = 256
-MAX_LIMITED_CLIENTS = 1024
-"""So many clients of an ordinary user's daemons have metrics of their own, and of all of them."""
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.merge.policy import MAX_CLIENTS_PER_USER, MAX_LIMITED_CLIENTS
+from mps_exporter.observations import (
+    GpuObservation,
+    NvmlObservation,
+    ProcessList,
+    ProcfsObservation,
+)
+from mps_exporter.snapshot import (
+    PROCESS_KINDS,
+    Client,
+    CollectorResult,
+    ControlDaemon,
+    Gpu,
+    ProcessKind,
+    Snapshot,
+)
 
 __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
-    """The processes that a source named, other than a log: to be identified in /proc."""
+    """Return the processes that a source other than a log names, to be identified in /proc."""
     pids: set[int] = set()
     for gpu in gpus.gpus if gpus is not None else ():
         pids.update(process.pid for process in gpu.processes or ())
@@ -49,26 +59,31 @@ def merge(
     clients_max: int = 1000,
     stranded_since: Mapping[int, float] | None = None,
 ) -> Snapshot:
-    """Make the snapshot of one collection. A source that brought nothing is None.
+    """Merge the results of one collection. None: a source without a result.
 
-    A client that ends looks stranded for a moment: stranded_since says which looked so in earlier
-    readings of the GPUs, and since when (None: every one counts at once). It is the readings' time
-    that counts: one reading beside newer and newer logs is no evidence.
+    A client that exits looks stranded for a moment: stranded_since has the processes that looked so
+    in earlier readings of the GPUs, with the time of the first such reading (None: each process
+    counts at once). Newer logs next to one reading do not prove anything.
     """
-    context = MergeContext.of(gpus, processes, daemons, stranded_since)
+    context = MergeContext(gpus, processes, daemons, stranded_since)
     merged = _merge_daemons(context, daemons, clients_max, taken_at)
+    identified = None if processes is None else processes.processes.values()
     return Snapshot(
         taken_at=taken_at,
         driver_version=context.driver_version,
         cuda_version=gpus.cuda_version if gpus is not None else None,
-        gpus=merge_gpus(context, gpus.gpus if gpus is not None else (), merged, daemons),
+        gpus=_merge_gpus(context, gpus.gpus if gpus is not None else (), merged, daemons),
         gpu_indexes=context.gpu_indexes,
         daemons=merged,
         collectors=collectors,
-        user_names=_user_names(processes),
+        user_names=context.users,
         containers=processes.containers if processes is not None else (),
         cgroup_memory=context.cgroup_memory,
-        unreadable_environments=_unreadable_environments(processes),
+        unreadable_environments=(
+            None
+            if identified is None
+            else sum(facts.mps_environment is None for facts in identified)
+        ),
         ignored_processes=_ignored(processes, daemons, merged),
     )
 
@@ -93,7 +108,7 @@ def _ignored(
     daemons: Iterable[DaemonInputs],
     merged: Iterable[ControlDaemon],
 ) -> dict[int, int]:
-    """Processes and clients that are left out for the quotas of ordinary users, by user."""
+    """Return the processes and clients that the quotas of ordinary users omit, by user."""
     found = Counter[int]({} if processes is None else processes.ignored_programs)
     for daemon in merged:
         facts = daemon.facts
@@ -101,18 +116,161 @@ def _ignored(
             found[facts.user] += daemon.dropped_clients
     for inputs in daemons:
         if inputs.facts.limited and inputs.facts.user is not None:
-            found[inputs.facts.user] += sum(
-                server.clients.unfollowed for server in inputs.state.servers
-            )
+            servers = inputs.state.servers
+            found[inputs.facts.user] += sum(server.clients.unfollowed for server in servers)
     return {user: count for user, count in found.items() if count}
 
 
-def _user_names(processes: ProcfsObservation | None) -> dict[int, str]:
-    found = () if processes is None else processes.processes.values()
-    return {facts.uid: facts.user for facts in found if facts.uid is not None and facts.user}
+# ---------------------------------------------------------------------------------- GPUs
 
 
-def _unreadable_environments(processes: ProcfsObservation | None) -> int | None:
-    if processes is None:
+def _merge_gpus(
+    context: MergeContext,
+    gpus: Iterable[GpuObservation],
+    daemons: tuple[ControlDaemon, ...],
+    inputs: Sequence[DaemonInputs],
+) -> tuple[Gpu, ...]:
+    """Merge the facts about the GPUs."""
+    servers = context.server_pids.union(
+        server.pid for daemon in daemons for server in daemon.servers
+    )
+    clients = [
+        client for daemon in daemons for server in daemon.servers for client in server.clients
+    ]
+    by_gpu: dict[str, list[Client]] = {}
+    for client in clients:
+        for uuid in {*client.contexts, *client.gpu_uuids}:
+            by_gpu.setdefault(uuid, []).append(client)
+    known = _known_clients(clients, daemons, inputs)
+    queued = {wait.pid for daemon in daemons for wait in daemon.waits}
+    merged = list[Gpu]()
+    for gpu in gpus:
+        by_kind = _processes_by_kind(gpu, servers)
+        # A server whose process cannot be read looks like a process without MPS.
+        identified = by_kind.get("direct", set()) <= context.processes.keys()
+        seems = _stranded_pids(by_kind, queued, known, identified=identified)
+        on_it = by_gpu.get(gpu.uuid, ())
+        merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, seems))
+    return tuple(merged)
+
+
+def _merge_gpu(
+    context: MergeContext,
+    gpu: GpuObservation,
+    daemons: Iterable[ControlDaemon],
+    clients: Sequence[Client],
+    by_kind: Mapping[ProcessKind, set[int]],
+    seems: tuple[int, ...] | None,
+) -> Gpu:
+    stranded = None if seems is None else tuple(filter(context.is_stranded, seems))
+    direct = tuple(sorted(by_kind.get("direct", ())))
+    return Gpu(
+        observation=gpu,
+        index=str(gpu.index),
+        uuid=gpu.uuid,
+        processes_by_kind={kind: len(pids) for kind, pids in by_kind.items()} or None,
+        direct_pids=direct,
+        direct_processes=tuple(
+            context.processes[pid] for pid in direct if pid in context.processes
+        ),
+        served_by=tuple(
+            daemon.pipe_directory
+            for daemon in daemons
+            if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
+        ),
+        seems_stranded=seems,
+        stranded_pids=stranded,
+        stranded_clients=None if stranded is None else len(stranded),
+        sm_committed_ratio=_sm_committed_ratio(gpu, clients),
+        client_memory_committed_bytes=_memory_committed_bytes(gpu, clients),
+    )
+
+
+def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float | None:
+    """Return the sum of the clients' SM limits; None if one of them is unknown."""
+    if not gpu.sm_count or any(gpu.uuid not in client.sm_limit for client in clients):
         return None
-    return sum(facts.mps_environment is None for facts in processes.processes.values())
+    return sum(client.sm_limit[gpu.uuid] for client in clients) / gpu.sm_count
+
+
+def _memory_committed_bytes(gpu: GpuObservation, clients: Sequence[Client]) -> int | None:
+    """Return the sum of the known memory limits."""
+    if not clients:
+        return None
+    return sum(client.memory_limit_bytes.get(gpu.uuid, 0) for client in clients)
+
+
+def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[ProcessKind, set[int]]:
+    """Return the processes by their role in MPS, for the lists that could be read.
+
+    Only the MPS list, which old drivers lack, distinguishes a client from a process without MPS.
+    A server is known by its PID, wherever it is listed.
+    """
+    if gpu.processes is None:
+        return {}
+    lists: dict[ProcessList, set[int]] = {
+        kind: set() for kind in get_args(ProcessList) if kind not in gpu.unread_lists
+    }
+    for process in gpu.processes:
+        lists[process.kind].add(process.pid)
+    processes_by_kind: dict[ProcessKind, set[int]] = {}
+    if "compute" in lists:
+        compute = lists["compute"]
+        if "mps" in lists:
+            # Unlike the compute list, the MPS list can contain a client of another GPU (0 bytes).
+            clients = (lists["mps"] & compute) - servers
+            processes_by_kind = {"mps_client": clients, "direct": compute - clients - servers}
+        processes_by_kind["mps_server"] = compute & servers
+    if "graphics" in lists:
+        processes_by_kind["graphics"] = lists["graphics"]
+    return {kind: processes_by_kind[kind] for kind in PROCESS_KINDS if kind in processes_by_kind}
+
+
+def _stranded_pids(
+    by_kind: Mapping[ProcessKind, set[int]],
+    queued: set[int],
+    known: set[int] | None,
+    *,
+    identified: bool,
+) -> tuple[int, ...] | None:
+    """Return the MPS processes without a server; None if unknown.
+
+    Certain if no server is on the GPU, or if every daemon's log shows all its clients. NVML also
+    lists a process that waits in a queue, which lacks a server for another reason.
+    """
+    if "mps_client" not in by_kind:
+        return None
+    candidates = by_kind["mps_client"] - queued
+    if not by_kind["mps_server"] and identified:
+        return tuple(sorted(candidates))
+    return None if known is None else tuple(sorted(candidates - known))
+
+
+def _known_clients(
+    clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
+) -> set[int] | None:
+    """Return the PIDs of all servers' clients; None if there may be others."""
+    all_readable = all(
+        daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
+    ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
+    connected = {client.pid for client in clients}
+    if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
+        return None
+    if any(map(_may_miss_clients, inputs)):
+        return None
+    return connected | _listed_client_pids(inputs)
+
+
+def _may_miss_clients(daemon: DaemonInputs) -> bool:
+    """Return whether a running server may have clients whose lines were not read."""
+    lost_at = daemon.state.server_log_lost_at
+    return any(
+        not server.has_log or (lost_at is not None and server.started_at <= lost_at)
+        for server in daemon.state.servers
+    )
+
+
+def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
+    """Return the clients that the control tool lists, in their daemons' PID namespaces."""
+    replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
+    return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}

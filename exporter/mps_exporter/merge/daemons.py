@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from mps_exporter.merge.clients import merge_clients
-from mps_exporter.merge.daemon_inputs import DaemonInputs, MergeContext, ServerInputs, is_server
-from mps_exporter.merge.named_servers import (
-    clients_by_partition,
-    in_partitions,
-    merge_named_servers,
-    merge_partitioning,
+from mps_exporter.merge.clients import (
+    ServerInputs,
+    in_partition,
+    merge_clients,
+    merge_listed_client,
 )
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext, is_server
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.control_protocol import CANNOT_SEND
 from mps_exporter.mps.policy import CLOCK_TOLERANCE_SECONDS
+from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, partition_identity, unique
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
     ControlState,
     Handover,
+    NamedServer,
     Partitioning,
     Server,
 )
@@ -33,19 +36,8 @@ def merge_daemon(
     """Merge all that is known of one daemon."""
     facts, logged, probe = inputs.facts, inputs.state, inputs.answers.probe
     process = facts.process
-    devices = inputs.device_uuids()
-    partitioning = merge_partitioning(context, inputs)
-    if partitioning is not None and partitioning.protocol == "3":
-        servers = merge_named_servers(context, inputs, partitioning)
-        whole = partitioning.is_whole("server_list")
-        servers_known = partitioning.servers is not None and whole
-    else:
-        servers = tuple(
-            _merge_server(context, _server_inputs(context, inputs, pid))
-            for pid in _server_pids(inputs)
-        )
-        servers_known = _servers_known(inputs)
-    servers = in_partitions(context, partitioning, servers)
+    partitioning = _merge_partitioning(context, inputs)
+    servers, servers_known = _merge_servers(context, inputs, partitioning)
     kept, dropped = _limit_clients(servers, clients_max)
     state = control_state(inputs)
     timeline_since, timeline = logged.timeline.snapshot(now)
@@ -65,16 +57,12 @@ def merge_daemon(
         query_duration_seconds=_probe_seconds(inputs.probe),
         query_failures=inputs.query_failures,
         queries=inputs.queries,
-        default_active_thread_ratio=(
-            probe.default_active_thread_ratio if probe is not None else None
-        ),
-        default_pinned_memory_limit_bytes=_default_memory_limits(inputs),
-        default_client_priority=_default_client_priority(inputs),
+        **_default_limits(inputs),
         servers_count=len(servers) if servers_known else None,
         servers=kept,
         waits=logged.waits,
         handover_backoff_seconds=logged.handover_backoff_seconds,
-        gpu_uuids=_served_gpus(context, devices.values(), servers, partitioning),
+        gpu_uuids=_served_gpus(context, inputs, servers, partitioning),
         logs=inputs.logs,
         counters=logged.counters.snapshot() if inputs.was_readable else None,
         incidents=logged.incidents.snapshot(),
@@ -84,15 +72,15 @@ def merge_daemon(
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
         partitioning=partitioning,
-        clients_by_partition=clients_by_partition(servers) if servers_known else None,
+        clients_by_partition=_clients_by_partition(servers) if servers_known else None,
         handover=_handover_in_progress(context, inputs) if state == "unresponsive" else None,
     )
 
 
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
-    """The client that the daemon was serving last, if its process is surely this one."""
+    """Return the client that the daemon served last, if its process is certain."""
     last = inputs.state.handover
-    if last is None or not inputs.log_readable("control") or inputs.has_own_pid_namespace():
+    if last is None or not inputs.log_readable("control") or inputs.facts.has_own_pid_namespace:
         return None
     client = context.process(inputs.facts, last.pid)
     if client is None or client.ended or client.uid != last.uid or last.pid <= 2:
@@ -108,16 +96,16 @@ def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handov
 
 def _served_gpus(
     context: MergeContext,
-    uuids: Iterable[str],
+    inputs: DaemonInputs,
     servers: Iterable[Server],
     partitioning: Partitioning | None,
 ) -> tuple[str, ...]:
-    """The GPUs that a daemon is known to serve, and those on which a server of it is."""
-    served = set(uuids)
+    """Return the GPUs that a daemon is known to serve, and those that its servers use."""
+    served = set(inputs.device_uuids().values())
     if partitioning is not None:
         served.update(one.uuid for one in partitioning.devices or ())
         for named in partitioning.servers or ():
-            served.update(one for one in named.allowed_devices if one in context.gpus)
+            served.update(uuid for uuid in named.allowed_devices if uuid in context.gpus)
     for server in servers:
         served.update(server.contexts, server.memory_used_bytes)
     return tuple(sorted(served - {""}))
@@ -129,25 +117,25 @@ def _probe_seconds(probe: ControlObservation | None) -> float | None:
     return sum(exchange.duration_seconds for exchange in probe.exchanges)
 
 
-def _default_memory_limits(inputs: DaemonInputs) -> dict[str, int]:
-    uuids = inputs.device_uuids()
+def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
+    """Return the fields of ControlDaemon about servers that start from now on."""
+    uuids, probe = inputs.device_uuids(), inputs.answers.probe
+    replies = inputs.answers.servers.values()
+    priorities = (reply.default_client_priority for reply in replies)
     return {
-        uuids[ordinal]: limit
-        for reply in inputs.answers.servers.values()
-        for ordinal, limit in reply.default_pinned_memory_limit_bytes.items()
-        if ordinal in uuids
+        "default_active_thread_ratio": probe.default_active_thread_ratio if probe else None,
+        "default_client_priority": next((one for one in priorities if one is not None), None),
+        "default_pinned_memory_limit_bytes": {
+            uuids[ordinal]: limit
+            for reply in replies
+            for ordinal, limit in reply.default_pinned_memory_limit_bytes.items()
+            if ordinal in uuids
+        },
     }
 
 
-def _default_client_priority(inputs: DaemonInputs) -> int | None:
-    for reply in inputs.answers.servers.values():
-        if reply.default_client_priority is not None:
-            return reply.default_client_priority
-    return None
-
-
-def _limit_clients(servers: tuple[Server, ...], clients_max: int) -> tuple[tuple[Server, ...], int]:
-    """Keep at most so many clients with metrics of their own: those that came first."""
+def _limit_clients(servers: Sequence[Server], clients_max: int) -> tuple[tuple[Server, ...], int]:
+    """Keep the first `clients_max` clients; return also the number of dropped clients."""
     kept, left, dropped = [], clients_max, 0
     for server in servers:
         clients = server.clients[:left]
@@ -161,20 +149,23 @@ def _limit_clients(servers: tuple[Server, ...], clients_max: int) -> tuple[tuple
 
 
 def control_state(inputs: DaemonInputs) -> ControlState | None:
-    """Why a daemon answers or not; None when no query was sent and /proc does not show it."""
+    """Return the state of a daemon; None if no query was sent and /proc does not show it."""
     probe = inputs.probe
-    alive = _is_running(inputs)
-    unasked: ControlState | None = "absent" if inputs.facts.lock_tested and not alive else None
+    alive = inputs.facts.process is not None or inputs.facts.lock_holder_pid is not None
+    without_query: ControlState | None = None
+    if inputs.facts.lock_tested and not alive:
+        without_query = "absent"
     if probe is None:
-        return unasked
+        return without_query
     if probe.outcome is Outcome.OK:
         return "answering"
     if inputs.state.daemon.quit_requested_at is not None and alive:
-        # While it drains, the tool is refused, or gets an empty answer, or waits (driver 580).
+        # While it drains, the tool is refused, or gets an empty reply, or waits (driver 580).
         return "draining"
     if probe.outcome is Outcome.ABSENT:
-        if not _tool_ran(probe):
-            return unasked
+        # Without a return code no query was sent: the tool itself is missing.
+        if all(exchange.return_code is None for exchange in probe.exchanges):
+            return without_query
         return "refused" if alive else "absent"
     if inputs.hung:
         return "unresponsive"
@@ -185,19 +176,10 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
     return "refused"
 
 
-def _is_running(inputs: DaemonInputs) -> bool:
-    return inputs.facts.process is not None or inputs.facts.lock_holder_pid is not None
-
-
-def _tool_ran(probe: ControlObservation) -> bool:
-    """Whether a query was sent: the tool itself may be missing."""
-    return any(exchange.return_code is not None for exchange in probe.exchanges)
-
-
 def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
-    """Whether this may be a daemon that was asked to quit, which only control.log proves.
+    """Return whether this daemon may be quitting, which only control.log proves.
 
-    While it drains, the tool says that it cannot send the command, or nothing (driver 580).
+    While it drains, the tool prints that it cannot send the command, or nothing (driver 580).
     """
     if inputs.log_readable("control"):
         return False
@@ -212,16 +194,39 @@ def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
 # ---------------------------------------------------------------------------------- servers
 
 
-def _servers_known(inputs: DaemonInputs) -> bool:
-    known = inputs.log_names_servers() or inputs.answers.probe is not None
-    return known or (inputs.speaks_v3 and control_state(inputs) == "absent")
+def _merge_servers(
+    context: MergeContext, inputs: DaemonInputs, partitioning: Partitioning | None
+) -> tuple[tuple[Server, ...], bool]:
+    """Return the servers of a daemon, and whether these are all of them."""
+    if partitioning is not None and partitioning.protocol == "3":
+        servers = [
+            _merge_named_server(context, inputs, partitioning, named, named.pid)
+            for named in partitioning.servers or ()
+            if named.pid
+        ]
+        known = partitioning.servers is not None and partitioning.is_whole("server_list")
+    else:
+        servers = [_merge_server(context, inputs, pid) for pid in _server_pids(inputs)]
+        known = inputs.log_names_servers() or inputs.answers.probe is not None
+        known = known or (inputs.speaks_v3 and control_state(inputs) == "absent")
+    if partitioning is None:
+        return tuple(servers), known
+    by_id = None
+    if partitioning.partitions is not None:
+        by_id = {one.partition_id: one for one in partitioning.partitions}
+    return tuple(
+        replace(
+            server, clients=tuple(in_partition(context, by_id, client) for client in server.clients)
+        )
+        for server in servers
+    ), known
 
 
 def _server_pids(inputs: DaemonInputs) -> list[int]:
-    """The servers alive, as the daemon numbers processes.
+    """Return the servers alive, in the daemon's PID namespace.
 
-    The log is ahead of the tool's answer, which may be some seconds old; without it, the answer is
-    all there is; without either, a child of the daemon in /proc is still a server.
+    The log is newer than the tool's reply, which may be some seconds old. Without both, a child of
+    the daemon in /proc is still a server.
     """
     if inputs.log_names_servers():
         return [server.pid for server in inputs.state.servers]
@@ -231,7 +236,7 @@ def _server_pids(inputs: DaemonInputs) -> list[int]:
 
 
 def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> ProcessFacts | None:
-    """The server's process as this host sees it: by its PID in the daemon's namespace."""
+    """Return the process of a server, by its PID in the daemon's namespace."""
     for process in inputs.facts.servers:
         if pid == process.own_pid:
             return context.processes.get(process.pid, process)
@@ -239,31 +244,22 @@ def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> Proces
     return found if found is not None and is_server(found) else None
 
 
-def _server_inputs(context: MergeContext, inputs: DaemonInputs, pid: int) -> ServerInputs:
-    """All that is known of the server that its daemon calls so."""
-    process = _process_of(context, inputs, pid)
-    logged = inputs.state.servers.get(pid) if inputs.log_names_servers() else None
-    return ServerInputs(
-        daemon=inputs,
-        pid=process.pid if process is not None else pid,
-        logged=logged,
-        reply=inputs.answers.servers.get(pid),
-        process=process,
-        devices=inputs.device_uuids(),
-    )
-
-
-def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
-    logged, process = inputs.logged, inputs.process
+def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) -> Server:
+    """Merge the facts about a server of a v2 daemon."""
+    process = _process_of(context, daemon, server_pid)
+    pid = process.pid if process is not None else server_pid
+    logged = daemon.state.servers.get(server_pid) if daemon.log_names_servers() else None
+    devices, reply = daemon.device_uuids(), daemon.answers.servers.get(server_pid)
+    inputs = ServerInputs(daemon, pid, logged, reply, process, devices)
     uid = inputs.uid()
     started = logged.started_at if logged is not None else None
     clients = merge_clients(context, inputs)
-    contexts = _contexts(inputs.devices.values(), clients) if clients is not None else {}
+    contexts = _contexts(devices.values(), clients) if clients is not None else {}
     confirmed = process is not None and is_server(process)
-    # An ordinary user's log may call any process its server.
-    unproved = not confirmed and inputs.daemon.facts.limited
+    # The log of an ordinary user's daemon may call any process its server.
+    unproved = not confirmed and daemon.facts.limited
     return Server(
-        pid=inputs.pid,
+        pid=pid,
         uid=uid,
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else started,
@@ -271,14 +267,14 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
         ghost=logged.is_ghost if logged is not None and not unproved else None,
         clients_connected=_count(inputs, clients),
         contexts=contexts,
-        contexts_limit=_contexts_limits(context, inputs, (*inputs.devices.values(), *contexts)),
+        contexts_limit=_contexts_limits(context, inputs, (*devices.values(), *contexts)),
         active_thread_ratio=inputs.thread_ratio(),
         pinned_memory_limit_bytes={
-            inputs.devices[ordinal]: limit
+            devices[ordinal]: limit
             for ordinal, limit in inputs.memory_limits_by_ordinal().items()
-            if ordinal in inputs.devices
+            if ordinal in devices
         },
-        memory_used_bytes=context.memory_used(inputs.pid),
+        memory_used_bytes=context.memory_used(pid),
         possible_unfinished_work=logged.possible_unfinished_work if logged is not None else None,
         clients=clients or (),
         confirmed=confirmed,
@@ -286,12 +282,11 @@ def _merge_server(context: MergeContext, inputs: ServerInputs) -> Server:
 
 
 def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]:
-    """GPU UUID -> CUDA contexts of all clients; 0 on a GPU of the daemon that no client uses."""
-    contexts = dict.fromkeys(uuids, 0)
+    """Return GPU UUID -> CUDA contexts of all clients; 0 for a GPU that no client uses."""
+    contexts = Counter(dict.fromkeys(uuids, 0))
     for client in clients:
-        for uuid, count in client.contexts.items():
-            contexts[uuid] = contexts.get(uuid, 0) + count
-    return contexts
+        contexts.update(client.contexts)
+    return dict(contexts)
 
 
 def _count(inputs: ServerInputs, clients: tuple[Client, ...] | None) -> int | None:
@@ -303,7 +298,7 @@ def _count(inputs: ServerInputs, clients: tuple[Client, ...] | None) -> int | No
 def _contexts_limits(
     context: MergeContext, inputs: ServerInputs, uuids: Iterable[str]
 ) -> dict[str, int]:
-    """The documented limit, corrected by the number that the log named when it refused a client."""
+    """Return the documented limit, or the number that the log showed at the last rejection."""
     found = {}
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
@@ -313,3 +308,94 @@ def _contexts_limits(
         if limit is not None:
             found[uuid] = limit
     return found
+
+
+# ---------------------------------------------------------------------------------- partitions
+
+
+def _merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitioning | None:
+    """Return a daemon's servers, namespaces and partitions, with host PIDs and GPU UUIDs."""
+    found = inputs.answers.partitioning
+    if found is None:
+        return None
+    servers, clients, partitions = found.servers, found.clients, found.partitions
+    counts = Counter(found.not_understood)
+    if servers is not None:
+        servers = tuple(
+            replace(one, pid=context.host_pid(inputs, one.pid or 0) or None) for one in servers
+        )
+    if clients is not None:
+        clients = tuple(
+            replace(
+                one,
+                pid=context.host_pid(inputs, one.pid),
+                devices=tuple(
+                    uuid
+                    for device in one.devices
+                    if (uuid := _uuid(context, found, one.server_name, device)) is not None
+                ),
+            )
+            for one in clients
+        )
+    if partitions is not None:
+        # Rows with two names of one GPU may describe the same partition.
+        named = (
+            replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
+            for one in partitions
+        )
+        partitions, omitted = unique(named, partition_identity)
+        counts[PARTITION_REPLIES[found.protocol], "row"] += omitted
+    return replace(
+        found,
+        servers=servers,
+        clients=clients,
+        partitions=partitions,
+        not_understood={key: count for key, count in counts.items() if count},
+    )
+
+
+def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:
+    """Return the GPU that a daemon names by its ordinal, its UUID or the beginning of its UUID."""
+    if device.isdigit():
+        named = {
+            one.uuid
+            for one in found.devices or ()
+            if one.ordinal == int(device) and one.server_name in ("", server_name)
+        }
+    elif device in context.gpus:
+        return device
+    else:
+        named = {uuid for uuid in context.gpus if uuid.startswith(device)} or {device}
+    return named.pop() if len(named) == 1 else None
+
+
+def _merge_named_server(
+    context: MergeContext, inputs: DaemonInputs, found: Partitioning, named: NamedServer, pid: int
+) -> Server:
+    """Merge the facts about a server of an MPS v3 daemon that has a process."""
+    process = context.process(inputs.facts, pid)
+    uid = process.uid if named.uid is None and process is not None else named.uid
+    own = [one for one in found.clients or () if one.server_name == named.name]
+    counted = found.clients is not None and found.is_whole("client_list")
+    return Server(
+        pid=pid,
+        uid=uid,
+        user=context.user(uid),
+        start_time_seconds=process.start_time_seconds if process is not None else None,
+        state=named.status,
+        clients_connected=len(own) if counted else None,
+        memory_used_bytes=context.memory_used(pid),
+        clients=tuple(merge_listed_client(context, inputs, found, pid, one) for one in own),
+        confirmed=process is not None and is_server(process),
+        name=named.name,
+    )
+
+
+def _clients_by_partition(servers: Sequence[Server]) -> Mapping[str | None, int] | None:
+    """Return the number of clients that name each SM partition; None: see ControlDaemon."""
+    clients = [client for server in servers for client in server.clients]
+    if any(server.clients_connected is None for server in servers):
+        return None
+    if not all(client.environment_readable for client in clients):
+        return None
+    return Counter(client.sm_partition for client in clients)

@@ -1,7 +1,7 @@
 """The commands of the control tool, and its replies.
 
-Several commands share one run of the tool. Their replies come back in order and without anything
-between them, and an empty reply leaves no trace:
+Several commands share one run of the tool. Their replies are printed in order, with nothing between
+them, and an empty reply leaves no trace:
 
     get_default_client_priority              0
     get_server_status 457                    ACTIVE
@@ -13,10 +13,10 @@ between them, and an empty reply leaves no trace:
     get_device_client_list 457               [0] 00:00.0, NVIDIA H200
                                              455.1           (process.context)
 
-So only replies that can be distinguished are adjacent, and between two that cannot there is
-``get_default_active_thread_percentage``, which always answers with one line. Every run of the tool
-asks something that has an answer: no output at all, with status 0, is what a collision with another
-caller looks like. The texts are those of driver 580; the tool exits with 0 whatever it prints.
+So only commands with distinguishable replies are adjacent; the others are separated by the fence
+``get_default_active_thread_percentage``, whose reply is always one line. Every run contains a
+command that always has a reply: no output with status 0 means a collision with another caller.
+The texts are those of driver 580; the tool exits with 0 whatever it prints.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mps_exporter.mps.client_limits import parse_memory
+from mps_exporter.mps.policy import MAX_QUOTED_CHARACTERS
 from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
     V2_PARTITIONS,
+    V2_REFUSAL,
+    V3_REFUSAL,
     has_header,
-    speaks_v2,
-    speaks_v3,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 
@@ -56,21 +57,24 @@ READ_ONLY = (
 
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)
-"""Answered by the daemon alone, without a server's help. Without the fence an empty list of servers
-and a collision would look the same."""
+"""Commands that the daemon replies to without a server's help. Without the fence, an empty list of
+servers and a collision would look the same."""
+
+_SERVER_COMMANDS = frozenset(
+    known.pattern.partition(" ")[0] for known in READ_ONLY if _SERVER in known.pattern
+)
+"""Commands whose first argument is a server."""
 
 SOCKET_PATH_BYTES = 107
-"""Longest path of a Unix socket that the kernel takes; the daemon's is DIRECTORY/control."""
-
-_QUOTED_CHARACTERS = 200
+"""Maximum length of a Unix socket's path in the kernel; the daemon's is DIRECTORY/control."""
 
 
 class ForbiddenCommandError(ValueError):
-    """A command that is not on the list of those that only read."""
+    """A command that is not in the list of read-only commands."""
 
 
 def stdin_text(commands: Iterable[str]) -> bytes:
-    """Return the text for the tool's standard input: the only place where it is made.
+    """Return the text for the tool's standard input. Nothing else is ever sent.
 
     Raises:
         ForbiddenCommandError: A command is not one of READ_ONLY.
@@ -85,11 +89,11 @@ def stdin_text(commands: Iterable[str]) -> bytes:
 def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
     """Return the tool's arguments, its standard input and its environment for some queries.
 
-    A query of the newer interface is one run's arguments; there the tool follows the protocol of
-    the daemon that runs, and the variable is for what it says without one.
+    A v3 query is the arguments of one run. The tool follows the protocol of the running daemon;
+    the variable is for what it prints without a daemon.
 
     Raises:
-        ForbiddenCommandError: A command is not one that only reads.
+        ForbiddenCommandError: A command is not read-only.
     """
     if len(commands) == 1 and commands[0] in READ_ONLY_V3:
         return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}
@@ -97,19 +101,8 @@ def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[st
 
 
 @dataclass(frozen=True, slots=True)
-class ListedDevice:
-    """A GPU as a daemon numbers it."""
-
-    ordinal: int
-    uuid: str
-    name: str
-    pci: str
-    """As printed: not the real address in every case, so join by UUID."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeReply:
-    """What the daemon said by itself."""
+    """A daemon's reply to PROBE."""
 
     server_pids: tuple[int, ...]
     """In the daemon's PID namespace."""
@@ -119,19 +112,20 @@ class ProbeReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """What the daemon said of one server. None, or a missing device: it did not say."""
+    """A daemon's replies about one server. None, or a missing device: not reported."""
 
     server_pid: int
     """In the daemon's PID namespace."""
     state: str | None = None
-    """INITIALIZING, ACTIVE or FAULT; whatever word a newer driver uses is passed through."""
+    """INITIALIZING, ACTIVE or FAULT, or the unknown state of a newer driver."""
     active_thread_ratio: float | None = None
     """0-1, for clients that connect from now on."""
     client_pids: tuple[int, ...] | None = None
-    """One for each client; 0 for those in a PID namespace that the daemon does not see."""
+    """0 for each client in a PID namespace that the daemon cannot see."""
     contexts: Mapping[int, Mapping[int, int]] | None = None
     """Device ordinal -> client PID -> contexts."""
-    devices: tuple[ListedDevice, ...] | None = None
+    devices: Mapping[int, str] | None = None
+    """Device ordinal of the daemon -> GPU UUID. (The tool's PCI addresses are not always real.)"""
     pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
     """Device ordinal -> the limit set under that ordinal, rounded down to whole GiB from 1 GiB on
     (measured: 1536M is printed as "1G"). The server's log has the exact one."""
@@ -144,11 +138,11 @@ class ServerReply:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """No answer in the text."""
+    """A text without a reply."""
 
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
     text: str
-    """What the tool said, shortened."""
+    """What the tool printed, shortened."""
     server_pid: int | None = None
 
 
@@ -158,9 +152,9 @@ def server_commands(
     """Return the queries about one server.
 
     Args:
-        server_pid: The server, as the daemon numbers processes.
+        server_pid: The server, in the daemon's PID namespace.
         devices: Ordinals of the devices whose memory limits are wanted.
-        map_devices: Also ask which device is which: the answer never changes in a server's life.
+        map_devices: Also query the UUIDs of the devices, which never change in a server's life.
     """
     return (
         "get_default_client_priority",
@@ -174,21 +168,22 @@ def server_commands(
 
 
 def limit_commands(server_pid: int, devices: Sequence[int]) -> tuple[str, ...]:
-    """Return the queries about memory limits, a fence after every one but the last."""
-    questions = [
-        question
+    """Return the queries about memory limits, with a fence between any two."""
+    fenced = [
+        command
         for device in devices
-        for question in (
+        for command in (
             f"get_device_pinned_mem_limit {server_pid} {device}",
+            FENCE,
             f"get_default_device_pinned_mem_limit {device}",
+            FENCE,
         )
     ]
-    fenced = [command for question in questions for command in (question, FENCE)]
     return tuple(fenced[:-1])
 
 
 def parse_failure(exchange: Exchange) -> Failure | None:
-    """Recognise the tool's own complaints; None: it brought the daemon's answer."""
+    """Recognize the tool's own complaints; None if it printed the daemon's reply."""
     text = f"{exchange.stderr}\n{exchange.stdout}"
     for kind, phrases in _ERROR_PATTERNS:
         if any(phrase in text for phrase in phrases):
@@ -200,7 +195,7 @@ def parse_failure(exchange: Exchange) -> Failure | None:
 
 
 CANNOT_SEND = "Cannot send command to MPS control daemon"
-"""The reply to a caller that collides with another, and to all while the daemon drains."""
+"""The tool's error after a collision with another caller, and while the daemon drains."""
 
 _ERROR_PATTERNS: tuple[tuple[Literal["absent", "refused"], tuple[str, ...]], ...] = (
     ("absent", ("Cannot find MPS control daemon process",)),
@@ -217,14 +212,14 @@ _ERROR_PATTERNS: tuple[tuple[Literal["absent", "refused"], tuple[str, ...]], ...
 )
 
 
-def shorten(text: str, limit: int = _QUOTED_CHARACTERS) -> str:
-    """Make one line of it, at most so many characters."""
+def shorten(text: str, limit: int = MAX_QUOTED_CHARACTERS) -> str:
+    """Return the text as one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def parse_probe(exchange: Exchange) -> ProbeReply | Failure:
-    """Read the answer to PROBE; never raises, whatever the text."""
+    """Parse the reply to PROBE; never raises, whatever the text."""
     if (failure := parse_failure(exchange)) is not None:
         return failure
     reader = _LineReader(exchange.stdout)
@@ -232,27 +227,27 @@ def parse_probe(exchange: Exchange) -> ProbeReply | Failure:
     default = reader.take_match(_PERCENTAGE)
     if default is None or not reader.at_end:
         return _unparsable(exchange)
-    return ProbeReply(tuple(int(pid[0]) for pid in servers), float(default[0]) / 100.0)
+    return ProbeReply(tuple(int(pid[0]) for pid in servers), _ratio(default[0]))
 
 
 def parse_server(*exchanges: Exchange) -> ServerReply | Failure:
-    """Read the answers to server_commands() and limit_commands() about one server.
+    """Parse the replies to server_commands() and limit_commands() about one server.
 
-    Never raises, whatever the text. The first failure stands for the whole.
+    Never raises, whatever the text. Return the first failure, if any.
     """
     server_pid = _server_of(exchanges[0].commands) if exchanges else None
     if server_pid is None:
         return Failure("unparsable", "nothing was asked about a server")
-    builder = _ReplyBuilder(server_pid)
+    fields: dict[str, Any] = {}
     for exchange in exchanges:
-        failure = parse_failure(exchange) or _read_into(builder, exchange)
+        failure = parse_failure(exchange) or _read_exchange(server_pid, exchange, fields)
         if failure is not None:
             return replace(failure, server_pid=server_pid)
-    return builder.reply()
+    return ServerReply(server_pid, **fields)
 
 
 def parse_reconciliation(observation: ControlObservation) -> tuple[ServerReply | Failure, ...]:
-    """Read what each server said; servers that were not asked, or did not answer, are left out."""
+    """Parse the replies about each server; omit servers without a query or a reply."""
     by_server: dict[int | None, list[Exchange]] = {}
     for exchange in observation.exchanges:
         if exchange.outcome not in (Outcome.TIMEOUT, Outcome.SKIPPED):
@@ -264,24 +259,9 @@ def _server_of(commands: Sequence[str]) -> int | None:
     """Return the server that the commands are about."""
     for command in commands:
         words = command.split(" ")
-        if len(words) > 1 and words[0] in _SERVER_VERBS and words[1].isdecimal():
+        if len(words) > 1 and words[0] in _SERVER_COMMANDS and words[1].isdecimal():
             return int(words[1])
     return None
-
-
-def _read_into(builder: _ReplyBuilder, exchange: Exchange) -> Failure | None:
-    reader = _LineReader(exchange.stdout)
-    for command in exchange.commands:
-        if (gone := reader.take_match(_NOT_FOUND)) is not None:
-            return Failure("server_not_found", gone[0])
-        if reader.take_match(_UNKNOWN_COMMAND) is None and not _read_reply(
-            command, reader, builder
-        ):
-            return _unparsable(exchange)
-    # The daemon complains once for each command.
-    if reader.take_match(_NOT_FOUND) is not None:
-        return Failure("server_not_found", f"Server {builder.server_pid} not found")
-    return None if reader.at_end else _unparsable(exchange)
 
 
 def _unparsable(exchange: Exchange) -> Failure:
@@ -293,32 +273,32 @@ def _output_of(exchange: Exchange) -> str:
 
 
 def failure_of(exchange: Exchange) -> Failure | None:
-    """Judge one run of the tool, whatever it asked; None: the daemon answered."""
+    """Return why a run of the tool failed, whatever its query; None if it has a reply."""
     commands = exchange.commands
     if commands == PROBE:
         reply = parse_probe(exchange)
         return reply if isinstance(reply, Failure) else None
     if commands == (V2_PARTITIONS,):
-        # With no output at all it collided with another caller's.
+        # No output at all means a collision with another caller's run.
         return parse_failure(exchange) or (None if exchange.stdout else _unparsable(exchange))
     if set(commands) <= READ_ONLY_V3:
-        # How a list of nothing looks is not documented, so anything else is an answer. What a
-        # program is called is no word of the tool.
+        # The form of an empty list is not documented, so any other text is a reply. Names of
+        # programs below a list's header must not look like the tool's own complaints.
         if all(has_header(query, exchange.stdout) for query in commands):
             exchange = replace(exchange, stdout="")
-        foreign = speaks_v2(_output_of(exchange))
+        foreign = V2_REFUSAL.search(_output_of(exchange))
         return (_unparsable(exchange) if foreign else None) or parse_failure(exchange)
     found = parse_server(exchange)
     return found if isinstance(found, Failure) and found.kind != "server_not_found" else None
 
 
 def other_interface(exchange: Exchange) -> str | None:
-    """Return the interface whose tool or daemon refuses a query like this; None: it is this one."""
+    """Return the interface ("2" or "3") that this refused run hints at; None if it is this one."""
     if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
         return None
-    if set(exchange.commands) <= READ_ONLY_V3:
-        return "2" if speaks_v2(_output_of(exchange)) else None
-    return "3" if speaks_v3(_output_of(exchange)) else None
+    sent_v3 = set(exchange.commands) <= READ_ONLY_V3
+    refusal, other = (V2_REFUSAL, "2") if sent_v3 else (V3_REFUSAL, "3")
+    return other if refusal.search(_output_of(exchange)) else None
 
 
 _PID = re.compile(r"[0-9]{1,10}")
@@ -329,14 +309,14 @@ _LIMIT = re.compile(r"[0-9]{1,15} ?[KMGT]i?B?", re.IGNORECASE)
 _NO_LIMIT = re.compile(r"No .*limit set.*")
 _LISTED_DEVICE = re.compile(r"\[([0-9]{1,4})\] .*")
 _CONTEXT = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})")
-_DEVICE_ROW = re.compile(r"([0-9]{1,4}),([^,]*),([^,]*),(.*),([^,]*)")
+_DEVICE_ROW = re.compile(r"([0-9]{1,4}),[^,]*,([^,]*),.*,[^,]*")
 _DEVICE_SECTION = re.compile(r"Default|Server ([0-9]{1,10})|Device Ordinal,.*")
 _NOT_FOUND = re.compile(r"Server ([0-9]{1,10}) not found\.?")
 _UNKNOWN_COMMAND = re.compile(r"Unknown command.*|Invalid command.*")
 
 
 class _LineReader:
-    """The lines of a reply, taken from the front. Empty lines say nothing and are dropped."""
+    """The lines of a reply, taken from the front. Empty lines are dropped."""
 
     def __init__(self, text: str) -> None:
         self._lines = [line for raw in text.split("\n") if (line := raw.strip())]
@@ -353,138 +333,97 @@ class _LineReader:
         return found
 
     def take_all(self, shape: re.Pattern[str]) -> list[re.Match[str]]:
-        """Take the lines that have this shape, up to the first that has not."""
-        taken = []
-        while (found := self.take_match(shape)) is not None:
-            taken.append(found)
-        return taken
+        """Take the next lines while they have this shape."""
+        return list(iter(lambda: self.take_match(shape), None))
 
 
-@dataclass(slots=True)
-class _ReplyBuilder:
-    """A ServerReply in the making."""
-
-    server_pid: int
-    state: str | None = None
-    ratio: float | None = None
-    default_ratio: float | None = None
-    default_priority: int | None = None
-    clients: tuple[int, ...] | None = None
-    contexts: dict[int, Counter[int]] | None = None
-    devices: tuple[ListedDevice, ...] | None = None
-    limits: dict[int, int] = field(default_factory=dict)
-    default_limits: dict[int, int] = field(default_factory=dict)
-
-    def reply(self) -> ServerReply:
-        contexts = None
-        if self.contexts is not None:
-            contexts = {device: dict(count) for device, count in self.contexts.items()}
-        return ServerReply(
-            server_pid=self.server_pid,
-            state=self.state,
-            active_thread_ratio=self.ratio,
-            client_pids=self.clients,
-            contexts=contexts,
-            devices=self.devices,
-            pinned_memory_limit_bytes=self.limits,
-            default_pinned_memory_limit_bytes=self.default_limits,
-            default_active_thread_ratio=self.default_ratio,
-            default_client_priority=self.default_priority,
-        )
+def _read_exchange(server_pid: int, exchange: Exchange, fields: dict[str, Any]) -> Failure | None:
+    """Add the replies of one run to the fields of a ServerReply."""
+    reader = _LineReader(exchange.stdout)
+    for command in exchange.commands:
+        if (gone := reader.take_match(_NOT_FOUND)) is not None:
+            return Failure("server_not_found", gone[0])
+        if reader.take_match(_UNKNOWN_COMMAND) is None and not _read_reply(
+            server_pid, command, reader, fields
+        ):
+            return _unparsable(exchange)
+    # The daemon complains once for each command.
+    if reader.take_match(_NOT_FOUND) is not None:
+        return Failure("server_not_found", f"Server {server_pid} not found")
+    return None if reader.at_end else _unparsable(exchange)
 
 
-def _read_reply(command: str, reader: _LineReader, builder: _ReplyBuilder) -> bool:
-    """Take one command's reply. False: the next line is nothing that it could answer."""
-    verb, _, rest = command.partition(" ")
-    read = _READERS.get(verb)
-    return read is not None and read(reader, rest, builder)
+def _ratio(percentage: str) -> float:
+    return float(percentage) / 100.0
 
 
-def _read_state(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    if (state := reader.take_match(_STATE)) is not None:
-        builder.state = state[0]
-    return state is not None
+_LINES: Mapping[str, tuple[str, re.Pattern[str], Callable[[str], object]]] = {
+    "get_server_status": ("state", _STATE, str),
+    "get_active_thread_percentage": ("active_thread_ratio", _PERCENTAGE, _ratio),
+    "get_default_active_thread_percentage": ("default_active_thread_ratio", _PERCENTAGE, _ratio),
+    "get_default_client_priority": ("default_client_priority", _PRIORITY, int),
+}
+"""Command whose reply is one line -> field of ServerReply, shape of the line, converter."""
+
+_LIMITS: Mapping[str, str] = {
+    "get_device_pinned_mem_limit": "pinned_memory_limit_bytes",
+    "get_default_device_pinned_mem_limit": "default_pinned_memory_limit_bytes",
+}
+"""Command about the memory limit of a device -> field of ServerReply."""
 
 
-def _read_ratio(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    if (percentage := reader.take_match(_PERCENTAGE)) is not None:
-        builder.ratio = float(percentage[0]) / 100.0
-    return percentage is not None
-
-
-def _read_default_ratio(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    if (percentage := reader.take_match(_PERCENTAGE)) is not None:
-        builder.default_ratio = float(percentage[0]) / 100.0
-    return percentage is not None
-
-
-def _read_default_priority(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    if (priority := reader.take_match(_PRIORITY)) is not None:
-        builder.default_priority = int(priority[0])
-    return priority is not None
-
-
-def _read_limit(reader: _LineReader, rest: str, builder: _ReplyBuilder) -> bool:
-    _take_limit(reader, int(rest.rpartition(" ")[2]), builder.limits)
+def _read_reply(server_pid: int, command: str, reader: _LineReader, fields: dict[str, Any]) -> bool:
+    """Take one command's reply; return False if the next line cannot be one."""
+    verb, *arguments = command.split(" ")
+    if verb in _LINES:
+        name, shape, convert = _LINES[verb]
+        if (line := reader.take_match(shape)) is None:
+            return False
+        fields[name] = convert(line[0])
+    elif verb in _LIMITS:
+        limits = fields.setdefault(_LIMITS[verb], {})
+        if (limit := _read_limit(reader)) is not None:
+            limits[int(arguments[-1])] = limit
+    elif verb == "get_client_list":
+        fields["client_pids"] = tuple(int(pid[0]) for pid in reader.take_all(_PID))
+    elif verb == "get_device_client_list":
+        fields["contexts"] = _read_contexts(reader)
+    elif verb == "device_query":
+        sections = _read_devices(reader)
+        fields["devices"] = sections.get(f"Server {server_pid}") or sections.get("Default")
+        return bool(sections)
+    else:
+        return False
     return True
 
 
-def _read_default_limit(reader: _LineReader, rest: str, builder: _ReplyBuilder) -> bool:
-    _take_limit(reader, int(rest), builder.default_limits)
-    return True
-
-
-def _take_limit(reader: _LineReader, device: int, limits: dict[int, int]) -> None:
+def _read_limit(reader: _LineReader) -> int | None:
     if reader.take_match(_NO_LIMIT) is not None:
-        return
+        return None
     text = reader.take_match(_LIMIT)
-    limit = parse_memory(text[0]) if text else None
-    if limit is not None:
-        limits[device] = limit
+    return parse_memory(text[0]) if text else None
 
 
-def _read_clients(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    builder.clients = tuple(int(pid[0]) for pid in reader.take_all(_PID))
-    return True
-
-
-def _read_contexts(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    builder.contexts = {}
+def _read_contexts(reader: _LineReader) -> dict[int, dict[int, int]]:
+    """Return device ordinal -> client PID -> contexts."""
+    contexts: dict[int, Counter[int]] = {}
     while (device := reader.take_match(_LISTED_DEVICE)) is not None:
-        pids = [int(context[1]) for context in reader.take_all(_CONTEXT)]
-        builder.contexts.setdefault(int(device[1]), Counter()).update(pids)
-    return True
+        pids = (int(context[1]) for context in reader.take_all(_CONTEXT))
+        contexts.setdefault(int(device[1]), Counter()).update(pids)
+    return {device: dict(counts) for device, counts in contexts.items()}
 
 
-def _read_devices(reader: _LineReader, _rest: str, builder: _ReplyBuilder) -> bool:
-    """Keep the rows below "Server N"; those below "Default" are the daemon's, for later servers."""
-    sections: dict[str, list[ListedDevice]] = {}
-    rows: list[ListedDevice] = []
+def _read_devices(reader: _LineReader) -> dict[str, dict[int, str]]:
+    """Return the section "Server N", and "Default" (for later servers): ordinal -> GPU UUID."""
+    sections: dict[str, dict[int, str]] = {}
+    rows: dict[int, str] = {}
     while (heading := reader.take_match(_DEVICE_SECTION)) is not None:
         if not heading[0].startswith("Device Ordinal,"):
-            rows = sections.setdefault(heading[0], [])
-        for row in reader.take_all(_DEVICE_ROW):
-            rows.append(ListedDevice(int(row[1]), uuid=row[3], name=row[4], pci=row[2]))
-    found = sections.get(f"Server {builder.server_pid}") or sections.get("Default")
-    builder.devices = tuple(found) if found else None
-    return bool(sections)
-
-
-_READERS: Mapping[str, Callable[[_LineReader, str, _ReplyBuilder], bool]] = {
-    "get_server_status": _read_state,
-    "get_active_thread_percentage": _read_ratio,
-    "get_default_active_thread_percentage": _read_default_ratio,
-    "get_default_client_priority": _read_default_priority,
-    "get_device_pinned_mem_limit": _read_limit,
-    "get_default_device_pinned_mem_limit": _read_default_limit,
-    "get_client_list": _read_clients,
-    "get_device_client_list": _read_contexts,
-    "device_query": _read_devices,
-}
-_SERVER_VERBS = frozenset(verb for verb in _READERS if "_default_" not in verb)
-"""Those whose first argument is a server."""
+            rows = sections.setdefault(heading[0], {})
+        rows.update((int(row[1]), row[2]) for row in reader.take_all(_DEVICE_ROW))
+    return sections
 
 
 def control_socket_bytes(pipe_directory: str) -> int:
-    """Give the length of the path of a daemon's socket; see SOCKET_PATH_BYTES."""
+    """Return the length of the path of a daemon's socket; see SOCKET_PATH_BYTES."""
     return len(f"{pipe_directory}/control".encode("utf-8", "surrogateescape"))

@@ -148,3 +148,23 @@ OF_ORDINARY_USER = Quota(servers=2, clients=256, queued=256, users=8, gpus=64)
 """Quota for an ordinary user's daemon that is not configured. It serves only that user, with one
 server at a time, and its log can be forged: 22 MB of forged lines cost 141 MB of memory with the
 full quota, 3 MB with this one."""
+
+# Replies of the control tool
+
+MAX_LIST_ROWS = 1024
+"""Maximum number of rows that are read of one list of the control tool; more rows are counted."""
+
+MAX_QUOTED_CHARACTERS = 200
+"""Maximum length of a quotation of the control tool's output in a message."""
+
+MIN_QUERY_AGE_SECONDS = 1.0
+"""Minimum age of a server that is queried: the log lines of its start may not have been read."""
+
+RETRY_INTERVAL_SECONDS = 60.0
+"""Minimum interval after a reply that explained nothing; doubles each time."""
+
+LOG_PRECEDENCE_SECONDS = 2.0
+"""Time before a query whose events are left to the log."""
+
+CONTRADICTION_CONFIRM_SECONDS = 10.0
+"""Minimum time between two replies that contradict the log and so prove that it lost a line."""

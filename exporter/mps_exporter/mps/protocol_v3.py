@@ -1,17 +1,13 @@
 """The control tool's interface since driver 615 (MPS v3), and the partitions of both interfaces.
 
-A v3 daemon takes no command on the tool's standard input: a query is the tool's arguments, one for
-each run. Every query here lists something, as CSV with a header: the header alone tells what the
-columns are. (The tables that the tool prints by default cut long columns: PID 3165259 becomes
-"316...".)
+A v3 daemon takes no command on the tool's standard input: a query is the tool's arguments, one
+query per run. Every query here returns a list as CSV, whose header names the columns. (The tables
+that the tool prints by default cut long columns: PID 3165259 becomes "316...".)
 
-Nothing here was tried on hardware. The formats are those of NVIDIA's manual of release 615 and of
-captures that others published; testing/fake_mps_v3.py has each with its source. So what is
-not as described there is left out and counted, and no value is made up.
-
-Names of programs are chosen by whoever runs them, and names of servers and namespaces by whoever
-may create them: a cell that is not understood is left out, and its row only if the cell tells what
-the row is about.
+None of this was tried on hardware. The formats are those of NVIDIA's manual of release 615 and of
+captures that others published; testing/fake_mps_v3.py has each with its source. A cell that does
+not match is omitted and counted, and so is its row if the row cannot be identified without it.
+Users choose the names of programs, servers and namespaces.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from mps_exporter.mps.client_limits import parse_memory
+from mps_exporter.mps.policy import MAX_LIST_ROWS
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from mps_exporter.snapshot import (
     Feature,
@@ -48,54 +44,46 @@ DEVICES = "device list --format=csv"
 FEATURES = "feature describe --format=csv"
 
 V2_PARTITIONS = "lspart"
-"""Of a v2 daemon that was started with -S; on standard input, as all commands of that interface."""
+"""Query of a v2 daemon that was started with -S; sent on standard input like all v2 commands."""
 
 PROBE_V3 = (SERVERS, NAMESPACES)
-"""What the daemon was configured with."""
+"""Lists of the daemon's configuration."""
 DETAILS_V3 = (CLIENTS, PARTITIONS)
 FIXED_V3 = (DEVICES, FEATURES)
-"""These change with the servers at most."""
+"""Lists that change with the servers at most."""
 
 READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3, *FIXED_V3))
 """Every query that is ever given as arguments. None of them changes anything, and none has a flag
 before its first word: -q is --ready-devices to one release of the tool, and --quit to another."""
 
-MAX_ROWS = 1024
-"""Of one list: more of them are not shown, and counted."""
 
-MAX_MEMORY = 1 << 50
-"""A limit beyond a pebibyte is none that a GPU has."""
+V3_REFUSAL = re.compile(r"name, ?uid, ?pid, ?status|<module>|unknown module", re.IGNORECASE)
+"""How a v3 daemon's tool refuses a command of the v2 interface: with the columns of its lists, or
+with its usage line (NVIDIA's manual, release 615)."""
 
-MAX_PID = 1 << 22
-"""The kernel's own limit."""
-
-PARTITION_REPLIES: Mapping[str, str] = {"2": "lspart", "3": "sm_partition_list"}
-"""Which reply tells the partitions, by protocol."""
-
-
-def speaks_v3(text: str) -> bool:
-    """Whether this is how a v3 daemon's tool refuses a command of the older interface."""
-    return _V3_WORDS.search(text) is not None
-
-
-def speaks_v2(text: str) -> bool:
-    """Whether this is how a tool of the older interface takes the arguments of a v3 query."""
-    return _V2_WORDS.search(text) is not None
-
-
-# Columns of the newer interface's lists, and its usage line (NVIDIA's manual, release 615).
-_V3_WORDS = re.compile(r"name, ?uid, ?pid, ?status|<module>|unknown module", re.IGNORECASE)
-_V2_WORDS = re.compile(
+V2_REFUSAL = re.compile(
     r"unknown command|invalid command|(?:unrecogni[sz]ed|invalid|unknown) (?:option|argument)"
     r"|\busage:",
     re.IGNORECASE,
 )
+"""How a v2 tool refuses the arguments of a v3 query."""
 
 
-# ------------------------------------------------------------------------------ what lists hold
+# ------------------------------------------------------------------------------ cells
 
 Convert = Callable[[str], object]
-"""Gives what a cell says; None: it is not understood."""
+"""Converter of a cell; returns None for a cell that does not match."""
+
+_NAME_SHAPE = r"[a-z0-9_]{1,64}"
+"""The daemon's own rule for names of servers and namespaces."""
+_UUID = r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}"
+_UNQUOTED_UUIDS = re.compile(rf"{_UUID}(?:, ?{_UUID})+")
+_PARTITION_ID = r"[0-9A-Za-z+/=_-]{1,256}"
+_PERCENTAGE = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?%?")
+_EMPTY = frozenset({"", "-"})
+"""Cells without a value."""
+_CUT = "..."
+"""What the tool prints instead of the rest of a text."""
 
 
 def _text(shape: str) -> Convert:
@@ -117,11 +105,12 @@ def _ratio_of_sms(cell: str) -> float | None:
 
 def _limit_of_memory(cell: str) -> float | None:
     size = math.inf if cell == "unlimited" else parse_memory(cell) or 0
-    return size if 0 < size <= MAX_MEMORY or size == math.inf else None  # what 0 means is not known
+    # No GPU has a pebibyte. The meaning of 0 is unknown.
+    return size if 0 < size <= 1 << 50 or size == math.inf else None
 
 
 def _devices(cell: str) -> tuple[str, ...] | None:
-    devices = tuple(one.strip() for one in cell.split(","))
+    devices = tuple(device.strip() for device in cell.split(","))
     return devices if len(devices) <= 64 and all(map(_DEVICE, devices)) else None
 
 
@@ -131,47 +120,36 @@ def _namespace_name(cell: str) -> str | None:
     return found[1] if found else None
 
 
-_NAME_SHAPE = r"[a-z0-9_]{1,64}"
-"""The daemon's own rule for names of servers and namespaces."""
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}")
-_PERCENTAGE = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?%?")
-_PARTITION_ID = re.compile(r"[0-9A-Za-z+/=_-]{1,256}")
-_SMALL = re.compile(r"[0-9]{1,5}")
 _NAME = _text(_NAME_SHAPE)
-_DEVICE = _text(rf"{_UUID.pattern}|[0-9]{{1,4}}")
+_DEVICE = _text(rf"{_UUID}|[0-9]{{1,4}}")
 _AMOUNT = _whole_number(99_999)
 _WORD = _text(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
 _PATH = _text(r"/.{0,4095}")
 _FEATURE = _text(r"[a-z0-9_-]{1,64}")
 _SHORT = _text(r".{1,200}")
-_NOTHING = frozenset({"", "-"})
-"""Cells that say nothing, and are understood all the same."""
-_CUT = "..."
-"""What the tool prints instead of the rest of a text."""
+_MAX_PID = 1 << 22  # the kernel's own limit
 
 
 class _Column(NamedTuple):
     field: str
     convert: Convert
     secret: str = ""
-    """What kind of name its users chose; "path": such names are in it."""
+    """Kind of the name in the cell, if users choose it; "path": the cell contains such names."""
 
 
 class _List(NamedTuple):
-    name: str
-    """In metrics."""
     field: str
-    """Of Partitioning."""
+    """Field of Partitioning."""
     make: Callable[..., object]
+    identity: Callable[[Any], Hashable]
+    """Key of a row: no two rows of a list have the same one."""
     required: frozenset[str]
-    """Columns without which a row says nothing."""
+    """Columns that identify a row."""
     columns: Mapping[str, _Column]
-    rest: str = ""
-    """The column that may have commas in it."""
 
 
 def _make_server(*, pid: int = 0, **fields: Any) -> NamedServer:
-    return NamedServer(pid=pid or None, **fields)  # one that is configured only has no process
+    return NamedServer(pid=pid or None, **fields)  # 0: configured only, without a process
 
 
 def _make_namespace(**fields: Any) -> Namespace:
@@ -186,27 +164,31 @@ def _make_feature(*, state: str, **fields: Any) -> Feature:
     return Feature(enabled=state.startswith("enabled"), default=default, **fields)
 
 
+def partition_identity(row: SmPartition) -> Hashable:
+    """Return the key of a partition, or of the SMs of a GPU that are in no partition."""
+    return row.server_name, row.device, row.partition_id or row.label, row.unallocated
+
+
 _LISTS: Mapping[str, _List] = {
     SERVERS: _List(
-        "server_list",
         "servers",
         _make_server,
+        lambda row: row.name,
         frozenset({"name"}),
         {
             "name": _Column("name", _NAME, "server"),
             "uid": _Column("uid", _whole_number(2**32 - 2)),
-            "pid": _Column("pid", _whole_number(MAX_PID)),
+            "pid": _Column("pid", _whole_number(_MAX_PID)),
             "status": _Column("status", _WORD),
             "pipe-directory": _Column("pipe_directory", _PATH, "path"),
             "allowed-devices": _Column("allowed_devices", _devices),
             "context-ids": _Column("context_ids", _SHORT),
         },
-        "allowed-devices",
     ),
     NAMESPACES: _List(
-        "namespace_list",
         "namespaces",
         _make_namespace,
+        lambda row: (row.server_name, row.name),
         frozenset({"name", "server"}),
         {
             "name": _Column("name", _NAME, "namespace"),
@@ -219,23 +201,22 @@ _LISTS: Mapping[str, _List] = {
         },
     ),
     CLIENTS: _List(
-        "client_list",
         "clients",
         NamespaceClient,
+        lambda row: row.pid,
         frozenset({"pid", "server"}),
         {
-            "pid": _Column("pid", _whole_number(MAX_PID, 1)),
+            "pid": _Column("pid", _whole_number(_MAX_PID, 1)),
             "server": _Column("server_name", _NAME, "server"),
             "device": _Column("devices", _devices),
             "namespace": _Column("namespace", _namespace_name, "namespace"),
-            "command": _Column("command", _text(".+"), "program"),
+            "command": _Column("command", _text(".{1,4096}"), "program"),
         },
-        "command",
     ),
     PARTITIONS: _List(
-        "sm_partition_list",
         "partitions",
         SmPartition,
+        partition_identity,
         frozenset({"server", "device", "status"}),
         {
             "server": _Column("server_name", _NAME, "server"),
@@ -245,30 +226,29 @@ _LISTS: Mapping[str, _List] = {
             "sm-count": _Column("sms", _AMOUNT),
             "include-remainder": _Column("include_remainder", {"true": True, "false": False}.get),
             "status": _Column("status", _WORD),
-            "visible-uuid": _Column("partition_id", _text(_PARTITION_ID.pattern)),
+            "visible-uuid": _Column("partition_id", _text(_PARTITION_ID)),
         },
     ),
     DEVICES: _List(
-        "device_list",
         "devices",
         ServerDevice,
+        lambda row: (row.server_name, row.uuid),
         frozenset({"device-uuid"}),
         {
             "ordinal": _Column("ordinal", _whole_number(9999)),
             "server": _Column("server_name", _NAME, "server"),
             "pci-id": _Column("pci", _SHORT),
-            "device-uuid": _Column("uuid", _text(_UUID.pattern)),
+            "device-uuid": _Column("uuid", _text(_UUID)),
             "name": _Column("name", _SHORT),
             "total-sms": _Column("sms", _AMOUNT),
             "total-chunks": _Column("chunks", _AMOUNT),
             "attributes": _Column("attributes", _SHORT),
         },
-        "attributes",
     ),
     FEATURES: _List(
-        "feature_describe",
         "features",
         _make_feature,
+        lambda row: row.name,
         frozenset({"feature", "state"}),
         {
             "feature": _Column("name", _FEATURE),
@@ -276,25 +256,33 @@ _LISTS: Mapping[str, _List] = {
             "module": _Column("module", _FEATURE),
             "covers": _Column("covers", _SHORT),
         },
-        "covers",
     ),
 }
-"""The lists by query, with the manual's columns."""
+"""Lists by query, with the manual's columns."""
+
+_FREE_TEXT = {"command", "attributes", "covers"}
+"""Columns that may contain commas and quotes, readable if they are the last column."""
 _ALIASES = {"maws-ns": "namespace", "ns": "namespace", "cmd": "command"}
-"""A header's words for columns that the manual calls otherwise (driver 615)."""
+"""Titles of columns that differ from the manual (driver 615)."""
 
-REPLIES = (*(one.name for one in _LISTS.values()), PARTITION_REPLIES["2"])
+
+def _reply_name(query: str) -> str:
+    """Return the name of a query in metrics: "sm_partition_list"."""
+    return "_".join(query.split()[:2]).replace("-", "_")
+
+
+REPLIES = (*map(_reply_name, _LISTS), V2_PARTITIONS)
 """Names of the queries in metrics."""
+PARTITION_REPLIES: Mapping[str, str] = {"2": V2_PARTITIONS, "3": _reply_name(PARTITIONS)}
+"""Name of the query that returns the partitions, by protocol."""
 
-
-# ------------------------------------------------------------------------------ tables
 
 Row = Mapping[str, str]
 """Column -> its cell."""
 
 
 def _split_lines(text: str) -> tuple[list[str], str]:
-    """Give the lines that have an end, and the last one if it has none: it may be cut."""
+    """Return the complete lines, and the last line if it has no end: it may be cut."""
     *lines, cut = (line.strip() for line in text.split("\n"))
     return [line for line in lines if line], cut
 
@@ -303,11 +291,12 @@ def _is_whole(text: str) -> bool:
     return _CUT not in text and text.isprintable()
 
 
-def _titles(query: str, line: str) -> tuple[str, ...] | None:
-    """Give a list's columns; None: this is not its header, or does not tell them apart."""
-    titles, columns = tuple(map(_title, _cells(line) or ())), _LISTS[query].columns
-    clear = line.isprintable() and all(titles.count(one) == 1 for one in titles if one in columns)
-    return titles if clear and _LISTS[query].required <= set(titles) else None
+def _cells(line: str) -> list[str] | None:
+    """Split a line; None if it is not CSV. An open quote must not swallow the next lines."""
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return None
 
 
 def _title(cell: str) -> str:
@@ -315,46 +304,38 @@ def _title(cell: str) -> str:
     return _ALIASES.get(name, name)
 
 
-def _cells(line: str) -> list[str] | None:
-    """Take a line apart; None: it is no CSV. Line by line: a quote must not swallow other rows."""
-    try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error:
-        return None
+def _titles(query: str, lines: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the columns of a list; None if the first line is not its header, or is ambiguous."""
+    line, kind = lines[0] if lines else "", _LISTS[query]
+    titles = tuple(map(_title, _cells(line) or ()))
+    unique_titles = all(titles.count(title) == 1 for title in titles if title in kind.columns)
+    clear = line.isprintable() and unique_titles
+    return titles if clear and kind.required <= set(titles) else None
 
 
 def has_header(query: str, text: str) -> bool:
-    """Whether a reply is this list: below its header stand names that users chose."""
-    lines, _ = _split_lines(text)
-    return bool(lines) and _titles(query, lines[0]) is not None
+    """Return whether a reply is this list. Below its header are names that users chose."""
+    return _titles(query, _split_lines(text)[0]) is not None
 
 
 def _row(query: str, titles: tuple[str, ...], line: str) -> Row | None:
-    """Give each column its cell; None: it cannot be told which is whose."""
-    rest, cells, last = _LISTS[query].rest, _cells(line), len(titles) - 1
-    sure = cells is not None and len(cells) == len(titles)
-    if cells is None and titles[last] == rest and line.count(",") >= last:
-        # Whatever a command is, what stands before it can be read.
-        cells = [re.sub(r'^"(.*)"$', r"\1", cell) for cell in line.split(",", last)[:last]]
-        cells.append(_CUT)
-    if cells is None or tuple(map(_title, cells)) == titles:
-        return None
-    if (excess := len(cells) - len(titles)) > 0 and rest in titles:
-        at = titles.index(rest)
-        parts = cells[at : at + excess + 1]
-        if query == SERVERS and not all(_UUID.fullmatch(part.strip()) for part in parts):
-            return None  # the cells behind it may have commas, too
-        cells[at : at + excess + 1] = [",".join(parts)]
-    if len(cells) != len(titles):
+    """Assign the cells to the columns; None if that is ambiguous."""
+    if query == SERVERS and '"' not in line:
+        line = _UNQUOTED_UUIDS.sub(r'"\g<0>"', line)
+    cells = _cells(line) or []
+    certain = len(cells) == len(titles)
+    if not certain and titles[-1] in _FREE_TEXT:
+        cells = line.split(",", len(titles) - 1)
+    if len(cells) != len(titles) or tuple(map(_title, cells)) == titles:
         return None
     row = {title: cell.strip() for title, cell in zip(titles, cells, strict=True)}
-    # With one comma too many elsewhere, each cell behind it is another column's.
-    sure = sure or all(_is_understood(query, row, one) for one in row if one != rest)
-    return row if sure else None
+    # An extra comma elsewhere would shift the cells behind it into other columns.
+    certain = certain or all(_is_understood(query, row, title) for title in titles[:-1])
+    return row if certain else None
 
 
-def _meaning(query: str, row: Row, title: str) -> object:
-    """Give what a cell says; None: it is not understood."""
+def _cell_value(query: str, row: Row, title: str) -> object:
+    """Convert a cell; None if it does not match."""
     cell = row[title]
     if title == "namespace":
         cell = cell.removeprefix(f"{row.get('server')}/")
@@ -363,157 +344,148 @@ def _meaning(query: str, row: Row, title: str) -> object:
 
 def _is_understood(query: str, row: Row, title: str) -> bool:
     known = title in _LISTS[query].columns
-    return not known or row[title] in _NOTHING or _meaning(query, row, title) is not None
+    return not known or row[title] in _EMPTY or _cell_value(query, row, title) is not None
 
 
-def _goes_on(query: str, titles: tuple[str, ...], line: str) -> bool:
-    """Whether this is the rest of a command with a line end in it."""
+def _continues_command(query: str, titles: tuple[str, ...], line: str) -> bool:
+    """Return whether this line is the rest of a command that contains a line end."""
     begins_row = line.lstrip('"')[:1].isdigit() or line.count(",") >= len(titles) - 1
     return (query, titles[0], titles[-1]) == (CLIENTS, "pid", "command") and not begins_row
 
 
+# ------------------------------------------------------------------------------ replies
+
+
+def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
+    """Parse the replies of a v3 daemon; None if none of the queries is of this interface.
+
+    Never raises, whatever the text. A list without a query or without a reply is None.
+    """
+    lists, counts, queried = dict[str, Any](), Counter[tuple[str, str]](), False
+    for exchange in (one for observation in observations for one in observation.exchanges):
+        (query,) = exchange.commands if len(exchange.commands) == 1 else ("",)
+        if query not in READ_ONLY_V3:
+            continue
+        queried = True
+        if exchange.outcome is Outcome.OK and exchange.error is None:
+            lists[_LISTS[query].field] = _read_list(query, exchange.stdout, counts)
+        elif exchange.outcome is Outcome.OK:
+            counts[_reply_name(query), "reply"] += 1
+    return Partitioning("3", not_understood=dict(+counts), **lists) if queried else None
+
+
 def _read_list(query: str, text: str, counts: Counter[tuple[str, str]]) -> tuple[Any, ...] | None:
-    """Read one reply. An empty one says nothing: not even that there is nothing."""
+    """Parse one reply; None if it is empty (which does not prove an empty list) or has no header.
+
+    Args:
+        query: The query.
+        text: Its reply.
+        counts: (query, part) -> omitted parts; increased by what is omitted here.
+    """
     lines, cut = _split_lines(text)
     if not lines and not cut:
         return None
-    name, titles = _LISTS[query].name, _titles(query, lines[0]) if lines else None
+    name, kind, titles = _reply_name(query), _LISTS[query], _titles(query, lines)
     if titles is None:
         counts[name, "reply"] += 1
         return None
-    counts[name, "column"] += len(set(titles) - _LISTS[query].columns.keys())
-    # Reading 100,000 rows takes 3 s, for which everything else would wait.
-    counts[name, "row"] += max(0, len(lines) - 1 - MAX_ROWS) + bool(cut)
+    counts[name, "column"] += len(set(titles) - kind.columns.keys())
+    # Reading 100,000 rows would block the event loop for 3 s.
+    counts[name, "row"] += max(0, len(lines) - 1 - MAX_LIST_ROWS) + bool(cut)
     found: list[Any] = []
-    for line in lines[1 : MAX_ROWS + 1]:
-        if found and found[-1] is not None and _goes_on(query, titles, line):
+    for line in lines[1 : MAX_LIST_ROWS + 1]:
+        if found and found[-1] is not None and _continues_command(query, titles, line):
             found[-1] = replace(found[-1], command=None)
             counts[name, "value"] += 1
             continue
         row = _row(query, titles, line)
         found.append(None if row is None else _read_row(query, row, counts))
         counts[name, "row"] += found[-1] is None
-    rows, refused = (_clients if query == CLIENTS else unique)(one for one in found if one)
-    counts[name, "row"] += refused
-    return rows
+    rows = [row for row in found if row is not None]
+    kept, omitted = _merge_clients(rows) if query == CLIENTS else unique(rows, kind.identity)
+    counts[name, "row"] += omitted
+    return kept
 
 
 def _read_row(query: str, row: Row, counts: Counter[tuple[str, str]]) -> object | None:
-    """Read a row; None: it is not understood what it is about."""
-    kind, fields, left_out = _LISTS[query], dict[str, object](), 0
+    """Convert a row; None if a cell that identifies it does not match."""
+    kind, fields, omitted = _LISTS[query], dict[str, object](), 0
     for title in row.keys() & kind.columns.keys():
-        if row[title] in _NOTHING:
+        if row[title] in _EMPTY:
             continue
-        value = _meaning(query, row, title)
+        value = _cell_value(query, row, title)
         if value is not None:
             fields[kind.columns[title].field] = value
-        elif title == "pid":  # whether that server has a process is not known
+        elif title == "pid":  # unknown whether this server has a process
             return None
         else:
-            left_out += 1
+            omitted += 1
     if any(kind.columns[title].field not in fields for title in kind.required):
         return None
-    counts[kind.name, "value"] += left_out
+    counts[_reply_name(query), "value"] += omitted
     return kind.make(**fields)
 
 
-def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
-    """Read what a v3 daemon said; None: none of the queries is of this interface.
+def unique(rows: Iterable[T], identity: Callable[[T], Hashable]) -> tuple[tuple[T, ...], int]:
+    """Return the rows without duplicates, and the number of omitted rows.
 
-    Never raises, whatever the text. A list that was not asked for, or not answered, is None.
+    Rows with one identity and different values contradict each other: all of them are omitted.
     """
-    lists, counts, asked = dict[str, Any](), Counter[tuple[str, str]](), False
-    for observation in observations:
-        for exchange in observation.exchanges:
-            (query,) = exchange.commands if len(exchange.commands) == 1 else ("",)
-            if query not in READ_ONLY_V3:
-                continue
-            asked = True
-            if exchange.outcome is Outcome.OK and exchange.error is None:
-                lists[_LISTS[query].field] = _read_list(query, exchange.stdout, counts)
-            elif exchange.outcome is Outcome.OK:
-                counts[_LISTS[query].name, "reply"] += 1
-    return Partitioning("3", not_understood=dict(+counts), **lists) if asked else None
+    groups = _groups(rows, identity)
+    kept = tuple(group[0] for group in groups if all(row == group[0] for row in group))
+    return kept, sum(map(len, groups)) - len(kept)
 
 
-def _clients(rows: Iterable[NamespaceClient]) -> tuple[tuple[NamespaceClient, ...], int]:
-    """Put the rows of one process together: it has one for each GPU.
-
-    Rows that contradict each other are refused: nothing tells which is true.
-
-    Returns:
-        The clients, and how many rows were left out.
-    """
-    found: dict[int, NamespaceClient | None] = {}
-    refused = 0
+def _groups(rows: Iterable[T], identity: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
     for row in rows:
-        known = found.setdefault(row.pid, row)
-        if known is None or known is row:
-            refused += known is None
-        elif (known.server_name, known.namespace) != (row.server_name, row.namespace):
-            found[row.pid] = None
-            refused += 2
+        groups.setdefault(identity(row), []).append(row)
+    return list(groups.values())
+
+
+def _merge_clients(rows: Iterable[NamespaceClient]) -> tuple[tuple[NamespaceClient, ...], int]:
+    """Merge the rows of each process, one per GPU; return also the number of omitted rows."""
+    kept, omitted = list[NamespaceClient](), 0
+    for group in _groups(rows, lambda row: row.pid):
+        if len({(row.server_name, row.namespace) for row in group}) == 1:
+            devices = dict.fromkeys(device for row in group for device in row.devices)
+            kept.append(replace(group[0], devices=tuple(devices)))
         else:
-            devices = tuple(dict.fromkeys((*known.devices, *row.devices)))
-            found[row.pid] = replace(known, devices=devices)
-    return tuple(one for one in found.values() if one is not None), refused
-
-
-def unique(rows: Iterable[T]) -> tuple[tuple[T, ...], int]:
-    """Leave out rows that are there twice; of those that contradict each other, none is believed.
-
-    Returns:
-        The rest, and how many were left out.
-    """
-    found: dict[object, T | None] = {}
-    refused = 0
-    for row in rows:
-        identity = _row_identity(row)
-        if identity not in found:
-            found[identity] = row
-            continue
-        refused += 1 + (found[identity] not in (None, row))
-        found[identity] = row if found[identity] == row else None
-    return tuple(row for row in found.values() if row is not None), refused
-
-
-def _row_identity(row: object) -> object:
-    """What no two rows of a list have in common."""
-    match row:
-        case NamedServer() | Feature():
-            return row.name
-        case Namespace():
-            return row.server_name, row.name
-        case SmPartition():
-            return row.server_name, row.device, row.partition_id or row.label, row.unallocated
-        case ServerDevice():
-            return row.server_name, row.uuid
-    return row
+            omitted += len(group)
+    return tuple(kept), omitted
 
 
 def joined(first: Partitioning | None, second: Partitioning | None) -> Partitioning | None:
-    """Put together what was asked at two times; of what both have, the first counts."""
+    """Combine the replies to two sets of queries; the first wins where both have a list."""
     if first is None or second is None:
         return first
-    return replace(
-        first,
-        clients=second.clients if first.clients is None else first.clients,
-        partitions=second.partitions if first.partitions is None else first.partitions,
-        devices=second.devices if first.devices is None else first.devices,
-        features=second.features if first.features is None else first.features,
-        not_understood={**second.not_understood, **first.not_understood},
-    )
+    names = [kind.field for kind in _LISTS.values() if getattr(first, kind.field) is None]
+    counts = {**second.not_understood, **first.not_understood}
+    return replace(first, not_understood=counts, **{name: getattr(second, name) for name in names})
+
+
+# ------------------------------------------------------------------------------ v2 partitions
+
+_V2_HEADINGS = {"chunk", "chunks", "SM"}
+_V2_UNALLOCATED = re.compile(
+    rf"({_UUID}) (?:- )?([0-9]{{1,5}}) [0-9]{{1,5}} ([0-9]{{1,5}}) [0-9]{{1,5}}(?: -)?"
+)
+_V2_PARTITION = re.compile(
+    rf"({_UUID}) (?!(?:-|[0-9]{{1,5}}) )({_PARTITION_ID})"
+    r" (?:- )?([0-9]{1,5}) (?:- )?([0-9]{1,5})(?: (yes|no|-))?",
+    re.IGNORECASE,
+)
 
 
 def parse_v2_partitions(observation: ControlObservation | None) -> Partitioning | None:
-    """Read the reply to lspart, in the manual's form and in that of driver 610; None: no reply.
+    """Parse the reply to lspart, in the manual's form and in that of driver 610; None: no reply.
 
     GPU           Partition   free   used   free  used  clients
                               chunk  chunk  SM    SM
     GPU-74d43ed3  -           3      7      24    56    -           the GPU
     GPU-74d43ed3  Dx4AAA…     -      7      -     56    Yes         a partition of it
 
-    In the other form an empty cell is blank, so that both rows have five words.
+    In the other form an empty cell is blank.
     """
     for exchange in observation.exchanges if observation is not None else ():
         if exchange.commands == (V2_PARTITIONS,) and exchange.outcome is Outcome.OK:
@@ -522,96 +494,74 @@ def parse_v2_partitions(observation: ControlObservation | None) -> Partitioning 
 
 
 def _read_v2_partitions(exchange: Exchange) -> Partitioning:
-    name, counts, found = PARTITION_REPLIES["2"], Counter[tuple[str, str]](), list[SmPartition]()
-    if exchange.error is not None or speaks_v2(exchange.stdout):
-        counts[name, "reply"] += 1
-        return Partitioning("2", not_understood=counts)
+    if exchange.error is not None or V2_REFUSAL.search(exchange.stdout):
+        return Partitioning("2", not_understood={(V2_PARTITIONS, "reply"): 1})
     lines, cut = _split_lines(exchange.stdout)
-    if cut:
-        counts[name, "row"] += 1
-    for line in lines:
-        words = line.split()
-        if words[0] == "GPU" or set(words) <= {"chunk", "chunks", "SM"}:
+    found, omitted = list[SmPartition](), int(bool(cut))
+    for words in map(str.split, lines):
+        if words[0] == "GPU" or _V2_HEADINGS.issuperset(words):
             continue
-        partition = _v2_partition(words) if _is_whole(line) else None
-        if partition is None or len(found) >= MAX_ROWS:
-            counts[name, "row"] += 1
+        partition = _v2_partition(" ".join(words))
+        if partition is None or len(found) >= MAX_LIST_ROWS:
+            omitted += 1
         else:
             found.append(partition)
+    counts = {(V2_PARTITIONS, "row"): omitted} if omitted else {}
     # A run that collided with another caller's has no output at all, not even the heading.
     return Partitioning("2", partitions=tuple(found) or None, not_understood=counts)
 
 
-def _v2_partition(words: Sequence[str]) -> SmPartition | None:
-    """Read a row; for the GPU's own: what is in no partition."""
-    if not _UUID.fullmatch(words[0]):
+def _v2_partition(line: str) -> SmPartition | None:
+    """Parse a partition's row, or a GPU's row, which has what is in no partition."""
+    if (gpu := _V2_UNALLOCATED.fullmatch(line)) is not None:
+        device, chunks, sms = gpu.groups()
+        return SmPartition(device, chunks=int(chunks), sms=int(sms), status="unallocated")
+    if (row := _V2_PARTITION.fullmatch(line)) is None:
         return None
-    device, cells = words[0], list(words[1:])
-    if len(cells) == 4 and all(_SMALL.fullmatch(cell) for cell in cells):
-        cells = ["-", *cells, "-"]
-    elif len(cells) in (3, 4) and not _SMALL.fullmatch(cells[0]):
-        cells = [cells[0], "-", cells[1], "-", cells[2], *(cells[3:] or ["-"])]
-    if len(cells) != 6:
-        return None
-    partition_id, free_chunks, used_chunks, free_sms, used_sms, clients = cells
-    if partition_id == "-":
-        if not (_SMALL.fullmatch(free_chunks) and _SMALL.fullmatch(free_sms)):
-            return None
-        return SmPartition(device, chunks=int(free_chunks), sms=int(free_sms), status="unallocated")
-    if not (
-        _PARTITION_ID.fullmatch(partition_id)
-        and _SMALL.fullmatch(used_chunks)
-        and _SMALL.fullmatch(used_sms)
-        and clients.lower() in _YES_NO
-    ):
-        return None
+    device, partition_id, chunks, sms, clients = row.groups("-")
     return SmPartition(
         device,
         partition_id=partition_id,
-        chunks=int(used_chunks),
-        sms=int(used_sms),
+        chunks=int(chunks),
+        sms=int(sms),
         status="created",
-        has_clients=_YES_NO[clients.lower()],
+        has_clients={"yes": True, "no": False}.get(clients.lower()),
     )
-
-
-_YES_NO: Mapping[str, bool | None] = {"yes": True, "no": False, "-": None}
 
 
 # ------------------------------------------------------------------------------ without names
 
 Rename = Callable[[str, str], str]
-"""(kind of name, name) -> what stands for it, always the same; ("path", path) -> the same path
-without names."""
+"""(kind of name, name) -> its replacement, always the same; ("path", path) -> the path without
+names."""
 
 
 def anonymised(query: str, text: str, rename: Rename) -> str:
-    """Return a reply without the names that users chose; it is understood as the reply itself."""
+    """Return a reply without the names that users chose; it parses like the original."""
     lines, cut = _split_lines(text)
-    titles = _titles(query, lines[0]) if lines else None
+    titles, columns = _titles(query, lines), _LISTS[query].columns
     rows = [_row(query, titles, line) if titles else None for line in lines]
-    columns, file = _LISTS[query].columns, io.StringIO()
-    for row in rows:  # first of all the names: a path may have any of them
-        for title in row or ():
+    for named in filter(None, rows):  # names first: a path may contain any of them
+        for title in named:
             if title in columns and columns[title].secret in ("server", "namespace"):
-                _renamed(query, row or {}, title, rename)
+                _renamed(query, named, title, rename)
+    file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    for number, (line, row) in enumerate(zip(lines, rows, strict=True)):
-        if titles and number == 0:
-            known = enumerate(titles)
-            writer.writerow(one if one in columns else f"column_{at}" for at, one in known)
+    for line, row in zip(lines, rows, strict=True):
+        if titles and line is lines[0]:
+            writer.writerow(t if t in columns else f"column_{at}" for at, t in enumerate(titles))
         elif row is not None:
             writer.writerow(_renamed(query, row, title, rename) for title in row)
         else:
-            digit = "" if titles and _goes_on(query, titles, line) else "0 "
+            digit = "" if titles and _continues_command(query, titles, line) else "0 "
             writer.writerow([f"{digit}(withheld: {len(line)} characters)"])
     return file.getvalue() + (f"(withheld: {len(cut)} characters)" if cut else "")
 
 
 def _renamed(query: str, row: Row, title: str, rename: Rename) -> str:
-    """Give the cell as it may leave the host."""
+    """Return a cell without names."""
     cell, column = row[title], _LISTS[query].columns.get(title)
-    if cell in _NOTHING:
+    if cell in _EMPTY:
         return cell
     if column is None or not _is_understood(query, row, title):
         return "(withheld)" if column is None else _CUT
@@ -623,23 +573,22 @@ def _renamed(query: str, row: Row, title: str, rename: Rename) -> str:
     return f"{rename('server', server)}/{name}" if server else name
 
 
+_PROTOCOL_OPTION = re.compile(r"\0(?:--protocol[=\0]|-p=?\0?)([^\0]*)")
+
+
 def named_protocol(
     arguments: Sequence[str], environment: Mapping[str, str] | None
 ) -> Literal["2", "3"] | None:
-    """Give the protocol that a daemon was started with; None: its arguments do not say it.
+    """Return the protocol that a daemon was started with; None if its arguments name none.
 
     "-p 3", "--protocol 3" or CUDA_MPS_PROTOCOL_VERSION=3, which wins over the arguments. Drivers
-    before 615 know neither, and take no notice of the variable.
+    before 615 know neither, and ignore the variable.
     """
-    found = (environment or {}).get("CUDA_MPS_PROTOCOL_VERSION")
-    if found is None:
-        words = list(arguments[1:])
-        for word, value in pairwise([*words, ""]):
-            if word in ("-p", "--protocol"):
-                found = value
-            elif attached := re.fullmatch(r"(?:--protocol=|-p=?)(\d)", word):
-                found = attached[1]
-    return _PROTOCOLS.get(found or "")
+    named = (environment or {}).get("CUDA_MPS_PROTOCOL_VERSION")
+    if named is None:
+        options = _PROTOCOL_OPTION.findall("\0".join(["", *arguments[1:]]))
+        named = options[-1] if options else ""
+    return _PROTOCOLS.get(named)
 
 
 _PROTOCOLS: Mapping[str, Literal["2", "3"]] = {"2": "2", "3": "3"}

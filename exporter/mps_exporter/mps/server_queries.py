@@ -1,23 +1,35 @@
-"""When the servers are asked, and what their answers add up to.
+"""When the servers are queried, and what their replies change.
 
-The control daemon has one thread: a question that a stuck server does not answer blocks the daemon
-for every user. So servers are asked seldom, and only those whose process looks able to answer.
+The control daemon has one thread: a query that a stuck server does not reply to blocks the daemon
+for every user. So servers are queried rarely, and only those whose process looks responsive.
+
+A reply changes the state of a daemon only where it differs from the logs, and counts nothing.
+Readable logs take precedence, because a reply may be older or newer than their last line: then a
+reply only adds what is missing. Entries are removed only if the logs cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_protocol import (
-    ListedDevice,
     ProbeReply,
     ServerReply,
     parse_probe,
     parse_reconciliation,
 )
+from mps_exporter.mps.policy import (
+    CONTRADICTION_CONFIRM_SECONDS,
+    LOG_PRECEDENCE_SECONDS,
+    MAX_CONTEXTS,
+    MIN_QUERY_AGE_SECONDS,
+    RETRY_INTERVAL_SECONDS,
+)
 from mps_exporter.mps.protocol_v3 import joined, parse_v2_partitions, parse_v3
+from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
@@ -27,48 +39,46 @@ UNRESPONSIVE_PROCESS_STATES = frozenset("DTtZX")
 """States of a process that does not respond: blocked in the kernel (mostly for a moment), stopped,
 traced, zombie, dead."""
 
-BACKOFF_SECONDS = 60.0
-"""Shortest interval after a reply that explained nothing; it doubles each time."""
 
-SETTLING_SECONDS = 1.0
-"""A server this young is left alone: its log lines may not have been read yet."""
+# ---------------------------------------------------------------------------- last replies
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswers:
-    """The last answers of a daemon and of its servers that are still alive."""
+    """The last replies of a daemon about itself and its servers that are still alive."""
 
     probe: ProbeReply | None = None
     servers: Mapping[int, ServerReply] = field(default_factory=dict)
-    """Server PID, as the daemon numbers processes -> its answers."""
+    """Server PID, in the daemon's PID namespace -> its replies."""
     asked_at: float | None = None
+    """When the servers were queried."""
     answered_at: Mapping[int, float] = field(default_factory=dict)
-    """Server PID -> when it gave its answers."""
+    """Server PID -> time of its replies."""
     failed_attempts: Mapping[int, int] = field(default_factory=dict)
-    """Server PID -> how often it was asked and gave no answer that is understood."""
+    """Server PID -> queries without a reply that could be parsed."""
     disputed: frozenset[int] = frozenset()
-    """Servers that the daemon named and the log did not, or the other way round, when asked."""
+    """Servers that only the daemon or only the log listed at the last query."""
     disputes: int = 0
-    """How often the same ones were disputed."""
+    """Queries in a row with the same disputed servers."""
     protocol: Literal["2", "3"] | None = None
-    """In which interface it gave its last answer."""
+    """Interface of the last reply."""
     configured: Partitioning | None = None
-    """What a probe said of named servers, namespaces and partitions."""
+    """Named servers, namespaces and partitions, from the last probe."""
     details: Partitioning | None = None
-    """What a v3 daemon said of them in a reconciliation."""
+    """The same, from the last reconciliation of a v3 daemon."""
 
     @property
     def partitioning(self) -> Partitioning | None:
-        """All of it; None: of a daemon without any of these."""
+        """Named servers, namespaces and partitions; None if the daemon has none of these."""
         return joined(self.configured, self.details)
 
     def v3_due(self, probe: ControlObservation) -> bool:
-        """Whether to ask a v3 daemon for its clients and partitions: once after each probe."""
+        """Return whether to query a v3 daemon for its clients and partitions after this probe."""
         named = self.configured is not None and self.configured.protocol == "3"
         return named and (self.asked_at is None or self.asked_at < probe.at)
 
     def younger_than(self, seconds: float, now: float) -> ServerAnswers:
-        """Leave out the servers whose answers are older than this."""
+        """Return the replies without those of servers that are older than this."""
         young = {
             pid: reply
             for pid, reply in self.servers.items()
@@ -77,32 +87,30 @@ class ServerAnswers:
         return self if len(young) == len(self.servers) else replace(self, servers=young)
 
     def device_uuids(self) -> dict[int, str]:
-        """Device ordinal of the daemon -> GPU UUID."""
-        devices: list[ListedDevice] = []
-        for reply in self.servers.values():
-            devices += reply.devices or ()
-        return {device.ordinal: device.uuid for device in devices}
+        """Return device ordinal of the daemon -> GPU UUID."""
+        maps = (reply.devices or {} for reply in self.servers.values())
+        return {ordinal: uuid for devices in maps for ordinal, uuid in devices.items()}
 
 
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
-    """Apply a probe: servers that are gone lose their answers."""
+    """Apply a probe: drop the replies of servers that are gone."""
     reply = probe_reply(observation)
     configured = None
     if observation is not None and observation.outcome is Outcome.OK:
         configured = parse_v3([observation]) or parse_v2_partitions(observation)
-    # What is older than this probe is asked for next; should that fail, it is not known.
-    asked_since = observation is not None and (answers.asked_at or 0.0) >= observation.at
-    details = answers.details if configured is not None and asked_since else None
-    spoken = "2" if reply is not None else configured.protocol if configured is not None else None
+    # Details that are older than this probe are queried next, and unknown if that fails.
+    newer = observation is not None and (answers.asked_at or 0.0) >= observation.at
+    details = answers.details if configured is not None and newer else None
+    protocol = "2" if reply is not None else configured.protocol if configured is not None else None
     answers = replace(
-        answers, configured=configured, details=details, protocol=spoken or answers.protocol
+        answers, configured=configured, details=details, protocol=protocol or answers.protocol
     )
     if reply is None:
         return replace(answers, probe=None)
     listed = set(reply.server_pids)
     alive = {pid: last_reply for pid, last_reply in answers.servers.items() if pid in listed}
-    tried = {pid: count for pid, count in answers.failed_attempts.items() if pid in listed}
-    return replace(answers, probe=reply, servers=alive, failed_attempts=tried)
+    failed = {pid: count for pid, count in answers.failed_attempts.items() if pid in listed}
+    return replace(answers, probe=reply, servers=alive, failed_attempts=failed)
 
 
 def with_servers(
@@ -111,13 +119,13 @@ def with_servers(
     requested: Collection[int] = (),
     logged: Collection[int] | None = None,
 ) -> ServerAnswers:
-    """Apply a reconciliation; what is queried once in a server's life is kept.
+    """Apply a reconciliation. The map of devices, queried once in a server's life, is kept.
 
     Args:
-        answers: What is known.
+        answers: The earlier replies.
         observation: The reconciliation.
         requested: The servers that were queried.
-        logged: The servers that the log named then; None: not compared.
+        logged: The servers in the log at that time; None: not compared.
     """
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
@@ -131,7 +139,7 @@ def with_servers(
             reply = replace(reply, devices=known.devices)  # noqa: PLW2901 - the same, completed
         servers[reply.server_pid] = reply
         answered_at[reply.server_pid] = observation.at
-    tried = {
+    failed = {
         pid: answers.failed_attempts.get(pid, 0) + 1 for pid in requested if pid not in servers
     }
     disputed = _disputed(answers, logged)
@@ -140,34 +148,34 @@ def with_servers(
         servers=servers,
         asked_at=observation.at,
         answered_at=answered_at,
-        failed_attempts={**answers.failed_attempts, **tried},
+        failed_attempts={**answers.failed_attempts, **failed},
         disputed=disputed,
         disputes=answers.disputes + 1 if disputed == answers.disputed else 1,
     )
 
 
 def _disputed(answers: ServerAnswers, logged: Collection[int] | None) -> frozenset[int]:
-    """The servers of which only the daemon's list or only the log knows."""
+    """Return the servers that only the daemon's list or only the log contains."""
     if answers.probe is None or logged is None:
         return frozenset()
     return frozenset(set(answers.probe.server_pids) ^ set(logged))
 
 
 def server_replies(observation: ControlObservation) -> list[ServerReply]:
-    """What the servers said in a reconciliation, failures left out."""
+    """Return the replies of a reconciliation without failures."""
     replies = parse_reconciliation(observation)
     return [reply for reply in replies if isinstance(reply, ServerReply)]
 
 
 def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:
-    """What a probe brought; None when it failed."""
+    """Return the reply to a probe; None if the probe failed."""
     if observation is None or observation.outcome is not Outcome.OK:
         return None
-    for exchange in observation.exchanges:
-        reply = parse_probe(exchange)
-        if isinstance(reply, ProbeReply):
-            return reply
-    return None
+    replies = map(parse_probe, observation.exchanges)
+    return next((reply for reply in replies if isinstance(reply, ProbeReply)), None)
+
+
+# ---------------------------------------------------------------------------- when to query
 
 
 def servers_due(
@@ -180,65 +188,64 @@ def servers_due(
     state: DaemonState,
     logs_readable: bool,
 ) -> tuple[int, ...]:
-    """Which servers to ask now, as the daemon numbers them.
+    """Return the servers to query now, in the daemon's PID namespace.
 
-    All that are able, when the interval is over, or when the daemon has a server that the log does
-    not explain or the other way round; where the logs cannot be read, when the shorter blind
-    interval is over. None while the daemon is asked to quit or holds a ghost: both block it.
+    All responsive servers, if the interval has passed (if the logs cannot be read, the shorter
+    blind interval), or if the log and the daemon list different servers. None of them while the
+    daemon quits or has a ghost: either blocks it.
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
     if any(server.is_ghost for server in state.servers):
         return ()
     logged = {server.pid: server for server in state.servers}
-    askable = tuple(
+    responsive = tuple(
         pid
         for pid in sorted(set(answers.probe.server_pids))
         if can_answer(pid, facts.servers) and not (pid in logged and _is_starting(logged[pid], now))
     )
     asked_at = answers.asked_at
     if asked_at is None or asked_at > now:  # in the future: the clock was set back
-        return askable
+        return responsive
     age = now - asked_at
-    wanted = (
+    due = (
         age >= interval_seconds
         or (not logs_readable and age >= blind_interval_seconds)
         or (state.daemon.configured_at is not None and state.daemon.configured_at >= asked_at)
-        or _is_retry_due(answers, askable, age)
+        or _is_retry_due(answers, responsive, age)
         or (logs_readable and _is_dispute_due(answers, logged, age))
     )
-    return askable if wanted else ()
+    return responsive if due else ()
 
 
 def _is_starting(server: TrackedServer, now: float) -> bool:
-    """Whether it is not ready yet, or was started a moment ago."""
+    """Return whether a server is not ready yet, or was started a moment ago."""
     not_ready = server.ready_at is None and not server.start_unknown
-    return not_ready or 0 <= now - server.started_at < SETTLING_SECONDS
+    return not_ready or 0 <= now - server.started_at < MIN_QUERY_AGE_SECONDS
 
 
-def _is_retry_due(answers: ServerAnswers, askable: Collection[int], age: float) -> bool:
-    """Whether a server that has not answered yet may be asked again."""
+def _is_retry_due(answers: ServerAnswers, responsive: Collection[int], age: float) -> bool:
+    """Return whether to query again for a server without a reply."""
     return any(
-        age >= _backoff(answers.failed_attempts.get(pid, 0))
-        for pid in askable
+        age >= _retry_interval(answers.failed_attempts.get(pid, 0))
+        for pid in responsive
         if pid not in answers.servers
     )
 
 
 def _is_dispute_due(answers: ServerAnswers, logged: Collection[int], age: float) -> bool:
-    """Whether log and answers contradict each other, and have not just been compared."""
+    """Return whether log and daemon list different servers, and were not compared just now."""
     disputed = _disputed(answers, logged)
     disputes = answers.disputes if disputed == answers.disputed else 0
-    return bool(disputed) and age >= max(SETTLING_SECONDS, _backoff(disputes))
+    return bool(disputed) and age >= max(MIN_QUERY_AGE_SECONDS, _retry_interval(disputes))
 
 
-def _backoff(failed_attempts: int) -> float:
-    """How long to wait before the same question, after so many that explained nothing."""
-    return 0.0 if failed_attempts == 0 else BACKOFF_SECONDS * 2.0 ** min(failed_attempts - 1, 10)
+def _retry_interval(failures: int) -> float:
+    return 0.0 if failures == 0 else RETRY_INTERVAL_SECONDS * 2.0 ** min(failures - 1, 10)
 
 
 def has_resumed(before: DaemonFacts, after: DaemonFacts) -> bool:
-    """Whether the daemon or one of its servers was stopped, and goes on now."""
+    """Return whether the daemon or one of its servers was stopped and now runs again."""
     was = {(one.pid, one.start_time_seconds) for one in before.processes if one.stopped}
     return any(
         (one.pid, one.start_time_seconds) in was and not one.stopped for one in after.processes
@@ -246,8 +253,123 @@ def has_resumed(before: DaemonFacts, after: DaemonFacts) -> bool:
 
 
 def can_answer(server_pid: int, processes: tuple[ProcessFacts, ...]) -> bool:
-    """Whether a server's process looks able to answer; one that cannot be seen may be."""
+    """Return whether a server's process looks responsive, or is not visible."""
     for process in processes:
         if server_pid in (process.pid, *process.namespace_pids[-1:]):
             return process.state not in UNRESPONSIVE_PROCESS_STATES
     return True
+
+
+# ---------------------------------------------------------------------------- effect on the state
+
+
+def reconcile(
+    state: DaemonState, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
+) -> None:
+    """Apply the replies to one query.
+
+    Args:
+        state: The daemon.
+        at: Time of the query.
+        listed: The servers in the daemon's list; None: no list.
+        replies: The replies about its servers.
+    """
+    now = state.moment(at)
+    if not any(state.readable.values()):
+        state.advance_to(at)
+    if listed is not None:
+        _reconcile_servers(state, now, listed)
+    for reply in replies:
+        server = state.servers.get(reply.server_pid)
+        if server is not None:
+            for ordinal, uuid in (reply.devices or {}).items():
+                state.gpus.add_ordinal(ordinal, uuid)
+                state.gpus.add_gpu(uuid)
+            if reply.client_pids is not None:
+                _reconcile_clients(state, server, now, reply.client_pids)
+            if state.readable["server"]:
+                server.reported_state = None
+            else:
+                _without_log(state, server, reply)
+
+
+def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
+    servers = state.servers
+    for pid in listed:
+        known = servers.get(pid) or servers.restore_vanished(pid)
+        if known is not None:
+            known.unlisted_since = None
+            if known.start_unknown and known.ready_at is None:
+                known.ready_at = known.started_at
+        elif not servers.has_ended(pid):
+            # The log shows a server's exit before the list does, and its start after.
+            state.advance_to(now.at)
+            servers.adopt(pid, now.at).ready_at = now.at
+    for server in servers:
+        if server.pid in listed or now.at - server.started_at <= LOG_PRECEDENCE_SECONDS:
+            continue
+        if not state.readable["control"]:
+            server.missing_since = server.missing_since or now.at
+        elif server.ready_at is not None:
+            server.unlisted_since = server.unlisted_since or now.at
+            if now.at - server.unlisted_since >= CONTRADICTION_CONFIRM_SECONDS:
+                servers.mark_vanished(server, now)
+
+
+def _reconcile_clients(
+    state: DaemonState, server: TrackedServer, now: Moment, client_pids: Collection[int]
+) -> None:
+    reported = {pid for pid in client_pids if pid}
+    gone: Collection[TrackedClient] = ()
+    if server.logs_pids is not None and state.readable["server"] and not server.start_unknown:
+        # The server's log shows all clients, except those whose lines were lost.
+        contradicted = _contradicted(server, now.at, reported)
+        gone = [client for client in server.clients if client.pid in contradicted - reported]
+        reported &= contradicted
+    elif not state.readable["server"]:
+        gone = [
+            client
+            for client in server.clients
+            if client.pid
+            and client.pid not in reported
+            and now.at - client.connected_at > LOG_PRECEDENCE_SECONDS
+        ]
+    for client in gone:
+        state.advance_to(now.at)
+        server.clients.drop(client, now)
+    for pid in sorted(reported):
+        server.clients.adopt(pid, now.at)
+
+
+def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> frozenset[int]:
+    """Return the clients about which two replies in a row contradict the log in the same way."""
+    logged = {client.pid for client in server.clients}
+    if 0 in logged:
+        return frozenset()  # the log does not contain PIDs
+    since, before = server.contradiction
+    now = frozenset(reported ^ logged)
+    if not before or at < since:
+        server.contradiction = at, now
+    elif at - since >= CONTRADICTION_CONFIRM_SECONDS:
+        server.contradiction = at, now
+        return now & before
+    return frozenset()
+
+
+def _without_log(state: DaemonState, server: TrackedServer, reply: ServerReply) -> None:
+    """Set what only the control tool shows without server.log: state, limit and contexts."""
+    server.reported_state = reply.state
+    if reply.active_thread_ratio is not None:
+        server.thread_ratio = reply.active_thread_ratio
+    if reply.contexts is None:
+        return
+    for client in server.clients:
+        client.contexts = {}
+    for device, counts in reply.contexts.items():
+        uuid = state.gpus.uuid_of(device, server.devices)
+        for pid, count in counts.items():
+            owner = server.clients.get(pid)
+            if owner is not None:
+                owner.had_context = True
+                for _ in range(min(count, MAX_CONTEXTS)):
+                    owner.contexts[len(owner.contexts)] = uuid

@@ -29,8 +29,8 @@ from mps_exporter.mps.log_lines import (
 )
 from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.policy import FULL, Quota
-from mps_exporter.mps.reconcile import reconcile
 from mps_exporter.mps.record import BoundedDict, Moment
+from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonLifetime, DaemonState
 from mps_exporter.observations import AddressRanges, DaemonFacts, LogsObservation, ProcessFacts
@@ -240,7 +240,7 @@ class DaemonTracker:
         """Apply the control tool's replies, as soon as the logs have been read up to the query.
 
         A server that the tool lists before the log line of its start is applied would be taken for
-        an older one; so the reply waits. See reconcile.reconcile.
+        an older one; so the reply waits. See server_queries.reconcile.
 
         Args:
             now: Current time; a recording may contain its first reply before its time.

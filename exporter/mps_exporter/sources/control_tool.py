@@ -342,7 +342,7 @@ class ControlTool:
         if devices is None and exchanges[0].outcome is Outcome.OK:
             reply = parse_server(exchanges[0])
             if isinstance(reply, ServerReply) and reply.devices:
-                found = tuple(device.ordinal for device in reply.devices)
+                found = tuple(reply.devices)
                 known.devices[server_pid] = found
                 exchanges.append(
                     await self._runs.query(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
-from mps_exporter.mps.control_protocol import ListedDevice, ProbeReply, ServerReply
+from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
     ControlObservation,
@@ -100,7 +102,7 @@ def test_why_a_daemon_is_up_or_not(
     [
         probe(Outcome.REFUSED, CANNOT_SEND),
         probe(Outcome.UNPARSABLE, NOTHING),
-        # It was asked to quit between two questions.
+        # Told to quit between two queries.
         probe(Outcome.REFUSED, ANSWERED, CANNOT_SEND),
     ],
 )
@@ -126,6 +128,19 @@ def gpu(
         unread_lists=unread,
         processes=tuple(GpuProcess(pid, kind, used) for pid, kind, used in processes),  # type: ignore[arg-type]
     )
+
+
+def merged(
+    *daemons: DaemonInputs,
+    gpus: Sequence[GpuObservation] | None = None,
+    processes: Iterable[ProcessFacts] = (),
+    **more: Any,
+) -> Snapshot:
+    observation = None
+    if gpus is not None:
+        observation = NvmlObservation(9.0, Outcome.OK, driver_version="580.1", gpus=tuple(gpus))
+    identified = ProcfsObservation(9.0, processes={one.pid: one for one in processes})
+    return merge(taken_at=9.0, gpus=observation, processes=identified, daemons=daemons, **more)
 
 
 SERVER = ProcessFacts(20, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10, (20,))
@@ -165,17 +180,8 @@ def snapshot(
     inputs = DaemonInputs(
         facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
     )
-    return merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(
-            9.0, Outcome.OK, driver_version="580.1", gpus=(gpu(*processes, unread=unread),)
-        ),
-        processes=ProcfsObservation(
-            9.0, (facts,), {20: SERVER, **{one.pid: one for one in clients}}
-        ),
-        daemons=[inputs],
-        clients_max=clients_max,
-    )
+    gpus = [gpu(*processes, unread=unread)]
+    return merged(inputs, gpus=gpus, processes=(SERVER, *clients), clients_max=clients_max)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +197,8 @@ def test_a_daemon_that_is_gone_serves_no_gpu(
     facts: DaemonFacts, output: ControlObservation | None, served: tuple[str, ...]
 ) -> None:
     state = logged(devices={0: "GPU-a"}, ended_at=None if served else 5.0)
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(),)),
-        processes=None,
-        daemons=[DaemonInputs(facts, output, state=state, logs=READABLE, was_readable=True)],
-    )
+    inputs = DaemonInputs(facts, output, state=state, logs=READABLE, was_readable=True)
+    found = merged(inputs, gpus=[gpu()])
     assert found.gpus[0].served_by == served
 
 
@@ -204,12 +206,8 @@ def test_what_is_true_of_a_daemon_while_its_process_is_there() -> None:
     state = logged(binary_version="580.1")
 
     def version(facts: DaemonFacts) -> tuple[int | None, str | None, bool | None]:
-        found = merge(
-            taken_at=9.0,
-            gpus=None,
-            processes=None,
-            daemons=[DaemonInputs(replace(facts, multiuser=True), state=state, logs=READABLE)],
-        ).daemons[0]
+        inputs = DaemonInputs(replace(facts, multiuser=True), state=state, logs=READABLE)
+        found = merged(inputs).daemons[0]
         return found.pid, found.binary_version, found.multiuser
 
     assert version(RUNNING) == (10, "580.1", True)
@@ -234,7 +232,7 @@ def test_processes_are_distinguished() -> None:
 @pytest.mark.parametrize(
     ("unread", "reported"),
     [
-        # Without the MPS list a client looks like a process beside MPS: neither is told.
+        # Without the MPS list a client looks like a process without MPS: both are unknown.
         (("mps",), {"mps_server": 1, "graphics": 1}),
         (("compute",), {"graphics": 1}),
         (("graphics",), {"mps_client": 1, "mps_server": 1, "direct": 1}),
@@ -260,7 +258,7 @@ def test_a_client_that_no_server_has_is_stranded() -> None:
     assert snapshot(client_facts(30), processes=neighbour).gpus[0].stranded_clients == 1
     alone = ((32, "compute", 5), (32, "mps", 5))
     assert snapshot(processes=alone).gpus[0].stranded_clients == 1
-    # Where a log cannot be read, nobody can say whose clients are whose.
+    # Without a log the owners of the clients are unknown.
     assert snapshot(client_facts(30), processes=neighbour, logs=()).gpus[0].stranded_clients is None
 
 
@@ -301,7 +299,7 @@ def test_limits_are_the_lower_of_client_and_server() -> None:
     assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
 
 
-def test_a_client_that_asks_for_what_its_server_gives_anyway_has_its_servers_limit() -> None:
+def test_a_client_with_the_share_of_its_server_has_the_limit_of_its_server() -> None:
     server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes={"thread_ratio": 0.5})
     for percentage, ratio, source in (("49", 0.49, "client"), ("50", 0.5, "server")):
         facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
@@ -337,10 +335,7 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
     on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
     server = LoggedServer(clients=(logged_client(30, *on),), attributes={"thread_ratio": 1.0})
-    devices = (
-        ListedDevice(0, "GPU-b", "NVIDIA H200", "0"),
-        ListedDevice(1, "GPU-a", "NVIDIA H200", "1"),
-    )
+    devices = {0: "GPU-b", 1: "GPU-a"}
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
     facts = replace(RUNNING, servers=(SERVER,))
     inputs = DaemonInputs(
@@ -350,23 +345,11 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
         logged(server),
         READABLE,
     )
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
-        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: one}),
-        daemons=[inputs],
-    )
+    found = merged(inputs, gpus=gpus, processes=(SERVER, one))
     (client,) = found.daemons[0].servers[0].clients
     assert client.memory_limit_bytes == limits
     assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
     assert client.active_thread_ratio == 1.0
-
-
-@pytest.mark.parametrize(("percentage", "ignored"), [("abc", "abc"), ("50", None)])
-def test_a_percentage_that_cuda_ignores_is_reported(percentage: str, ignored: str | None) -> None:
-    facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
-    (client,) = snapshot(facts, processes=ALL).daemons[0].servers[0].clients
-    assert client.percentage_ignored == ignored
 
 
 def test_unreadable_limits_are_omitted_and_reported() -> None:
@@ -378,11 +361,6 @@ def test_unreadable_limits_are_omitted_and_reported() -> None:
     assert client.memory_used_bytes == {"GPU-a": GIB}
     assert found.gpus[0].sm_committed_ratio is None
     assert found.unreadable_environments == 2  # the server's is not readable here either
-
-
-def test_a_client_is_attributed() -> None:
-    (client,) = snapshot(client_facts(30), processes=ALL).daemons[0].servers[0].clients
-    assert (client.user, client.command, client.slurm_job_id) == ("ann", "train", "7")
 
 
 def test_clients_beyond_the_bound_are_counted_only() -> None:
@@ -398,17 +376,14 @@ def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_u
         connected = tuple(logged_client(pid, uid=uid) for pid in range(100, 100 + clients))
         server = LoggedServer(clients=connected, uid=uid, unfollowed=unfollowed)
         return DaemonInputs(
-            facts=replace(RUNNING, pipe_directory=name, owner_uid=uid, limited=uid > 0),
-            probe=None,
-            answers=ServerAnswers(),
+            replace(RUNNING, pipe_directory=name, owner_uid=uid, limited=uid > 0),
             state=logged(server),
             logs=READABLE,
-            was_readable=True,
         )
 
     alice = [inputs(f"/alice/{number}", 2001, 200, 3) for number in range(2)]
     others = [inputs("/bob", 2002, 200), inputs("/root", 0, 600)]
-    found = merge(taken_at=1.0, gpus=None, processes=None, daemons=[*alice, *others])
+    found = merged(*alice, *others)
     shown = {
         daemon.pipe_directory: sum(len(server.clients) for server in daemon.servers)
         for daemon in found.daemons
@@ -418,15 +393,7 @@ def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_u
 
 
 def test_without_logs_the_control_tool_is_used() -> None:
-    reply = ServerReply(
-        20,
-        "FAULT",
-        0.5,
-        (30,),
-        {0: {30: 2}},
-        (ListedDevice(0, "GPU-a", "NVIDIA H200", "0"),),
-        {0: GIB},
-    )
+    reply = ServerReply(20, "FAULT", 0.5, (30,), {0: {30: 2}}, {0: "GPU-a"}, {0: GIB})
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
     (daemon,) = snapshot(client_facts(30), processes=ALL, logs=(), answers=answers).daemons
     (server,) = daemon.servers
@@ -437,31 +404,12 @@ def test_without_logs_the_control_tool_is_used() -> None:
 
 
 def test_without_any_source_there_are_no_numbers() -> None:
-    (daemon,) = merge(
-        taken_at=1.0, gpus=None, processes=None, daemons=[DaemonInputs(UNKNOWN)]
-    ).daemons
+    (daemon,) = merged(DaemonInputs(UNKNOWN)).daemons
     assert daemon.state is None
     assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
 
 
-def test_a_daemon_elsewhere_has_its_pids_translated() -> None:
-    elsewhere = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
-    server = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
-    inner = replace(client_facts(30), namespace_pids=(30, 8), pid_namespace=77)
-    facts = replace(RUNNING, process=elsewhere, servers=(server,))
-    state = logged(LoggedServer(3, (logged_client(8, "GPU-a"),)))
-    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), state=state, logs=READABLE)
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*ALL),)),
-        processes=ProcfsObservation(9.0, (facts,), {20: server, 30: inner}),
-        daemons=[inputs],
-    )
-    (merged,) = found.daemons[0].servers
-    assert (merged.pid, [client.pid for client in merged.clients]) == (20, [30])
-
-
-def test_everybody_who_was_named_is_identified() -> None:
+def test_processes_that_a_source_names_are_identified() -> None:
     state = logged(LoggedServer(clients=(logged_client(30),)))
     inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), state=state)
     observation = NvmlObservation(1.0, Outcome.OK, gpus=(gpu((40, "compute", 1)),))
@@ -489,40 +437,13 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
     program = "nvidia-cuda-mps-server"
     inner = ProcessFacts(50, 0.0, name=program, namespace_pids=(50, 3))
     outer = ProcessFacts(60, 0.0, name=program, namespace_pids=(60,))
-    found = merge(
-        taken_at=5.0,
-        gpus=NvmlObservation(5.0, Outcome.OK, gpus=(listed,)),
-        processes=ProcfsObservation(5.0, processes={50: inner, 60: outer}),
-        daemons=[daemon("/a", (40, 1), inner, 0, 0), daemon("/b", (41,), outer, 900)],
-    )
+    daemons = daemon("/a", (40, 1), inner, 0, 0), daemon("/b", (41,), outer, 900)
+    found = merged(*daemons, gpus=[listed], processes=(inner, outer))
     clients = {
         one.pipe_directory: [client.pid for client in one.servers[0].clients]
         for one in found.daemons
     }
     assert clients == {"/a": [0, 0], "/b": [900]}
-
-
-def test_the_gpus_of_a_server_keep_their_order() -> None:
-    names = tuple(f"GPU-{letter}" for letter in "hgfedcba")
-    devices = tuple(ListedDevice(n, name, "NVIDIA H200", "0") for n, name in enumerate(names))
-    reply = ServerReply(20, "ACTIVE", 1.0, (), {}, devices, {})
-    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
-    gpus = tuple(GpuObservation(n, name, compute_capability=(9, 0)) for n, name in enumerate(names))
-    merged = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, driver_version="580.159.04", gpus=gpus),
-        processes=None,
-        daemons=[DaemonInputs(RUNNING, probe=probe(Outcome.OK, RAN), answers=answers)],
-    )
-    (server,) = merged.daemons[0].servers
-    assert tuple(server.contexts_limit) == names
-
-
-def test_memory_is_what_the_list_of_compute_processes_says() -> None:
-    listed = ((20, "compute", None), (30, "compute", GIB), (30, "mps", 5))
-    (server,) = snapshot(client_facts(30), processes=listed).daemons[0].servers
-    assert server.memory_used_bytes == {}
-    assert server.clients[0].memory_used_bytes == {"GPU-a": GIB}
 
 
 @pytest.mark.parametrize(
@@ -550,7 +471,7 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
         for index, uuid in enumerate(("GPU-a", "GPU-b"))
     )
     ordinals = dict(enumerate(daemon_s))
-    devices = tuple(ListedDevice(number, uuid, "H200", "0") for number, uuid in ordinals.items())
+    devices = dict(ordinals)
     answers = ServerAnswers(servers={20: ServerReply(20, devices=devices)} if mapped else {})
     on = ("GPU-b",) if daemon_s else ()
     state = logged(
@@ -558,12 +479,8 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
     )
     facts = replace(RUNNING, servers=(SERVER,))
     limited = client_facts(30, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"{max(len(daemon_s) - 1, 0)}=1G")
-    found = merge(
-        taken_at=9.0,
-        gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
-        processes=ProcfsObservation(9.0, (facts,), {20: SERVER, 30: limited}),
-        daemons=[DaemonInputs(facts, answers=answers, state=state, logs=READABLE)],
-    )
+    inputs = DaemonInputs(facts, answers=answers, state=state, logs=READABLE)
+    found = merged(inputs, gpus=gpus, processes=(SERVER, limited))
     (client,) = found.daemons[0].servers[0].clients
     limits = {"GPU-b": GIB} if source == "server" else {}
     assert (client.limit_source, client.memory_limit_bytes) == (source, limits)
@@ -573,7 +490,7 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
 # ------------------------------------------------------------------------------ one source missing
 
 LOGGED = LoggedServer(clients=(logged_client(30, "GPU-a"),))
-SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, (ListedDevice(0, "GPU-a", "X", "0"),))
+SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, {0: "GPU-a"})
 
 
 def one_daemon(
@@ -588,14 +505,9 @@ def one_daemon(
 ) -> Snapshot:
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0) if said else ServerAnswers()
     state = logged(server, devices={0: "GPU-a"}, server_log_lost_at=lost_at)
-    gpus = None if listed is None else NvmlObservation(9.0, Outcome.OK, gpus=(gpu(*listed),))
-    return merge(
-        taken_at=9.0,
-        gpus=gpus,
-        processes=ProcfsObservation(9.0, (facts,), {one.pid: one for one in processes}),
-        daemons=[DaemonInputs(facts, answers=answers, state=state, logs=logs)],
-        stranded_since=stranded_since,
-    )
+    inputs = DaemonInputs(facts, answers=answers, state=state, logs=logs)
+    gpus = None if listed is None else [gpu(*listed)]
+    return merged(inputs, gpus=gpus, processes=processes, stranded_since=stranded_since)
 
 
 @pytest.mark.parametrize(
@@ -634,11 +546,6 @@ def test_a_user_whose_name_one_process_does_not_show_keeps_it() -> None:
     nameless = ProcessFacts(99, 1.0, 1001, None, "x", "S")
     (server,) = one_daemon(client_facts(98), nameless).daemons[0].servers
     assert server.user == "ann"
-
-
-def test_limits_that_are_not_known_commit_no_memory() -> None:
-    (one,) = one_daemon(client_facts(30), listed=ALL).gpus
-    assert one.client_memory_committed_bytes == 0
 
 
 @pytest.mark.parametrize(("visible", "index"), [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3"}, "")])
@@ -690,7 +597,7 @@ def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
         ((), [800]),
         (((810, "compute", 1),), [800]),  # a process without MPS
         (((820, "mps", 0),), [800]),  # a client of another GPU
-        (((830, "compute", 1), (830, "mps", 1)), [0]),  # one of two: nobody knows which
+        (((830, "compute", 1), (830, "mps", 1)), [0]),  # one of two, ambiguous
     ],
 )
 def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
@@ -702,6 +609,6 @@ def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
     server = LoggedServer(3, (logged_client(0),))
     listed = ((20, "compute", 1), (20, "mps", 1), (800, "compute", 1), (800, "mps", 1), *more)
     found = one_daemon(inner, facts=facts, listed=listed, server=server)
-    (merged,) = found.daemons[0].servers
-    assert [one.pid for one in merged.clients] == pids
-    assert merged.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})
+    (server_found,) = found.daemons[0].servers
+    assert [one.pid for one in server_found.clients] == pids
+    assert server_found.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})

@@ -87,7 +87,7 @@ def test_a_server_is_known_from_its_daemon_and_its_process() -> None:
     assert found.servers_count == 2
 
 
-def test_what_the_daemon_did_not_list_is_not_known() -> None:
+def test_values_without_a_list_are_unknown() -> None:
     found = merged(partitioning(servers=None))
     assert (found.servers, found.servers_count) == ((), None)
     (server,) = merged(partitioning(servers=(TRAINING,)), process(40)).servers
@@ -149,7 +149,7 @@ def test_a_client_has_the_limits_of_its_own_server_s_namespace() -> None:
     assert (one.contexts, one.gpu_uuids) == ({}, (A,))
 
 
-def test_of_a_client_that_proc_does_not_show_the_daemon_s_word_counts() -> None:
+def test_the_list_describes_a_client_without_a_visible_process() -> None:
     listed = NamespaceClient(51, "training", "default", (), "train")
     one = clients(merged(partitioning(clients=(listed,))))[51]
     assert (one.command, one.active_thread_ratio, one.confirmed) == ("train", None, False)
@@ -165,7 +165,7 @@ def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["gone", None])
-def test_of_an_unknown_namespace_nothing_is_known(namespace: str | None) -> None:
+def test_an_unknown_namespace_makes_the_limits_unknown(namespace: str | None) -> None:
     one = limited(namespace, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
     assert (one.active_thread_ratio, one.memory_limit_bytes) == (None, {})
 
@@ -177,7 +177,7 @@ def test_of_an_unknown_namespace_nothing_is_known(namespace: str | None) -> None
         (DEVICES, "1=1G", {A: 2 * GIB}, False),
         (DEVICES, "7=1G", {}, True),
         (DEVICES, f"{A}=1G", {A: GIB}, False),
-        # Where the daemon did not say which GPUs it has, or in which order, an ordinal names none.
+        # An ordinal is ambiguous if the daemon's GPUs or their order are unknown.
         ((ServerDevice(A, "training"),), "0=1G", {}, False),
         ((ServerDevice(A, "training"),), "7=1G", {}, False),
         ((), "0=1G", {}, False),

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
 from mps_exporter.findings import findings
 from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
@@ -91,13 +90,6 @@ def test_partitions_without_the_right_to_read_an_environment() -> None:
     metrics = played(recording(found=found))
     assert metrics.value("mps_sm_partition_clients") is None
     assert metrics.value("mps_sm_partition_sms") == 34
-
-
-def test_a_server_that_is_configured_only_has_no_process() -> None:
-    row = "idle,1000,0,Stopped,/run/nvidia-mps/idle,-,-\n"
-    metrics = shown(servers=published.MANUAL[SERVERS] + row)
-    assert metrics.value("mps_named_server_info", server_name="idle", server="") == 1
-    assert metrics.value("mps_control_servers") == 1
 
 
 @pytest.mark.parametrize("rest", [f"training,{GPU},-,23,188,-,unallocated,-\n", ""])
@@ -184,19 +176,6 @@ def page_of(snapshot: Snapshot) -> str:
     return status_page.render_page(make_status(snapshot, WebOptions(host="node-7")), WebOptions())
 
 
-def test_hostile_names_are_escaped_on_the_page() -> None:
-    replies = {
-        **published.MANUAL,
-        CLIENTS: f"{HEADER}51087,training,0,high_priority,<script>alert(1)</script>\n",
-        DEVICES: published.MANUAL[DEVICES].replace("NVIDIA RTX PRO 6000", "<img src=x>"),
-    }
-    metrics = played(recording(replies, found={}))
-    html = page_of(metrics.snapshot)
-    assert "<script>alert" not in html
-    assert "<img src" not in html
-    assert "&lt;img src=x&gt;" in html
-
-
 # ------------------------------------------------------------------------------ recordings
 
 CONTROL_LINES = """\
@@ -273,27 +252,6 @@ def test_an_anonymised_recording_of_a_v3_host_has_no_name_that_a_user_chose(
     assert GPU not in text
 
 
-def test_it_gives_the_same_numbers_all_the_same(named_clients: Recording, tmp_path: Path) -> None:
-    recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=True)
-    live, replayed = played(named_clients), played(read_recording(tmp_path / "v3.rec.gz"))
-    for name in (
-        "mps_namespace_active_thread_ratio",
-        "mps_namespace_pinned_memory_limit_bytes",
-        "mps_namespace_clients",
-        "mps_client_active_thread_ratio",
-        "mps_sm_partition_sms",
-        "mps_sm_partition_clients",
-        "mps_server_clients",
-        "mps_server_device_sms",
-    ):
-        assert live.value(name) is not None
-        assert replayed.value(name) == live.value(name)
-    ((client, _),) = replayed.all("mps_client_namespace_info", pid=EVAL)
-    assert (client["server_name"], client["namespace"]) == ("server_1", "namespace_1")
-    environment = clients(replayed)[EVAL]
-    assert environment.active_thread_ratio == 0.1
-
-
 # ------------------------------------------------------------------------------ memory partitions
 
 GROUP = "/kubepods.slice/kubepods-pod0123.slice/" + "x" * 200
@@ -302,28 +260,6 @@ MEMORY = (
     CgroupMemory(GROUP, "00000000:02:00.0", 1, 0, hard_unlimited=True),
     CgroupMemory("/unknown", "00000000:99:00.0", 1),
 )
-
-
-def test_gpu_memory_of_control_groups_is_shown_with_who_is_in_them() -> None:
-    made = recording()
-    seen, *rest = made.observations
-    assert isinstance(seen, ProcfsObservation)
-    metrics = played(replace(made, observations=(replace(seen, cgroup_memory=MEMORY), *rest)))
-    of_user = {"cgroup": "/user.slice/user-1000.slice", "uuid": GPU, "gpu": "0"}
-    assert metrics.value("mps_cgroup_memory_used_bytes", **of_user) == 512 << 20
-    assert metrics.value("mps_cgroup_memory_soft_limit_bytes", **of_user) == 4 * GIB
-    assert metrics.value("mps_cgroup_memory_hard_limit_bytes", **of_user) == 8 * GIB
-    assert metrics.value("mps_cgroup_memory_limited", **of_user) == 1
-    ((labels, _),) = metrics.all("mps_client_cgroup_info", pid=TRAIN)
-    assert labels["cgroup"] == "/user.slice/user-1000.slice"
-    ((info, _),) = metrics.all("mps_cgroup_info", cgroup=labels["cgroup"])
-    assert info["systemd_unit"] == "user-1000.slice"
-    long = [found["cgroup"] for found, _ in metrics.all("mps_cgroup_memory_limited")]
-    assert max(map(len, long)) == 200
-    assert metrics.value("mps_cgroup_info", cgroup="/unknown") is None
-    text = "512 MiB used, soft limit 4.0 GiB, hard limit 8.0 GiB"
-    assert text in "\n".join(diagnosis_lines(Diagnosis(metrics.snapshot)))
-    assert text in page_of(metrics.snapshot)
 
 
 def test_who_looks_in_a_namespace_s_directory_looks_at_a_daemon_s() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
-from mps_exporter.mps.reconcile import reconcile
-from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_servers
+from mps_exporter.mps.server_queries import ServerAnswers, reconcile, servers_due, with_servers
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
 from testing.mps_logs import (

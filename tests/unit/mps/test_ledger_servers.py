@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.mps.control_protocol import ListedDevice, ServerReply
-from mps_exporter.mps.reconcile import reconcile
+from mps_exporter.mps.control_protocol import ServerReply
+from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from testing.mps_logs import (
@@ -482,7 +482,7 @@ def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
             active_thread_ratio=0.5,
             client_pids=(100, 101),
             contexts={0: {100: 1, 101: 2}},
-            devices=(ListedDevice(0, GPU, "NVIDIA H200", ""),),
+            devices={0: GPU},
         )
     ]
     reconcile(tracker.state, at("00:02"), [110], replies)

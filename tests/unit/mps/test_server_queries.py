@@ -1,4 +1,4 @@
-"""Which servers are asked, when, and what is kept of their answers."""
+"""Which servers are queried, when, and which replies are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.control_protocol import PROBE, ListedDevice, ProbeReply, ServerReply
+from mps_exporter.mps.control_protocol import PROBE, ProbeReply, ServerReply
 from mps_exporter.mps.protocol_v3 import CLIENTS, NAMESPACES, SERVERS
 from mps_exporter.mps.server_queries import (
     ServerAnswers,
@@ -31,8 +31,8 @@ from testing.logged import LoggedServer, logged
 
 PIPE = "/tmp/mps"
 NOW = 10_000.0
-DEVICE = ListedDevice(0, "GPU-a", "NVIDIA H200", "0000:00.06.00")
-REPLIES = {pid: ServerReply(pid, "ACTIVE", 1.0, (), {}, (DEVICE,)) for pid in (20, 21)}
+DEVICE = {0: "GPU-a"}
+REPLIES = {pid: ServerReply(pid, "ACTIVE", 1.0, (), {}, DEVICE) for pid in (20, 21)}
 ANSWERED = ServerAnswers(
     ProbeReply((21, 20), 1.0), REPLIES, NOW - 100.0, dict.fromkeys(REPLIES, NOW - 100.0)
 )
@@ -69,26 +69,26 @@ def due(
 
 
 @pytest.mark.parametrize(("interval", "asked"), [(100.0, (20, 21)), (100.1, ())])
-def test_servers_are_asked_when_the_interval_is_over(
-    interval: float, asked: tuple[int, ...]
-) -> None:
+def test_servers_are_queried_after_the_interval(interval: float, asked: tuple[int, ...]) -> None:
     assert due(interval=interval) == asked
 
 
 @pytest.mark.parametrize("asked_at", [None, NOW + 1.0])
-def test_they_are_asked_at_once_after_a_start_and_after_the_clock_was_set_back(
+def test_servers_are_queried_immediately_after_a_start_and_after_the_clock_was_set_back(
     asked_at: float | None,
 ) -> None:
     assert due(replace(ANSWERED, asked_at=asked_at)) == (20, 21)
 
 
 @pytest.mark.parametrize(("age", "asked"), [(5.0, (20, 21)), (4.9, ())])
-def test_without_logs_they_are_asked_more_often(age: float, asked: tuple[int, ...]) -> None:
+def test_without_logs_servers_are_queried_more_often(age: float, asked: tuple[int, ...]) -> None:
     assert due(replace(ANSWERED, asked_at=NOW - age), logs_readable=False) == asked
 
 
 @pytest.mark.parametrize(("ago", "asked"), [(100.0, (20, 21)), (99.0, (20, 21)), (101.0, ())])
-def test_they_are_asked_after_a_setting_was_changed(ago: float, asked: tuple[int, ...]) -> None:
+def test_servers_are_queried_after_a_change_of_a_setting(
+    ago: float, asked: tuple[int, ...]
+) -> None:
     assert due(known=state(configured_at=NOW - ago)) == asked
 
 
@@ -104,9 +104,7 @@ def test_they_are_asked_after_a_setting_was_changed(ago: float, asked: tuple[int
         (50, 60.0 * 1024, True),
     ],
 )
-def test_a_server_without_an_answer_is_asked_ever_more_seldom(
-    failures: int, age: float, asked: bool
-) -> None:
+def test_the_retry_interval_doubles_without_a_reply(failures: int, age: float, asked: bool) -> None:
     answers = replace(
         ANSWERED, asked_at=NOW - age, servers={20: REPLIES[20]}, failed_attempts={21: failures}
     )
@@ -117,7 +115,7 @@ def test_a_server_without_an_answer_is_asked_ever_more_seldom(
     ("disputes", "age", "asked"),
     [(0, 1.0, True), (0, 0.9, False), (1, 60.0, True), (1, 59.0, False), (2, 119.0, False)],
 )
-def test_a_server_that_only_the_log_knows_is_asked_about_ever_more_seldom(
+def test_the_retry_interval_doubles_while_log_and_daemon_differ(
     disputes: int, age: float, asked: bool
 ) -> None:
     known = state(server(20), server(21), server(22))
@@ -127,7 +125,7 @@ def test_a_server_that_only_the_log_knows_is_asked_about_ever_more_seldom(
     assert due(answers, known, logs_readable=False, interval=1e9) == ((20, 21) if age >= 5 else ())
 
 
-# ------------------------------------------------------------------------------ whom
+# ------------------------------------------------------------------------------ which servers
 
 
 @pytest.mark.parametrize(
@@ -139,7 +137,9 @@ def test_a_server_that_only_the_log_knows_is_asked_about_ever_more_seldom(
     ],
     ids=["no list", "asked to quit", "a ghost"],
 )
-def test_a_daemon_that_could_block_is_not_asked(answers: ServerAnswers, known: DaemonState) -> None:
+def test_a_daemon_that_could_block_is_not_queried(
+    answers: ServerAnswers, known: DaemonState
+) -> None:
     assert due(answers, known) == ()
 
 
@@ -154,14 +154,12 @@ def test_a_daemon_that_could_block_is_not_asked(answers: ServerAnswers, known: D
         ({"started_at": NOW + 5.0}, (20,)),  # the clock was set back
     ],
 )
-def test_a_server_is_left_alone_until_it_has_settled(
-    more: dict[str, Any], asked: tuple[int, ...]
-) -> None:
+def test_a_young_server_is_not_queried(more: dict[str, Any], asked: tuple[int, ...]) -> None:
     assert due(ServerAnswers(ProbeReply((20,), 1.0)), state(server(20, **more))) == asked
 
 
 @pytest.mark.parametrize("letter", "DTtZX")
-def test_a_server_that_cannot_answer_is_not_asked(letter: str) -> None:
+def test_an_unresponsive_server_is_not_queried(letter: str) -> None:
     assert due(ServerAnswers(ANSWERED.probe), None, ProcessFacts(21, 1.0, state=letter)) == (20,)
 
 
@@ -191,7 +189,7 @@ def listed(stdout: str, outcome: Outcome = Outcome.OK) -> Any:
 def test_the_map_of_devices_is_kept_for_a_server_s_life() -> None:
     found = with_servers(ANSWERED, control(status(20, "FAULT\n"), status(22)))
     assert found.servers == {
-        20: ServerReply(20, "FAULT", devices=(DEVICE,)),
+        20: ServerReply(20, "FAULT", devices=DEVICE),
         21: REPLIES[21],
         22: ServerReply(22, "ACTIVE"),
     }
@@ -205,14 +203,14 @@ def test_the_map_of_devices_is_kept_for_a_server_s_life() -> None:
     assert with_servers(ANSWERED, control(mapped)).device_uuids() == {0: "GPU-a", 1: "GPU-b"}
 
 
-def test_who_gave_no_answer_is_counted() -> None:
+def test_queries_without_a_reply_are_counted() -> None:
     once = with_servers(ANSWERED, control(status(20)), (20, 22))
     assert (once.failed_attempts, once.asked_at) == ({22: 1}, NOW)
     assert with_servers(once, control(), (22,)).failed_attempts == {22: 2}
     assert with_servers(once, control(outcome=Outcome.SKIPPED), (22,)) == once
 
 
-def test_the_same_dispute_is_counted_again_and_another_anew() -> None:
+def test_a_repeated_dispute_is_counted_and_a_new_one_restarts_the_count() -> None:
     once = with_servers(ANSWERED, control(), logged=(20, 22))
     assert (set(once.disputed), once.disputes) == ({21, 22}, 1)
     again = with_servers(once, control(), logged=(20, 22))
@@ -220,7 +218,7 @@ def test_the_same_dispute_is_counted_again_and_another_anew() -> None:
     assert with_servers(again, control(), logged=(20, 21)).disputes == 1
 
 
-def test_servers_that_are_gone_lose_their_answers() -> None:
+def test_replies_of_servers_that_are_gone_are_dropped() -> None:
     found = with_probe(replace(ANSWERED, failed_attempts={20: 1, 22: 3}), listed("20\n100.0\n"))
     assert found.probe == ProbeReply((20,), 1.0)
     assert (found.servers, found.failed_attempts) == ({20: REPLIES[20]}, {20: 1})
@@ -229,13 +227,13 @@ def test_servers_that_are_gone_lose_their_answers() -> None:
 @pytest.mark.parametrize(
     "observation", [None, listed("20\n"), listed("20\n100.0\n", Outcome.TIMEOUT)]
 )
-def test_a_probe_that_failed_brings_no_list_and_takes_no_answer(observation: Any) -> None:
+def test_a_failed_probe_has_no_list_and_keeps_the_replies(observation: Any) -> None:
     found = with_probe(ANSWERED, observation)
     assert probe_reply(observation) is None
     assert (found.probe, found.servers) == (None, REPLIES)
 
 
-def test_old_answers_are_left_out() -> None:
+def test_old_replies_are_omitted() -> None:
     answers = replace(ANSWERED, answered_at={20: NOW - 10.0, 21: NOW - 11.0})
     assert set(answers.younger_than(10.0, NOW).servers) == {20}
     assert answers.younger_than(11.0, NOW) is answers
@@ -248,7 +246,7 @@ def asked(query: str, text: str, at: float = NOW) -> Any:
     return control(Exchange((query,), Outcome.OK, text, return_code=0), at=at)
 
 
-def test_a_v3_daemon_is_asked_for_details_once_after_each_probe() -> None:
+def test_a_v3_daemon_is_queried_for_details_once_after_each_probe() -> None:
     probe = asked(SERVERS, published.MANUAL[SERVERS])
     answers = with_probe(ServerAnswers(), probe)
     assert answers.v3_due(probe)

@@ -1,0 +1,207 @@
+"""The inputs of a merge, and the indexes over them that several of its parts use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mps_exporter.merge.policy import STRANDED_SECONDS
+from mps_exporter.mps.server_queries import ServerAnswers
+from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.state import DaemonState
+from mps_exporter.observations import (
+    CgroupMemory,
+    ControlObservation,
+    DaemonFacts,
+    GpuObservation,
+    LogState,
+    NvmlObservation,
+    ProcessFacts,
+    ProcfsObservation,
+)
+
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonInputs:
+    """All that is known of one daemon at the end of a collection."""
+
+    facts: DaemonFacts
+    probe: ControlObservation | None = None
+    answers: ServerAnswers = field(default_factory=ServerAnswers)
+    state: DaemonState = field(default_factory=DaemonState)
+    """The state that its logs show."""
+    logs: tuple[LogState, ...] = ()
+    was_readable: bool = False
+    """control.log was readable at some time, so the counters are valid."""
+    hung: bool = False
+    """The last query timed out."""
+    resumed: bool = False
+    """At that time the daemon or one of its servers was stopped; now it runs again."""
+    queries: int = 0
+    query_failures: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def speaks_v3(self) -> bool:
+        """Whether this is an MPS v3 daemon, by its last reply or else by how it was started."""
+        return (self.answers.protocol or self.facts.protocol) == "3"
+
+    def log_readable(self, log: str) -> bool:
+        """Return whether this log is readable now."""
+        return any(state.log == log and state.readable for state in self.logs)
+
+    def log_names_servers(self) -> bool:
+        """Return whether the log shows which servers exist; an MPS v3 daemon's does not."""
+        return self.log_readable("control") and not self.speaks_v3
+
+    def logged_servers(self) -> tuple[TrackedServer, ...]:
+        """Return the servers of the log, if it shows them."""
+        return tuple(self.state.servers) if self.log_names_servers() else ()
+
+    def device_uuids(self) -> dict[int, str]:
+        """Return device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
+        return {**self.answers.device_uuids(), **self.state.devices}
+
+    def visible_devices(self) -> str | None:
+        """Return the daemon's CUDA_VISIBLE_DEVICES, if its environment is readable."""
+        process = self.facts.process
+        environment = process.mps_environment if process is not None else None
+        return (environment or {}).get("CUDA_VISIBLE_DEVICES")
+
+
+class MergeContext:
+    """Indexes over the observations of a collection."""
+
+    def __init__(
+        self,
+        gpus: NvmlObservation | None,
+        processes: ProcfsObservation | None,
+        daemons: Sequence[DaemonInputs],
+        stranded_since: Mapping[int, float] | None,
+    ) -> None:
+        observed = gpus.gpus if gpus is not None else ()
+        self.driver_version = gpus.driver_version if gpus is not None else None
+        self.gpus: Mapping[str, GpuObservation] = {gpu.uuid: gpu for gpu in observed}
+        """UUID -> GPU."""
+        self.gpu_indexes = _gpu_indexes(observed, daemons)
+        self.processes = processes.processes if processes is not None else {}
+        of_daemons = [process for inputs in daemons for process in inputs.facts.processes]
+        self.users = _user_names((*self.processes.values(), *of_daemons))
+        self.server_pids = frozenset(
+            pid for pid, facts in self.processes.items() if is_server(facts)
+        )
+        self.known_pids = self.server_pids | _logged_client_pids(daemons)
+        """PIDs on this host of processes whose daemon is known."""
+        self.cgroup_memory = _cgroup_memory(observed, processes)
+        self._host_pids = _host_pids(self.processes.values())
+        self._memory_by_process = _memory_by_process(observed)
+        self._stranded_since = stranded_since if gpus is not None else None
+        self._stranded_before = gpus.at - STRANDED_SECONDS if gpus is not None else math.inf
+
+    def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
+        """Return the process that a daemon names as its server or client; None if it cannot be one.
+
+        The log of an ordinary user's daemon may name any PID, but that daemon can serve only its
+        own user: a process of another user is not its client, and is not shown.
+        """
+        found = self.processes.get(pid)
+        if found is None or (daemon.limited and found.uid != daemon.user):
+            return None
+        return found
+
+    def host_pid(self, inputs: DaemonInputs, pid: int) -> int:
+        """Return the PID on this host of a process that a daemon names; 0 if it is not found."""
+        if not inputs.facts.has_own_pid_namespace:
+            return pid
+        process = inputs.facts.process
+        namespace = process.pid_namespace if process is not None else None
+        return self._host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
+
+    def is_stranded(self, pid: int) -> bool:
+        """Return whether a process has looked stranded for long enough."""
+        if self._stranded_since is None:
+            return True
+        return self._stranded_since.get(pid, math.inf) <= self._stranded_before
+
+    def user(self, uid: int | None) -> str | None:
+        """Return the name of a user, if a process shows it."""
+        return None if uid is None else self.users.get(uid)
+
+    def memory_used(self, pid: int) -> Mapping[str, int]:
+        """Return GPU UUID -> bytes that the process uses there, if NVML reports it."""
+        return self._memory_by_process.get(pid, {})
+
+
+def is_server(facts: ProcessFacts) -> bool:
+    """Return whether a process is an MPS server, by its name (the kernel keeps 15 characters)."""
+    return SERVER_PROGRAM.startswith(facts.name[:15]) and facts.name.startswith("nvidia-cuda-mps")
+
+
+def _user_names(processes: Iterable[ProcessFacts]) -> dict[int, str]:
+    """Return UID -> user name."""
+    return {facts.uid: facts.user for facts in processes if facts.uid is not None and facts.user}
+
+
+def _host_pids(processes: Iterable[ProcessFacts]) -> dict[tuple[int, int], int]:
+    """Return (PID namespace, PID in it) -> PID on this host."""
+    found: dict[tuple[int, int], int] = {}
+    for facts in processes:
+        if facts.pid_namespace is not None and facts.namespace_pids:
+            found.setdefault((facts.pid_namespace, facts.namespace_pids[-1]), facts.pid)
+    return found
+
+
+def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
+    """Return the clients that a log names by PIDs of this host."""
+    return frozenset(
+        client.pid
+        for inputs in daemons
+        if not inputs.facts.has_own_pid_namespace
+        for server in inputs.logged_servers()
+        for client in server.clients
+    )
+
+
+def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, int]]:
+    """Return PID -> GPU UUID -> bytes."""
+    used: dict[int, dict[str, int]] = {}
+    for gpu in gpus:
+        for process in gpu.processes or ():
+            if process.kind == "compute" and process.used_memory_bytes is not None:
+                used.setdefault(process.pid, {})[gpu.uuid] = process.used_memory_bytes
+    return used
+
+
+def _cgroup_memory(
+    gpus: Iterable[GpuObservation], processes: ProcfsObservation | None
+) -> dict[str, dict[str, CgroupMemory]]:
+    """Return path of a control group -> GPU UUID -> its memory, for the GPUs that NVML shows."""
+    uuids = {
+        _pci(gpu.pci_bus_id): gpu.uuid
+        for gpu in gpus
+        if gpu.pci_bus_id is not None and gpu.parent_uuid is None
+    }
+    found: dict[str, dict[str, CgroupMemory]] = {}
+    for memory in processes.cgroup_memory if processes is not None else ():
+        uuid = uuids.get(_pci(memory.pci_bus_id))
+        if uuid is not None:
+            found.setdefault(memory.path, {})[uuid] = memory
+    return found
+
+
+def _pci(address: str) -> str:
+    """Return a PCI address as the kernel writes it: 00000000:02:00.0, in lower case."""
+    return address.lower().rjust(len("00000000:02:00.0"), "0")
+
+
+def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]) -> dict[str, str]:
+    """Return GPU UUID -> index, also of GPUs that only a daemon names; "" if unknown."""
+    indexes = {gpu.uuid: str(gpu.index) for gpu in gpus}
+    for inputs in daemons:
+        # A daemon that sees all GPUs numbers them like NVML; one with a selection does not.
+        whole = inputs.visible_devices() is None
+        for ordinal, uuid in inputs.device_uuids().items():
+            indexes.setdefault(uuid, str(ordinal) if whole else "")
+    return indexes
