@@ -19,6 +19,7 @@ class FakeProc:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         (root / "stat").write_text(f"cpu  1 2 3 4\nbtime {BOOT_TIME}\nprocesses 9\n")
+        (root / "1").mkdir(exist_ok=True)  # visible unless the mount hides processes
 
     def add(
         self,

@@ -167,8 +167,8 @@ class MpsDirectory:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTraces:
-    """What a host shows beside its daemons: asked for once, by the doctor."""
+class Leftovers:
+    """What MPS left on a host, and what shows that a daemon should run. Read by the doctor only."""
 
     zombies: tuple[ProcessFacts, ...] = ()
     """Processes of MPS's programs that have ended and were not reaped."""

@@ -11,7 +11,7 @@ from mps_exporter.commands.common import StartError
 from mps_exporter.commands.once import brief_pause, look
 from mps_exporter.config import Settings
 from mps_exporter.diagnostics import recent_incidents
-from mps_exporter.observations import DaemonConditions, HostTraces
+from mps_exporter.observations import DaemonConditions, Leftovers
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.terminal import print_output, supports_colour
 
@@ -38,7 +38,7 @@ async def diagnose(
         check: Report only this, in one line: see doctor_report.status_of_check.
         selection: Say what is wrong with these processes, not with the host.
     """
-    traces = HostTraces()
+    traces = Leftovers()
     if recording is None and check is None and selection is None:
 
         def look_around(first: Snapshot) -> None:
@@ -80,11 +80,11 @@ async def diagnose(
     return process_report.checks_exit_status(checks)
 
 
-def _traces(snapshot: Snapshot, procfs: str) -> HostTraces:
+def _traces(snapshot: Snapshot, procfs: str) -> Leftovers:
     # A recording is looked at without it.
-    from mps_exporter.sources.host_traces import look_for_traces
+    from mps_exporter.sources.process_view import find_leftovers
 
-    return look_for_traces([one.facts for one in snapshot.daemons if one.facts], procfs)
+    return find_leftovers([one.facts for one in snapshot.daemons if one.facts], procfs)
 
 
 def _failing(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:

@@ -23,7 +23,7 @@ from mps_exporter.diagnostics import (
     unseen,
 )
 from mps_exporter.diagnostics.partitions import gpu_name, partitioning_lines
-from mps_exporter.observations import HostTraces
+from mps_exporter.observations import Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]
@@ -48,7 +48,7 @@ class Diagnosis:
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
     """What happened lately."""
-    traces: HostTraces = field(default_factory=HostTraces)
+    traces: Leftovers = field(default_factory=Leftovers)
 
     @property
     def found(self) -> tuple[Finding, ...]:

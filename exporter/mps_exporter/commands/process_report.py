@@ -11,10 +11,9 @@ from mps_exporter.commands.doctor_report import Painter, plain
 from mps_exporter.diagnostics import Finding, findings, trace_findings
 from mps_exporter.diagnostics.finding import symptom_url
 from mps_exporter.diagnostics.one_process import Check, Outcome, check_process, conclusion, pids_of
-from mps_exporter.observations import HostTraces
+from mps_exporter.observations import Leftovers
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.host_traces import open_files
-from mps_exporter.sources.process_view import view_process
+from mps_exporter.sources.process_view import open_files, view_process
 
 EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}
 NOT_KNOWN = 3
@@ -62,7 +61,7 @@ def checks_of_processes(
             "one with --pid"
         )
     daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
-    servers = HostTraces(open_files=open_files(daemons, procfs) if procfs is not None else ())
+    servers = Leftovers(open_files=open_files(daemons, procfs) if procfs is not None else ())
     found = (*findings(snapshot), *recent, *trace_findings(servers))
     return {
         pid: check_process(

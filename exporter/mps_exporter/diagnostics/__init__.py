@@ -23,7 +23,7 @@ from mps_exporter.diagnostics import (
 from mps_exporter.diagnostics.finding import SEVERITIES, Advice, Finding, HostFacts, Kind, Severity
 from mps_exporter.diagnostics.visibility import unseen
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.observations import DaemonConditions, HostTraces
+from mps_exporter.observations import DaemonConditions, Leftovers
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.user_names import UserNames
 
@@ -84,7 +84,7 @@ def recent_incidents(
     return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
 
 
-def trace_findings(traces: HostTraces) -> tuple[Finding, ...]:
+def trace_findings(traces: Leftovers) -> tuple[Finding, ...]:
     """What the doctor finds beside the daemons."""
     snapshot = Snapshot(0.0)
     return _findings_of(HostFacts(snapshot, UserNames(snapshot), traces=traces), "trace")

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from mps_exporter import humanize
 from mps_exporter.diagnostics.safe_commands import Action, permitted
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.observations import DaemonConditions, HostTraces
+from mps_exporter.observations import DaemonConditions, Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot
 
 DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
@@ -41,7 +41,7 @@ class HostFacts:
     user: UserNameLookup
     conditions: Mapping[str, DaemonConditions] = field(default_factory=dict)
     """Pipe directory -> what was read of a daemon whose servers cannot start."""
-    traces: HostTraces = field(default_factory=HostTraces)
+    traces: Leftovers = field(default_factory=Leftovers)
     config_error: str | None = None
     """What is wrong with the web configuration."""
 

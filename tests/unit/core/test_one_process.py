@@ -23,7 +23,7 @@ from mps_exporter.diagnostics.one_process import Check, check_process, conclusio
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,
-    HostTraces,
+    Leftovers,
     OpenFiles,
     ProcessFacts,
     ProcessView,
@@ -259,7 +259,7 @@ async def test_a_process_whose_daemon_has_gone_with_its_server() -> None:
 def test_a_server_without_a_free_descriptor_refuses_newcomers_only(snapshot: Snapshot) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     files = (OpenFiles(daemon.servers[0].pid, daemon.pipe_directory, 72, 70),)
-    found = tuple(trace_findings(HostTraces(open_files=files)))
+    found = tuple(trace_findings(Leftovers(open_files=files)))
     view = newcomer(snapshot)
     refused = conclusion(check_process(77, snapshot, found, view))
     assert ("has 70 of at most 72 files open" in refused.text, refused.command) == (True, "")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from mps_exporter.metrics.render import Build, render
 from mps_exporter.observations import ContainerName, ProcfsObservation
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.control_groups import ContainerLogs
+from mps_exporter.sources.control_groups import container_names
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.recording import Anonymiser
 from testing.fake_proc import FakeProc
@@ -21,31 +20,25 @@ def link(folder: Path, name: str) -> None:
     (folder / name).symlink_to(f"/var/log/pods/nowhere/{name}")
 
 
-def changed(folder: Path, seconds: int) -> None:
-    """Give the folder a new time, whatever the resolution of the file system's clock."""
-    os.utime(folder, (seconds, seconds))
-
-
 def test_a_container_is_named_by_its_link(tmp_path: Path) -> None:
     link(tmp_path, f"anna-notebook-0_research_jupyter-lab-{ID}.log")
-    logs = ContainerLogs(str(tmp_path))
     named = ContainerName(f"containerd://{ID}", "research", "anna-notebook-0", "jupyter-lab")
-    assert logs.names([f"containerd://{ID}", f"containerd://{OTHER}"]) == (named,)
-    assert logs.names([f"cri-o://{ID}"])[0].container_id == f"cri-o://{ID}", "as it was asked"
-    assert logs.names([]) == ()
+    assert container_names(str(tmp_path), [f"containerd://{ID}", f"containerd://{OTHER}"]) == (
+        named,
+    )
+    assert container_names(str(tmp_path), [f"cri-o://{ID}"])[0].container_id == f"cri-o://{ID}", (
+        "as it was asked"
+    )
+    assert container_names(str(tmp_path), []) == ()
 
 
 def test_new_containers_are_found_and_removed_ones_forgotten(tmp_path: Path) -> None:
-    logs = ContainerLogs(str(tmp_path))
-    changed(tmp_path, 1)
-    assert logs.names([f"docker://{ID}"]) == ()
+    assert container_names(str(tmp_path), [f"docker://{ID}"]) == ()
     name = f"a.b_n_c-{ID}.log"
     link(tmp_path, name)
-    changed(tmp_path, 2)
-    assert [one.pod for one in logs.names([f"docker://{ID}"])] == ["a.b"]
+    assert [one.pod for one in container_names(str(tmp_path), [f"docker://{ID}"])] == ["a.b"]
     (tmp_path / name).unlink()
-    changed(tmp_path, 3)
-    assert logs.names([f"docker://{ID}"]) == ()
+    assert container_names(str(tmp_path), [f"docker://{ID}"]) == ()
 
 
 def test_what_is_no_link_of_the_kubelet_is_left_out(tmp_path: Path) -> None:
@@ -58,19 +51,18 @@ def test_what_is_no_link_of_the_kubelet_is_left_out(tmp_path: Path) -> None:
         f'a"_b_c-{ID}.log',
     ):
         link(tmp_path, name)
-    assert ContainerLogs(str(tmp_path)).names([f"containerd://{ID}"]) == ()
+    assert container_names(str(tmp_path), [f"containerd://{ID}"]) == ()
 
 
 def test_without_the_folder_there_are_no_names(tmp_path: Path) -> None:
     folder = tmp_path / "containers"
-    logs = ContainerLogs(str(folder))
-    assert logs.names([f"containerd://{ID}"]) == ()
+    assert container_names(str(folder), [f"containerd://{ID}"]) == ()
     folder.mkdir()
     link(folder, f"a_b_c-{ID}.log")
-    assert [one.pod for one in logs.names([f"containerd://{ID}"])] == ["a"]
+    assert [one.pod for one in container_names(str(folder), [f"containerd://{ID}"])] == ["a"]
     (folder / f"a_b_c-{ID}.log").unlink()
     folder.rmdir()
-    assert logs.names([f"containerd://{ID}"]) == ()
+    assert container_names(str(folder), [f"containerd://{ID}"]) == ()
 
 
 def test_the_containers_of_processes_are_looked_up(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.cgroups import parse_dmem, unified_path
 from mps_exporter.observations import CgroupMemory
-from mps_exporter.sources.control_groups import MemoryPartitions
+from mps_exporter.sources.control_groups import memory_partitions
 
 # ai-dynamo, "Per-GPU Compute and Memory Limits with MPS": dmem.capacity, and dmem.max of two GPUs
 CAPACITY = "nvidia/00000000:02:00.0/vidmem 102641958912\n"
@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def read(root: Path, *paths: str) -> tuple[CgroupMemory, ...]:
-    return MemoryPartitions(str(root)).read([f"0::{path}\n" for path in paths])
+    return memory_partitions(str(root), [f"0::{path}\n" for path in paths])
 
 
 def test_the_published_files() -> None:
@@ -92,7 +92,7 @@ def test_nothing_outside_the_mount_is_read(root: Path, tmp_path: Path) -> None:
     assert unified_path("4:memory:/docker/1\n") is None
     assert unified_path(None) is None
     group(root, "/outside", 1, 2, 3)
-    assert MemoryPartitions(str(root / "elsewhere")).read(["0::/../outside\n"]) == ()
+    assert memory_partitions(str(root / "elsewhere"), ["0::/../outside\n"]) == ()
 
 
 @given(

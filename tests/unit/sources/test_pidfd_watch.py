@@ -14,10 +14,10 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
-from mps_exporter.sources import live_host
+from mps_exporter.sources import live_host, policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from testing.fake_proc import FakeProc
 
 
@@ -62,7 +62,7 @@ async def pipes() -> AsyncIterator[Pipes]:
 
 
 async def test_the_end_of_a_process_has_its_own_time() -> None:
-    open_process = opener("/proc")
+    open_process = pidfd_opener("/proc")
     assert open_process is not None, "these tests need pidfd_open (Linux 5.3)"
     with child() as one, child() as other:
         watch = ProcessWatch(open_process)
@@ -71,13 +71,13 @@ async def test_the_end_of_a_process_has_its_own_time() -> None:
             assert watch.watch_only([one.pid, other.pid]) == (set(), set())
             before = time.time()
             one.kill()
-            await until(lambda: bool(watch._news))
+            await until(lambda: bool(watch._new_exits))
             noticed = time.time()
-            ended = watch.ended()
+            ended = watch.take_exited()
             assert ended.keys() == {one.pid}
             assert before <= ended[one.pid] <= noticed
             assert watch.watch_only([one.pid, other.pid]) == (set(), set())  # told once
-            assert watch.ended() == {}
+            assert watch.take_exited() == {}
         finally:
             watch.close()
             other.kill()
@@ -86,21 +86,23 @@ async def test_the_end_of_a_process_has_its_own_time() -> None:
 async def test_who_is_not_there_any_more_has_ended() -> None:
     with child() as one:
         one.kill()
-    watch = ProcessWatch(opener("/proc"), now=lambda: 7.0)
+    watch = ProcessWatch(pidfd_opener("/proc"), now=lambda: 7.0)
     assert watch.watch_only([one.pid]) == ({one.pid}, set())
-    assert watch.ended() == {one.pid: 7.0}
+    assert watch.take_exited() == {one.pid: 7.0}
 
 
-async def test_descriptors_are_few_and_given_back(pipes: Pipes) -> None:
+async def test_descriptors_are_few_and_given_back(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = ProcessWatch(pipes.open)
-    watch._most = 3
+    monkeypatch.setattr(policy, "MAX_PIDFDS", 3)
     new, without = watch.watch_only([0, 10, 11, 12, 13, 14])
     assert (new, without) == ({10, 11, 12}, {13, 14})
     assert watch.watch_only([12]) == (set(), set())
     assert watch.watch_only([12, 13]) == ({13}, set())  # there is room again
     pipes.end(12)
-    await until(lambda: bool(watch._news))
-    assert watch.ended().keys() == {12}
+    await until(lambda: bool(watch._new_exits))
+    assert watch.take_exited().keys() == {12}
     watch.close()
     assert len(pipes.opened) == 4
     for writer in pipes.writers.values():
@@ -122,7 +124,7 @@ async def test_a_reused_pid_is_watched_again(pipes: Pipes) -> None:
     watch = ProcessWatch(pipes.open)
     watch.watch_only([10])
     pipes.end(10)
-    await until(lambda: bool(watch._news))
+    await until(lambda: bool(watch._new_exits))
     assert watch.watch_only([10]) == (set(), set())
     watch.watch_only([])  # it is known to have ended
     assert watch.watch_only([10]) == ({10}, set())
@@ -130,20 +132,20 @@ async def test_a_reused_pid_is_watched_again(pipes: Pipes) -> None:
 
 
 def test_only_a_procfs_with_our_numbers_will_do(tmp_path: Path) -> None:
-    assert opener("/proc") is not None
-    assert opener(str(tmp_path)) is None
+    assert pidfd_opener("/proc") is not None
+    assert pidfd_opener(str(tmp_path)) is None
     (tmp_path / "self").symlink_to(str(os.getpid() + 1))  # the host's, seen from a container
-    assert opener(str(tmp_path)) is None
+    assert pidfd_opener(str(tmp_path)) is None
 
 
 def test_each_exit_is_reported_with_its_own_time() -> None:
     there = {pid: ProcessFacts(pid, 1.0) for pid in (1, 3)}
     seen = ProcfsObservation(9.0, processes=there, gone=(2, 4, 5))
-    first, second, last = at_each_end(seen, {2: 5.0, 4: 7.0, 3: 9.5})
+    first, second, last = observations_by_exit(seen, {2: 5.0, 4: 7.0, 3: 9.5})
     assert (first.at, first.gone, set(first.processes)) == (5.0, (2,), {1})
     assert (second.at, second.gone, set(second.processes)) == (7.0, (2, 4), {1})
     assert last == seen
-    assert at_each_end(seen, {}) == [seen]
+    assert observations_by_exit(seen, {}) == [seen]
 
 
 # ---------------------------------------------------------------- on this host
@@ -218,7 +220,7 @@ async def test_on_a_real_host_the_time_is_that_of_the_end_and_not_of_the_look() 
             assert first.processes.keys() == {one.pid, os.getpid()}
             before = time.time()
             one.kill()
-            await until(lambda: bool(host._watch._news))
+            await until(lambda: bool(host._watch._new_exits))
             noticed = time.time()
             await until(lambda: time.time() > noticed)
             at_end, look = await host.ended([one.pid], [os.getpid()], 60.0)

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import fcntl
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.sources.procfs_parse import (
+from mps_exporter.sources.daemon_directories import (
     DaemonFlags,
-    ProcessStat,
-    ProcessStatus,
-    pack_lock_query,
-    parse_arguments,
-    parse_boot_time,
     parse_control_sockets,
     parse_daemon_flags,
-    parse_lock_reply,
+)
+from mps_exporter.sources.processes import (
+    ProcessStat,
+    ProcessStatus,
+    parse_arguments,
+    parse_boot_time,
     parse_mps_environment,
     parse_namespace,
     parse_passwd,
@@ -51,8 +49,11 @@ def test_what_is_no_stat(raw: bytes) -> None:
 
 
 def test_status_has_the_effective_user() -> None:
-    raw = b"PPid:\t7\nUid:\t1000\t1001\t1000\t1000\nGid:\t0\t0\t0\t0\nNSpid:\t443\t3\n"
-    assert parse_status(raw) == ProcessStatus(1001, (443, 3), 7, 1000, several_uids=True)
+    raw = (
+        b"PPid:\t7\nUid:\t1000\t1001\t1000\t1000\nGid:\t5\t5\t5\t5\nNSpid:\t443\t3\nGroups:\t8 9\n"
+    )
+    groups = frozenset({5}), frozenset({8, 9})
+    assert parse_status(raw) == ProcessStatus(1001, (443, 3), 7, 1000, True, *groups)
     assert not parse_status(raw.replace(b"1001", b"1000")).several_uids
 
 
@@ -148,13 +149,6 @@ def test_users() -> None:
 )
 def test_flags_of_the_daemon(arguments: list[str], flags: DaemonFlags) -> None:
     assert parse_daemon_flags(("nvidia-cuda-mps-control", *arguments)) == flags
-
-
-def test_lock_answers() -> None:
-    requested = pack_lock_query(fcntl.F_WRLCK)
-    assert len(requested) == 32
-    assert parse_lock_reply(requested, fcntl.F_UNLCK) == 0
-    assert parse_lock_reply(pack_lock_query(fcntl.F_UNLCK), fcntl.F_UNLCK) is None
 
 
 @given(st.binary())
