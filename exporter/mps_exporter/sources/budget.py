@@ -113,7 +113,7 @@ class UserBudget:
         return self.is_trusted(user) or self._admit(user, *self._checks)
 
     def has_room(self, user: int | None, shown: Counter[int | None]) -> bool:
-        """Return whether one more daemon of a user is shown beside those that are already."""
+        """Return whether one more daemon of a user is shown in addition to these."""
         others = sum(number for other, number in shown.items() if not self.is_trusted(other))
         return self.is_trusted(user) or (
             shown[user] < policy.MAX_DAEMONS_PER_USER and others < policy.MAX_DAEMONS

@@ -49,8 +49,8 @@ _ABSENT = frozenset(
         errno.ESRCH,
     }
 )
-"""Errors of a path that does not exist or must not be read. Other errors (no free descriptor, an
-unreachable file server) are temporary, and prove nothing."""
+"""Errors of a missing or forbidden path. Other errors are temporary, and prove nothing: no free
+descriptor, an unreachable file server."""
 
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock: type, whence, (padding) start, length, pid, (padding)."""
@@ -125,7 +125,6 @@ class PipeDirectory:
 
     @property
     def exists(self) -> bool:
-        """The directory can be seen."""
         return self.owner_uid is not None
 
     def belongs_to(self, uid: int | None, *, strictly: bool) -> bool:
@@ -149,7 +148,7 @@ class PipeDirectory:
 
 
 class UnlessAbsent:
-    """Suppresses the errors of a path that does not exist or must not be read, and no others."""
+    """Suppresses only the errors of a missing or forbidden path."""
 
     def __enter__(self) -> None:
         pass
@@ -175,8 +174,8 @@ def lock_holder(path: str, directory: int | None = None) -> tuple[bool, int | No
     """Return (tested, holder) of the write lock on a file, queried with F_GETLK.
 
     A daemon holds the lock on control_lock while it lives, also while it hangs (measured). The
-    holder is 0 if its PID is not visible here. The file is not modified; files that are not regular
-    are not opened.
+    holder is 0 if its PID is invisible here. The file stays unmodified; only regular files are
+    opened.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
@@ -217,7 +216,6 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The PID in the procfs that is read."""
         return self.process.pid
 
     @property

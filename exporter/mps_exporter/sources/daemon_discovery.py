@@ -128,8 +128,8 @@ class DaemonDiscovery:
                 daemons[place.identity] = _merged(known, daemon, logs)
         own = []
         for identity, facts in daemons.items():
-            # The default log directory of a daemon that does not run is not its own if another
-            # daemon wrote there.
+            # If another daemon wrote to the default log directory, the logs there are foreign to a
+            # configured daemon that is not running.
             guessed = facts.process is None and logs.get(facts.pipe_directory) is None
             foreign = guessed and self._default_log_of not in (None, identity)
             trusted = facts.configured or self.budget.is_trusted(facts.owner_uid)
@@ -255,13 +255,12 @@ class DaemonDiscovery:
 
         The holder of the lock at the time of an earlier collection proves nothing about now.
         """
-        if configured in found and configured not in self._calls.old:
-            place: _Place = found[configured]
-            return place
         pipe = configured[0]
         unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
-        directory, owners = found.get(configured, self._places.get(configured, unknown))
-        return replace(directory, lock_tested=False, holder=None), owners
+        place, owners = found.get(configured, self._places.get(configured, unknown))
+        if configured not in found or configured in self._calls.old:
+            place = replace(place, lock_tested=False, holder=None)
+        return place, owners
 
     def _discovery_error(self) -> str | None:
         unplaced = [
@@ -343,9 +342,9 @@ def _configured_daemon(
 
 
 def _merged(known: DaemonFacts, found: DaemonFacts, logs: Mapping[str, str | None]) -> DaemonFacts:
-    """Combine what is known of one directory: its configuration, and processes that use it.
+    """Combine the facts of one directory: its configuration, and processes that use it.
 
-    Of two processes that claim one directory, the holder of its lock is the daemon.
+    If two processes claim the directory, the holder of its lock is the daemon.
     """
     holds_lock = found.process is not None and found.lock_holder_pid == found.process.pid
     if known.process is not None and not holds_lock:

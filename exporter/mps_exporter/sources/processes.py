@@ -34,7 +34,7 @@ _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Temporary shortages, of this process or of the host. The file in question still exists."""
+"""Temporary shortages of this process or of the host: the file still exists."""
 
 # ---------------------------------------------------------------------- contents of files
 
@@ -91,20 +91,14 @@ class ProcessStatus:
     supplementary_groups: frozenset[int] = frozenset()
 
 
-_STATUS_KEYS = (b"Uid", b"Gid", b"Groups", b"NSpid", b"PPid")
-
-
 def parse_status(raw: bytes) -> ProcessStatus:
     """Parse the lines of numbers.
 
-    These are "Uid: real effective saved filesystem", "Gid:" likewise, "Groups:", "NSpid: outermost
-    … innermost" and "PPid:".
+    Among them are "Uid: real effective saved filesystem" and "NSpid: outermost … innermost".
     """
     values: dict[bytes, list[int]] = {}
-    for line in raw.split(b"\n"):
-        key, colon, rest = line.partition(b":")
-        if colon and key in _STATUS_KEYS and re.fullmatch(rb"[\d\s]*", rest):
-            values.setdefault(key, [int(number) for number in rest.split()])
+    for key, numbers in re.findall(rb"^(\w+):([\d \t]*)$", raw, re.MULTILINE):
+        values.setdefault(key, [int(number) for number in numbers.split()])
     uids = values.get(b"Uid", [])
     return ProcessStatus(
         uid=uids[1] if len(uids) > 1 else None,
@@ -147,18 +141,6 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
     return found
 
 
-def parse_boot_time(raw: bytes) -> float | None:
-    """Parse the line "btime" of /proc/stat: start of the host, Unix time."""
-    found = re.search(rb"^btime (\d+)$", raw, re.MULTILINE)
-    return float(found[1]) if found else None
-
-
-def parse_namespace(link: str) -> int | None:
-    """Parse the target of /proc/PID/ns/NAME, "pid:[4026531836]", into its inode."""
-    found = re.fullmatch(r"[a-z_]+:\[(\d+)\]", link)
-    return int(found[1]) if found else None
-
-
 def parse_passwd(raw: bytes) -> dict[int, str]:
     """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
     names: dict[int, str] = {}
@@ -181,10 +163,8 @@ class ProcessOwner(NamedTuple):
 
 @dataclass(slots=True)
 class _CachedFacts:
-    """Facts, and what must be unchanged for them to be current."""
-
-    start_ticks: int
-    comm: str
+    stat: ProcessStat
+    """Of the time at which the facts were read."""
     read_at: float
     facts: ProcessFacts
     arguments: tuple[str, ...]
@@ -220,7 +200,6 @@ class Processes:
         """Owners of the program's processes, keyed by PID and inode of the directory in /proc."""
         self._boot_time = float("-inf")
         self._boot_time_is_fresh = False
-        self._ticks_per_second = os.sysconf("SC_CLK_TCK")
 
     def find_program(self, comm: bytes) -> dict[int, ProcessOwner]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
@@ -235,11 +214,10 @@ class Processes:
             listed = {int(entry.name): entry.inode() for entry in entries if entry.name.isdecimal()}
         self._known = {pid: known for pid, known in self._known.items() if pid in listed}
         pids = sorted(listed.keys() - self._kernel_threads())
-        found = [pid for pid in pids if self._comm(pid) == comm]
-        before = self._owners
         # A process that gets a used PID has another inode.
-        keys = [(pid, listed[pid]) for pid in found]
-        self._owners = {key: before.get(key) or self._read_owner(key[0]) for key in keys}
+        found = [(pid, listed[pid]) for pid in pids if self._comm(pid) == comm]
+        before = self._owners
+        self._owners = {key: before.get(key) or self._read_owner(key[0]) for key in found}
         return {pid: owner for (pid, _), owner in self._owners.items()}
 
     def _kernel_threads(self) -> set[int]:
@@ -260,13 +238,8 @@ class Processes:
         return ProcessOwner(status.real_uid, status.parent_pid)
 
     def arguments(self, pid: int) -> tuple[str, ...]:
-        """Return a process's arguments, as they were when its facts were read."""
-        known = self._known.get(pid)
-        return self._read_arguments(pid) if known is None else known.arguments
-
-    def _read_arguments(self, pid: int) -> tuple[str, ...]:
-        raw = self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b""
-        return parse_arguments(raw + b"\0" if len(raw) >= policy.MAX_ARGUMENT_BYTES else raw)
+        """Return the arguments of a process whose facts are known."""
+        return self._known[pid].arguments
 
     def sole_user(self, pid: int) -> int | None:
         """Return the user who chose a process's arguments and environment; None: unknown.
@@ -325,44 +298,37 @@ class Processes:
         if line is None and pid > 0 and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
             raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
         stat = None if line is None else parse_stat(line)
-        known = self._known.get(pid)
+        known = self._known.pop(pid, None)
         if stat is None:
-            self._known.pop(pid, None)
             return None
-        if known is None or not self._is_current(known, stat):
-            known = self._known[pid] = self._refreshed(pid, stat, known)
+        if known is not None and known.stat.start_ticks != stat.start_ticks:
+            known = None  # another process with the same PID
+        if known is None:
+            known = self._read_facts(pid, stat, None)
+        elif not self._is_current(known, stat):
+            with suppress(OSError):
+                known = self._read_facts(pid, stat, known.facts)
+        self._known[pid] = known
         facts = known.facts
         if facts.state != stat.state or facts.parent_pid != stat.parent_pid:
             facts = known.facts = replace(facts, state=stat.state, parent_pid=stat.parent_pid)
         return facts
 
-    def _refreshed(self, pid: int, stat: ProcessStat, known: _CachedFacts | None) -> _CachedFacts:
-        same = known is not None and known.start_ticks == stat.start_ticks
-        before = known if same else None
-        try:
-            return self._read_facts(pid, stat, before)
-        except OSError:
-            if before is None:
-                raise
-            return before
-
     def _is_current(self, known: _CachedFacts, stat: ProcessStat) -> bool:
         age = self._clock() - known.read_at
-        return known.start_ticks == stat.start_ticks and (
-            stat.state in _ENDED
-            or (known.comm == stat.comm and age < policy.PROCESS_REFRESH_INTERVAL_SECONDS)
-        )
+        recent = age < policy.PROCESS_REFRESH_INTERVAL_SECONDS
+        return stat.state in _ENDED or (known.stat.comm == stat.comm and recent)
 
-    def _read_facts(self, pid: int, stat: ProcessStat, before: _CachedFacts | None) -> _CachedFacts:
+    def _read_facts(self, pid: int, stat: ProcessStat, before: ProcessFacts | None) -> _CachedFacts:
         status = self._status(pid)
-        arguments = self._read_arguments(pid)
+        arguments = parse_arguments(self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b"")
         environment = None if stat.state in _ENDED else self._read(pid, "environ")
         cgroup = self._read(pid, "cgroup")
         facts = ProcessFacts(
             pid=pid,
-            start_time_seconds=before.facts.start_time_seconds
+            start_time_seconds=before.start_time_seconds
             if before is not None
-            else self._booted_at() + stat.start_ticks / self._ticks_per_second,
+            else self._booted_at() + stat.start_ticks / os.sysconf("SC_CLK_TCK"),
             uid=status.uid,
             user=self._user_name(status.uid),
             name=program_name(arguments) if arguments and arguments[0] else stat.comm,
@@ -371,7 +337,7 @@ class Processes:
             cgroup=None if cgroup is None else text_of(cgroup),
             mps_environment=None if environment is None else parse_mps_environment(environment),
         )
-        return _CachedFacts(stat.start_ticks, stat.comm, self._clock(), facts, arguments)
+        return _CachedFacts(stat, self._clock(), facts, arguments)
 
     def _booted_at(self) -> float:
         """Return the start of the host by its current clock (Unix time).
@@ -380,16 +346,19 @@ class Processes:
         """
         if not self._boot_time_is_fresh:
             self._boot_time_is_fresh = True
-            boot_time = parse_boot_time(_read_file(f"{self.root}/stat") or b"")
-            if boot_time is None:
-                boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            raw = _read_file(f"{self.root}/stat") or b""
+            found = re.search(rb"^btime (\d+)$", raw, re.MULTILINE)
+            own = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            boot_time = own if found is None else float(found[1])
             if abs(boot_time - self._boot_time) > policy.CLOCK_STEP_SECONDS:
                 self._boot_time = boot_time
         return self._boot_time
 
     def _namespace(self, pid: int) -> int | None:
         with suppress(OSError):
-            return parse_namespace(os.readlink(f"{self.root}/{pid}/ns/pid"))  # noqa: PTH115
+            link = os.readlink(f"{self.root}/{pid}/ns/pid")  # noqa: PTH115
+            found = re.fullmatch(r"pid:\[(\d+)\]", link)
+            return int(found[1]) if found else None
         return None
 
     def _user_name(self, uid: int | None) -> str | None:

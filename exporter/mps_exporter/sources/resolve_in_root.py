@@ -52,19 +52,21 @@ def opened_directory(path: str, procfs: str = "/proc") -> Iterator[int]:
     """Open a directory (O_PATH), and close it afterwards.
 
     Args:
-        path: Absolute path. The rest of ``/proc/PID/root/...`` is resolved below that root; any
+        path: Absolute path. The rest of ``/proc/PID/root/...`` is resolved below that root; every
             other way into another process's file system is refused.
         procfs: Where procfs is mounted.
 
     Raises:
-        OSError: If the directory does not exist or must not be entered.
+        OSError: If the directory is missing or must not be entered.
     """
     root, inside = process_root(path, procfs)
     with _opened_root(root) as base:
         descriptor = _open_below(base, inside) if root else _open_on_host(base, inside)
         try:
-            if root and _is_host_root(base) and _is_masked(_path_of(descriptor)):
-                raise PermissionError(errno.EACCES, "masked from this program")
+            if root and os.path.samestat(os.fstat(base), os.stat("/")):  # noqa: PTH116
+                path = f"{_path_of(descriptor)}/"
+                if any(path.startswith(f"{masked}/") for masked in masked_directories()):
+                    raise PermissionError(errno.EACCES, "masked from this program")
             yield descriptor
         finally:
             os.close(descriptor)
@@ -182,14 +184,6 @@ def _open_on_host(base: int, path: str) -> int:
 def _path_of(descriptor: int) -> str:
     """Return the path of a directory in its own mount namespace."""
     return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-
-
-def _is_host_root(descriptor: int) -> bool:
-    return os.path.samestat(os.fstat(descriptor), os.stat("/"))  # noqa: PTH116
-
-
-def _is_masked(path: str) -> bool:
-    return any(f"{path}/".startswith(f"{masked}/") for masked in masked_directories())
 
 
 @lru_cache(maxsize=1)

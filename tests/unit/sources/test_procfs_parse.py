@@ -13,9 +13,7 @@ from mps_exporter.sources.processes import (
     ProcessStat,
     ProcessStatus,
     parse_arguments,
-    parse_boot_time,
     parse_mps_environment,
-    parse_namespace,
     parse_passwd,
     parse_stat,
     parse_status,
@@ -100,17 +98,6 @@ def test_of_the_environment_only_what_concerns_mps() -> None:
     }
 
 
-def test_boot_time() -> None:
-    assert parse_boot_time(b"cpu  1 2\nbtime 1795260276\nprocesses 3\n") == 1795260276.0
-    assert parse_boot_time(b"xbtime 1\n") is None
-
-
-def test_namespaces() -> None:
-    assert parse_namespace("pid:[4026531836]") == 4026531836
-    assert parse_namespace("pid_for_children:[7]") == 7
-    assert parse_namespace("/somewhere") is None
-
-
 def test_control_sockets() -> None:
     raw = b"""Num       RefCount Protocol Flags    Type St Inode Path
 00000000015d0055: 00000002 00000000 00010000 0005 01 15372 /tmp/labmps/control_privileged
@@ -157,7 +144,6 @@ def test_no_bytes_are_too_strange(raw: bytes) -> None:
     parse_status(raw)
     parse_arguments(raw)
     parse_mps_environment(raw)
-    parse_boot_time(raw)
     parse_control_sockets(raw)
     parse_passwd(raw)
 
