@@ -216,7 +216,7 @@ class DaemonDiscovery:
         self._calls.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
         found = self._calls.results(calls)
         self._hung = [
-            f"{text}{_reason(self._calls.errors.get(name))}"
+            f"{text}{_error_suffix(self._calls.errors.get(name))}"
             for name, text in names.items()
             if name not in found
         ]
@@ -309,7 +309,7 @@ def _with_servers(
     )
 
 
-def _reason(error: OSError | None) -> str:
+def _error_suffix(error: OSError | None) -> str:
     return "" if error is None else f" ({(error.strerror or str(error)).lower()})"
 
 

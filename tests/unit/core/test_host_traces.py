@@ -1,4 +1,4 @@
-"""What the doctor finds on a host beside its daemons: on a made-up /proc and a made-up root."""
+"""Leftovers on a host, which the doctor finds: on a made-up /proc and a made-up root."""
 
 from __future__ import annotations
 
