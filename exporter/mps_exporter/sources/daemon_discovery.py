@@ -116,9 +116,7 @@ class DaemonDiscovery:
             daemons.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
         for place, daemon in found:
             known = daemons.get(place.identity)
-            if daemon.log_path == DEFAULT_LOG_DIRECTORY and self.budget.is_trusted(
-                daemon.owner_uid
-            ):
+            if daemon.log_path == DEFAULT_LOG_DIRECTORY and self._has_trusted_log(daemon):
                 self._default_log_of = place.identity
             if known is None and search and self._has_room(daemon.owner_uid, shown):
                 daemons[place.identity] = daemon
@@ -126,7 +124,6 @@ class DaemonDiscovery:
                 not known.configured or place.belongs_to(daemon.owner_uid, strictly=True)
             ):
                 daemons[place.identity] = _merged(known, daemon, logs)
-        own = []
         for identity, facts in daemons.items():
             # If another daemon wrote to the default log directory, the logs there are foreign to a
             # configured daemon that is not running.
@@ -134,9 +131,12 @@ class DaemonDiscovery:
             foreign = guessed and self._default_log_of not in (None, identity)
             trusted = facts.configured or self.budget.is_trusted(facts.owner_uid)
             log_directory = "" if foreign else facts.log_directory
-            own.append(replace(facts, log_directory=log_directory, limited=not trusted))
-        self._found, self._qualified = _with_unique_names(own, self._qualified)
+            daemons[identity] = replace(facts, log_directory=log_directory, limited=not trusted)
+        self._found, self._qualified = _with_unique_names(daemons.values(), self._qualified)
         return self._found
+
+    def _has_trusted_log(self, daemon: DaemonFacts) -> bool:
+        return not daemon.foreground and self.budget.is_trusted(daemon.owner_uid)
 
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
         """Return the daemons found last, and the facts of these processes."""
@@ -263,9 +263,7 @@ class DaemonDiscovery:
         return place, owners
 
     def _discovery_error(self) -> str | None:
-        unplaced = [
-            str(candidate[0]) for candidate, look in self._lookups.items() if look == "unplaced"
-        ]
+        unplaced = [str(pid) for (pid, _), found in self._lookups.items() if found == "unplaced"]
         if unplaced:
             return (
                 f"control daemon with PID {', '.join(unplaced)}: its environment cannot be read,"

@@ -78,13 +78,7 @@ _OPEN_FILES = re.compile(rb"^Max open files\s+(\d+)", re.MULTILINE)
 
 
 def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> ProcessView:
-    """Read one process; never fails: what cannot be read is None.
-
-    Args:
-        pid: In the PID namespace of the procfs.
-        daemons: The host's daemons, to find the daemon whose directory the process uses.
-        procfs: Where procfs is mounted.
-    """
+    """Read one process, and which daemon it uses; never fails: unreadable facts are None."""
     base = Path(procfs, str(pid))
     try:
         facts = Processes(procfs).facts(pid)
@@ -98,14 +92,12 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     variables = parse_mps_environment(environment) if environment else None
     debug = _debug_variables(environment)
     groups = status.group | status.supplementary_groups
-    directory, walk = None, _Walk()
-    if variables is not None:
-        named = variables.get("CUDA_MPS_PIPE_DIRECTORY")
-        directory = named or DEFAULT_PIPE_DIRECTORIES[0]
-        path = _absolute(base, directory)
-        walk = _walk_as(str(base / "root"), path, status.uid, groups) if path else walk
-        if not named and walk.end is None:
-            walk = _Walk()  # the default directory need not exist
+    named = (variables or {}).get("CUDA_MPS_PIPE_DIRECTORY")
+    directory = None if variables is None else named or DEFAULT_PIPE_DIRECTORIES[0]
+    path = None if directory is None else _absolute(base, directory)
+    walk = _walk_as(str(base / "root"), path, status.uid, groups) if path else _Walk()
+    if not named and walk.end is None:
+        walk = _Walk()  # the default directory need not exist
     on_host = bool(_is_same_file(str(base / "root"), "/"))
     daemon = _same_directory(walk.end, daemons)
     return ProcessView(
@@ -114,7 +106,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         state=facts.state,
         command=facts.name,
         pipe_directory=directory,
-        names_directory=bool(variables and variables.get("CUDA_MPS_PIPE_DIRECTORY")),
+        names_directory=bool(named),
         path_error=walk.error,
         closed_folder=walk.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
@@ -246,15 +238,7 @@ def _walk_as(
     groups: frozenset[int],
     possible_groups: frozenset[int] = frozenset(),
 ) -> _Walk:
-    """Walk to a directory in this root as this user.
-
-    Args:
-        root: Start of the walk.
-        path: The directory in this root.
-        uid: The user.
-        groups: The user's groups.
-        possible_groups: Groups that the user may have.
-    """
+    """Walk to a directory in this root as this user, who may also have the possible groups."""
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
     links = 0
@@ -267,7 +251,7 @@ def _walk_as(
         here = "/".join((root, *done, name))
         try:
             entry = Path(here).lstat()
-            target = str(Path(here).readlink()) if stat.S_ISLNK(entry.st_mode) else None
+            target = os.readlink(here) if stat.S_ISLNK(entry.st_mode) else None  # noqa: PTH115
         except (OSError, ValueError) as error:
             # What is closed to the caller need not be closed to the process.
             closed = isinstance(error, PermissionError)
@@ -357,13 +341,7 @@ def _oom_kills(cgroup: str | None) -> int | None:
 def find_leftovers(
     daemons: Iterable[DaemonFacts], procfs: str = "/proc", root: str = "/"
 ) -> Leftovers:
-    """Search the whole host.
-
-    Args:
-        daemons: The daemons that run.
-        procfs: Where procfs is mounted.
-        root: The host's root directory.
-    """
+    """Search the whole host, on which these daemons run."""
     processes = Processes(procfs)
     programs: dict[int, ProcessFacts] = {}
     with suppress(OSError):
@@ -437,10 +415,9 @@ def _driver_holders(processes: Processes) -> Iterator[ProcessFacts]:
         if time.monotonic() > end:
             return
         with suppress(OSError):
-            if base.name != own and _has_driver_open(base):
-                facts = processes.facts(int(base.name))
-                if facts is not None:
-                    yield facts
+            used = base.name != own and _has_driver_open(base)
+            if used and (facts := processes.facts(int(base.name))):
+                yield facts
 
 
 def _has_driver_open(base: Path) -> bool:

@@ -164,7 +164,7 @@ class ProcessOwner(NamedTuple):
 @dataclass(slots=True)
 class _CachedFacts:
     stat: ProcessStat
-    """Of the time at which the facts were read."""
+    """The file when the facts were read."""
     read_at: float
     facts: ProcessFacts
     arguments: tuple[str, ...]
@@ -175,7 +175,7 @@ class Processes:
 
     A reused PID is detected by its start time, an exec mostly by the new name; control group and
     user are read again every minute. A process keeps the start time first computed when the clock
-    is set, as its log lines do.
+    is set, and so matches its log lines.
 
     Args:
         root: Where procfs is mounted.
@@ -244,8 +244,8 @@ class Processes:
     def sole_user(self, pid: int) -> int | None:
         """Return the user who chose a process's arguments and environment; None: unknown.
 
-        SEVERAL_USERS: Every user may start a set-user-ID program of root's (su) by the name of
-        MPS's, with an environment of their choice.
+        SEVERAL_USERS is a set-user-ID program: every user may start root's (su) by the name of
+        MPS's, with any environment.
         """
         status = self._status(pid)
         with suppress(OSError):

@@ -482,6 +482,23 @@ def test_without_openat2_only_directories_of_the_host_are_opened(
     assert directory_status(f"/proc/{os.getpid()}/root{tmp_path}", "/proc") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("masked_directories", lambda: ("/elsewhere", f"{Path(__file__).parent}")),
+        ("_owner_of_namespace", lambda _: 1001),
+    ],
+)
+def test_masks_and_mounts_of_ordinary_users_close_the_root_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Callable[..., object]
+) -> None:
+    here, process = str(Path(__file__).parent), f"/proc/{os.getpid()}/root"
+    assert directory_status(process + here, "/proc") is not None
+    monkeypatch.setattr(resolve_in_root, name, value)
+    assert directory_status(process + here, "/proc") is None
+    assert directory_status(here, "/proc") is not None
+
+
 def test_the_same_name_in_two_containers_is_distinguished_for_good(
     host: Host, tmp_path: Path
 ) -> None:
