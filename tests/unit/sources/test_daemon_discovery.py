@@ -262,14 +262,14 @@ def test_a_users_crowd_is_checked_at_a_rate_and_root_always(
         return locate(program, *arguments)
 
     monkeypatch.setattr(source._directories, "locate", counted)
-    names = set()
+    shown = set()
     for _ in range(20):
         found = source.discover([], search=True)
-        names.add(frozenset(one.pipe_directory for one in found))
+        shown.add(frozenset((one.pipe_directory, one.limited) for one in found))
         now += 1.0 / policy.DIRECTORY_CHECKS_PER_SECOND
-    (shown,) = names
-    assert len(shown) == 1 + policy.MAX_DAEMONS_PER_USER
-    assert [one.pipe_directory for one in found if not one.limited] == ["/root"]
+    (daemons,) = shown
+    assert len(daemons) == 1 + policy.MAX_DAEMONS_PER_USER
+    assert [name for name, limited in daemons if not limited] == ["/root"]
     assert checks.count(500) == 20
     assert len(checks) - 20 == policy.MAX_DAEMONS_PER_USER + 19
     assert {100 + number for number in range(20)} <= set(checks)  # the least recently checked
@@ -475,9 +475,9 @@ def test_without_openat2_only_directories_of_the_host_are_opened(
         folder.mkdir(parents=True)
     host.contained(5, tmp_path / "container", "/mps")
     host.daemon(6, tmp_path / "pipe")
-    outside, host = host.found([(str(tmp_path / "pipe"), None)])
+    outside, inside = host.found([(str(tmp_path / "pipe"), None)])
     assert (outside.pipe_directory, outside.root) == ("/mps", "")
-    assert (host.owner_uid, host.root) == (os.getuid(), "")
+    assert (inside.owner_uid, inside.root) == (os.getuid(), "")
     assert directory_status(f"/proc/self/root{tmp_path}", "/proc") is not None  # as text
     assert directory_status(f"/proc/{os.getpid()}/root{tmp_path}", "/proc") is None
 

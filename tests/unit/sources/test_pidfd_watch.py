@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,21 +141,9 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await one.close()
 
 
-def gone(proc: FakeProc) -> None:
-    proc.remove(20)
-
-
-def zombie(proc: FakeProc) -> None:
-    proc.add(20, argv=["train"], started=5.0, state="Z")
-
-
-def another(proc: FakeProc) -> None:
-    proc.add(20, argv=["train"], started=50.0)
-
-
-@pytest.mark.parametrize("end", [gone, zombie, another])
+@pytest.mark.parametrize("after", [None, {"started": 5.0, "state": "Z"}, {"started": 50.0}])
 async def test_processes_without_descriptors_are_polled(
-    host: LiveHost, tmp_path: Path, end: Callable[[FakeProc], None]
+    host: LiveHost, tmp_path: Path, after: dict[str, Any] | None
 ) -> None:
     proc = FakeProc(tmp_path)
     proc.add(20, argv=["train"], started=5.0)
@@ -162,7 +151,9 @@ async def test_processes_without_descriptors_are_polled(
     (first,) = await host.ended([20], [21], 5.0)
     assert first.processes.keys() == {20, 21}
     assert await host.ended([20], [21], 5.0) == ()
-    end(proc)
+    proc.remove(20)
+    if after is not None:  # a zombie, or another process
+        proc.add(20, argv=["train"], **after)
     before = host.now()
     *_, found = await host.ended([20], [21], 5.0)
     facts = found.processes.get(20)
