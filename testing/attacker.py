@@ -1,4 +1,4 @@
-"""What an ordinary user does beside root's daemon to blind, bend or burden the exporter.
+"""Attacks of an ordinary user on an exporter that monitors root's daemon.
 
 Users, processes, namespaces, mounts and files are real; the daemons are stand-ins, and most of the
 hostile user's are programs that only have the name.
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from testing.own_host import PROGRAMS, Daemon, OwnHost
+from testing.own_host import PROGRAMS, Daemon, OwnHost, wait_until_ready
 from testing.waiting import wait_for
 
 ALICE = 2001
@@ -74,12 +74,11 @@ def fake(
 ) -> None:
     """Start a program of hers that has the name of a daemon, and wait until it runs."""
     process = host.start(*inside, CONTROL, "-c", code, "-d", environment=variables, rights=AS_ALICE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    wait_until_ready(process)
 
 
 def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
-    """Give a command that starts a program in a user namespace of hers."""
+    """Return a command that starts a program in a user namespace of hers."""
     words = ("unshare", "--user", "--map-root-user", *flags, "--", "sh", "-c")
     return (*words, f'{script} && exec "$@"', "sh")
 
@@ -99,12 +98,11 @@ def have_the_pid(host: OwnHost, pid: int) -> None:
         environment={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": LOGS},
         rights=AS_ALICE,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    wait_until_ready(process)
 
 
 def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
-    """Start a program of hers, with the name of a daemon, that has the PID of one that ended."""
+    """Start a program of hers with a daemon's name and the PID of a process that ended."""
     process = host.start(
         sys.executable,
         "-c",
@@ -117,12 +115,11 @@ def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
         "-d",
         environment=variables,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    wait_until_ready(process)
 
 
 def crash(daemon: Daemon, server: int) -> None:
-    """Let a server of the daemon die as one does that was killed."""
+    """Log the end of a server that was killed."""
     me = daemon.state["pid"]
     daemon._log("control", "Control", me, f"Starting new server {server} for user 0")
     daemon._log("server", "Other", server, "Startup")
@@ -131,10 +128,10 @@ def crash(daemon: Daemon, server: int) -> None:
 
 
 def attack(host: OwnHost, root: Daemon) -> None:
-    """Do all of it at once; /tmp/alice must be hers, and the exporter must run.
+    """Run all attacks at once; /tmp/alice must be hers, and the exporter must run.
 
     Files of root's under the names of her logs, root's PID, directories and log, paths of 130 kB,
-    a daemon that hangs, one whose log gets 10 MB/s, one whose log is sparse, and 200 more.
+    a daemon that hangs, a log that grows by 10 MB/s, a sparse log, and 200 more daemons.
     """
     have_the_pid(host, root.pid)
     secret = host.outside("/run/secret.log")
@@ -156,8 +153,7 @@ def attack(host: OwnHost, root: Daemon) -> None:
     hanging.be(mode="hang")
     host.daemon("/tmp/alice/floods", "/tmp/alice/flooded", rights=AS_ALICE)
     flood = host.start(sys.executable, "-c", FLOOD, rights=AS_ALICE)
-    assert flood.stdout is not None
-    assert flood.stdout.readline() == b"ready\n"
+    wait_until_ready(flood)
     host.daemon("/tmp/alice/sparse", "/tmp/alice/sparse-logs", rights=AS_ALICE)
     wait_for(
         lambda: host.scrape().value(

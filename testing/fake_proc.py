@@ -19,6 +19,7 @@ class FakeProc:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         (root / "stat").write_text(f"cpu  1 2 3 4\nbtime {BOOT_TIME}\nprocesses 9\n")
+        (root / "1").mkdir(exist_ok=True)  # visible unless the mount hides processes
 
     def add(
         self,
@@ -38,14 +39,14 @@ class FakeProc:
         sees: Path = Path("/"),
         sockets: Sequence[str] = (),
     ) -> Path:
-        """Start a process, or let it be another one; gives its directory.
+        """Start a process, or replace it by another; return its directory.
 
         Args:
-            uid: None: the test's own.
+            uid: None: the user of the test.
             started: Seconds after BOOT_TIME.
             environ: None: not readable.
             sees: The root directory of its mount namespace.
-            sockets: Paths at which somebody in its network namespace listens.
+            sockets: Listening sockets in its network namespace.
         """
         uid = os.geteuid() if uid is None else uid
         arguments = [_bytes(argument) for argument in argv]

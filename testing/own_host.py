@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,22 +47,19 @@ class Sample(NamedTuple):
 class Metrics(dict[str, list[Sample]]):
     """The samples of one scrape, by name."""
 
+    def _matching(self, name: str, labels: dict[str, str]) -> list[Sample]:
+        return [one for one in self.get(name, ()) if labels.items() <= one.labels.items()]
+
     def value(self, name: str, **labels: str) -> float | None:
-        """The one sample with these labels; None: there is none."""
-        found = [
-            sample.value for sample in self.get(name, ()) if labels.items() <= sample.labels.items()
-        ]
+        """Return the value of the one sample with these labels; None: no sample has them."""
+        found = self._matching(name, labels)
         assert len(found) <= 1, (name, labels, self[name])
-        return found[0] if found else None
+        return found[0].value if found else None
 
     def labels(self, name: str, **labels: str) -> dict[str, str]:
-        """The labels of the one sample that has these."""
-        (found,) = [
-            sample.labels
-            for sample in self.get(name, ())
-            if labels.items() <= sample.labels.items()
-        ]
-        return found
+        """Return all labels of the one sample with these labels."""
+        (found,) = self._matching(name, labels)
+        return found.labels
 
 
 @dataclass
@@ -71,13 +68,12 @@ class Daemon:
 
     host: OwnHost
     pid: int
-    """As the host sees it."""
+    """PID on the host."""
     pipe: str
     logs: str
-    """Both as the daemon itself sees them."""
+    """Both directories are in the daemon's own mount namespace."""
     own_pids: bool = False
-    """It has a PID namespace of its own, so it calls every client PID 0."""
-    clients: list[dict[str, Any]] = field(default_factory=list)
+    """The daemon has a PID namespace of its own, so it calls every client PID 0."""
 
     @property
     def seen(self) -> Path:
@@ -85,27 +81,26 @@ class Daemon:
         return self.host.outside(f"/proc/{self.pid}/root")
 
     @property
+    def _state_file(self) -> Path:
+        return self.seen / self.pipe.lstrip("/") / "fake-mps.json"
+
+    @property
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.seen.joinpath(*self._state_file).read_text())
+        found: dict[str, Any] = json.loads(self._state_file.read_text())
         return found
 
     @property
-    def _state_file(self) -> tuple[str, str]:
-        return self.pipe.lstrip("/"), "fake-mps.json"
-
-    @property
     def server(self) -> int:
-        """As the daemon sees it."""
+        """PID of the server in the daemon's PID namespace."""
         pid: int = self.state["servers"][0]["pid"]
         return pid
 
     def be(self, **state: Any) -> None:
-        """Let it answer like this from now on."""
-        path = self.seen.joinpath(*self._state_file)
-        path.write_text(json.dumps({**self.state, **state}))
+        """Change the daemon's replies from now on."""
+        self._state_file.write_text(json.dumps({**self.state, **state}))
 
     def connect(self, pid: int, uid: int) -> None:
-        """A client connects: both logs tell of it, and so does the daemon when asked."""
+        """Connect a client: both logs and the daemon's replies contain it."""
         shown = 0 if self.own_pids else pid
         state = self.state
         state["servers"][0]["clients"].append({"pid": shown, "contexts": {"0": [1]}})
@@ -183,7 +178,7 @@ class OwnHost:
         Args:
             rights: Arguments of setpriv, such as --reuid=1001; none: root.
             inside: A command that makes further namespaces first.
-            cgroup: Its control group.
+            cgroup: The program's control group.
         """
         enter = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", "--wd=/", "--"]
         join = ["sh", "-c", f'echo 0 >{cgroup}/cgroup.procs; exec "$@"', "sh"] if cgroup else []
@@ -223,8 +218,7 @@ class OwnHost:
             inside=inside,
             rights=rights,
         )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        wait_until_ready(process)
         self._youngest = time.time()
         # Its child has the same name until it is a server.
         pid = min(one for one in self.pids() - before if self._is_control(one))
@@ -246,7 +240,7 @@ class OwnHost:
         environment: Mapping[str, str] | None = None,
         cgroup: Path | None = None,
     ) -> int:
-        """Start a program that is connected to a daemon; gives its PID."""
+        """Start a program that is connected to a daemon; return its PID."""
         pid = self.program(uid, environment=environment, cgroup=cgroup)
         daemon.connect(pid, uid)
         return pid
@@ -254,7 +248,7 @@ class OwnHost:
     def program(
         self, uid: int, *, environment: Mapping[str, str] | None = None, cgroup: Path | None = None
     ) -> int:
-        """Start a program of a user; gives its PID."""
+        """Start a program of a user; return its PID."""
         before = self.pids()
         self.start(
             f"{PROGRAMS}/train",
@@ -284,10 +278,7 @@ class OwnHost:
     def serve(
         self, *flags: str, rights: Sequence[str] = (), inside: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
-        """Start the exporter; it listens on SOCKET.
-
-        All servers are old enough then to be asked at its first scrape.
-        """
+        """Start the exporter on SOCKET, when all servers are old enough to be queried."""
         wait_for(lambda: time.time() - self._youngest > MIN_QUERY_AGE_SECONDS)
         directory = self.outside("/run/exporter")
         directory.mkdir(exist_ok=True)
@@ -385,8 +376,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a program prints "ready"."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+
 def require_rights() -> None:
-    """Fail, with what is missing, where namespaces cannot be made."""
+    """Fail with the reason if namespaces cannot be made."""
     if os.geteuid() != 0:
         pytest.fail("these tests make namespaces and other users' processes: run them as root")
     tried = subprocess.run(
@@ -447,9 +444,9 @@ _MS_REC = 16384
 
 
 def _keep_readable(paths: Sequence[Path]) -> None:
-    """Replace what hides these directories by empty ones that everybody may pass.
+    """Replace the directories that hide these by empty ones that all users may pass.
 
-    That is what will be empty anyway, and homes that only their owner may enter.
+    Hiding directories are those that will be empty anyway, and homes that are closed to others.
     """
     handles = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths}
     closed = [

@@ -25,7 +25,7 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.control_tool_runs import ChildRights, ProcessResult
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.logs.stamps import last_activity
-from mps_exporter.sources.pidfd_watch import at_each_end
+from mps_exporter.sources.processes import observations_by_exit
 from testing import fake_mps_control
 from testing.fake_host import H200
 from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -165,7 +165,9 @@ class ScriptedHost:
         if not ended:
             return ()
         self.passes(0.05)  # it takes a moment to look
-        return at_each_end(await self.identify({*watched, *others}, deadline_seconds), ended)
+        return observations_by_exit(
+            await self.identify({*watched, *others}, deadline_seconds), ended
+        )
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0

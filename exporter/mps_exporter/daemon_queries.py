@@ -12,7 +12,7 @@ from mps_exporter.config import Settings
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.mps.server_queries import server_replies, servers_due, with_probe, with_servers
 from mps_exporter.observations import ControlObservation, DaemonFacts, Observation, Outcome
-from mps_exporter.sources.fair_share import Allowances
+from mps_exporter.sources.budget import UserTokenBuckets
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 PROBE_CACHE_FACTOR = 5.0
@@ -47,7 +47,7 @@ class DaemonQueries:
         self._poll_logs = poll_logs
         self._limited: dict[str, asyncio.Task[None]] = {}
         """Questions to daemons of ordinary users that are under way, by pipe directory."""
-        self._patience = Allowances(PATIENCE_SECONDS, PATIENCE_PER_SECOND)
+        self._patience = UserTokenBuckets(PATIENCE_SECONDS, PATIENCE_PER_SECOND)
 
     async def ask(self, run: CollectionRun, records: Iterable[DaemonRecord]) -> None:
         """Ask every daemon; one that fails or hangs does not keep the others from answering.
@@ -110,12 +110,12 @@ class DaemonQueries:
     async def _wait_for_user(
         self, run: CollectionRun, user: int | None, asked: Collection[asyncio.Task[None]]
     ) -> None:
-        patience = self._patience.left(user, self._host.now())
+        patience = self._patience.available(user, self._host.now())
         timeout = min(patience, run.remaining_seconds())
         if timeout > 0:
             began = time.monotonic()
             await asyncio.wait(asked, timeout=timeout)
-            self._patience.use(user, time.monotonic() - began, self._host.now())
+            self._patience.consume(user, time.monotonic() - began, self._host.now())
 
     async def _ask_limited(self, run: CollectionRun, record: DaemonRecord) -> None:
         with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics say it

@@ -165,8 +165,8 @@ class MpsDirectory:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTraces:
-    """Leftovers of MPS on a host, read once by the doctor."""
+class Leftovers:
+    """What MPS left on a host, and what shows that a daemon should run. Read by the doctor only."""
 
     zombies: tuple[ProcessFacts, ...] = ()
     """Processes of MPS programs that exited and were not reaped."""

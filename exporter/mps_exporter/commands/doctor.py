@@ -18,9 +18,9 @@ from mps_exporter.findings import Finding, findings, recent_incidents, trace_fin
 from mps_exporter.findings.one_process import Check, check_process, pids_of
 from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
-from mps_exporter.observations import DaemonConditions, HostTraces
+from mps_exporter.observations import DaemonConditions, Leftovers
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources import host_traces, process_view
+from mps_exporter.sources import process_view
 from mps_exporter.sources.live_host import LiveHost
 
 MEASURING_SECONDS = 0.55
@@ -135,9 +135,9 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     return status, doctor_report.checks_as_text(checks, paint)
 
 
-def _traces(snapshot: Snapshot, procfs: str | None) -> HostTraces:
+def _traces(snapshot: Snapshot, procfs: str | None) -> Leftovers:
     facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts]
-    return host_traces.look_for_traces(facts, procfs) if procfs is not None else HostTraces()
+    return process_view.find_leftovers(facts, procfs) if procfs is not None else Leftovers()
 
 
 def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
@@ -164,8 +164,8 @@ def _checks(
             "one with --pid"
         )
     daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
-    servers = HostTraces(
-        open_files=host_traces.open_files(daemons, procfs) if procfs is not None else ()
+    servers = Leftovers(
+        open_files=process_view.open_files(daemons, procfs) if procfs is not None else ()
     )
     found = (*findings(snapshot), *recent, *trace_findings(servers))
     return {

@@ -26,7 +26,7 @@ from mps_exporter.findings import (
 from mps_exporter.findings.finding import symptom_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
-from mps_exporter.observations import HostTraces
+from mps_exporter.observations import Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]
@@ -51,7 +51,7 @@ class Diagnosis:
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
     """Recent incidents."""
-    traces: HostTraces = field(default_factory=HostTraces)
+    traces: Leftovers = field(default_factory=Leftovers)
 
     @property
     def found(self) -> tuple[Finding, ...]:

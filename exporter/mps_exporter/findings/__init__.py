@@ -20,7 +20,7 @@ from mps_exporter.findings.finding import (
 )
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.humanize import UserNameLookup, UserNames
-from mps_exporter.observations import DaemonConditions, HostTraces
+from mps_exporter.observations import DaemonConditions, Leftovers
 from mps_exporter.snapshot import Snapshot
 
 __all__ = [
@@ -91,7 +91,7 @@ def recent_incidents(
     return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
 
 
-def trace_findings(traces: HostTraces) -> tuple[Finding, ...]:
+def trace_findings(traces: Leftovers) -> tuple[Finding, ...]:
     """Return the findings about leftovers, which only the doctor searches for."""
     empty = Snapshot(0.0)
     return _findings_of(HostFacts(empty, UserNames(empty), leftovers=traces), "trace")

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from mps_exporter import humanize
 from mps_exporter.findings import policy
 from mps_exporter.humanize import UserNameLookup
-from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, HostTraces
+from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot
 
 DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
@@ -126,7 +126,7 @@ class HostFacts:
     user: UserNameLookup
     conditions: Mapping[str, DaemonConditions] = field(default_factory=dict)
     """Pipe directory -> /proc facts about a daemon whose servers cannot start."""
-    leftovers: HostTraces = field(default_factory=HostTraces)
+    leftovers: Leftovers = field(default_factory=Leftovers)
     config_error: str | None = None
     """Error of the web configuration."""
 

@@ -1,7 +1,7 @@
-"""What control groups tell: GPU memory, who keeps a process from running, names of containers.
+"""Control groups: GPU memory, the freezer, and the names of containers.
 
 Files of the kernel's dmem controller (Linux 6.14 and later; NVIDIA's manual, release 615; not tried
-on hardware), of which a limit may be on a group itself or on one above it:
+on hardware), of which a limit may be on a group itself or on a group above it:
 
     dmem.current    nvidia/00000000:02:00.0/vidmem 536870912
     dmem.min        nvidia/00000000:02:00.0/vidmem 4294967296      the soft limit
@@ -12,89 +12,72 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
 from mps_exporter.mps.cgroups import parse_dmem, unified_path, with_parents
 from mps_exporter.observations import CgroupMemory, ContainerName
+from mps_exporter.sources import policy
 
 CGROUPS = "/sys/fs/cgroup"
 
-MAX_GROUPS = 1024
-MAX_DEPTH = 32
-_MAX_BYTES = 1 << 16
+_TRACER = re.compile(rb"^TracerPid:\s*([1-9]\d*)$", re.MULTILINE)
+_LINK = re.compile(
+    r"(?P<pod>[a-z0-9][a-z0-9.-]{0,252})_(?P<namespace>[a-z0-9-]{1,63})_"
+    r"(?P<container>[a-z0-9-]{1,63})-(?P<id>[0-9a-f]{64})\.log"
+)
 
-_Values = dict[str, int | None]
 
+def memory_partitions(root: str, cgroups: Iterable[str | None]) -> tuple[CgroupMemory, ...]:
+    """Return the GPU memory of control groups, and of the groups above them that have a limit.
 
-class MemoryPartitions:
-    """The groups of a mount of cgroup version 2. May block.
+    On a host whose driver does not use the dmem controller, one file is read and nothing returned.
 
     Args:
-        root: Where it is mounted, in this program's cgroup namespace.
+        root: Where version 2 is mounted, in the exporter's cgroup namespace.
+        cgroups: Texts of /proc/PID/cgroup.
     """
+    if not _dmem(root, "dmem.capacity"):
+        return ()
+    paths = {path for text in cgroups if (path := unified_path(text)) is not None}
+    groups: dict[str, tuple[CgroupMemory, ...]] = {}
+    kept: dict[str, None] = {}
+    for path in sorted(paths):
+        nearest = True
+        # The root group has no limits.
+        levels = (level for level in with_parents(path) if level != "/")
+        for level in islice(levels, policy.MAX_CGROUP_DEPTH):
+            if level not in groups and len(groups) < policy.MAX_CGROUPS:
+                groups[level] = tuple(_group_memory(root, level))
+            found = groups.get(level, ())
+            if found and (nearest or any(one.limited for one in found)):
+                kept[level] = None
+            nearest &= not found
+    return tuple(one for level in kept for one in groups[level])
 
-    def __init__(self, root: str = CGROUPS) -> None:
-        self._root = root
 
-    def read(self, cgroups: Iterable[str | None]) -> tuple[CgroupMemory, ...]:
-        """Give the memory of these groups (texts of /proc/PID/cgroup), and of limited ones above.
-
-        Nothing on a host whose driver does not use the controller: one look at a file.
-        """
-        if not self._lines("/", "dmem.capacity"):
-            return ()
-        paths = {path for text in cgroups if (path := unified_path(text)) is not None}
-        groups: dict[str, tuple[CgroupMemory, ...]] = {}
-        kept: dict[str, None] = {}
-        for path in sorted(paths):
-            nearest = True
-            for level in _levels(path):
-                if level not in groups and len(groups) < MAX_GROUPS:
-                    groups[level] = tuple(self._group(level))
-                found = groups.get(level, ())
-                # Above the group itself only limits are of interest.
-                if found and (nearest or any(one.limited for one in found)):
-                    kept[level] = None
-                nearest &= not found
-        return tuple(one for level in kept for one in groups[level])
-
-    def _group(self, path: str) -> Iterator[CgroupMemory]:
-        used, soft, hard = (
-            self._lines(path, name) for name in ("dmem.current", "dmem.min", "dmem.max")
+def _group_memory(root: str, path: str) -> Iterator[CgroupMemory]:
+    used, soft, hard = (
+        _dmem(f"{root}{path}", name) for name in ("dmem.current", "dmem.min", "dmem.max")
+    )
+    for pci in sorted({*used, *soft, *hard}):
+        yield CgroupMemory(
+            path=path,
+            pci_bus_id=pci,
+            used_bytes=used.get(pci),
+            soft_limit_bytes=soft.get(pci),
+            hard_limit_bytes=hard.get(pci),
+            hard_unlimited=pci in hard and hard[pci] is None,
         )
-        for pci in sorted({*used, *soft, *hard}):
-            yield CgroupMemory(
-                path=path,
-                pci_bus_id=pci,
-                used_bytes=used.get(pci),
-                soft_limit_bytes=soft.get(pci),
-                hard_limit_bytes=hard.get(pci),
-                hard_unlimited=pci in hard and hard[pci] is None,
-            )
-
-    def _lines(self, path: str, name: str) -> _Values:
-        with suppress(OSError):
-            file = os.open(f"{self._root}{path}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                return parse_dmem(os.read(file, _MAX_BYTES).decode("utf-8", "replace"))
-            finally:
-                os.close(file)
-        return {}
 
 
-def _levels(path: str) -> Iterator[str]:
-    """Give a group and those above it, but for the root, which has no limits."""
-    yield from (one for one in islice(with_parents(path), MAX_DEPTH) if one != "/")
-
-
-_TRACER = re.compile(rb"^TracerPid:\s*([1-9]\d*)$", re.MULTILINE)
-_MAX_STATE_BYTES = 1 << 14
+def _dmem(directory: str, name: str) -> dict[str, int | None]:
+    return parse_dmem(_read(f"{directory}/{name}").decode("utf-8", "replace"))
 
 
 def tracer_of(pid: int, state: str, procfs: str) -> str:
-    """Give PID and program of the debugger that has stopped a process; "": none is seen."""
+    """Return PID and program of the debugger that has stopped a process; "": none is visible."""
     found = _TRACER.search(_read(f"{procfs}/{pid}/status")) if state == "t" else None
     if found is None:
         return ""
@@ -103,11 +86,11 @@ def tracer_of(pid: int, state: str, procfs: str) -> str:
 
 
 def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
-    """Give the folder of the frozen control group that a process is in; "": none is seen.
+    """Return the directory of the frozen control group of a process; "": none is visible.
 
     Args:
         cgroup: The text of /proc/PID/cgroup.
-        root: Where version 2 is mounted, in this program's cgroup namespace.
+        root: Where version 2 is mounted, in the exporter's cgroup namespace.
     """
     path = unified_path(cgroup)
     if not path or b"frozen 1" not in _read(f"{root}{path}/cgroup.events").splitlines():
@@ -117,61 +100,38 @@ def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
 
 
 def _read(path: str) -> bytes:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            return os.read(file, _MAX_STATE_BYTES)
+            return os.read(file, policy.MAX_CGROUP_FILE_BYTES)
         finally:
             os.close(file)
-    except OSError:
-        return b""
+    return b""
 
 
-MAX_LINKS = 20_000
-"""A node has 110 pods by default; links of ended containers stay until their pods are removed."""
-
-_LINK = re.compile(
-    r"(?P<pod>[a-z0-9][a-z0-9.-]{0,252})_(?P<namespace>[a-z0-9-]{1,63})_"
-    r"(?P<container>[a-z0-9-]{1,63})-(?P<id>[0-9a-f]{64})\.log"
-)
-
-
-class ContainerLogs:
-    """The folder of links, listed again when it has changed. May block.
+def container_names(folder: str, container_ids: Collection[str]) -> tuple[ContainerName, ...]:
+    """Return the names of containers ("containerd://<id>") for which the kubelet has a link.
 
     Args:
         folder: /var/log/containers of the host.
+        container_ids: The containers.
     """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._changed: int | None = None
-        self._names: dict[str, tuple[str, str, str]] = {}
-
-    def names(self, container_ids: Iterable[str]) -> tuple[ContainerName, ...]:
-        """Name those of the containers ("containerd://<id>") that the kubelet has a link for."""
-        self._list()
-        if not self._names:
-            return ()
-        return tuple(
-            ContainerName(container_id, *found)
-            for container_id in sorted(set(container_ids))
-            if (found := self._names.get(container_id.rpartition("/")[2])) is not None
+    wanted = {container_id.rpartition("/")[2]: container_id for container_id in container_ids}
+    if not wanted:
+        return ()
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, policy.MAX_CONTAINER_LINKS)]
+    except OSError:
+        return ()
+    links = (_LINK.fullmatch(name) for name in names)
+    return tuple(
+        sorted(
+            (
+                ContainerName(wanted[link["id"]], link["namespace"], link["pod"], link["container"])
+                for link in links
+                if link is not None and link["id"] in wanted
+            ),
+            key=lambda one: one.container_id,
         )
-
-    def _list(self) -> None:
-        try:
-            changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - see processes.py
-            if changed == self._changed:
-                return
-            with os.scandir(self._folder) as entries:
-                links = [entry.name for entry, _ in zip(entries, range(MAX_LINKS), strict=False)]
-        except OSError:
-            self._changed, self._names = None, {}
-            return
-        self._changed = changed
-        self._names = {
-            link["id"]: (link["namespace"], link["pod"], link["container"])
-            for link in map(_LINK.fullmatch, links)
-            if link is not None
-        }
+    )

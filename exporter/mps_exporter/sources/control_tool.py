@@ -31,8 +31,8 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
+from mps_exporter.sources.budget import UserBudget
 from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence, run_process
-from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER, Allowances
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 
@@ -43,9 +43,6 @@ LIMITED_PAUSE_SECONDS = 5.0
 MAX_LIMITED_PAUSE_SECONDS = 60.0
 """Delays before another query of an ordinary user's daemon that refuses or is not there: the first
 and the last. Each is twice the one before. A run of the tool costs the exporter 8 ms."""
-
-NEW_DAEMONS_PER_SECOND = 0.5
-"""Mean rate of first queries to daemons of one ordinary user, after a burst of eight."""
 
 INITIAL_BACKOFF_SECONDS = 10.0
 MAX_BACKOFF_SECONDS = 300.0
@@ -126,6 +123,7 @@ class ControlTool:
         timeout_seconds: Deadline for one run.
         min_interval_seconds: Within it a probe gives the last observation again (the same object).
         procfs: Where procfs is mounted.
+        budget: What ordinary users may cost; None: a budget of its own.
         run: Runs a program.
         now: Unix time.
         clock: Monotonic time.
@@ -138,6 +136,7 @@ class ControlTool:
         min_interval_seconds: float = 5.0,
         *,
         procfs: str = "/proc",
+        budget: UserBudget | None = None,
         run: Runner = run_process,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -145,9 +144,9 @@ class ControlTool:
         self._min_interval_seconds = min_interval_seconds
         self._now = now
         self._clock = clock
-        self._runs = ControlToolRuns(binary, timeout_seconds, procfs, run, clock)
+        self._budget = budget or UserBudget(clock=clock)
+        self._runs = ControlToolRuns(binary, timeout_seconds, self._budget, procfs, run, clock)
         self._daemons: dict[str, _QueryState] = {}
-        self._new_daemons = Allowances(MAX_DAEMONS_PER_USER, NEW_DAEMONS_PER_SECOND)
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
@@ -167,8 +166,9 @@ class ControlTool:
                 return known.probe
             if (why := _skip_reason(daemon, known.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
-            if not self._may_be_asked(daemon, known):
+            if not known.asked and not self._budget.admit_first_query(daemon):
                 return self._skipped(daemon, "probe", _TOO_MANY)
+            known.asked = True
             at, clock = self._now(), self._clock()
             exchanges = await self._probe(daemon, known, deadline)
             observation = self._make_observation(daemon, known, "probe", at, exchanges)
@@ -178,16 +178,6 @@ class ControlTool:
                 longer = max(LIMITED_PAUSE_SECONDS, 2 * known.pause_seconds)
                 known.pause_seconds = min(longer, MAX_LIMITED_PAUSE_SECONDS) if failed else 0.0
             return observation
-
-    def _may_be_asked(self, daemon: DaemonFacts, known: _QueryState) -> bool:
-        """Count an ordinary user's daemon that is asked for the first time; False: not now."""
-        if daemon.limited and not known.asked:
-            now = self._clock()
-            if self._new_daemons.left(daemon.user, now) < 1.0:
-                return False
-            self._new_daemons.use(daemon.user, 1.0, now)
-        known.asked = True
-        return True
 
     async def _probe(
         self, daemon: DaemonFacts, known: _QueryState, deadline: float

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakValueDictionary
 
 from mps_exporter.mps.control_protocol import failure_of, invocation
 from mps_exporter.observations import DaemonFacts, Exchange, Outcome
+from mps_exporter.sources.budget import UserBudget
 from mps_exporter.sources.resolve_in_root import opened_directory, process_root
 
 MAX_OUTPUT_BYTES = 1 << 20
@@ -228,11 +228,6 @@ _MIN_RETRY_SECONDS = 0.1
 _HANG_FRACTION = 0.9
 """Silence for this part of the timeout of a run, all together, is a hang."""
 
-_RUNS = 8
-"""Maximum concurrent runs for trusted daemons, and for those of ordinary users."""
-_RUNS_PER_USER = 2
-"""Maximum concurrent runs for the daemons of one ordinary user."""
-
 _MAX_KEPT_OUTPUT = 4096
 _NO_SLOT = "too many other daemons are being asked"
 
@@ -256,6 +251,7 @@ class ControlToolRuns:
     Args:
         binary: The tool, by name on PATH or by path.
         timeout_seconds: Deadline for one run.
+        budget: What ordinary users may cost.
         procfs: Where procfs is mounted.
         run: Runs a program.
         clock: Monotonic time.
@@ -265,21 +261,20 @@ class ControlToolRuns:
         self,
         binary: str,
         timeout_seconds: float,
+        budget: UserBudget,
         procfs: str = "/proc",
         run: Runner = run_process,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._binary = binary
         self._timeout_seconds = timeout_seconds
+        self._budget = budget
         self._procfs = procfs
         self._run = run
         self._clock = clock
         self._may_change_user = may_change_user()
         has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
         self._kept = (CAP_SYS_PTRACE,) if has_ptrace else ()
-        self._slots = asyncio.Semaphore(_RUNS)
-        self._limited_slots = asyncio.Semaphore(_RUNS)
-        self._user_slots: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
         self._runs: Counter[str] = Counter()
         self._failures: dict[str, Counter[str]] = {}
 
@@ -355,20 +350,11 @@ class ControlToolRuns:
 
     @asynccontextmanager
     async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-        """Wait until the tool may be run once more; return whether it may.
-
-        Daemons of ordinary users, which may all hang, do not use up the runs of the others.
-        """
-        slots = [self._slots]
-        if daemon.limited:
-            own = self._user_slots.get(daemon.user)
-            if own is None:
-                own = self._user_slots[daemon.user] = asyncio.Semaphore(_RUNS_PER_USER)
-            slots = [own, self._limited_slots]
+        """Wait until the tool may be run once more; return whether it may."""
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                    for slot in slots:
+                    for slot in self._budget.tool_slots(daemon):
                         await held.enter_async_context(slot)
             except TimeoutError:
                 yield False

@@ -1,12 +1,12 @@
 """Finds control daemons in /proc, and the directories where they can be reached.
 
-A daemon is a process of the program nvidia-cuda-mps-control that was started as one (-d or -f), or
-that holds the write lock on its directory's control_lock. The tool that asks questions is the same
-program; it does neither. Daemon directories: see
-daemon_directories.py.
+A daemon is a process of the program nvidia-cuda-mps-control that was started as a daemon (-d or
+-f), or that holds the write lock on its directory's control_lock. The control tool is the same
+program; it does neither. Directories: see daemon_directories.py.
 
-A user chooses arguments and environment, so only the kernel is believed: the owner of process and
-directory, and the holder of the lock. The number of daemons per user is bounded.
+Users choose arguments and environment, so only facts from the kernel are trusted: the owner of the
+process, the owner of the directory it names, and the holder of the lock there. What ordinary users
+may cost is limited: see budget.py.
 """
 
 from __future__ import annotations
@@ -15,62 +15,46 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
+from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
+from mps_exporter.sources.budget import UserBudget
 from mps_exporter.sources.control_groups import (
     CGROUPS,
-    ContainerLogs,
-    MemoryPartitions,
+    container_names,
     frozen_group,
+    memory_partitions,
     tracer_of,
 )
 from mps_exporter.sources.daemon_directories import (
-    CONTROL_PROGRAM,
     DEFAULT_LOG_DIRECTORY,
+    MPS_COMM,
     DaemonDirectories,
-    FoundDaemon,
-    Look,
+    DirectoryLookup,
     PipeDirectory,
     Program,
-    owner_of,
+    directory_status,
+    parse_daemon_flags,
 )
-from mps_exporter.sources.fair_share import MAX_DAEMONS, MAX_DAEMONS_PER_USER, FairShare
 from mps_exporter.sources.processes import HOST_USERS, Processes
-from mps_exporter.sources.procfs_parse import COMM_LENGTH
-
-SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
 CONTAINER_LOGS = "/var/log/containers"
 
-MAX_NAME_BYTES = 255
-"""A daemon whose directory has a longer path is called by its beginning and a hash of it. (The
-address of a socket has 108 bytes, so nobody can be asked there.)"""
-
-DIRECTORIES_SECONDS = 0.5
-"""Timeout for reading the directories of all daemons."""
-
-LOOKS_BY_TURNS = 1
-"""So many of an ordinary user's known daemons are looked at again in one discovery, and so many
-processes more than there is room for."""
-
-MAX_IGNORED_USERS = 32
-MAX_NAMED_HUNG = 8
-
-_COMM = CONTROL_PROGRAM[:COMM_LENGTH].encode()
-
+_Configured = tuple[str, str | None]
+"""Pipe directory, and log directory if it is configured, too."""
 
 _Place = tuple[PipeDirectory, tuple[int, ...]]
-"""A configured directory, and whose files are believed to be the logs of its daemon."""
+"""A configured pipe directory, and the users whose files are accepted as its daemon's logs."""
 
 
 class DaemonDiscovery:
-    """What /proc tells about control daemons and processes. Every method may block.
+    """The control daemons and processes in /proc. Every method may block.
 
     Args:
         root: Where procfs is mounted.
@@ -91,133 +75,116 @@ class DaemonDiscovery:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.budget = UserBudget(clock=clock)
+        """What ordinary users may cost, in discovery and beyond."""
         self._processes = Processes(root, passwd, clock)
         self._directories = DaemonDirectories(self._processes)
-        self._container_logs = ContainerLogs(container_logs)
+        self._container_logs = container_logs
         self._cgroups = cgroups
-        self._memory_partitions = MemoryPartitions(cgroups)
         self._now = now
-        self._own_uid = os.geteuid()
-        self._share = FairShare(self._own_uid, clock)
-        self._left_out = Counter[int]()
-        self._look_calls, self._looks = BlockingCalls[Look](), dict[Hashable, Look]()
-        self._place_calls, self._places = BlockingCalls[_Place](), dict[Hashable, _Place]()
-        self._turn, self._turns = 0, dict[Hashable, int]()
+        self._clock = clock
+        self._ignored = Counter[int]()
+        self._calls = BlockingCalls[Any]()
+        self._places = dict[Hashable, _Place]()
+        self._lookups = dict[Any, DirectoryLookup]()
+        self._checked_at = dict[Hashable, float]()
         self._found: tuple[DaemonFacts, ...] = ()
-        self._unplaced: list[int] = []
         self._hung: list[str] = []
-        """What could not be looked at in time."""
-        self._with_root: frozenset[tuple[int, float]] = frozenset()
-        self._default_log_of: str | None = None
-        """The pipe directory of the last daemon that had its log there."""
+        """Directories whose check failed or did not return in time."""
+        self._qualified: frozenset[tuple[int, float]] = frozenset()
+        """Daemons that have their root in their name."""
+        self._default_log_of: object = None
+        """Identity of the pipe directory of the last trusted daemon that wrote the default log."""
 
     def discover(
-        self, configured: Sequence[tuple[str, str | None]], *, search: bool
+        self, configured: Sequence[_Configured], *, search: bool
     ) -> tuple[DaemonFacts, ...]:
-        """Give the daemons that run, and those that were configured, sorted by name.
+        """Return the configured daemons and the daemons that run, sorted by name.
 
         Args:
-            configured: (pipe directory, log directory or None), included even when nothing runs.
-            search: Also give daemons that nobody configured.
+            configured: Included even if nothing runs there.
+            search: Include daemons that are not configured.
 
         Raises:
-            OSError: /proc cannot be listed, or the daemons in it cannot be read now.
+            OSError: If /proc cannot be listed, or the daemons in it cannot be read now.
         """
-        programs = self._programs()
-        self._unplaced, self._hung = [], []
-        self._directories.forget(programs)
-        # All are put before the first is waited for: waking a thread takes 0.24 ms (H200). What was
-        # configured comes first, should no thread be left for the others.
-        self._place_calls.start(
-            {one: (None, partial(self._look_at_place, *one)) for one in configured}
-        )
-        candidates, asked = self._start_looks(programs, [pipe for pipe, _ in configured])
-        entries: dict[object, DaemonFacts] = {}
-        for (pipe, log), (place, owners) in self._configured_places(configured):
-            entries.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
-        logs, count = dict(configured), Counter[int]()
-        for daemon in self._found_daemons(candidates, asked):
-            identity = daemon.place.identity
-            known = entries.get(identity)
-            if known is None and not search:
-                if daemon.writes_the_default_log:
-                    self._default_log_of = daemon.place.directory
-                continue
-            if known is None:
-                count[daemon.uid] += 1
-                if not self._has_room(daemon.uid, count):
-                    count[daemon.uid] -= 1
-                    self._left_out[daemon.uid] += 1
-                    continue
-            elif known.configured and not daemon.place.belongs_to(daemon.uid, strictly=True):
-                continue
-            facts = _merged(known, daemon.facts(_children(daemon.program, programs)), logs)
-            if daemon.writes_the_default_log and facts.process is daemon.program.process:
-                self._default_log_of = facts.pipe_directory
-            entries[identity] = facts
-        entries = {name: self._limited(facts) for name, facts in entries.items()}
-        own = [self._drop_foreign_default_log(facts, logs) for facts in entries.values()]
-        self._found, self._with_root = _with_unique_names(own, self._with_root)
+        logs, shown = dict(configured), Counter[int | None]()
+        found = self._check_directories(configured, self._programs())
+        daemons: dict[object, DaemonFacts] = {}
+        for pipe, log in configured:
+            place, owners = self._places[pipe, log]
+            daemons.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
+        for place, daemon in found:
+            known = daemons.get(place.identity)
+            if daemon.log_path == DEFAULT_LOG_DIRECTORY and self._has_trusted_log(daemon):
+                self._default_log_of = place.identity
+            if known is None and search and self._has_room(daemon.owner_uid, shown):
+                daemons[place.identity] = daemon
+            elif known and (
+                not known.configured or place.belongs_to(daemon.owner_uid, strictly=True)
+            ):
+                daemons[place.identity] = _merged(known, daemon, logs)
+        for identity, facts in daemons.items():
+            # If another daemon wrote to the default log directory, the logs there are foreign to a
+            # configured daemon that is not running.
+            guessed = facts.process is None and logs.get(facts.pipe_directory) is None
+            foreign = guessed and self._default_log_of not in (None, identity)
+            trusted = facts.configured or self.budget.is_trusted(facts.owner_uid)
+            log_directory = "" if foreign else facts.log_directory
+            daemons[identity] = replace(facts, log_directory=log_directory, limited=not trusted)
+        self._found, self._qualified = _with_unique_names(daemons.values(), self._qualified)
         return self._found
 
+    def _has_trusted_log(self, daemon: DaemonFacts) -> bool:
+        return not daemon.foreground and self.budget.is_trusted(daemon.owner_uid)
+
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
-        """Give the daemons found last, and the facts of these processes."""
+        """Return the daemons found last, and the facts of these processes."""
         wanted = set(pids)
         processes, unknown = self._processes.identify(wanted)
+        attributions = (parse_cgroup(facts.cgroup) for facts in processes.values())
+        containers = {one.container_id for one in attributions if one.container_id is not None}
         return ProcfsObservation(
             at=self._now(),
             daemons=self._found,
             processes=processes,
             gone=tuple(sorted(wanted - processes.keys() - unknown.keys())),
-            ignored_programs=self._ignored(),
-            containers=self._container_logs.names(
-                container_id
-                for facts in processes.values()
-                if (container_id := parse_cgroup(facts.cgroup).container_id) is not None
+            ignored_programs=dict(self._ignored.most_common(policy.MAX_IGNORED_USERS)),
+            containers=container_names(self._container_logs, containers),
+            error=self._discovery_error() or _unread_error(unknown),
+            cgroup_memory=memory_partitions(
+                self._cgroups, (one.cgroup for one in processes.values())
             ),
-            error=self._unplaced_error() or self._hung_error() or _unread_error(unknown),
-            cgroup_memory=self._memory_partitions.read(one.cgroup for one in processes.values()),
             unreadable_environments=sum(
                 facts.mps_environment is None and facts.state not in "ZX"
                 for facts in processes.values()
             ),
         )
 
-    def _has_room(self, uid: int, count: Counter[int]) -> bool:
-        """Whether one more daemon of this user is shown."""
-        others = sum(shown for user, shown in count.items() if not self._is_trusted(user))
-        return self._is_trusted(uid) or (
-            count[uid] <= MAX_DAEMONS_PER_USER and others <= MAX_DAEMONS
-        )
-
-    def _limited(self, facts: DaemonFacts) -> DaemonFacts:
-        own = facts.configured or (
-            facts.owner_uid is not None and self._is_trusted(facts.owner_uid)
-        )
-        return facts if own else replace(facts, limited=True)
-
-    def _ignored(self) -> dict[int, int]:
-        """Users whose processes are left out, those with most of them first."""
-        most = sorted(self._left_out.items(), key=lambda one: -one[1])
-        return dict(most[:MAX_IGNORED_USERS])
-
-    def _is_trusted(self, uid: int) -> bool:
-        """Whether this user's daemons are shown whatever their number: root's, and our own."""
-        return uid in (0, self._own_uid)
+    def _has_room(self, uid: int | None, shown: Counter[int | None]) -> bool:
+        """Count a daemon as shown if there is room for it, else as ignored."""
+        room = self.budget.has_room(uid, shown)
+        if room:
+            shown[uid] += 1
+        elif uid is not None:
+            self._ignored[uid] += 1
+        return room
 
     def _programs(self) -> list[Program]:
-        """Give the processes of MPS's programs, root's first, then by PID."""
-        running, self._left_out = self._share.choose(
-            self._processes.running(_COMM), self._processes.user_and_parent
-        )
-        facts, unknown = self._processes.identify(running)
+        """Return the processes of MPS's programs, trusted users' first, then by PID."""
+        owners = self._processes.find_program(MPS_COMM)
+        admitted, self._ignored = self.budget.admit_processes(owners)
+        facts, unknown = self._processes.identify(admitted)
         for error in unknown.values():
             raise error
         found = [
             Program(self._with_halt(process), self._processes.arguments(pid))
             for pid, process in facts.items()
         ]
-        return sorted(found, key=lambda one: (one.process.uid not in (0, self._own_uid), one.pid))
+        return sorted(found, key=self._priority)
+
+    def _priority(self, program: Program) -> tuple[bool, int]:
+        return not self.budget.is_trusted(program.process.uid), program.pid
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
         tracer = tracer_of(process.pid, process.state, self._processes.root)
@@ -225,141 +192,129 @@ class DaemonDiscovery:
         halted = tracer or group
         return replace(process, tracer=tracer, frozen_group=group) if halted else process
 
-    def _configured_places(
-        self, configured: Sequence[tuple[str, str | None]]
-    ) -> Iterator[tuple[tuple[str, str | None], _Place]]:
-        self._place_calls.wait(DIRECTORIES_SECONDS)
-        found = self._place_calls.results(configured)
-        self._note_missing(self._place_calls, {one: one[0] for one in configured}, found)
-        self._places = {**self._places, **found}
-        for pipe, log in configured:
-            unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
-            place, owners = self._places.get((pipe, log), unknown)
-            if (pipe, log) not in found or (pipe, log) in self._place_calls.old:
-                # Who held the lock some time ago says nothing of who holds it now.
-                place = replace(place, lock_tested=False, holder=None)
-            yield (pipe, log), (place, owners)
+    def _check_directories(
+        self, configured: Sequence[_Configured], programs: Sequence[Program]
+    ) -> list[tuple[PipeDirectory, DaemonFacts]]:
+        """Check directories on threads; update the configured places, and return the daemons.
 
-    def _look_at_place(self, pipe_directory: str, log_directory: str | None) -> _Place:
-        place = self._directories.pipe_directory("", pipe_directory, strictly=True)
-        users = [place.owner_uid]
-        if log_directory is not None:  # whoever configured it knows whose it is
-            users.append(owner_of(log_directory, self._processes.root))
-        owners = {uid for uid in users if uid is not None} or {0, self._own_uid}
-        return place, tuple(sorted(owners))
-
-    def _start_looks(
-        self, programs: Sequence[Program], configured: Sequence[str]
-    ) -> tuple[dict[Hashable, Program], dict[Hashable, Program]]:
-        """Give those that may be daemons, and those of them that are looked at now."""
-        controls = {one.pid for one in programs if one.is_control}
-        # A daemon's child that has not become a server yet has its name.
-        candidates: dict[Hashable, Program] = {
-            one.identity: one
-            for one in programs
-            if one.is_control
-            and one.process.parent_pid not in controls
-            and not one.process.ended  # its parent has not reaped it
+        All checks are started before the first wait: waking a thread takes 0.24 ms (H200).
+        Configured directories come first, in case threads run out. If a check does not return now,
+        its last result is used.
+        """
+        candidates = _candidates(programs)
+        pipes = [pipe for pipe, _ in configured]
+        names: dict[Hashable, str] = {place: place[0] for place in configured}
+        calls: dict[Hashable, tuple[int | None, Callable[[], Any]]] = {
+            place: (None, partial(self._check_configured, *place)) for place in configured
         }
-        asked = self._fair_share_of_looks(candidates.values())
-        self._look_calls.start(
-            {
-                name: (one.process.uid, partial(self._directories.look, one, configured))
-                for name, one in asked.items()
-            }
-        )
-        return candidates, asked
-
-    def _found_daemons(
-        self, candidates: Mapping[Hashable, Program], asked: Mapping[Hashable, Program]
-    ) -> list[FoundDaemon]:
-        """Give the daemons among them; of one that cannot be looked at now, what was known."""
-        self._look_calls.wait(DIRECTORIES_SECONDS)
-        found = self._look_calls.results(asked)
-        before = self._looks
-        self._looks = {name: before[name] for name in candidates if name in before} | found
-        names = {name: f"the directories of PID {one.pid}" for name, one in asked.items()}
-        self._note_missing(self._look_calls, names, found)
-        for name, look in self._looks.items():
-            if look == "unplaced":
-                self._unplaced.append(candidates[name].pid)
+        for name in self._select_checks(candidates):
+            program, before = candidates[name], self._lookups.get(name)
+            names[name] = f"the directories of PID {program.pid}"
+            locate = partial(self._directories.locate, program, pipes, before)
+            calls[name] = program.process.uid, locate
+        self._calls.start(calls)
+        self._calls.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
+        found = self._calls.results(calls)
+        self._hung = [
+            f"{text}{_error_suffix(self._calls.errors.get(name))}"
+            for name, text in names.items()
+            if name not in found
+        ]
+        self._places = {place: self._place(place, found) for place in configured}
+        latest = {**self._lookups, **found}
+        self._lookups = {name: latest[name] for name in candidates if name in latest}
         return [
-            replace(look, program=candidates[name])
-            for name in candidates
-            if isinstance(look := self._looks.get(name, "none"), FoundDaemon)
+            (lookup[0], _with_servers(lookup[1], candidates[name], programs))
+            for name, lookup in self._lookups.items()
+            if isinstance(lookup, tuple)
         ]
 
-    def _fair_share_of_looks(self, programs: Collection[Program]) -> dict[Hashable, Program]:
-        """Leave out most of an ordinary user's, by turns: a look is a thread and 40 system calls.
+    def _select_checks(self, candidates: Mapping[Hashable, Program]) -> list[Hashable]:
+        """Return the processes to check now: of ordinary users, the least recently checked."""
+        before = self._checked_at
+        chosen = [
+            name
+            for name in sorted(candidates, key=lambda name: before.get(name, float("-inf")))
+            if self.budget.admit_directory_check(candidates[name].process.uid)
+        ]
+        kept = {name: at for name, at in before.items() if name in candidates}
+        self._checked_at = kept | dict.fromkeys(chosen, self._clock())
+        return sorted(chosen, key=lambda name: self._priority(candidates[name]))
 
-        Of a daemon that is known the last look stands as long as its process is there. Of the
-        others as many are looked at as there is room for daemons of that user, and a few more.
+    def _check_configured(self, pipe_directory: str, log_directory: str | None) -> _Place:
+        place = self._directories.check("", pipe_directory, strictly=True)
+        owners = {place.owner_uid}
+        if log_directory is not None:  # the owner of a configured log directory is trusted
+            status = directory_status(log_directory, self._processes.root)
+            owners.add(None if status is None else status.st_uid)
+        known = sorted(uid for uid in owners if uid is not None)
+        return place, tuple(known or sorted({0, os.geteuid()}))
+
+    def _place(self, configured: _Configured, found: Mapping[Hashable, Any]) -> _Place:
+        """Return the last result for a configured directory.
+
+        The holder of the lock at the time of an earlier collection proves nothing about now.
         """
-        self._turn += 1
-        turns: dict[Hashable, int] = {
-            one.identity: self._turns.get(one.identity, 0) for one in programs
-        }
-        known = {name for name, look in self._looks.items() if isinstance(look, FoundDaemon)}
-        known &= turns.keys()
-        left = Counter[tuple[int | None, bool]]()
-        for one in programs:
-            left[one.process.uid, one.identity in known] += 1
-        chosen = dict[Hashable, Program]()
-        taken = Counter[tuple[int | None, bool]]()
-        for one in sorted(programs, key=lambda one: turns[one.identity]):
-            uid, is_known = one.process.uid, one.identity in known
-            room = 0 if is_known else max(0, MAX_DAEMONS_PER_USER - left[uid, True])
-            if uid is None or self._is_trusted(uid) or taken[uid, is_known] < room + LOOKS_BY_TURNS:
-                taken[uid, is_known] += 1
-                turns[one.identity] = self._turn
-                chosen[one.identity] = one
-        self._turns = turns
-        return {one.identity: one for one in programs if one.identity in chosen}
+        pipe = configured[0]
+        unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
+        place, owners = found.get(configured, self._places.get(configured, unknown))
+        if configured not in found or configured in self._calls.old:
+            place = replace(place, lock_tested=False, holder=None)
+        return place, owners
 
-    def _note_missing(
-        self, calls: BlockingCalls[Any], names: Mapping[Any, str], found: Mapping[Hashable, object]
-    ) -> None:
-        for name in names.keys() - found.keys():
-            error = calls.errors.get(name)
-            why = "" if error is None else f" ({(error.strerror or str(error)).lower()})"
-            self._hung.append(names[name] + why)
-
-    def _drop_foreign_default_log(
-        self, facts: DaemonFacts, logs: Mapping[str, str | None]
-    ) -> DaemonFacts:
-        """Give a daemon that does not run no default log that another one writes, or wrote."""
-        guessed = facts.process is None and logs.get(facts.pipe_directory) is None
-        if guessed and self._default_log_of not in {None, facts.pipe_directory}:
-            return replace(facts, log_directory="")
-        return facts
-
-    def _unplaced_error(self) -> str | None:
-        if not self._unplaced:
-            return None
-        pids = ", ".join(str(pid) for pid in self._unplaced)
-        return (
-            f"control daemon with PID {pids}: its environment cannot be read, and nothing else"
-            " tells its pipe directory; name it with --mps.pipe-directory, or give the exporter"
-            " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
-        )
-
-    def _hung_error(self) -> str | None:
-        if not self._hung:
-            return None
-        return (
-            f"{'; '.join(self._hung[:MAX_NAMED_HUNG])}: looking there fails or does not return, as"
-            " on a file server that is gone"
-        )
+    def _discovery_error(self) -> str | None:
+        unplaced = [str(pid) for (pid, _), found in self._lookups.items() if found == "unplaced"]
+        if unplaced:
+            return (
+                f"control daemon with PID {', '.join(unplaced)}: its environment cannot be read,"
+                " and its pipe directory is unknown; name it with --mps.pipe-directory, or give the"
+                " exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+            )
+        if self._hung:
+            return (
+                f"{'; '.join(self._hung[: policy.MAX_HUNG_PATHS_SHOWN])}: access fails or hangs,"
+                " for example because a file server is unreachable"
+            )
+        return None
 
 
-def _children(parent: Program, programs: Sequence[Program]) -> list[Program]:
-    return [one for one in programs if one.process.parent_pid == parent.pid and not one.is_control]
+def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
+    """Return the processes that may be daemons.
+
+    A daemon's child has its name until it becomes a server. A zombie is not a daemon.
+    """
+    controls = {one.pid for one in programs if one.is_control}
+    return {
+        one.identity: one
+        for one in programs
+        if one.is_control and one.process.parent_pid not in controls and not one.process.ended
+    }
+
+
+def _with_servers(
+    daemon: DaemonFacts, program: Program, programs: Sequence[Program]
+) -> DaemonFacts:
+    """Return a daemon with the current facts of its process and servers."""
+    servers = [
+        one for one in programs if one.process.parent_pid == program.pid and not one.is_control
+    ]
+    multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
+    return replace(
+        daemon,
+        process=program.process,
+        multiuser=daemon.multiuser or multiuser,
+        servers=tuple(one.process for one in servers),
+    )
+
+
+def _error_suffix(error: OSError | None) -> str:
+    return "" if error is None else f" ({(error.strerror or str(error)).lower()})"
 
 
 def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
-    """Say of whom nothing can be said now.
+    """Return why processes cannot be read.
 
-    (Processes that are hidden from us, as by the mount option hidepid=1, are no failure.)
+    (Processes that are hidden from the exporter, as by the mount option hidepid=1, are expected.)
     """
     errors = {
         pid: error for pid, error in unknown.items() if not isinstance(error, PermissionError)
@@ -384,13 +339,13 @@ def _configured_daemon(
     )
 
 
-def _merged(
-    known: DaemonFacts | None, found: DaemonFacts, logs: Mapping[str, str | None]
-) -> DaemonFacts:
-    """Put together what is known of one directory: its configuration, and processes that use it."""
-    if known is None:
-        return found
-    if known.process is not None and not _holds_the_lock(found):
+def _merged(known: DaemonFacts, found: DaemonFacts, logs: Mapping[str, str | None]) -> DaemonFacts:
+    """Combine the facts of one directory: its configuration, and processes that use it.
+
+    If two processes claim the directory, the holder of its lock is the daemon.
+    """
+    holds_lock = found.process is not None and found.lock_holder_pid == found.process.pid
+    if known.process is not None and not holds_lock:
         return known
     if not known.configured:
         return found
@@ -407,49 +362,49 @@ def _merged(
     )
 
 
-def _holds_the_lock(daemon: DaemonFacts) -> bool:
-    """Of two processes that claim one directory, the one that holds its lock is the daemon."""
-    return daemon.process is not None and daemon.lock_holder_pid == daemon.process.pid
-
-
 def _with_unique_names(
-    daemons: Iterable[DaemonFacts], with_root: frozenset[tuple[int, float]]
+    daemons: Iterable[DaemonFacts], qualified: frozenset[tuple[int, float]]
 ) -> tuple[tuple[DaemonFacts, ...], frozenset[tuple[int, float]]]:
-    """Give them sorted, with the root in the name of those whose name is taken, and who these are.
+    """Return the daemons sorted by unique name, and the processes with their root in the name.
 
-    Who has it once (with_root), keeps it: when the daemon with the short name goes away, nobody
-    else is to be taken for it.
+    A daemon whose name is taken gets its root in the name and keeps it, so that it is never
+    mistaken for the other daemon after that one exits.
+
+    Args:
+        daemons: The daemons.
+        qualified: The processes that had their root in the name until now.
     """
     named: dict[str, DaemonFacts] = {}
     keep = set()
     for daemon in sorted(map(_with_short_name, daemons), key=_seniority):
         unique = daemon
         process = daemon.process
-        name_of = (process.pid, process.start_time_seconds) if process else None
-        if daemon.pipe_directory in named or (daemon.root and name_of in with_root):
+        identity = (process.pid, process.start_time_seconds) if process else None
+        if daemon.pipe_directory in named or (daemon.root and identity in qualified):
             unique = replace(
                 daemon, pipe_directory=daemon.pipe_path, log_directory=daemon.log_path, root=""
             )
-            if name_of:
-                keep.add(name_of)
+            if identity:
+                keep.add(identity)
         named.setdefault(unique.pipe_directory, unique)
     return tuple(named[name] for name in sorted(named)), frozenset(keep)
 
 
 def _with_short_name(daemon: DaemonFacts) -> DaemonFacts:
     raw = os.fsencode(daemon.pipe_directory)
-    if len(raw) <= MAX_NAME_BYTES:
+    if len(raw) <= policy.MAX_DAEMON_NAME_BYTES:
         return daemon
     digest = hashlib.sha256(raw).hexdigest()[:16]
-    short = raw[: MAX_NAME_BYTES - len(digest) - 1].decode("utf-8", "ignore")
-    return replace(daemon, pipe_directory=f"{short}~{digest}")
+    beginning = raw[: policy.MAX_DAEMON_NAME_BYTES - len(digest) - 1].decode("utf-8", "ignore")
+    return replace(daemon, pipe_directory=f"{beginning}~{digest}")
 
 
 def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, bool, float, int]:
+    """Return the order in which daemons get their names: root's before other users'."""
     process = daemon.process
     return (
         not daemon.configured,
-        daemon.owner_uid != 0,  # nobody takes a name from root
+        daemon.owner_uid != 0,
         bool(daemon.root),
         process.start_time_seconds if process else 0.0,
         process.pid if process else 0,

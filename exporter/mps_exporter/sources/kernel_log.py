@@ -26,7 +26,7 @@ from typing import cast
 
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.procfs_parse import parse_status
+from mps_exporter.sources.processes import parse_status
 
 HISTORY_SECONDS = 600.0
 """Maximum age of a line that was in the kernel log before the exporter started."""

@@ -34,7 +34,7 @@ from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget
 from mps_exporter.sources.logs.stamps import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
-from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from mps_exporter.sources.resolve_in_root import process_root
 
 T = TypeVar("T")
@@ -78,10 +78,11 @@ class LiveHost:
             settings.mps_query_timeout,
             settings.mps_min_query_interval,
             procfs=settings.path_procfs,
+            budget=self._procfs.budget,
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogFollower(LogReader(procfs=settings.path_procfs))
-        self._watch = ProcessWatch(opener(settings.path_procfs))
+        self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
         self._new: set[int] = set()
         self._ended: dict[int, float] = {}
         """What has not been told yet."""
@@ -148,7 +149,7 @@ class LiveHost:
     ) -> Sequence[ProcfsObservation]:
         new, without = self._watch.watch_only(watched)
         self._new |= new
-        self._ended |= self._watch.ended()
+        self._ended |= self._watch.take_exited()
         if without and time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
             observation = await self._call(
@@ -165,7 +166,9 @@ class LiveHost:
             return ()
         if not self._daemons.isdisjoint(self._ended):
             await self.discover(deadline_seconds)
-        found = at_each_end(await self.identify({*watched, *others}, deadline_seconds), self._ended)
+        found = observations_by_exit(
+            await self.identify({*watched, *others}, deadline_seconds), self._ended
+        )
         self._new, self._ended = set(), {}
         return found
 

@@ -1,30 +1,43 @@
-"""Looks at one process: where it looks for its daemon, and whether it can get there.
+"""What only the doctor reads: one process, a daemon that fails to start servers, and leftovers.
 
-Only what the caller may read is read; the rest is None. Paths are walked in the process's own root
-with the rights of its user: links that lead out of that root are followed inside it.
+Leftovers are what MPS left on a host. A search through the open files of all processes is too
+expensive for every scrape. Only what the caller may read is read; everything else is None or left
+out. Paths are resolved in the process's own root with the rights of its user: links that lead out
+of that root are followed inside it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessView
+from mps_exporter.observations import (
+    ClosedFolder,
+    DaemonConditions,
+    DaemonFacts,
+    Leftovers,
+    MpsDirectory,
+    OpenFiles,
+    ProcessFacts,
+    ProcessView,
+)
+from mps_exporter.sources import policy
 from mps_exporter.sources.control_groups import CGROUPS, frozen_group, tracer_of
-from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, is_left_over
-from mps_exporter.sources.procfs_parse import (
-    ProcessStat,
-    parse_arguments,
+from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, MPS_COMM, is_left_over
+from mps_exporter.sources.processes import (
+    Processes,
     parse_mps_environment,
     parse_stat,
     parse_status,
-    program_name,
     text_of,
 )
 
@@ -43,108 +56,102 @@ DEBUG_VARIABLES = frozenset(
         "NVTX_INJECTION64_PATH",
     }
 )
-"""Those for which DCGM's diagnostics warn, and two more that CUDA's documentation calls so."""
+"""Variables for which DCGM's diagnostics warn, and two more that slow CUDA by its documentation."""
 
 _PASS, _WRITE = 0o1, 0o2
-"""What a client and a server need of each folder on the way, and of the socket, as bits of a mode.
-"""
+"""Bits of a mode that a client and a server need: of each folder on the way, and of the socket."""
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
+PROMISES = (
+    ("run/nvidia/mps/*/*/pipe", "NVIDIA's device plugin for Kubernetes"),
+    ("var/lib/kubelet/plugins/gpu.nvidia.com/mps/*/pipe", "NVIDIA's DRA driver for Kubernetes"),
+)
+"""Pipe directories that exist as long as a daemon should run there, and their creators."""
+
+UNITS = "etc/systemd/system/*.wants/*.service"
+_START = re.compile(rb"^ExecStart\S*=.*nvidia-cuda-mps-control", re.MULTILINE)
+_DIRECTORY = re.compile(rb"CUDA_MPS_PIPE_DIRECTORY=[\"']?([^\s\"']+)")
+_OPEN_FILES = re.compile(rb"^Max open files\s+(\d+)", re.MULTILINE)
+
+# ---------------------------------------------------------------------- one process
+
 
 def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> ProcessView:
-    """Look at a process; never fails: what cannot be read is None.
-
-    Args:
-        pid: As this host numbers processes.
-        daemons: Those of the host, to find the one whose directory it uses.
-        procfs: Where procfs is mounted.
-    """
-    base = Path(procfs) / str(pid)
+    """Read one process, and which daemon it uses; never fails: unreadable facts are None."""
+    base = Path(procfs, str(pid))
     try:
-        found = parse_stat((base / "stat").read_bytes())
-        status = parse_status((base / "status").read_bytes())
-    except OSError as error:
-        gone = error.errno in (errno.ENOENT, errno.ESRCH)
-        return ProcessView(pid, present=not gone)
-    arguments = parse_arguments(_read_or_none(base / "cmdline") or b"")
-    command = program_name(arguments) if arguments else found.comm if found else ""
-    root = str(base / "root")
-    variables, debug = None, dict[str, str]()
-    # Of a process that has ended and not been reaped, an empty text can be read.
-    environment = _read_or_none(base / "environ")
-    if environment:
-        variables, debug = parse_mps_environment(environment), _debug_variables(environment)
-    named = bool(variables and variables.get("CUDA_MPS_PIPE_DIRECTORY"))
-    directory, way, groups = None, _Way(), frozenset().union(*_groups_of_process(base))
-    if variables is not None:
-        directory = variables.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORIES[0]
-        path = _absolute(base, directory)
-        way = _walk_as(root, path, status.uid, groups) if path is not None else _Way()
-        if not named and way.end is None:
-            way = _Way()  # nobody promised that it is there
-    on_host = bool(_is_same_file(root, "/"))
-    daemon = _same_directory(way.end, daemons)
-    cgroup = _read_or_none(base / "cgroup") or b""
-    state = found.state if found is not None else ""
+        facts = Processes(procfs).facts(pid)
+    except OSError:
+        return ProcessView(pid)
+    if facts is None:
+        return ProcessView(pid, present=False)
+    status = parse_status(_read_or_none(base / "status") or b"")
+    # /proc returns an empty environment for a zombie.
+    environment = _read_or_none(base / "environ") or b""
+    variables = parse_mps_environment(environment) if environment else None
+    debug = _debug_variables(environment)
+    groups = status.group | status.supplementary_groups
+    named = (variables or {}).get("CUDA_MPS_PIPE_DIRECTORY")
+    directory = None if variables is None else named or DEFAULT_PIPE_DIRECTORIES[0]
+    path = None if directory is None else _absolute(base, directory)
+    walk = _walk_as(str(base / "root"), path, status.uid, groups) if path else _Walk()
+    if not named and walk.end is None:
+        walk = _Walk()  # the default directory need not exist
+    on_host = bool(_is_same_file(str(base / "root"), "/"))
+    daemon = _same_directory(walk.end, daemons)
     return ProcessView(
         pid,
         uid=status.uid,
-        state=state,
-        command=command,
+        state=facts.state,
+        command=facts.name,
         pipe_directory=directory,
-        names_directory=named,
-        path_error=way.error,
-        closed_folder=way.closed if on_host else None,
+        names_directory=bool(named),
+        path_error=walk.error,
+        closed_folder=walk.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
-        leftover=way.end is not None and is_left_over(way.end),
-        own_proc=_own_proc(base, status.namespace_pids[-1], found)
-        if found is not None and len(status.namespace_pids) > 1
-        else None,
+        leftover=walk.end is not None and is_left_over(walk.end),
+        own_proc=_own_proc(base, facts.own_pid) if len(facts.namespace_pids) > 1 else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
-        missing_libraries=tuple(
-            sorted(
-                name
-                for name, value in debug.items()
-                if on_host and name.endswith("_PATH") and value[:1] == "/" and _missing(value)
-            )
-        ),
-        oom_kills=_oom_kills(cgroup),
-        parent_pid=status.parent_pid,
-        tracer=tracer_of(pid, state, procfs),
-        frozen_group=frozen_group(text_of(cgroup), CGROUPS),
-        closed_socket=_closed_socket(way.end, status.uid, groups) if way.end is not None else "",
+        missing_libraries=_missing_libraries(debug) if on_host else (),
+        oom_kills=_oom_kills(facts.cgroup),
+        parent_pid=facts.parent_pid,
+        tracer=tracer_of(pid, facts.state, procfs),
+        frozen_group=frozen_group(facts.cgroup, CGROUPS),
+        closed_socket=_closed_socket(walk.end, status.uid, groups) if walk.end is not None else "",
     )
 
 
 def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") -> DaemonConditions:
-    """Look at a control daemon whose servers for these users cannot start; never fails.
+    """Read a control daemon whose servers for these users cannot start; never fails.
 
     A server has its client's user, the daemon's group, and none of the client's groups. On an H200
     servers of root's daemon ended at once below root's folder of mode 0701 or 0705, through which
-    the client passed, and below one of mode 0710 that was open to the client's group; they ran with
-    0711, and with 0710 for a client in root's group. Whether it keeps the daemon's supplementary
-    groups was not measured: what these may pass is not called closed.
+    the client passed, and below a folder of mode 0710 that was open to the client's group; they ran
+    with 0711, and with 0710 for a client in root's group. Whether a server keeps the daemon's
+    supplementary groups was not measured: a folder that is open to these is not reported as closed.
     """
     if facts.process is None:
         return DaemonConditions()
-    base = Path(procfs) / str(facts.process.pid)
-    group, more = _groups_of_process(base)
+    base = Path(procfs, str(facts.process.pid))
+    status = parse_status(_read_or_none(base / "status") or b"")
     closed: dict[int, ClosedFolder] = {}
     for uid in uids:
         for directory in (facts.pipe_directory, facts.log_directory):
             if uid and directory:
-                way = _walk_as(str(base / "root"), directory, uid, group, more)
-                if way.closed is not None:
-                    closed.setdefault(uid, way.closed)
-    cgroup = _read_or_none(base / "cgroup") or b""
+                walk = _walk_as(
+                    str(base / "root"), directory, uid, status.group, status.supplementary_groups
+                )
+                if walk.closed is not None:
+                    closed.setdefault(uid, walk.closed)
+    cgroup = text_of(_read_or_none(base / "cgroup") or b"")
     limit = (_memory_file(cgroup, "memory.max") or b"").strip()
     return DaemonConditions(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
 
 
 def _absolute(base: Path, directory: str) -> str | None:
-    """Give the path of a directory in the root of a process, as seen from its working directory."""
+    """Return a directory's path in the root of a process, starting at its working directory."""
     if directory.startswith("/"):
         return directory
     try:
@@ -155,7 +162,7 @@ def _absolute(base: Path, directory: str) -> str | None:
 
 
 def _closed_socket(directory: str, uid: int | None, groups: frozenset[int]) -> str:
-    """Give the mode of a control socket to which a user may not connect; "": none is seen."""
+    """Return the mode of a control socket to which a user may not connect; "": none is seen."""
     path = f"{directory}/control"
     with suppress(OSError):
         entry = Path(path).lstat()
@@ -178,53 +185,50 @@ def _debug_variables(environment: bytes) -> dict[str, str]:
     return {name: value for name, value in names if name in DEBUG_VARIABLES}
 
 
-def _missing(path: str) -> bool:
-    """Whether a file is surely not there."""
-    try:
-        Path(path).stat()
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return False
+def _missing_libraries(variables: dict[str, str]) -> tuple[str, ...]:
+    """Return the variables that name a file which certainly does not exist."""
+    missing = []
+    for name, path in sorted(variables.items()):
+        if name.endswith("_PATH") and path.startswith("/"):
+            try:
+                Path(path).stat()
+            except FileNotFoundError:
+                missing.append(name)
+            except (OSError, ValueError):
+                pass
+    return tuple(missing)
 
 
-def _own_proc(base: Path, own_pid: int, itself: ProcessStat) -> bool | None:
-    """Whether a process in a PID namespace of its own sees that namespace's /proc.
+def _own_proc(base: Path, own_pid: int) -> bool | None:
+    """Return whether a process in its own PID namespace sees that namespace's /proc.
 
-    There its own number must be itself, by the time at which it started: that anybody may read.
-    (Namespaces could be compared only by one who may trace both processes, and process 1 of a host
-    may have a right that even root in a container lacks.)
+    There, its own PID must have its own start time. Start times are world-readable. Comparing
+    namespaces would need trace permission for both processes, and process 1 of a host may have a
+    capability that even root in a container lacks.
     """
     seen = base / "root" / "proc"
     try:
         (seen / "stat").stat()
         there = parse_stat((seen / str(own_pid) / "stat").read_bytes())
+        here = parse_stat((base / "stat").read_bytes())
     except OSError as error:
         gone = error.errno in (errno.ENOENT, errno.ESRCH)
         return False if gone and (seen / "stat").exists() else None
-    return None if there is None else there.start_ticks == itself.start_ticks
-
-
-def _groups_of_process(base: Path) -> tuple[frozenset[int], frozenset[int]]:
-    """The group and the supplementary groups of a process."""
-    found: dict[bytes, frozenset[int]] = {}
-    for line in (_read_or_none(base / "status") or b"").splitlines():
-        key, _, value = line.partition(b":")
-        found[key] = frozenset(int(word) for word in value.split() if word.isdigit())
-    return found.get(b"Gid", frozenset()), found.get(b"Groups", frozenset())
+    if there is None or here is None:
+        return None
+    return there.start_ticks == here.start_ticks
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """The way to a directory, for one user."""
+class _Walk:
+    """The path to a directory, walked as one user."""
 
     error: str | None = None
-    """Why the user cannot get there; None: nothing in the way is seen."""
+    """Why the user cannot reach the directory; None: no obstacle is seen."""
     closed: ClosedFolder | None = None
     """The folder that is closed to the user."""
     end: str | None = None
-    """Where the directory is from here; None: it is not there, or the caller may not look."""
+    """The directory's path on the host; None: it does not exist, or the caller may not see it."""
 
 
 def _walk_as(
@@ -232,17 +236,9 @@ def _walk_as(
     path: str,
     uid: int | None,
     groups: frozenset[int],
-    perhaps: frozenset[int] = frozenset(),
-) -> _Way:
-    """Walk to a directory in this root as this user.
-
-    Args:
-        root: Where the walk begins.
-        path: The directory, as it is called there.
-        uid: The user.
-        groups: Those that it is in.
-        perhaps: Those that it may be in.
-    """
+    possible_groups: frozenset[int] = frozenset(),
+) -> _Walk:
+    """Walk to a directory in this root as this user, who may also have the possible groups."""
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
     links = 0
@@ -255,44 +251,44 @@ def _walk_as(
         here = "/".join((root, *done, name))
         try:
             entry = Path(here).lstat()
-            target = str(Path(here).readlink()) if stat.S_ISLNK(entry.st_mode) else None
+            target = os.readlink(here) if stat.S_ISLNK(entry.st_mode) else None  # noqa: PTH115
         except (OSError, ValueError) as error:
             # What is closed to the caller need not be closed to the process.
             closed = isinstance(error, PermissionError)
-            return _Way(None if closed else f"/{'/'.join((*done, name))} is not there")
+            return _Walk(None if closed else f"/{'/'.join((*done, name))} is not there")
         if target is None:
             done.append(name)
             folder = f"/{'/'.join(done)}"
             if not stat.S_ISDIR(entry.st_mode):
-                return _Way(f"{folder} is not a directory")
-            closed_to = uid and not _mode_bits_for(entry, uid, groups, perhaps) & _PASS
+                return _Walk(f"{folder} is not a directory")
+            closed_to = uid and not _mode_bits_for(entry, uid, groups, possible_groups) & _PASS
             if closed_to and not _has_access_list(here):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
                 why = f"{folder} is closed to user {uid} (mode {mode})"
-                return _Way(why, ClosedFolder(folder, why, entry.st_uid))
+                return _Walk(why, ClosedFolder(folder, why, entry.st_uid))
             continue
         links += 1
         if links > _MAX_LINKS:
-            return _Way(f"/{'/'.join((*done, name))} is a loop of links")
+            return _Walk(f"/{'/'.join((*done, name))} is a loop of links")
         if target.startswith("/"):
             done.clear()
         names.extendleft(reversed(target.split("/")))
-    return _Way(end="/".join((root, *done)))
+    return _Walk(end="/".join((root, *done)))
 
 
 def _mode_bits_for(
-    entry: os.stat_result, uid: int, groups: frozenset[int], perhaps: frozenset[int]
+    entry: os.stat_result, uid: int, groups: frozenset[int], possible_groups: frozenset[int]
 ) -> int:
-    """What a mode lets a user do: the bits of owner, group or others, whichever apply."""
+    """Return the mode bits for a user: owner, group or others, whichever apply."""
     if entry.st_uid == uid:
         return entry.st_mode >> 6
     if entry.st_gid in groups:
         return entry.st_mode >> 3
-    return entry.st_mode >> 3 | entry.st_mode if entry.st_gid in perhaps else entry.st_mode
+    return entry.st_mode >> 3 | entry.st_mode if entry.st_gid in possible_groups else entry.st_mode
 
 
 def _has_access_list(path: str) -> bool:
-    """Whether more than the mode says who may pass; what it says is not read."""
+    """Return whether a file has an access list, whose content is not read."""
     try:
         return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
     except OSError:
@@ -300,43 +296,130 @@ def _has_access_list(path: str) -> bool:
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
+    """Return the daemon whose pipe directory this is, by device and inode.
+
+    A client of an MPS v3 daemon names its server's or its namespace's directory below the daemon's,
+    which may be the only part that its container has.
+    """
     if path is None:
         return None
-    # A client of an MPS v3 daemon names its server's directory below it, or its namespace's, which
-    # may be all that its container has of it.
-    inside = ["", *("/".join(Path(path).parts[-depth:]) for depth in (1, 2))]
-    return next(
-        (
-            one
-            for one in daemons
-            if any(
-                _is_same_file(path, f"{one.pipe_path}/{below}")
-                for below in inside[: 3 if one.protocol == "3" else 1]
-            )
-        ),
-        None,
-    )
-
-
-def _is_same_file(one: str, other: str) -> bool | None:
-    """Whether two paths are one file; None: one of them cannot be looked at."""
-    try:
-        return Path(one).samefile(other)
-    except (OSError, ValueError):
-        return None
-
-
-def _memory_file(cgroup: bytes, name: str) -> bytes | None:
-    """A file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
-    for line in cgroup.splitlines():
-        if line.startswith(b"0::/"):
-            return _read_or_none(Path(CGROUPS, text_of(line[4:]), name))
+    below = ["", *("/".join(Path(path).parts[-depth:]) for depth in (1, 2))]
+    for daemon in daemons:
+        names = below if daemon.protocol == "3" else below[:1]
+        if any(_is_same_file(path, f"{daemon.pipe_path}/{name}") for name in names):
+            return daemon
     return None
 
 
-def _oom_kills(cgroup: bytes) -> int | None:
+def _is_same_file(one: str, other: str) -> bool:
+    """Return whether two paths are certainly the same file."""
+    try:
+        return Path(one).samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
+def _memory_file(cgroup: str | None, name: str) -> bytes | None:
+    """Read a file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
+    for line in (cgroup or "").splitlines():
+        if line.startswith("0::/"):
+            return _read_or_none(Path(CGROUPS, line[4:], name))
+    return None
+
+
+def _oom_kills(cgroup: str | None) -> int | None:
     for entry in (_memory_file(cgroup, "memory.events") or b"").splitlines():
         key, _, value = entry.partition(b" ")
         if key == b"oom_kill" and value.isdigit():
             return int(value)
     return None
+
+
+# ---------------------------------------------------------------------- leftovers
+
+
+def find_leftovers(
+    daemons: Iterable[DaemonFacts], procfs: str = "/proc", root: str = "/"
+) -> Leftovers:
+    """Search the whole host, on which these daemons run."""
+    processes = Processes(procfs)
+    programs: dict[int, ProcessFacts] = {}
+    with suppress(OSError):
+        programs, _ = processes.identify(processes.find_program(MPS_COMM))
+    running = [one for one in daemons if one.process is not None]
+    return Leftovers(
+        tuple(one for one in programs.values() if one.state == "Z"),
+        tuple(
+            one
+            for one in programs.values()
+            if one.state != "Z" and one.name.endswith("-server") and one.parent_pid not in programs
+        ),
+        tuple(one for one in _left_directories(Path(root)) if not _is_served(root, one, running)),
+        open_files(running, procfs),
+        tuple(_driver_holders(processes)),
+    )
+
+
+def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[OpenFiles, ...]:
+    """Count the open files of the servers of daemons."""
+    found = []
+    for daemon in daemons:
+        for server in daemon.servers:
+            base, count = Path(procfs, str(server.pid)), None
+            with suppress(OSError):
+                count = sum(1 for _ in (base / "fd").iterdir())
+            if limit := _OPEN_FILES.search(_read_or_none(base / "limits") or b""):
+                found.append(OpenFiles(server.pid, daemon.pipe_directory, int(limit[1]), count))
+    return tuple(found)
+
+
+def _left_directories(root: Path) -> Iterator[MpsDirectory]:
+    for name in DEFAULT_PIPE_DIRECTORIES:
+        path = root / name[1:]
+        if is_left_over(str(path)):
+            yield from _left_directory(root, path, "")
+    for pattern, promised_by in PROMISES:
+        for path in islice(root.glob(pattern), policy.MAX_DIRECTORY_ENTRIES):
+            yield from _left_directory(root, path, promised_by)
+    for unit in islice(root.glob(UNITS), policy.MAX_DIRECTORY_ENTRIES):
+        with suppress(OSError):
+            text = unit.read_bytes()
+            if _START.search(text):
+                named = _DIRECTORY.search(text)
+                name = os.fsdecode(named[1]) if named else DEFAULT_PIPE_DIRECTORIES[0]
+                yield MpsDirectory(name, unit.stat().st_uid, f"the enabled unit {unit.name}")
+
+
+def _left_directory(root: Path, path: Path, promised_by: str) -> Iterator[MpsDirectory]:
+    with suppress(OSError):
+        yield MpsDirectory(f"/{path.relative_to(root)}", path.stat().st_uid, promised_by)
+
+
+def _is_served(root: str, one: MpsDirectory, running: Iterable[DaemonFacts]) -> bool:
+    path = str(Path(root, one.path[1:]))
+    return any(
+        one.path == daemon.pipe_directory or _is_same_file(path, daemon.pipe_path)
+        for daemon in running
+    )
+
+
+def _driver_holders(processes: Processes) -> Iterator[ProcessFacts]:
+    """Yield the processes with an open file of the driver, except this one, which exits soon."""
+    end = time.monotonic() + policy.DRIVER_HOLDERS_TIMEOUT_SECONDS
+    procfs = Path(processes.root)
+    own, bases = "", list[Path]()
+    with suppress(OSError):
+        bases = sorted(base for base in procfs.iterdir() if base.name.isdecimal())
+        own = os.readlink(procfs / "self")  # noqa: PTH115
+    for base in bases:
+        if time.monotonic() > end:
+            return
+        with suppress(OSError):
+            used = base.name != own and _has_driver_open(base)
+            if used and (facts := processes.facts(int(base.name))):
+                yield facts
+
+
+def _has_driver_open(base: Path) -> bool:
+    files = islice((base / "fd").iterdir(), policy.MAX_DIRECTORY_ENTRIES)
+    return any(str(file.readlink()).startswith("/dev/nvidia") for file in files)

@@ -1,61 +1,170 @@
-"""Facts about processes, read from /proc by PID and kept while they stay true.
+r"""Facts about processes, read from /proc and cached, and their exits.
 
-That a process is gone is said by the kernel alone: ENOENT, or ESRCH while it is being read. Another
-error, as when no file descriptor is left for a moment, says nothing of it: it is raised, or told.
+Only ENOENT, or ESRCH during a read, means that a process has exited. Any other error, such as
+EMFILE, is inconclusive, and is raised or reported.
 
-Paths are plain text here: pathlib interns each part of a path, and Python 3.12.0 to 3.12.6 keep an
-interned string until the program ends (python/cpython#113993; 38 MB of 500,000 PIDs).
+Names and arguments of processes are bytes that their users choose: bytes that are not UTF-8 are
+kept as ``\xNN``, and the parsers return None or an empty value for unexpected text, never an error.
+
+Paths are plain strings: pathlib interns each component, and Python 3.12.0 to 3.12.6 never free an
+interned string (python/cpython#113993; 38 MB for 500,000 PIDs).
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import pwd
+import re
 import stat as stat_bits
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import NamedTuple
 
-from mps_exporter.observations import ProcessFacts
-from mps_exporter.sources.procfs_parse import (
-    ProcessStat,
-    parse_arguments,
-    parse_boot_time,
-    parse_hidepid,
-    parse_mps_environment,
-    parse_namespace,
-    parse_passwd,
-    parse_stat,
-    parse_status,
-    program_name,
-)
+from mps_exporter.observations import ProcessFacts, ProcfsObservation
+from mps_exporter.sources import policy
 
 HOST_USERS = "/etc/passwd"
+SEVERAL_USERS = -1
 
-_REFRESH_SECONDS = 60.0
-_CHUNK_BYTES = 1 << 16
-_LINE_BYTES = 1 << 12
-_MAX_BYTES = 1 << 22
-_MAX_ARGUMENT_BYTES = 1 << 13
-"""A daemon's flags and a program's name are at the beginning."""
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Ours or the host's, and soon over: what is asked is there all the same."""
-_CLOCK_STEP_SECONDS = 2.0
-"""The boot time is told in whole seconds, and moves a little where the clock is being adjusted."""
+"""Temporary shortages of this process or of the host: the file still exists."""
+
+# ---------------------------------------------------------------------- contents of files
+
+
+def text_of(raw: bytes) -> str:
+    """Decode bytes that should be UTF-8."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+class ProcessStat(NamedTuple):
+    """The fields of /proc/PID/stat that are used.
+
+    457 (nvidia-cuda-mps) S 445 445 445 0 -1 4194560 …
+    pid (comm) state ppid pgrp session … 22nd: start time in ticks since boot
+    """
+
+    comm: str
+    state: str
+    parent_pid: int
+    start_ticks: int
+
+
+def parse_stat(raw: bytes) -> ProcessStat | None:
+    """Parse /proc/PID/stat. The name may contain blanks, parentheses and line ends."""
+    opening, closing = raw.find(b"("), raw.rfind(b")")
+    fields = raw[closing + 1 :].split(None, 20) if 0 <= opening < closing else []
+    if len(fields) < 20:
+        return None
+    try:
+        return ProcessStat(
+            comm=text_of(raw[opening + 1 : closing]),
+            state=text_of(fields[0]),
+            parent_pid=int(fields[1]),
+            start_ticks=int(fields[19]),
+        )
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """The fields of /proc/PID/status that are used."""
+
+    uid: int | None = None
+    """The effective user."""
+    namespace_pids: tuple[int, ...] = ()
+    parent_pid: int | None = None
+    real_uid: int | None = None
+    several_uids: bool = False
+    """Real, effective and saved user differ: a set-user-ID program, whose arguments and environment
+    were chosen by another user than the effective one."""
+    group: frozenset[int] = frozenset()
+    """Real, effective, saved and file system group."""
+    supplementary_groups: frozenset[int] = frozenset()
+
+
+def parse_status(raw: bytes) -> ProcessStatus:
+    """Parse the lines of numbers.
+
+    Among them are "Uid: real effective saved filesystem" and "NSpid: outermost … innermost".
+    """
+    values: dict[bytes, list[int]] = {}
+    for key, numbers in re.findall(rb"^(\w+):([\d \t]*)$", raw, re.MULTILINE):
+        values.setdefault(key, [int(number) for number in numbers.split()])
+    uids = values.get(b"Uid", [])
+    return ProcessStatus(
+        uid=uids[1] if len(uids) > 1 else None,
+        namespace_pids=tuple(values.get(b"NSpid", ())),
+        parent_pid=next(iter(values.get(b"PPid", ())), None),
+        real_uid=uids[0] if len(uids) > 1 else None,
+        several_uids=len(set(uids[:3])) > 1,
+        group=frozenset(values.get(b"Gid", ())),
+        supplementary_groups=frozenset(values.get(b"Groups", ())),
+    )
+
+
+def parse_arguments(raw: bytes) -> tuple[str, ...]:
+    """Parse /proc/PID/cmdline. Kernel threads, zombies and some programs have no arguments."""
+    return tuple(text_of(part) for part in raw.split(b"\0")[:-1]) if raw else ()
+
+
+def program_name(arguments: Sequence[str]) -> str:
+    """Return the last component of the program's path."""
+    return arguments[0].rstrip("/").rpartition("/")[2] if arguments else ""
+
+
+def parse_mps_environment(raw: bytes) -> dict[str, str]:
+    """Parse the MPS variables of /proc/PID/environ, and nothing else of that file.
+
+    The file contains the environment at the start of the program, without later changes. If a
+    variable is set twice, the first value wins, as with getenv().
+    """
+    found: dict[str, str] = {}
+    for entry in raw.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and name.startswith(b"CUDA_") and len(name) <= policy.MAX_VARIABLE_NAME_BYTES:
+            key = text_of(name)
+            wanted = key.startswith("CUDA_MPS_") or key in (
+                "CUDA_VISIBLE_DEVICES",
+                "CUDA_DEVICE_MAX_CONNECTIONS",
+            )
+            if wanted and (key in found or len(found) < policy.MAX_VARIABLES):
+                found.setdefault(key, text_of(value[: policy.MAX_VARIABLE_VALUE_BYTES]))
+    return found
+
+
+def parse_passwd(raw: bytes) -> dict[int, str]:
+    """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
+    names: dict[int, str] = {}
+    for line in raw.split(b"\n"):
+        fields = line.split(b":")
+        if len(fields) >= 3 and re.fullmatch(rb"\d{1,10}", fields[2]) and fields[0]:
+            names.setdefault(int(fields[2]), text_of(fields[0]))
+    return names
+
+
+# ---------------------------------------------------------------------- processes
+
+
+class ProcessOwner(NamedTuple):
+    """The real user of a process, and its parent; None: unknown."""
+
+    user: int | None
+    parent: int | None
 
 
 @dataclass(slots=True)
 class _CachedFacts:
-    """Facts, and what must be unchanged for them to be true still."""
-
-    start_ticks: int
-    comm: str
+    stat: ProcessStat
+    """The file when the facts were read."""
     read_at: float
     facts: ProcessFacts
     arguments: tuple[str, ...]
@@ -64,13 +173,14 @@ class _CachedFacts:
 class Processes:
     """The processes below one mount of procfs.
 
-    A new start time or name makes the facts void; control group and user are read again every
-    minute. A process keeps its first start time also when the clock is set, as its log lines do.
+    A reused PID is detected by its start time, an exec mostly by the new name; control group and
+    user are read again every minute. A process keeps the start time first computed when the clock
+    is set, and so matches its log lines.
 
     Args:
         root: Where procfs is mounted.
-        passwd: Names of users. The host's own /etc/passwd stands for all that the host knows, so
-            users of a directory service have names too.
+        passwd: File with the names of users. The host's own /etc/passwd stands for all users that
+            the host knows, those of a directory service included.
         clock: Monotonic time.
     """
 
@@ -82,73 +192,73 @@ class Processes:
     ) -> None:
         self.root = root
         self._clock = clock
-        self._users = _UserDatabase(passwd, clock)
+        self._passwd = passwd
+        self._names: dict[int, str | None] = {}
+        self._names_read_at = float("-inf")
         self._known: dict[int, _CachedFacts] = {}
-        self._hides_at = float("-inf")
-        self._hiding = False
+        self._owners: dict[tuple[int, int], ProcessOwner] = {}
+        """Owners of the program's processes, keyed by PID and inode of the directory in /proc."""
         self._boot_time = float("-inf")
         self._boot_time_is_fresh = False
-        self._ticks_per_second = os.sysconf("SC_CLK_TCK")
 
-    def all(self) -> Iterator[int]:
-        """Return all PIDs.
+    def find_program(self, comm: bytes) -> dict[int, ProcessOwner]:
+        """Return the processes of a program, by the first bytes of its name, sorted by PID.
+
+        The name of every process is read each time: an exec may change it. Only kernel threads,
+        thousands on a large host, keep theirs.
 
         Raises:
-            OSError: The directory cannot be listed.
+            OSError: If /proc cannot be listed, or names in it cannot be read now.
         """
         with os.scandir(self.root) as entries:
-            yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
-
-    def running(self, comm: bytes) -> list[int]:
-        """Return the PIDs of a program, by the first bytes of its name.
-
-        Raises:
-            OSError: /proc cannot be listed, or names in it cannot be read now.
-        """
-        listed = set(self.all())
-        # Facts of thousands of short processes would be megabytes until they are too old.
+            listed = {int(entry.name): entry.inode() for entry in entries if entry.name.isdecimal()}
         self._known = {pid: known for pid, known in self._known.items() if pid in listed}
-        return sorted(pid for pid in listed if self.comm(pid) == comm)
+        pids = sorted(listed.keys() - self._kernel_threads())
+        # A process that gets a used PID has another inode.
+        found = [(pid, listed[pid]) for pid in pids if self._comm(pid) == comm]
+        before = self._owners
+        self._owners = {key: before.get(key) or self._read_owner(key[0]) for key in found}
+        return {pid: owner for (pid, _), owner in self._owners.items()}
 
-    def comm(self, pid: int) -> bytes:
-        """Read the first 15 bytes of a program's name: the cheapest that tells programs apart.
+    def _kernel_threads(self) -> set[int]:
+        if self._comm(2) != b"kthreadd":
+            return set()
+        children = _read_file(f"{self.root}/2/task/2/children") or b""
+        return {int(pid) for pid in children.split()}
 
-        (The arguments would take a lock that a process stuck in the kernel may hold.)
+    def _comm(self, pid: int) -> bytes:
+        """Read the name of a program, the cheapest file that distinguishes programs.
+
+        (Reading the arguments takes a lock that a process stuck in the kernel may hold.)
         """
-        return (_read_line(f"{self.root}/{pid}/comm") or b"")[:-1]
+        return (_read_line(f"{self.root}/{pid}/comm", _GONE + _FORBIDDEN) or b"")[:-1]
+
+    def _read_owner(self, pid: int) -> ProcessOwner:
+        status = self._status(pid)
+        return ProcessOwner(status.real_uid, status.parent_pid)
 
     def arguments(self, pid: int) -> tuple[str, ...]:
-        """Return a process's arguments, as they were when its facts were read; empty: none."""
-        known = self._known.get(pid)
-        return self._read_arguments(pid) if known is None else known.arguments
-
-    def _read_arguments(self, pid: int) -> tuple[str, ...]:
-        raw = self._read(pid, "cmdline", _MAX_ARGUMENT_BYTES) or b""
-        return parse_arguments(raw + b"\0" if len(raw) >= _MAX_ARGUMENT_BYTES else raw)
-
-    def user_and_parent(self, pid: int) -> tuple[int | None, int | None]:
-        """Read whose process it is, and its parent; None: not to be told."""
-        status = parse_status(self._read(pid, "status") or b"")
-        return status.real_uid, status.parent_pid
+        """Return the arguments of a process whose facts are known."""
+        return self._known[pid].arguments
 
     def sole_user(self, pid: int) -> int | None:
-        """Return the user whose word a process's arguments and environment are; None: not known.
+        """Return the user who chose a process's arguments and environment; None: unknown.
 
-        -1: several users'. Anybody may start a set-user-ID program of root's (su) by the name of
-        MPS's, with an environment of his choice.
+        SEVERAL_USERS is a set-user-ID program: every user may start root's (su) by the name of
+        MPS's, with any environment.
         """
-        status = parse_status(self._read(pid, "status") or b"")
+        status = self._status(pid)
         with suppress(OSError):
             mode = os.stat(f"{self.root}/{pid}/exe").st_mode  # noqa: PTH116
             if mode & (stat_bits.S_ISUID | stat_bits.S_ISGID):
-                return -1
-        return -1 if status.several_uids else status.uid
+                return SEVERAL_USERS
+        return SEVERAL_USERS if status.several_uids else status.uid
 
     def is_ending(self, pid: int) -> bool:
-        """Whether a process has ended, or has begun to.
+        """Return whether a process has ended, or has begun to.
 
-        The kernel closes its files, and with them its locks, and takes its root directory from it
-        some time before it is a zombie (do_exit).
+        The kernel closes its files, and with them its locks, and removes its root directory some
+        time before it is a zombie (do_exit).
         """
         try:
             os.readlink(f"{self.root}/{pid}/root")  # noqa: PTH115
@@ -157,11 +267,11 @@ class Processes:
         return False
 
     def sockets(self, pid: int) -> bytes:
-        """Read the Unix sockets of a process's network namespace; no right is needed for that."""
+        """Read the Unix sockets of a process's network namespace, for which no right is needed."""
         return self._read(pid, "net/unix") or b""
 
     def identify(self, pids: Iterable[int]) -> tuple[dict[int, ProcessFacts], dict[int, OSError]]:
-        """Return the facts of processes that are there, and why others cannot be read now."""
+        """Return the facts of processes that exist, and why others cannot be read now."""
         found, unknown = dict[int, ProcessFacts](), dict[int, OSError]()
         self._boot_time_is_fresh = False
         for pid in pids:
@@ -172,187 +282,250 @@ class Processes:
             else:
                 if facts is not None:
                     found[pid] = facts
-        self._drop_old()
         return found, unknown
 
     def facts(self, pid: int) -> ProcessFacts | None:
-        """Return the facts of one process; None: it is not there.
+        """Return the facts of one process; None: it does not exist.
 
         Facts that did not change are the same object as the last time.
 
         Raises:
-            OSError: Whether it is there cannot be told.
+            OSError: If it is unknown whether the process exists.
         """
-        line = _read_line(f"{self.root}/{pid}/stat", hidden=False) if pid > 0 else None
-        if line is None and pid > 0 and self._hides():
+        line = _read_line(f"{self.root}/{pid}/stat", _GONE) if pid > 0 else None
+        # Process 1 always exists: if it is invisible, the mount option hidepid hides processes, and
+        # a missing PID proves nothing.
+        if line is None and pid > 0 and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
             raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
         stat = None if line is None else parse_stat(line)
-        known = self._known.get(pid)
+        known = self._known.pop(pid, None)
         if stat is None:
-            self._known.pop(pid, None)
             return None
-        if known is None or not self._is_current(known, stat):
-            known = self._known[pid] = self._refreshed(pid, stat, known)
+        if known is not None and known.stat.start_ticks != stat.start_ticks:
+            known = None  # another process with the same PID
+        if known is None:
+            known = self._read_facts(pid, stat, None)
+        elif not self._is_current(known, stat):
+            with suppress(OSError):
+                known = self._read_facts(pid, stat, known.facts)
+        self._known[pid] = known
         facts = known.facts
         if facts.state != stat.state or facts.parent_pid != stat.parent_pid:
             facts = known.facts = replace(facts, state=stat.state, parent_pid=stat.parent_pid)
         return facts
 
-    def _refreshed(self, pid: int, stat: ProcessStat, known: _CachedFacts | None) -> _CachedFacts:
-        same = known is not None and known.start_ticks == stat.start_ticks
-        before = known if same else None
-        try:
-            return self._read_facts(pid, stat, before)
-        except OSError:
-            if before is None:
-                raise
-            return before
-
-    def _hides(self) -> bool:
-        """Whether processes that we may not see look as if they were not there.
-
-        The first process is always there, and it is root's. Where it is not to be seen, and the
-        mount says so, that another is not to be seen means nothing.
-        """
-        now = self._clock()
-        if now - self._hides_at >= _REFRESH_SECONDS:
-            self._hides_at = now
-            self._hiding = not Path(f"{self.root}/1").exists() and parse_hidepid(
-                _read_file(f"{self.root}/self/mounts") or b""
-            )
-        return self._hiding
-
     def _is_current(self, known: _CachedFacts, stat: ProcessStat) -> bool:
-        return (
-            (known.start_ticks, known.comm) == (stat.start_ticks, stat.comm)
-            and (self._clock() - known.read_at < _REFRESH_SECONDS)
-        ) or (known.start_ticks == stat.start_ticks and stat.state in _ENDED)
+        age = self._clock() - known.read_at
+        recent = age < policy.PROCESS_REFRESH_INTERVAL_SECONDS
+        return stat.state in _ENDED or (known.stat.comm == stat.comm and recent)
 
-    def _read_facts(self, pid: int, stat: ProcessStat, before: _CachedFacts | None) -> _CachedFacts:
-        status = parse_status(self._read(pid, "status") or b"")
-        arguments = self._read_arguments(pid)
+    def _read_facts(self, pid: int, stat: ProcessStat, before: ProcessFacts | None) -> _CachedFacts:
+        status = self._status(pid)
+        arguments = parse_arguments(self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b"")
         environment = None if stat.state in _ENDED else self._read(pid, "environ")
         cgroup = self._read(pid, "cgroup")
         facts = ProcessFacts(
             pid=pid,
-            start_time_seconds=before.facts.start_time_seconds
+            start_time_seconds=before.start_time_seconds
             if before is not None
-            else self._booted_at() + stat.start_ticks / self._ticks_per_second,
+            else self._booted_at() + stat.start_ticks / os.sysconf("SC_CLK_TCK"),
             uid=status.uid,
-            user=self._users.name(status.uid),
+            user=self._user_name(status.uid),
             name=program_name(arguments) if arguments and arguments[0] else stat.comm,
             namespace_pids=status.namespace_pids,
             pid_namespace=self._namespace(pid),
-            cgroup=None if cgroup is None else cgroup.decode("utf-8", "backslashreplace"),
+            cgroup=None if cgroup is None else text_of(cgroup),
             mps_environment=None if environment is None else parse_mps_environment(environment),
         )
-        return _CachedFacts(stat.start_ticks, stat.comm, self._clock(), facts, arguments)
+        return _CachedFacts(stat, self._clock(), facts, arguments)
 
     def _booted_at(self) -> float:
-        """When the host started, by its clock of now (Unix time).
+        """Return the start of the host by its current clock (Unix time).
 
-        It is read once in a look at processes, and only when one of them is new.
+        /proc/stat is read once per identify(), and only if a process is new.
         """
         if not self._boot_time_is_fresh:
             self._boot_time_is_fresh = True
-            found = parse_boot_time(_read_file(f"{self.root}/stat") or b"")
-            boot_time = _own_boot_time() if found is None else found
-            if abs(boot_time - self._boot_time) > _CLOCK_STEP_SECONDS:
+            raw = _read_file(f"{self.root}/stat") or b""
+            found = re.search(rb"^btime (\d+)$", raw, re.MULTILINE)
+            own = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+            boot_time = own if found is None else float(found[1])
+            if abs(boot_time - self._boot_time) > policy.CLOCK_STEP_SECONDS:
                 self._boot_time = boot_time
         return self._boot_time
 
     def _namespace(self, pid: int) -> int | None:
         with suppress(OSError):
-            return parse_namespace(os.readlink(f"{self.root}/{pid}/ns/pid"))  # noqa: PTH115
+            link = os.readlink(f"{self.root}/{pid}/ns/pid")  # noqa: PTH115
+            found = re.fullmatch(r"pid:\[(\d+)\]", link)
+            return int(found[1]) if found else None
         return None
 
-    def _read(self, pid: int, name: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
-        return _read_file(f"{self.root}/{pid}/{name}", most_bytes)
+    def _user_name(self, uid: int | None) -> str | None:
+        if uid is None:
+            return None
+        if self._clock() - self._names_read_at >= policy.PROCESS_REFRESH_INTERVAL_SECONDS:
+            self._names = {**parse_passwd(_read_file(self._passwd) or b"")}
+            self._names_read_at = self._clock()
+        if uid not in self._names:
+            self._names[uid] = None
+            if self._passwd == HOST_USERS:
+                with suppress(KeyError, OverflowError):
+                    self._names[uid] = pwd.getpwuid(uid).pw_name
+        return self._names[uid]
 
-    def _drop_old(self) -> None:
-        oldest = self._clock() - 2 * _REFRESH_SECONDS
-        self._known = {pid: known for pid, known in self._known.items() if known.read_at > oldest}
+    def _status(self, pid: int) -> ProcessStatus:
+        return parse_status(self._read(pid, "status") or b"")
+
+    def _read(self, pid: int, name: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:
+        return _read_file(f"{self.root}/{pid}/{name}", limit)
 
 
-def shows_own_pids(root: str) -> bool:
-    """Whether a mount of procfs numbers processes as this program's PID namespace does."""
-    with suppress(OSError):
-        return os.readlink(f"{root}/self") == str(os.getpid())  # noqa: PTH115
-    return False
-
-
-def _own_boot_time() -> float:
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _read_file(path: str, most_bytes: int = _MAX_BYTES) -> bytes | None:
-    """Read a file of /proc; None: it is not there, or not for us.
+def _read_file(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:
+    """Read a file of /proc; None: it does not exist, or must not be read.
 
     Raises:
-        OSError: Not now.
+        OSError: If the file cannot be read at the moment, for example EMFILE.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            parts, size = [], 0
-            while size < most_bytes and (part := os.read(file, min(_CHUNK_BYTES, most_bytes))):
-                parts.append(part)
-                size += len(part)
-            return b"".join(parts)
-        finally:
-            os.close(file)
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(limit)
     except OSError as error:
         if error.errno in _SHORTAGE:
             raise
         return None
 
 
-def _read_line(path: str, *, hidden: bool = True) -> bytes | None:
-    """Read a file of /proc that is one line; the kernel gives such a one in the first read.
+def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
+    """Read a file of /proc that is one line, which the kernel returns in the first read.
 
-    Hundreds of them are read at each collection: a second read, to see the end, would double that.
+    Hundreds of them are read in each collection; a second read, to find the end, would double that.
 
     Args:
-        path: Of a file that every process has, so without it there is no process: None.
-        hidden: Whether a process that we may not see counts as one that is not there.
+        path: A file that every process has.
+        absent: Errors for which None is returned.
 
     Raises:
-        OSError: Whether it is there cannot be told.
+        OSError: Any other error.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(file, _LINE_BYTES)
+            return os.read(file, 1 << 12)
         finally:
             os.close(file)
     except OSError as error:
-        if error.errno in _GONE or (hidden and error.errno in _FORBIDDEN):
+        if error.errno in absent:
             return None
         raise
 
 
-class _UserDatabase:
-    """Names of users, looked up again every minute."""
-
-    def __init__(self, passwd: str, clock: Callable[[], float]) -> None:
-        self._passwd = passwd
-        self._clock = clock
-        self._names: dict[int, str | None] = {}
-        self._read_at = float("-inf")
-
-    def name(self, uid: int | None) -> str | None:
-        if uid is None:
-            return None
-        if self._clock() - self._read_at >= _REFRESH_SECONDS:
-            self._names = {**parse_passwd(_read_file(self._passwd) or b"")}
-            self._read_at = self._clock()
-        if uid not in self._names:
-            self._names[uid] = _directory_name(uid) if self._passwd == HOST_USERS else None
-        return self._names[uid]
+# ---------------------------------------------------------------------- exits
 
 
-def _directory_name(uid: int) -> str | None:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return None
+class ProcessWatch:
+    """Watches processes by descriptor (pidfd), in the running event loop.
+
+    pidfd_open(2) needs no rights and exists since Linux 5.3. A descriptor stays with its process
+    when the PID is reused, and becomes readable when the process ends. Processes without a
+    descriptor (older kernel, seccomp filter, more than MAX_PIDFDS processes, procfs of another PID
+    namespace) are left to the caller, who must poll them.
+
+    Args:
+        open_process: PID -> descriptor; None: the kernel or the procfs has none.
+        now: Unix time.
+    """
+
+    def __init__(
+        self, open_process: Callable[[int], int] | None, *, now: Callable[[], float] = time.time
+    ) -> None:
+        self._open = open_process
+        self._now = now
+        self._descriptors: dict[int, int] = {}
+        self._ended: dict[int, float] = {}
+        self._unwatched: set[int] = set()
+        self._new_exits: dict[int, float] = {}
+
+    def watch_only(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
+        """Watch these processes and no others; if there are too many, the first ones.
+
+        Returns:
+            PIDs that are watched from now on, and PIDs without a descriptor.
+        """
+        wanted = dict.fromkeys(pid for pid in pids if pid > 0)
+        for pid in self._descriptors.keys() - wanted:
+            self._close(pid)
+        self._ended = {pid: at for pid, at in self._ended.items() if pid in wanted}
+        self._unwatched &= wanted.keys()
+        known = self._descriptors.keys() | self._ended.keys() | self._unwatched
+        new = {pid for pid in wanted if pid not in known and self._add(pid)}
+        return new, set(self._unwatched)
+
+    def take_exited(self) -> dict[int, float]:
+        """Return the processes that ended since the last call, and when (Unix time)."""
+        exits, self._new_exits = self._new_exits, {}
+        return exits
+
+    def close(self) -> None:
+        for pid in list(self._descriptors):
+            self._close(pid)
+
+    def _add(self, pid: int) -> bool:
+        if self._open is None or len(self._descriptors) >= policy.MAX_PIDFDS:
+            self._unwatched.add(pid)
+            return False
+        try:
+            descriptor = self._open(pid)
+        except ProcessLookupError:
+            self._end(pid)
+            return True
+        except OSError:
+            self._unwatched.add(pid)
+            return False
+        self._descriptors[pid] = descriptor
+        asyncio.get_running_loop().add_reader(descriptor, self._readable, pid)
+        return True
+
+    def _readable(self, pid: int) -> None:
+        self._close(pid)
+        self._end(pid)
+
+    def _end(self, pid: int) -> None:
+        self._ended[pid] = self._new_exits[pid] = self._now()
+
+    def _close(self, pid: int) -> None:
+        descriptor = self._descriptors.pop(pid)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def pidfd_opener(procfs: str) -> Callable[[int], int] | None:
+    """Return pidfd_open if it exists and the procfs has the PIDs of this process's namespace."""
+    with suppress(OSError):
+        if os.readlink(f"{procfs}/self") == str(os.getpid()):  # noqa: PTH115
+            return getattr(os, "pidfd_open", None)
+    return None
+
+
+def observations_by_exit(
+    observation: ProcfsObservation, ended: Mapping[int, float]
+) -> list[ProcfsObservation]:
+    """Return an observation for each time at which a process ended, and the given one.
+
+    An earlier observation leaves out what was not yet so, or may not have been.
+    """
+    times = sorted({at for at in ended.values() if at < observation.at})
+    earlier = [
+        replace(
+            observation,
+            at=at,
+            processes={
+                pid: facts
+                for pid, facts in observation.processes.items()
+                if ended.get(pid, at) <= at
+            },
+            gone=tuple(pid for pid in observation.gone if pid in ended and ended[pid] <= at),
+        )
+        for at in times
+    ]
+    return [*earlier, observation]

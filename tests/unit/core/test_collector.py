@@ -564,9 +564,9 @@ async def test_a_user_whose_daemons_were_slow_is_waited_for_no_more(
     host.facts = replace(host.facts, owner_uid=2001, limited=True)
     assert (await look(collector)).state == "answering"  # it was waited for
     patience = collector._queries._patience
-    assert patience.left(2001, host.now()) < most
-    assert patience.left(2002, host.now()) == most
-    patience.use(2001, most, host.now())
+    assert patience.available(2001, host.now()) < most
+    assert patience.available(2002, host.now()) == most
+    patience.consume(2001, most, host.now())
     host.gate = asyncio.Event()
     host.passes(30.0)
     await asyncio.wait_for(collector.collect(), PATIENCE_SECONDS)  # or it would wait for ever
@@ -574,7 +574,7 @@ async def test_a_user_whose_daemons_were_slow_is_waited_for_no_more(
     host.gate.set()
     await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
     host.passes(60.0)
-    assert patience.left(2001, host.now()) > 0
+    assert patience.available(2001, host.now()) > 0
     assert (await look(collector)).state == "answering"
 
 

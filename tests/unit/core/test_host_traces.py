@@ -1,4 +1,4 @@
-"""What the doctor finds on a host beside its daemons: on a made-up /proc and a made-up root."""
+"""Leftovers on a host, which the doctor finds: on a made-up /proc and a made-up root."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
 from mps_exporter.findings import trace_findings
-from mps_exporter.observations import DaemonFacts, HostTraces, MpsDirectory, OpenFiles, ProcessFacts
+from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources import host_traces
-from mps_exporter.sources.host_traces import look_for_traces
+from mps_exporter.sources import process_view
+from mps_exporter.sources.process_view import find_leftovers
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
@@ -44,12 +44,12 @@ def test_zombies_orphans_and_who_holds_the_driver(tmp_path: Path) -> None:
     process(tmp_path, 15, "mps-exporter", opens="/dev/nvidiactl")
     (tmp_path / "self").symlink_to("15")
     (tmp_path / "20").mkdir()  # gone by now
-    found = look_for_traces((), str(tmp_path), str(tmp_path / "none"))
+    found = find_leftovers((), str(tmp_path), str(tmp_path / "none"))
     assert [one.pid for one in found.zombies] == [12]
     assert [(one.pid, one.uid) for one in found.orphans] == [(13, 1001)]
     assert [(one.pid, one.name) for one in found.holders] == [(10, CONTROL), (11, SERVER)]
     (tmp_path / "self").unlink()  # another PID namespace's procfs
-    assert len(look_for_traces((), str(tmp_path), str(tmp_path / "none")).holders) == 3
+    assert len(find_leftovers((), str(tmp_path), str(tmp_path / "none")).holders) == 3
 
 
 def test_how_many_files_a_server_has_open(tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_how_many_files_a_server_has_open(tmp_path: Path) -> None:
     (tmp_path / "11" / "limits").write_text("Max open files            72          4096    files\n")
     servers = (ProcessFacts(11, 1.0), ProcessFacts(12, 1.0))
     daemon = DaemonFacts("/mps", "/l", process=ProcessFacts(10, 1.0), servers=servers)
-    assert host_traces.open_files([daemon], str(tmp_path)) == (OpenFiles(11, "/mps", 72, 1),)
+    assert process_view.open_files([daemon], str(tmp_path)) == (OpenFiles(11, "/mps", 72, 1),)
     (tmp_path / "11" / "fd" / "7").unlink()
     (tmp_path / "11" / "fd").rmdir()  # not readable
-    assert host_traces.open_files([daemon], str(tmp_path)) == (OpenFiles(11, "/mps", 72),)
+    assert process_view.open_files([daemon], str(tmp_path)) == (OpenFiles(11, "/mps", 72),)
 
 
 UNIT = "[Service]\nEnvironment=CUDA_MPS_PIPE_DIRECTORY={0}\nExecStart=/usr/bin/{1} -d\n"
@@ -89,14 +89,14 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
         "NVIDIA's DRA driver for Kubernetes",
     )
     of_unit = MpsDirectory("/srv/mps", uid, "the enabled unit mps.service")
-    found = look_for_traces((), str(tmp_path / "none"), str(tmp_path))
+    found = find_leftovers((), str(tmp_path / "none"), str(tmp_path))
     assert found.directories == (left, of_plugin, of_claim, of_unit)
     running = [
         DaemonFacts("/srv/mps", "", process=ProcessFacts(9, 0.0)),
         DaemonFacts(str(plugin), "", process=ProcessFacts(10, 0.0)),  # by another name
         DaemonFacts("/tmp/nvidia-mps", ""),  # configured, and not running
     ]
-    found = look_for_traces(running, str(tmp_path / "none"), str(tmp_path))
+    found = find_leftovers(running, str(tmp_path / "none"), str(tmp_path))
     assert found.directories == (left, of_claim)
     # A daemon that is not visible from here, in another PID namespace, holds its lock all the same.
     held = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); "
@@ -107,13 +107,13 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        found = look_for_traces((), str(tmp_path / "none"), str(tmp_path))
+        found = find_leftovers((), str(tmp_path / "none"), str(tmp_path))
         holder.kill()
     assert left not in found.directories
 
 
 def test_each_trace_is_a_finding() -> None:
-    traces = HostTraces(
+    traces = Leftovers(
         zombies=(ProcessFacts(12, 0.0, parent_pid=10, state="Z"),),
         orphans=(ProcessFacts(13, 0.0, uid=1001),),
         directories=(
@@ -149,7 +149,7 @@ def test_each_trace_is_a_finding() -> None:
     (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
     assert "(10)" in held
     assert "\x1b" not in held
-    roots = HostTraces(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
+    roots = Leftovers(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
     (one,) = trace_findings(roots)
     assert not one.actions
 
@@ -158,7 +158,7 @@ def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
     set_up = "NVIDIA's device plugin for Kubernetes"
     fits, long = "/p" * 49 + "x", "/q" * 50
     assert len(f"{fits}/control") == 107
-    traces = HostTraces(directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)))
+    traces = Leftovers(directories=(MpsDirectory(fits, 0, set_up), MpsDirectory(long, 0, set_up)))
     short, other = trace_findings(traces)
     assert "No daemon can run there" not in short.evidence
     assert "kubectl" in short.remedy
@@ -174,15 +174,15 @@ def test_a_real_zombie_is_seen(tmp_path: Path) -> None:
     program.symlink_to(sys.executable)
     with subprocess.Popen([program, "-c", ""], stdout=subprocess.DEVNULL) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        found = look_for_traces((), root=str(tmp_path))
+        found = find_leftovers((), root=str(tmp_path))
         assert child.pid in [one.pid for one in found.zombies]
 
 
 def test_the_doctor_looks_around_while_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    left = HostTraces(directories=(MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),))
-    monkeypatch.setattr(host_traces, "look_for_traces", lambda *_: left)
+    left = Leftovers(directories=(MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),))
+    monkeypatch.setattr(process_view, "find_leftovers", lambda *_: left)
     (tmp_path / "stat").write_text("btime 1795248000\n")
     assert main(["doctor", "--json", f"--path.procfs={tmp_path}"]) == 1
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["findings"]]

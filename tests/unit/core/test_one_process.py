@@ -23,7 +23,7 @@ from mps_exporter.findings.one_process import Check, check_process, conclusion, 
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,
-    HostTraces,
+    Leftovers,
     OpenFiles,
     ProcessFacts,
     ProcessView,
@@ -239,7 +239,7 @@ async def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
 def test_a_server_without_a_free_descriptor_refuses_newcomers_only(snapshot: Snapshot) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     files = (OpenFiles(daemon.servers[0].pid, daemon.pipe_directory, 72, 70),)
-    found = tuple(trace_findings(HostTraces(open_files=files)))
+    found = tuple(trace_findings(Leftovers(open_files=files)))
     view = newcomer(snapshot)
     refused = conclusion(check_process(77, snapshot, found, view))
     assert ("has 70 of at most 72 files open" in refused.text, refused.command) == (True, "")

@@ -11,9 +11,9 @@ import pytest
 from mps_exporter.mps.control_protocol import PROBE
 from mps_exporter.mps.protocol_v3 import CLIENTS, DEVICES, FEATURES, NAMESPACES, PARTITIONS, SERVERS
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.sources.control_tool import NEW_DAEMONS_PER_SECOND, ControlTool
+from mps_exporter.sources import policy
+from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.control_tool_runs import PATH, ChildRights, ProcessResult
-from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from testing import fake_mps_control
 from testing import fake_mps_v3 as published
 from testing.fake_host import H200, server
@@ -295,15 +295,17 @@ async def test_new_daemons_of_a_user_are_asked_one_after_the_other(desk: Desk) -
         return (await tool.probe(daemon, 5)).outcome is Outcome.OK
 
     asked = [await ask(2001, pid) for pid in range(100, 130)]
-    assert asked == [True] * MAX_DAEMONS_PER_USER + [False] * (30 - MAX_DAEMONS_PER_USER)
+    assert asked == [True] * policy.MAX_DAEMONS_PER_USER + [False] * (
+        30 - policy.MAX_DAEMONS_PER_USER
+    )
     assert all([await ask(0, pid, limited=False) for pid in range(200, 230)])
     assert await ask(2002, 300)
-    desk.time += 1.0 / NEW_DAEMONS_PER_SECOND
+    desk.time += 1.0 / policy.FIRST_QUERIES_PER_SECOND
     assert [await ask(2001, pid) for pid in (129, 130)] == [True, False]
     assert await ask(2001, 129)  # not for the first time
     desk.time += 3600.0
     asked = [await ask(2001, pid) for pid in range(400, 430)]
-    assert asked.count(True) == MAX_DAEMONS_PER_USER
+    assert asked.count(True) == policy.MAX_DAEMONS_PER_USER
 
 
 async def test_an_ordinary_users_daemon_that_works_again_is_asked_at_once(desk: Desk) -> None:

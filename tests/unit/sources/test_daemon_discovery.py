@@ -1,28 +1,29 @@
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import daemon_directories, daemon_discovery
+from mps_exporter.sources import daemon_directories, daemon_discovery, policy, resolve_in_root
 from mps_exporter.sources.daemon_directories import (
     DEFAULT_LOG_DIRECTORY,
     DaemonDirectories,
-    identity_of,
+    directory_status,
     lock_holder,
 )
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
-from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
 from mps_exporter.sources.processes import Processes
 from testing.fake_host import held_lock
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
@@ -35,120 +36,109 @@ CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 
 
+class Host(FakeProc):
+    """A made-up /proc, and what discovery finds in it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.source = DaemonDiscovery(str(root))
+
+    def found(
+        self, configured: Sequence[tuple[str, str | None]] = (), *, search: bool = True
+    ) -> tuple[DaemonFacts, ...]:
+        return self.source.discover(configured, search=search)
+
+    def pipes(self) -> list[str]:
+        return [one.pipe_directory for one in self.found()]
+
+    def daemon(self, pid: int, pipe: Path | str, *flags: str, **more: Any) -> None:
+        self.add(pid, argv=[CONTROL, *(flags or ("-d",))], environ=environment(pipe), **more)
+
+    def contained(
+        self, pid: int, root: Path, pipe: str = "/mps/pipe", log: str = "/mps/log"
+    ) -> None:
+        """Start a daemon with a root of its own."""
+        self.add(pid, argv=[CONTROL, "-f"], environ=environment(pipe, log), sees=root, started=pid)
+
+
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     # The machine that runs the tests may have daemons of its own.
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
     monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", defaults)
-    # A busy machine may not have looked at a directory within half a second.
-    monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", PATIENCE_SECONDS)
-    return FakeProc(tmp_path / "proc")
+    # On a busy machine a check may take longer than half a second.
+    monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    return Host(tmp_path / "proc")
 
 
-def found(
-    proc: FakeProc, configured: Sequence[tuple[str, str | None]] = (), *, search: bool = True
-) -> tuple[DaemonFacts, ...]:
-    return DaemonDiscovery(str(proc.root)).discover(configured, search=search)
-
-
-def environment(pipe: Path, log: Path | None = None) -> dict[str, str]:
+def environment(pipe: Path | str, log: Path | str | None = None) -> dict[str, str]:
     variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
     return variables if log is None else {**variables, "CUDA_MPS_LOG_DIRECTORY": str(log)}
-
-
-def daemon(proc: FakeProc, pid: int, pipe: Path, *flags: str, **more: Any) -> None:
-    proc.add(pid, argv=[CONTROL, *(flags or ("-d",))], environ=environment(pipe), **more)
 
 
 # ------------------------------------------------------------------------------ daemons
 
 
-def test_a_daemon_with_its_servers(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_daemon_with_its_servers(host: Host, tmp_path: Path) -> None:
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     pipe.mkdir()
-    proc.add(1, argv=["/sbin/init"])
-    proc.add(413, argv=[CONTROL, "-d"], environ=environment(pipe, log), started=20.5)
-    proc.add(468, argv=[SERVER, "-multiuser-server"], parent=413)
-    proc.add(469, comm="nvidia-cuda-mps", parent=413, state="Z")
-    proc.add(470, argv=[CONTROL, "-d"], parent=413, environ=environment(pipe))  # before its exec
-    proc.add(500, argv=[SERVER], parent=499)  # of another daemon
-    (facts,) = found(proc)
+    host.add(413, argv=[CONTROL, "-d"], environ=environment(pipe, log), started=20.5)
+    host.add(468, argv=[SERVER, "-multiuser-server"], parent=413)
+    host.add(469, comm="nvidia-cuda-mps", parent=413, state="Z")
+    host.add(470, argv=[CONTROL, "-d"], parent=413, environ=environment(pipe))  # before its exec
+    host.add(500, argv=[SERVER], parent=499)  # of another daemon
+    (facts,) = host.found()
     assert (facts.pipe_directory, facts.log_directory, facts.root) == (str(pipe), str(log), "")
     assert facts.process is not None
     assert (facts.process.pid, facts.process.name) == (413, "nvidia-cuda-mps-control")
     assert facts.process.start_time_seconds == BOOT_TIME + 20.5
-    assert [server.pid for server in facts.servers] == [468, 469]
-    assert facts.servers[1].state == "Z"
+    assert [(server.pid, server.state) for server in facts.servers] == [(468, "S"), (469, "Z")]
     assert facts.multiuser
-    assert not facts.configured
-    assert not facts.directories_assumed
-    assert not facts.log_directory_assumed
+    flags = facts.configured, facts.directories_assumed, facts.log_directory_assumed, facts.limited
+    assert not any(flags)
     assert (facts.pipe_path, facts.log_path) == (str(pipe), str(log))
 
 
 @pytest.mark.parametrize(
-    ("flags", "foreground", "multiuser", "static"),
+    ("flags", "variables", "expected"),
     [
-        (["-d"], False, False, False),
-        (["-f"], True, False, False),
-        (["--foreground", "-p", "3"], True, False, False),
-        (["-d", "-multiuser-server"], False, True, False),
-        (["-d", "-S"], False, False, True),
+        (["-d"], {}, (False, False, False, None)),
+        (["--foreground", "-p", "3"], {}, (True, False, False, "3")),
+        (["-d", "-multiuser-server"], {}, (False, True, False, None)),
+        (["-d", "-S"], {"CUDA_MPS_PROTOCOL_VERSION": "3"}, (False, False, True, "3")),
     ],
 )
-def test_how_it_was_started(
-    proc: FakeProc,
-    tmp_path: Path,
-    flags: list[str],
-    foreground: bool,
-    multiuser: bool,
-    static: bool,
+def test_arguments_and_protocol(
+    host: Host, flags: list[str], variables: dict[str, str], expected: tuple[object, ...]
 ) -> None:
-    daemon(proc, 5, tmp_path / "pipe", *flags)
-    (facts,) = found(proc)
-    assert facts.foreground is foreground
-    assert facts.multiuser is multiuser
-    assert facts.static_partitioning is static
+    host.add(5, argv=[CONTROL, *flags], environ={**environment("/pipe"), **variables})
+    (one,) = host.found()
+    assert (one.foreground, one.multiuser, one.static_partitioning, one.protocol) == expected
 
 
-def test_which_protocol_it_was_started_with(proc: FakeProc, tmp_path: Path) -> None:
-    daemon(proc, 5, tmp_path / "plain")
-    daemon(proc, 6, tmp_path / "third", "-d", "-p", "3")
-    named = {**environment(tmp_path / "variable"), "CUDA_MPS_PROTOCOL_VERSION": "3"}
-    proc.add(7, argv=[CONTROL, "-d"], environ=named)
-    protocols = {Path(one.pipe_directory).name: one.protocol for one in found(proc)}
-    assert protocols == {"plain": None, "third": "3", "variable": "3"}
+def test_the_tool_is_not_a_daemon(host: Host) -> None:
+    host.add(5, argv=[CONTROL], environ=environment("/pipe"))
+    host.add(6, argv=["sh", "-c", f"{CONTROL} -d"])
+    host.add(7, argv=["/opt/nvidia-cuda-mps-controller", "-d"])
+    host.add(8, comm="nvidia-cuda-mps", state="Z")
+    assert host.found() == ()
 
 
-def test_the_tool_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:
-    proc.add(5, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
-    proc.add(6, argv=["sh", "-c", f"{CONTROL} -d"])
-    proc.add(7, argv=["/opt/nvidia-cuda-mps-controller", "-d"])
-    proc.add(8, comm="nvidia-cuda-mps", state="Z")
-    assert found(proc) == ()
-
-
-def test_one_without_flags_that_holds_the_lock_is(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_process_without_flags_is_a_daemon_while_it_holds_the_lock(
+    host: Host, tmp_path: Path
+) -> None:
     with held_lock(tmp_path / "pipe") as pid:
-        proc.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
-        (facts,) = found(proc)
-    assert facts.process is not None
-    assert facts.lock_holder_pid == facts.process.pid == pid
+        host.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
+        (facts,) = first = host.found()
+        assert facts.process is not None
+        assert facts.lock_holder_pid == facts.process.pid == pid
+        assert host.found() == first
+    assert host.found() == ()
 
 
-def test_one_that_no_longer_holds_its_lock_is_no_daemon(proc: FakeProc, tmp_path: Path) -> None:
-    source = DaemonDiscovery(str(proc.root))
-    with held_lock(tmp_path / "pipe") as pid:
-        proc.add(pid, argv=[CONTROL], environ=environment(tmp_path / "pipe"))
-        first = source.discover([], search=True)
-        assert len(first) == 1
-        assert source.discover([], search=True) == first
-    assert source.discover([], search=True) == ()
-
-
-def test_without_variables_it_is_at_the_default_place(proc: FakeProc, tmp_path: Path) -> None:
-    proc.add(5, argv=[CONTROL, "-d"], environ={})
-    (facts,) = found(proc)
+def test_without_variables_a_daemon_has_the_default_directories(host: Host, tmp_path: Path) -> None:
+    host.add(5, argv=[CONTROL, "-d"], environ={})
+    (facts,) = host.found()
     assert facts.pipe_directory == str(tmp_path / "tmp-mps")
     assert facts.log_directory == DEFAULT_LOG_DIRECTORY
     assert not facts.directories_assumed
@@ -156,327 +146,291 @@ def test_without_variables_it_is_at_the_default_place(proc: FakeProc, tmp_path: 
 
 @pytest.mark.parametrize("state", ["R", "Z"])
 @pytest.mark.parametrize("named", [True, False])
-def test_one_that_ends_is_at_no_other_place(
-    proc: FakeProc, tmp_path: Path, state: str, named: bool
+def test_an_ending_daemon_is_in_no_other_directory(
+    host: Host, tmp_path: Path, state: str, named: bool
 ) -> None:
     """It releases its lock some time before it is a zombie, and its parent may never reap it."""
     pipe = tmp_path / "tmp-mps"
     variables = environment(pipe) if named else {}
-    source = DaemonDiscovery(str(proc.root))
     with held_lock(pipe) as pid:
-        proc.add(pid, argv=[CONTROL, "-d"], environ=variables)
-        assert [one.pipe_directory for one in source.discover([], search=True)] == [str(pipe)]
-    proc.add(pid, argv=[CONTROL, "-d"], environ=variables, state=state)
-    assert source.discover([], search=True) == ()
+        host.add(pid, argv=[CONTROL, "-d"], environ=variables)
+        assert host.pipes() == [str(pipe)]
+    host.add(pid, argv=[CONTROL, "-d"], environ=variables, state=state)
+    assert host.found() == ()
 
 
-def test_one_that_ends_while_it_is_looked_at_is_at_no_other_place(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_daemon_that_ends_during_a_check_is_in_no_other_directory(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tmp-mps").mkdir()
-    proc.add(5, argv=[CONTROL, "-d"], environ={})
+    host.add(5, argv=[CONTROL, "-d"], environ={})
     monkeypatch.setattr(Processes, "sole_user", lambda _processes, _pid: None)
-    assert found(proc) == ()
+    assert host.found() == ()
 
 
-@pytest.mark.parametrize("there_still", [True, False])
-def test_one_in_a_container_that_ends_is_at_no_other_place(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there_still: bool
+@pytest.mark.parametrize("still_there", [True, False])
+def test_a_daemon_in_a_container_that_ends_is_in_no_other_directory(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still_there: bool
 ) -> None:
-    """The kernel takes its root directory from it before it is a zombie."""
-    source, look = DaemonDiscovery(str(proc.root)), DaemonDirectories.look
+    """The kernel removes its root directory before it is a zombie."""
+    locate = DaemonDirectories.locate
     with held_lock(tmp_path / "container" / "boxed") as pid:
-        argv, variables = [CONTROL, "-d"], environment(Path("/boxed"))
-        proc.add(pid, argv=argv, environ=variables, sees=tmp_path / "container")
-        (facts,) = source.discover([], search=True)
-        assert facts.root == f"{proc.root}/{pid}/root"
+        host.daemon(pid, "/boxed", sees=tmp_path / "container")
+        (facts,) = host.found()
+        assert facts.root == f"{host.root}/{pid}/root"
 
-    def look_at_its_end(*arguments: Any) -> object:
-        if there_still:
-            (proc.root / str(pid) / "root").unlink()
+    def locate_at_the_end(*arguments: Any) -> object:
+        if still_there:
+            (host.root / str(pid) / "root").unlink()
         else:
-            proc.remove(pid)
-        return look(*arguments)
+            host.remove(pid)
+        return locate(*arguments)
 
-    monkeypatch.setattr(DaemonDirectories, "look", look_at_its_end)
-    assert source.discover([], search=True) == ()
+    monkeypatch.setattr(DaemonDirectories, "locate", locate_at_the_end)
+    assert host.found() == ()
 
 
-def test_a_second_one_at_the_default_place_is_not_where_nothing_is(
-    proc: FakeProc, tmp_path: Path
+def test_the_lock_decides_between_two_processes_and_two_directories(
+    host: Host, tmp_path: Path
 ) -> None:
-    """It finds the lock taken and ends."""
-    with held_lock(tmp_path / "tmp-mps") as pid:
-        proc.add(pid, argv=[CONTROL, "-d"], environ={})
-        proc.add(pid + 1, argv=[CONTROL, "-d"], environ={}, started=5.0)
-        (facts,) = found(proc)
-    assert facts.process is not None
-    assert (facts.process.pid, facts.pipe_directory) == (pid, str(tmp_path / "tmp-mps"))
-
-
-def test_of_two_default_directories_the_lock_decides(proc: FakeProc, tmp_path: Path) -> None:
+    """A second daemon finds the lock taken and ends."""
     (tmp_path / "tmp-mps").mkdir()
-    with held_lock(tmp_path / "run-mps") as pid:
-        proc.add(pid, argv=[CONTROL, "-d"], environ={})
-        (facts,) = found(proc)
-    assert facts.pipe_directory == str(tmp_path / "run-mps")
+    with held_lock(tmp_path / "run-mps") as default, held_lock(tmp_path / "pipe") as named:
+        host.add(default, argv=[CONTROL, "-d"], environ={})
+        host.add(4_000_001, argv=[CONTROL, "-d"], environ=environment(tmp_path / "run-mps"))
+        host.daemon(2, tmp_path / "pipe")
+        host.daemon(named, tmp_path / "pipe")
+        host.daemon(4_000_000, tmp_path / "pipe")
+        found = host.found()
+    assert {one.pipe_directory: one.process and one.process.pid for one in found} == {
+        str(tmp_path / "run-mps"): default,
+        str(tmp_path / "pipe"): named,
+    }
 
 
-def test_many_daemons(proc: FakeProc, tmp_path: Path) -> None:
-    for number in range(5):
-        daemon(proc, 100 + number, tmp_path / f"nvidia-mps_{number}")
-    proc.add(200, argv=[SERVER], parent=103)
-    facts = found(proc)
-    assert [daemon.pipe_directory for daemon in facts] == [
-        str(tmp_path / f"nvidia-mps_{number}") for number in range(5)
-    ]
-    assert [len(daemon.servers) for daemon in facts] == [0, 0, 0, 1, 0]
-
-
-def test_directories_and_daemons_are_looked_at_at_the_same_time(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_second_daemon_with_default_directories_is_not_in_the_missing_one(
+    host: Host, tmp_path: Path
 ) -> None:
-    daemon(proc, 500, tmp_path / "one")
-    source = DaemonDiscovery(str(proc.root))
+    with held_lock(tmp_path / "tmp-mps") as pid:
+        host.add(pid, argv=[CONTROL, "-d"], environ={})
+        host.add(pid + 1, argv=[CONTROL, "-d"], environ={}, started=5.0)
+        assert host.pipes() == [str(tmp_path / "tmp-mps")]
+
+
+def test_all_directories_are_checked_at_the_same_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.daemon(500, "/one")
     both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
-    look, look_at_place = source._directories.look, source._look_at_place
 
-    def looking(*arguments: Any) -> Any:
+    def at_once(check: Callable[..., Any], *arguments: Any) -> Any:
         both.wait()
-        return look(*arguments)
+        return check(*arguments)
 
-    def looking_at_place(*arguments: Any) -> Any:
-        both.wait()
-        return look_at_place(*arguments)
+    directories = host.source._directories
+    monkeypatch.setattr(directories, "locate", partial(at_once, directories.locate))
+    monkeypatch.setattr(
+        host.source, "_check_configured", partial(at_once, host.source._check_configured)
+    )
+    found = host.found([("/configured", None)])
+    assert [one.pipe_directory for one in found] == ["/configured", "/one"]
 
-    monkeypatch.setattr(source._directories, "look", looking)
-    monkeypatch.setattr(source, "_look_at_place", looking_at_place)
-    names = {one.pipe_directory for one in source.discover([("/configured", None)], search=True)}
-    assert names == {"/configured", str(tmp_path / "one")}
 
-
-def test_what_was_configured_is_looked_at_first_where_threads_are_few(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_configured_directories_are_checked_first_if_threads_run_out(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon(proc, 500, tmp_path / "one")
+    host.daemon(500, "/one")
     (tmp_path / "two").mkdir()
     allow_one_thread(monkeypatch)
-    (facts,) = found(proc, [(str(tmp_path / "two"), None)])
+    (facts,) = host.found([(str(tmp_path / "two"), None)])
     assert facts.owner_uid == os.getuid()
 
 
-def test_of_a_users_crowd_a_few_are_looked_at_and_root_is_always(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_users_crowd_is_checked_at_a_rate_and_root_always(
+    host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look is a thread and some dozen system calls; what is known stands until its turn comes."""
     for number in range(20):
-        daemon(proc, 100 + number, tmp_path / str(number), uid=os.getuid() + 2001)
-    daemon(proc, 500, tmp_path / "root")
-    source = DaemonDiscovery(str(proc.root))
-    looks = list[int]()
-    look = source._directories.look
+        host.daemon(100 + number, f"/{number}", uid=os.getuid() + 2001)
+    host.daemon(500, "/root")
+    now = 0.0
+    source = DaemonDiscovery(str(host.root), clock=lambda: now)
+    checks = list[int]()
+    locate = source._directories.locate
 
-    def counted(program: Any, configured: Sequence[str]) -> Any:
-        looks.append(program.pid)
-        return look(program, configured)
+    def counted(program: Any, *arguments: Any) -> Any:
+        checks.append(program.pid)
+        return locate(program, *arguments)
 
-    monkeypatch.setattr(source._directories, "look", counted)
-    names = [
-        frozenset(one.pipe_directory for one in source.discover([], search=True)) for _ in range(20)
-    ]
-    assert {len(found) for found in names} == {1 + MAX_DAEMONS_PER_USER}
-    assert len(set(names)) == 1
-    assert looks.count(500) == 20
-    first, later = MAX_DAEMONS_PER_USER, 2 * daemon_discovery.LOOKS_BY_TURNS
-    assert len(looks) - 20 <= first + 20 * later
-    assert {100 + number for number in range(20)} <= set(looks)  # by turns
-
-
-def test_of_two_daemons_in_one_directory_the_lock_decides(proc: FakeProc, tmp_path: Path) -> None:
-    with held_lock(tmp_path / "pipe") as pid:
-        daemon(proc, 2, tmp_path / "pipe")  # a second start, which will be refused
-        daemon(proc, pid, tmp_path / "pipe")
-        daemon(proc, 4_000_000, tmp_path / "pipe")
-        (facts,) = found(proc)
-    assert facts.process is not None
-    assert facts.process.pid == pid
+    monkeypatch.setattr(source._directories, "locate", counted)
+    shown = set()
+    for _ in range(20):
+        found = source.discover([], search=True)
+        shown.add(frozenset((one.pipe_directory, one.limited) for one in found))
+        now += 1.0 / policy.DIRECTORY_CHECKS_PER_SECOND
+    (daemons,) = shown
+    assert len(daemons) == 1 + policy.MAX_DAEMONS_PER_USER
+    assert [name for name, limited in daemons if not limited] == ["/root"]
+    assert checks.count(500) == 20
+    assert len(checks) - 20 == policy.MAX_DAEMONS_PER_USER + 19
+    assert {100 + number for number in range(20)} <= set(checks)  # the least recently checked
+    ignored = source.observe([]).ignored_programs
+    assert ignored == {os.getuid() + 2001: 20 - policy.MAX_DAEMONS_PER_USER}
 
 
 # ------------------------------------------------------------------------------ configured
 
 
-def test_configured_directories_are_there_when_nothing_runs(proc: FakeProc, tmp_path: Path) -> None:
+def test_configured_directories_are_shown_when_nothing_runs(host: Host, tmp_path: Path) -> None:
     pipe = str(tmp_path / "pipe")
     for search in (True, False):
-        (facts,) = found(proc, [(pipe, None), (pipe, "/twice")], search=search)
+        (facts,) = host.found([(pipe, None), (pipe, "/twice")], search=search)
         owners = tuple(sorted({0, os.geteuid()}))
         assert facts == DaemonFacts(pipe, DEFAULT_LOG_DIRECTORY, configured=True, log_owners=owners)
 
 
-def test_a_configured_daemon_that_runs(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_configured_daemon_that_runs(host: Host, tmp_path: Path) -> None:
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     pipe.mkdir()
     (tmp_path / "link").symlink_to(pipe)
-    proc.add(5, argv=[CONTROL, "-d"], environ=environment(pipe, log))
+    host.add(5, argv=[CONTROL, "-d"], environ=environment(pipe, log))
+    host.daemon(6, "/other")
     for configured, expected in ((None, str(log)), ("/given", "/given")):
-        (facts,) = found(proc, [(str(tmp_path / "link"), configured)])
+        (facts,) = host.found([(str(tmp_path / "link"), configured)], search=False)
         assert facts.configured
         assert facts.pipe_directory == str(tmp_path / "link")
         assert facts.log_directory == expected
         assert facts.process is not None
+        assert facts.process.pid == 5
 
 
 @pytest.mark.parametrize("search", [True, False])
-def test_one_that_does_not_run_is_given_no_log_of_another(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, search: bool
+def test_a_daemon_that_does_not_run_has_no_log_of_another(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: bool
 ) -> None:
     default = tmp_path / "log"
     for module in (daemon_directories, daemon_discovery):
         monkeypatch.setattr(module, "DEFAULT_LOG_DIRECTORY", str(default))
-    default.mkdir()
-    named = [(str(tmp_path / "mine"), None), (str(tmp_path / "told"), str(default))]
-    source = DaemonDiscovery(str(proc.root))
+    named = [(str(tmp_path / "mine"), None), (str(tmp_path / "named"), str(default))]
 
     def logs() -> dict[str, str]:
-        daemons = source.discover(named, search=search)
+        daemons = host.found(named, search=search)
         return {Path(one.pipe_directory).name: one.log_directory for one in daemons}
 
-    (tmp_path / "other").mkdir()
-    proc.add(413, argv=[CONTROL, "-d"], environ=environment(tmp_path / "other"))
-    alone = {"mine": str(default), "told": str(default)}
+    for name in ("log", "mine", "other"):
+        (tmp_path / name).mkdir()
+    host.daemon(412, tmp_path / "other", uid=os.getuid() + 2001)  # its word proves nothing
+    alone = {"mine": str(default), "named": str(default)}
+    assert logs().items() >= alone.items()
+    host.daemon(413, tmp_path / "other")
+    host.remove(412)
     assert logs() == alone | {"mine": ""} | ({"other": str(default)} if search else {})
-    proc.remove(413)
+    host.remove(413)
     assert logs() == alone | {"mine": ""}  # the lines in it are still the other's
-    (tmp_path / "mine").mkdir()
-    proc.add(414, argv=[CONTROL, "-d"], environ=environment(tmp_path / "mine"))
+    host.daemon(414, tmp_path / "mine")
     assert logs() == alone
-    proc.remove(414)
+    host.remove(414)
     assert logs() == alone
 
 
-def test_without_search_only_what_was_configured(proc: FakeProc, tmp_path: Path) -> None:
-    daemon(proc, 5, tmp_path / "a")
-    daemon(proc, 6, tmp_path / "b")
-    (facts,) = found(proc, [(str(tmp_path / "b"), None)], search=False)
-    assert facts.process is not None
-    assert facts.process.pid == 6
-
-
-def test_a_lock_without_a_visible_process(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_lock_without_a_visible_process(host: Host, tmp_path: Path) -> None:
+    configured = [(str(tmp_path / "pipe"), None)]
     with held_lock(tmp_path / "pipe") as pid:
-        (facts,) = found(proc, [(str(tmp_path / "pipe"), None)])
+        (facts,) = host.found(configured)
         assert (facts.process, facts.lock_holder_pid, facts.lock_tested) == (None, pid, True)
-    (facts,) = found(proc, [(str(tmp_path / "pipe"), None)])
+    (facts,) = host.found(configured)
     assert (facts.lock_holder_pid, facts.lock_tested) == (None, True)
 
 
-def test_who_held_the_lock_some_time_ago_says_nothing_of_now(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_holder_of_the_lock_at_an_earlier_time_proves_nothing(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look at a slow directory that was begun before the daemon started, and ended after."""
+    """The check of a slow directory began before the daemon started, and ended after."""
     pipe = str(tmp_path / "pipe")
     may_return = threading.Event()
-    look_at = daemon_directories.look_at
+    check = DaemonDirectories.check
 
     def slow(*arguments: Any, **more: Any) -> Any:
-        found = look_at(*arguments, **more)
+        found = check(*arguments, **more)
         may_return.wait()
         return found
 
     with held_lock(tmp_path / "pipe"):
-        pass  # the file is there, and nobody holds it
-    monkeypatch.setattr(daemon_directories, "look_at", slow)
-    source = DaemonDiscovery(str(proc.root))
-    monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", 0.05)
-    (facts,) = source.discover([(pipe, None)], search=True)
+        pass  # the file exists, and the lock is free
+    monkeypatch.setattr(DaemonDirectories, "check", slow)
+    monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", 0.05)
+    (facts,) = host.found([(pipe, None)])
     assert not facts.lock_tested
     with held_lock(tmp_path / "pipe") as pid:
-        under_way = source._place_calls._calls[pipe, None].future
+        under_way = host.source._calls._calls[pipe, None].future
         may_return.set()
         wait_for(under_way.done)
-        monkeypatch.setattr(daemon_discovery, "DIRECTORIES_SECONDS", PATIENCE_SECONDS)
-        (facts,) = source.discover([(pipe, None)], search=True)
+        monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+        (facts,) = host.found([(pipe, None)])
         assert (facts.owner_uid, facts.lock_tested) == (os.getuid(), False)
-        (facts,) = source.discover([(pipe, None)], search=True)
+        (facts,) = host.found([(pipe, None)])
         assert (facts.lock_tested, facts.lock_holder_pid) == (True, pid)
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_a_daemon_whose_directory_cannot_be_looked_at_now_is_still_there(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: bool
+def test_a_daemon_whose_directory_cannot_be_checked_now_still_runs(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: bool
 ) -> None:
     names = [(str(tmp_path / "pipe"), None)] if configured else []
-    source = DaemonDiscovery(str(proc.root))
     with held_lock(tmp_path / "pipe") as pid:
-        daemon(proc, pid, tmp_path / "pipe")
-        (before,) = source.discover(names, search=True)
+        host.daemon(pid, tmp_path / "pipe")
+        (before,) = host.found(names)
 
         def fails(*_: Any) -> int:
             raise OSError(errno.EMFILE, "Too many open files")
 
         monkeypatch.setattr(daemon_directories, "opened_directory", fails)
-        (facts,) = source.discover(names, search=True)
+        (facts,) = host.found(names)
         assert before.process is not None
         assert facts.process == before.process
         assert facts.pipe_directory == before.pipe_directory
-        assert "(too many open files)" in (source.observe([]).error or "")
+        assert "(too many open files)" in (host.source.observe([]).error or "")
 
 
 # ------------------------------------------------------------------------------ mount namespaces
 
 
-def test_a_daemon_with_a_root_of_its_own(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_daemon_with_its_own_root(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "container"
-    (root / "mps" / "pipe").mkdir(parents=True)
-    (root / "mps" / "log").mkdir()
-    proc.add(
-        5, argv=[CONTROL, "-f"], environ=environment(Path("/mps/pipe"), Path("/mps/log")), sees=root
-    )
-    (facts,) = found(proc)
-    assert facts.pipe_directory == "/mps/pipe"
-    assert facts.root == f"{proc.root}/5/root"
+    for name in ("pipe", "log"):
+        (root / "mps" / name).mkdir(parents=True)
+    host.contained(5, root)
+    (facts,) = host.found()
+    assert (facts.pipe_directory, facts.root) == ("/mps/pipe", f"{host.root}/5/root")
     assert Path(facts.pipe_path).samefile(root / "mps" / "pipe")
     assert Path(facts.log_path).samefile(root / "mps" / "log")
-
-
-def test_its_directory_mounted_from_here_has_the_name_that_was_configured(
-    proc: FakeProc, tmp_path: Path
-) -> None:
-    root = tmp_path / "container"
-    pipe = root / "mps" / "pipe"
-    pipe.mkdir(parents=True)
-    (root / "mps" / "log").mkdir()
-    variables = environment(Path("/mps/pipe"), Path("/mps/log"))
-    proc.add(5, argv=[CONTROL, "-f"], environ=variables, sees=root)
-    (facts,) = found(proc, [(str(pipe), None)])
-    assert (facts.pipe_directory, facts.root) == (str(pipe), "")
+    # A directory that is mounted from the host has the name that was configured.
+    pipe = str(root / "mps" / "pipe")
+    (facts,) = host.found([(pipe, None)])
+    assert (facts.pipe_directory, facts.root) == (pipe, "")
     assert facts.process is not None
     assert Path(facts.log_path).samefile(root / "mps" / "log")
 
 
 def test_the_same_directory_under_the_same_name_needs_no_prefix(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipe = tmp_path / "pipe"
-    pipe.mkdir()
-    root = tmp_path / "container"
-    log = root / "inner-log"
-    log.mkdir(parents=True)
-    # As if it were mounted there, too.
-    real, mirrored = identity_of, f"{proc.root}/5/root{pipe}"
+    pipe, root = tmp_path / "pipe", tmp_path / "container"
+    for folder in (pipe, root / "inner-log", root / str(pipe).lstrip("/")):
+        folder.mkdir(parents=True)
+    # Simulates a mount of the host's directory.
+    real, mirrored = directory_status, f"{host.root}/5/root{pipe}"
     monkeypatch.setattr(
         daemon_directories,
-        "identity_of",
+        "directory_status",
         lambda path, procfs: real(str(pipe) if path == mirrored else path, procfs),
     )
-    variables = environment(pipe, Path("/inner-log"))
-    proc.add(5, argv=[CONTROL, "-d"], environ=variables, sees=root)
-    (facts,) = found(proc)
+    host.contained(5, root, str(pipe), "/inner-log")
+    (facts,) = host.found()
     assert (facts.pipe_directory, facts.root) == (str(pipe), "")
-    assert Path(facts.log_path).samefile(log)
+    assert Path(facts.log_path).samefile(root / "inner-log")
 
 
-def test_links_in_a_container_lead_to_what_is_in_it(proc: FakeProc, tmp_path: Path) -> None:
+def test_links_in_a_container_lead_to_directories_in_it(host: Host, tmp_path: Path) -> None:
     """The host has a directory of the name that the container's link has."""
     outside, root = tmp_path / "run", tmp_path / "container"
     inside = root / str(outside).lstrip("/")
@@ -486,166 +440,169 @@ def test_links_in_a_container_lead_to_what_is_in_it(proc: FakeProc, tmp_path: Pa
     (root / "var").mkdir()
     (root / "var" / "run").symlink_to(outside)  # /var/run -> /run
     (root / "var" / "log").symlink_to(f"../../../../../../../../../../../../..{outside}/log")
-    variables = environment(Path("/var/run/mps"), Path("/var/log"))
-    proc.add(5, argv=[CONTROL, "-d"], environ=variables, sees=root)
-    (facts,) = found(proc)
-    assert facts.root == f"{proc.root}/5/root"
+    host.contained(5, root, "/var/run/mps", "/var/log")
+    (facts,) = host.found()
+    assert (facts.pipe_directory, facts.root) == (f"{outside}/mps", f"{host.root}/5/root")
     assert Path(facts.pipe_path).samefile(inside / "mps")
     assert Path(facts.log_path).samefile(inside / "log")
 
 
-def test_links_that_stay_inside_keep_their_name(proc: FakeProc, tmp_path: Path) -> None:
+def test_links_that_stay_inside_keep_their_name(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "container"
     (root / "run" / "mps").mkdir(parents=True)
     (root / "var").mkdir()
     (root / "var" / "run").symlink_to("../run")
-    proc.add(5, argv=[CONTROL, "-d"], environ=environment(Path("/var/run/mps")), sees=root)
-    (facts,) = found(proc)
+    host.contained(5, root, "/var/run/mps")
+    (facts,) = host.found()
     assert facts.pipe_directory == "/var/run/mps"
     assert Path(facts.pipe_path).samefile(root / "run" / "mps")
 
 
-def test_a_link_to_itself_leads_nowhere(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_link_to_itself_leads_nowhere(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "container"
     root.mkdir()
     (root / "mps").symlink_to("/mps")
-    proc.add(5, argv=[CONTROL, "-d"], environ=environment(Path("/mps")), sees=root)
-    (facts,) = found(proc)
+    host.contained(5, root, "/mps")
+    (facts,) = host.found()
     assert (facts.pipe_directory, facts.root) == ("/mps", "")
 
 
-def test_the_same_name_in_two_containers_is_distinguished(proc: FakeProc, tmp_path: Path) -> None:
-    for pid in (5, 6):
-        root = tmp_path / f"container{pid}"
-        (root / "mps").mkdir(parents=True)
-        variables = environment(Path("/mps"), Path("/log"))
-        proc.add(pid, argv=[CONTROL, "-f"], environ=variables, sees=root, started=pid)
-    first, second = found(proc)
-    assert (first.pipe_directory, first.root) == ("/mps", f"{proc.root}/5/root")
-    assert (second.pipe_directory, second.root) == (f"{proc.root}/6/root/mps", "")
-    assert second.log_directory == f"{proc.root}/6/root/log"
+def test_without_openat2_only_directories_of_the_host_are_opened(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve_in_root, "_OPENAT2", 100_000)  # ENOSYS
+    for folder in (tmp_path / "container" / "mps", tmp_path / "pipe"):
+        folder.mkdir(parents=True)
+    host.contained(5, tmp_path / "container", "/mps")
+    host.daemon(6, tmp_path / "pipe")
+    outside, inside = host.found([(str(tmp_path / "pipe"), None)])
+    assert (outside.pipe_directory, outside.root) == ("/mps", "")
+    assert (inside.owner_uid, inside.root) == (os.getuid(), "")
+    assert directory_status(f"/proc/self/root{tmp_path}", "/proc") is not None  # as text
+    assert directory_status(f"/proc/{os.getpid()}/root{tmp_path}", "/proc") is None
 
 
-def test_a_daemon_is_not_taken_for_one_that_went_away(proc: FakeProc, tmp_path: Path) -> None:
-    variables = environment(Path("/mps"), Path("/log"))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("masked_directories", lambda: ("/elsewhere", f"{Path(__file__).parent}")),
+        ("_owner_of_namespace", lambda _: 1001),
+    ],
+)
+def test_masks_and_mounts_of_ordinary_users_close_the_root_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Callable[..., object]
+) -> None:
+    here, process = str(Path(__file__).parent), f"/proc/{os.getpid()}/root"
+    assert directory_status(process + here, "/proc") is not None
+    monkeypatch.setattr(resolve_in_root, name, value)
+    assert directory_status(process + here, "/proc") is None
+    assert directory_status(here, "/proc") is not None
+
+
+def test_the_same_name_in_two_containers_is_distinguished_for_good(
+    host: Host, tmp_path: Path
+) -> None:
     for pid in (5, 6):
-        root = tmp_path / f"container{pid}"
-        (root / "mps").mkdir(parents=True)
-        proc.add(pid, argv=[CONTROL, "-f"], environ=variables, sees=root, started=pid)
-    source = DaemonDiscovery(str(proc.root))
-    assert len(source.discover([], search=True)) == 2
-    proc.remove(5)
-    (left,) = source.discover([], search=True)
-    assert left.pipe_directory == f"{proc.root}/6/root/mps"
-    again = tmp_path / "container5"
-    proc.add(7, argv=[CONTROL, "-f"], environ=variables, sees=again, started=7)
-    names = [one.pipe_directory for one in source.discover([], search=True)]
-    assert names == ["/mps", f"{proc.root}/6/root/mps"]
+        (tmp_path / f"container{pid}" / "mps").mkdir(parents=True)
+        host.contained(pid, tmp_path / f"container{pid}", "/mps", "/log")
+    first, second = host.found()
+    assert (first.pipe_directory, first.root) == ("/mps", f"{host.root}/5/root")
+    assert (second.pipe_directory, second.root) == (f"{host.root}/6/root/mps", "")
+    assert second.log_directory == f"{host.root}/6/root/log"
+    host.remove(5)
+    assert host.pipes() == [f"{host.root}/6/root/mps"]
+    host.contained(7, tmp_path / "container5", "/mps", "/log")
+    assert host.pipes() == ["/mps", f"{host.root}/6/root/mps"]
 
 
 # ------------------------------------------------------------------------------ without rights
 
 
-def test_an_unreadable_environment_the_sockets_and_the_lock(proc: FakeProc, tmp_path: Path) -> None:
+def test_sockets_and_the_lock_replace_an_unreadable_environment(host: Host, tmp_path: Path) -> None:
     pipe = tmp_path / "somewhere"
     with held_lock(pipe) as pid:
         sockets = [str(tmp_path / "x" / "control"), str(pipe / "control")]
-        proc.add(pid, argv=[CONTROL, "-d"], sockets=sockets)
-        (facts,) = found(proc)
-    assert facts.pipe_directory == str(pipe)
-    assert facts.log_directory == ""
-    assert not facts.directories_assumed
-    assert facts.log_directory_assumed
+        host.add(pid, argv=[CONTROL, "-d"], sockets=sockets)
+        (facts,) = host.found()
+        assert (facts.pipe_directory, facts.log_directory) == (str(pipe), "")
+        assert (facts.directories_assumed, facts.log_directory_assumed) == (False, True)
+        (facts,) = host.found([(str(pipe), "/the/log")])
+        assert facts.process is not None
+        assert (facts.log_directory, facts.log_directory_assumed) == ("/the/log", False)
 
 
-def test_the_default_log_is_a_daemons_whose_pid_is_in_it(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("age", [0, 3600])
+def test_the_default_log_belongs_to_the_daemon_whose_pid_it_contains(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int
 ) -> None:
-    """Where the environment is closed; of two daemons, one has its log there, and not the other."""
+    """The environment is unreadable; a log from before the daemon is of another process."""
     logs = tmp_path / "logs"
     logs.mkdir()
     monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(logs))
     one, two = tmp_path / "one", tmp_path / "two"
     with held_lock(one) as first, held_lock(two) as second:
         stamp = f"[2026-11-21 08:55:22.019 Control {first:5d}]"
-        # The second is mentioned by the first; that is not the writer's place.
-        (logs / "control.log").write_text(f"{stamp} NEW CLIENT Control {second}] from user 0\n")
-        for pid, pipe in ((first, one), (second, two)):
-            proc.add(pid, argv=[CONTROL, "-d"], sockets=[str(pipe / "control")])
-        found_ones = {facts.pipe_directory: facts.log_directory for facts in found(proc)}
-        assert found_ones == {str(one): str(logs), str(two): ""}
-
-
-def test_a_log_from_before_the_daemon_is_not_its_own(
-    proc: FakeProc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(logs))
-    pipe = tmp_path / "pipe"
-    with held_lock(pipe) as pid:
         log = logs / "control.log"
-        log.write_text(f"[2026-11-21 08:55:22.019 Control {pid:5d}] UI closed\n")
-        os.utime(log, (BOOT_TIME, BOOT_TIME))
-        proc.add(pid, argv=[CONTROL, "-d"], sockets=[str(pipe / "control")], started=60)
-        (facts,) = found(proc)
-        assert facts.log_directory == ""
+        # The first daemon mentions the second; the lines are the first daemon's.
+        log.write_text(f"{stamp} NEW CLIENT Control {second}] from user 0\n")
+        os.utime(log, (BOOT_TIME, BOOT_TIME + 4000 - age))
+        for pid, pipe in ((first, one), (second, two)):
+            host.add(
+                pid,
+                argv=[CONTROL, "-d"],
+                sockets=[str(pipe / "control")],
+                started=3000,
+                environ=None,
+            )
+        own = "" if age else str(logs)
+
+        def found() -> dict[str, str]:
+            daemons = host.found()
+            return {facts.pipe_directory: facts.log_directory for facts in daemons}
+
+        assert found() == {str(one): own, str(two): ""}
+        log.write_text("")  # later its lines are no longer at the end
+        assert found() == {str(one): own, str(two): ""}
 
 
-def test_without_its_environment_a_daemon_in_a_container_shows_by_its_lock(
-    proc: FakeProc, tmp_path: Path
+def test_the_lock_shows_a_daemon_in_a_container_without_readable_environment(
+    host: Host, tmp_path: Path
 ) -> None:
-    """As with CAP_SYS_PTRACE alone: its root can be entered, its environment cannot be read."""
-    root = tmp_path / "container"
-    inside = root / str(tmp_path / "tmp-mps").lstrip("/")
-    with held_lock(inside) as pid:
-        proc.add(pid, argv=[CONTROL, "-d"], sees=root)
-        (facts,) = found(proc)
-        assert (facts.pipe_directory, facts.root) == (
-            str(tmp_path / "tmp-mps"),
-            f"{proc.root}/{pid}/root",
-        )
+    """With CAP_SYS_PTRACE alone its root can be entered, and its environment cannot be read."""
+    root, pipe = tmp_path / "container", str(tmp_path / "tmp-mps")
+    with held_lock(root / pipe.lstrip("/")) as pid:
+        host.add(pid, argv=[CONTROL, "-d"], sees=root)
+        (facts,) = host.found()
+        assert (facts.pipe_directory, facts.root) == (pipe, f"{host.root}/{pid}/root")
 
 
-def test_a_directory_with_a_free_lock_is_not_assumed(proc: FakeProc, tmp_path: Path) -> None:
+@pytest.mark.parametrize("free_lock", [False, True])
+def test_without_evidence_the_default_is_assumed_unless_its_lock_is_free(
+    host: Host, tmp_path: Path, free_lock: bool
+) -> None:
     (tmp_path / "tmp-mps").mkdir()
-    (tmp_path / "tmp-mps" / "control_lock").touch()
-    proc.add(5, argv=[CONTROL, "-d"])
-    source = DaemonDiscovery(str(proc.root))
-    assert source.discover((), search=True) == ()
-    assert "PID 5" in (source.observe(()).error or "")
+    if free_lock:
+        (tmp_path / "tmp-mps" / "control_lock").touch()
+    host.add(5, argv=[CONTROL, "-d"])
+    found = host.found()
+    if free_lock:
+        assert found == ()
+    else:
+        assert [one.pipe_directory for one in found] == [str(tmp_path / "tmp-mps")]
+        assert found[0].directories_assumed
+        assert found[0].log_directory_assumed
+    assert ("PID 5" in (host.source.observe(()).error or "")) == free_lock
 
 
-def test_with_a_configured_log_directory_nothing_is_assumed(proc: FakeProc, tmp_path: Path) -> None:
-    pipe = tmp_path / "somewhere"
-    with held_lock(pipe) as pid:
-        proc.add(pid, argv=[CONTROL, "-d"])
-        (facts,) = found(proc, [(str(pipe), "/the/log")])
-    assert facts.process is not None
-    assert facts.log_directory == "/the/log"
-    assert not facts.log_directory_assumed
-
-
-def test_without_evidence_the_default_is_assumed(proc: FakeProc, tmp_path: Path) -> None:
-    (tmp_path / "tmp-mps").mkdir()
-    proc.add(5, argv=[CONTROL, "-d"])
-    (facts,) = found(proc)
-    assert facts.pipe_directory == str(tmp_path / "tmp-mps")
-    assert facts.directories_assumed
-    assert facts.log_directory_assumed
-
-
-def test_one_that_cannot_be_placed_is_complained_about(proc: FakeProc, tmp_path: Path) -> None:
+def test_a_daemon_in_an_unknown_directory_is_an_error(host: Host, tmp_path: Path) -> None:
     with held_lock(tmp_path / "tmp-mps") as pid, held_lock(tmp_path / "run-mps"):
-        proc.add(pid, argv=[CONTROL, "-d"])
-        proc.add(7, argv=[CONTROL, "-d"])
-        source = DaemonDiscovery(str(proc.root))
-        (facts,) = source.discover((), search=True)
+        host.add(pid, argv=[CONTROL, "-d"])
+        host.add(7, argv=[CONTROL, "-d"])
+        (facts,) = host.found()
     assert facts.process is not None
     assert facts.process.pid == pid
-    error = source.observe(()).error
-    assert error is not None
-    assert "PID 7" in error
+    error = host.source.observe(()).error or ""
+    assert "PID 7:" in error
     assert "--mps.pipe-directory" in error
 
 
@@ -653,15 +610,15 @@ def test_one_that_cannot_be_placed_is_complained_about(proc: FakeProc, tmp_path:
 
 
 def test_the_lock_names_its_holder_and_nothing_is_written(tmp_path: Path) -> None:
+    lock = tmp_path / "control_lock"
     with held_lock(tmp_path) as pid:
-        lock = tmp_path / "control_lock"
         before = lock.stat()
         assert lock_holder(str(lock)) == (True, pid)
         assert lock.stat() == before
     assert lock_holder(str(lock)) == (True, None)
 
 
-def test_files_that_are_no_locks_are_left_alone(tmp_path: Path) -> None:
+def test_only_regular_files_are_tested(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -674,49 +631,38 @@ def test_files_that_are_no_locks_are_left_alone(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ processes
 
 
-def test_facts_of_a_process(proc: FakeProc) -> None:
-    proc.add(
+def test_facts_of_a_process(host: Host, tmp_path: Path) -> None:
+    passwd = tmp_path / "passwd"
+    passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
+    host.add(
         443,
         argv=["/opt/bin/python3", "train.py"],
         environ={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "HOME": "/root"},
-        uid=4_000_000_001,
-        parent=1,
+        uid=1001,
         state="T",
         started=12.34,
         namespace_pids=[3],
         cgroup="0::/system.slice/x.service\n",
     )
-    facts = DaemonDiscovery(str(proc.root), str(proc.root / "passwd")).observe([443]).processes[443]
+    host.add(5, comm=b"odd (name)\xff", uid=4_000_000_001)
+    found = DaemonDiscovery(str(host.root), str(passwd)).observe([5, 443]).processes
+    facts = found[443]
     assert facts.start_time_seconds == BOOT_TIME + 12.34
-    assert (facts.uid, facts.user, facts.name) == (4_000_000_001, None, "python3")
+    assert (facts.uid, facts.user, facts.name) == (1001, "ann", "python3")
     assert (facts.state, facts.parent_pid, facts.namespace_pids) == ("T", 1, (443, 3))
     assert facts.pid_namespace == HOST_NAMESPACE
     assert facts.cgroup == "0::/system.slice/x.service\n"
     assert facts.mps_environment == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    assert (found[5].user, found[5].name) == (None, "odd (name)\\xff")
 
 
-def test_names_of_users_come_from_the_given_file(proc: FakeProc, tmp_path: Path) -> None:
-    passwd = tmp_path / "passwd"
-    passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
-    proc.add(5, argv=["a"], uid=1001)
-    proc.add(6, argv=["b"], uid=0)
-    facts = DaemonDiscovery(str(proc.root), str(passwd)).observe([5, 6]).processes
-    assert [process.user for process in facts.values()] == ["ann", None]
-
-
-def test_the_name_falls_back_to_what_the_kernel_keeps(proc: FakeProc) -> None:
-    proc.add(5, comm=b"odd (name)\xff")
-    assert DaemonDiscovery(str(proc.root)).observe([5]).processes[5].name == "odd (name)\\xff"
-
-
-def test_what_cannot_be_read_is_not_there(proc: FakeProc) -> None:
-    proc.add(5, argv=["a"], pid_namespace=None)
-    proc.add(6, argv=["b"], environ={}, state="Z")
-    (proc.add(7, argv=["c"]) / "stat").unlink()  # hidden, or gone meanwhile
+def test_a_file_that_cannot_be_read_is_absent(host: Host) -> None:
+    host.add(5, argv=["a"], pid_namespace=None)
+    host.add(6, argv=["b"], environ={}, state="Z")
+    (host.add(7, argv=["c"]) / "stat").unlink()  # hidden, or ended during the read
     for name in ("status", "cgroup"):
-        (proc.root / "5" / name).unlink()
-    source = DaemonDiscovery(str(proc.root), now=lambda: 99.0)
-    seen = source.observe([5, 6, 7, 8, 0, -1])
+        (host.root / "5" / name).unlink()
+    seen = DaemonDiscovery(str(host.root), now=lambda: 99.0).observe([5, 6, 7, 8, 0, -1])
     assert sorted(seen.processes) == [5, 6]
     assert seen.gone == (-1, 0, 7, 8)
     assert seen.at == 99.0
@@ -726,79 +672,72 @@ def test_what_cannot_be_read_is_not_there(proc: FakeProc) -> None:
     assert six.mps_environment is None
 
 
-def test_a_reused_pid_is_another_process(proc: FakeProc) -> None:
-    source = DaemonDiscovery(str(proc.root))
-    proc.add(5, argv=["old"], uid=1, started=1)
-    old = source.observe([5]).processes[5]
-    proc.add(5, argv=["new"], uid=2, started=2)
-    new = source.observe([5]).processes[5]
+def test_a_reused_pid_is_another_process(host: Host) -> None:
+    host.add(5, argv=["old"], uid=1, started=1)
+    old = host.source.observe([5]).processes[5]
+    host.add(5, argv=["new"], uid=2, started=2)
+    new = host.source.observe([5]).processes[5]
     assert (old.name, old.uid) == ("old", 1)
     assert (new.name, new.uid) == ("new", 2)
     assert old.start_time_seconds != new.start_time_seconds
-    proc.remove(5)
-    assert source.observe([5]).processes == {}
+    host.remove(5)
+    assert host.source.observe([5]).processes == {}
 
 
-def test_facts_are_kept_but_not_for_ever(proc: FakeProc) -> None:
+def test_facts_are_read_again_after_a_minute_or_an_exec(host: Host) -> None:
     now = 0.0
-    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
-    proc.add(5, argv=["a"], cgroup="0::/before\n")
+    source = DaemonDiscovery(str(host.root), clock=lambda: now)
+    host.add(5, argv=["a"], cgroup="0::/before\n")
     assert source.observe([5]).processes[5].state == "S"
-    proc.add(5, argv=["a"], cgroup="0::/after\n", state="T", parent=9)
-    now = 59.0
+    host.add(5, argv=["a"], cgroup="0::/after\n", state="T", parent=9)
+    now = policy.PROCESS_REFRESH_INTERVAL_SECONDS - 1.0
     facts = source.observe([5]).processes[5]
     assert (facts.cgroup, facts.state, facts.parent_pid) == ("0::/before\n", "T", 9)
-    now = 60.0
+    now += 1.0
+    with no_reading(errno.EMFILE, "environ"):
+        assert source.observe([5]).processes[5] == facts  # kept while they cannot be read
     assert source.observe([5]).processes[5].cgroup == "0::/after\n"
-    proc.add(5, argv=["another program"])
+    host.add(5, argv=["another program"])
     assert source.observe([5]).processes[5].name == "another program"
 
 
-def test_a_process_that_ended_keeps_what_was_known_of_it(proc: FakeProc) -> None:
-    source = DaemonDiscovery(str(proc.root))
-    proc.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
-    source.observe([5])
-    proc.add(5, comm="a", environ={}, state="Z")
-    facts = source.observe([5]).processes[5]
+def test_a_process_that_ended_keeps_its_facts(host: Host) -> None:
+    host.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
+    host.source.observe([5])
+    host.add(5, comm="a", environ={}, state="Z")
+    facts = host.source.observe([5]).processes[5]
     assert facts.state == "Z"
     assert facts.mps_environment == {"CUDA_MPS_X": "1"}
 
 
-def test_start_times_do_not_move_when_the_clock_does(proc: FakeProc) -> None:
-    source = DaemonDiscovery(str(proc.root))
-    proc.add(5, argv=["a"], started=1)
-    before = source.observe([5]).processes[5].start_time_seconds
-    (proc.root / "stat").write_text(f"btime {BOOT_TIME + 1}\n")
-    proc.add(5, argv=["b"], started=1)
-    assert source.observe([5]).processes[5].start_time_seconds == before
-
-
-def test_after_the_clock_was_set_new_processes_have_its_time(proc: FakeProc) -> None:
-    """As their log lines do; one that is known started when it was logged to have started."""
-    source = DaemonDiscovery(str(proc.root))
-    proc.add(5, argv=["a"], started=1000)
-    assert source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
-    (proc.root / "stat").write_text(f"btime {BOOT_TIME - 5}\n")
-    proc.add(6, argv=["b"], started=1060)
-    seen = source.observe([5, 6]).processes
+def test_after_the_clock_was_set_new_processes_have_its_time(host: Host) -> None:
+    """A known process keeps its start time, which its log lines have; small changes are ignored."""
+    host.add(5, argv=["a"], started=1000)
+    assert host.source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
+    (host.root / "stat").write_text(f"btime {BOOT_TIME + 1}\n")
+    host.add(4, argv=["b"], started=1050)
+    assert host.source.observe([4]).processes[4].start_time_seconds == BOOT_TIME + 1050
+    (host.root / "stat").write_text(f"btime {BOOT_TIME - 5}\n")
+    host.add(6, argv=["b"], started=1060)
+    seen = host.source.observe([5, 6]).processes
     assert seen[5].start_time_seconds == BOOT_TIME + 1000
     assert seen[6].start_time_seconds == BOOT_TIME - 5 + 1060
-    proc.add(5, argv=["c"], started=1000)  # another program, the same process
-    assert source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
+    host.add(5, argv=["c"], started=1000)  # another program, the same process
+    assert host.source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
 
 
 @contextmanager
 def no_reading(code: int, *names: str) -> Iterator[None]:
-    """Let files of these names fail to open."""
-    real = os.open
+    """Make files of these names fail to open."""
 
-    def failing(path: str, *more: Any, **options: Any) -> int:
+    def failing(real: Any, path: str, *more: Any, **options: Any) -> Any:
         if Path(path).name in names:
             raise OSError(code, os.strerror(code))
         return real(path, *more, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", failing)
+        patch.setattr(os, "open", partial(failing, os.open))
+        patch.setattr(builtins, "open", partial(failing, open))
         yield
 
 
@@ -811,51 +750,34 @@ def no_reading(code: int, *names: str) -> Iterator[None]:
         (errno.EIO, "input/output error"),
     ],
 )
-def test_who_cannot_be_looked_at_is_not_gone(proc: FakeProc, code: int, why: str) -> None:
-    source = DaemonDiscovery(str(proc.root))
+def test_a_process_that_cannot_be_read_is_not_gone(host: Host, code: int, why: str) -> None:
     for pid in (5, 6):
-        proc.add(pid, argv=["a"], started=1)
-    before = source.observe([5]).processes[5]
+        host.add(pid, argv=["a"], started=1)
+    before = host.source.observe([5]).processes[5]
     with no_reading(code, "stat"):
-        seen = source.observe([5, 6])
+        seen = host.source.observe([5, 6])
     assert (seen.processes, seen.gone) == ({}, ())
     assert seen.error == f"2 processes cannot be read in /proc: {why}"
-    after = source.observe([5, 6, 7])
+    after = host.source.observe([5, 6, 7])
     assert (after.processes[5], after.gone, after.error) == (before, (7,), None)
 
 
-def test_one_that_is_hidden_is_neither_gone_nor_a_failure(proc: FakeProc) -> None:
-    """As by the mount option hidepid=1."""
-    proc.add(5, argv=["a"])
+def test_a_hidden_process_is_neither_gone_nor_an_error(host: Host) -> None:
+    """The mount option hidepid=1 forbids reads; hidepid=2 hides process 1, too."""
+    host.add(5, argv=["a"])
     with no_reading(errno.EPERM, "stat", "comm"):
-        seen = DaemonDiscovery(str(proc.root)).observe([5])
-        assert found(proc) == ()
+        seen = host.source.observe([5])
+        assert host.found() == ()
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
-
-
-HIDING = "proc /proc proc rw,nosuid,{} 0 0\n"
-
-
-@pytest.mark.parametrize("option", ["hidepid=2", "hidepid=invisible,gid=4", "hidepid=ptraceable"])
-def test_one_that_is_invisible_is_not_gone(proc: FakeProc, option: str) -> None:
-    (proc.root / "self").mkdir()
-    (proc.root / "self" / "mounts").write_text("tmpfs /a tmpfs rw 0 0\n" + HIDING.format(option))
-    seen = DaemonDiscovery(str(proc.root)).observe([5])
+    assert host.source.observe([6]).gone == (6,)
+    host.remove(1)
+    seen = host.source.observe([6])
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
-    proc.add(1, argv=["init"])  # root's: who sees it, sees all
-    assert DaemonDiscovery(str(proc.root)).observe([5]).gone == (5,)
-
-
-@pytest.mark.parametrize("option", ["relatime", "hidepid=0", "hidepid=noaccess"])
-def test_what_is_not_there_is_gone_where_nothing_is_invisible(proc: FakeProc, option: str) -> None:
-    (proc.root / "self").mkdir()
-    (proc.root / "self" / "mounts").write_text(HIDING.format(option))
-    assert DaemonDiscovery(str(proc.root)).observe([5]).gone == (5,)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a procfs")
 def test_a_real_procfs_that_hides() -> None:
-    look = (
+    observe = (
         "import os, sys; from mps_exporter.sources.daemon_discovery import DaemonDiscovery; "
         "source = DaemonDiscovery();"
         "os.setgroups([]); os.setresgid(*[1001] * 3); os.setresuid(*[1001] * 3);"
@@ -863,13 +785,14 @@ def test_a_real_procfs_that_hides() -> None:
     )
     # In a PID namespace of its own: before Linux 5.8 the option is one for all of a namespace.
     script = 'mount -t proc -o hidepid=2 proc /proc && { sleep 60 & "$1" -c "$2" $!; kill $!; }'
+    unshare = ["unshare", "--pid", "--fork", "--mount", "sh", "-c", script, "sh"]
     seen = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount", "sh", "-c", script, "sh", sys.executable, look],
+        [*unshare, sys.executable, observe],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/exporter:{ROOT}"},
     )
     if seen.returncode and seen.stderr.startswith(("unshare:", "mount:")):
         pytest.skip(f"no procfs can be mounted here: {seen.stderr.strip()}")
@@ -877,22 +800,10 @@ def test_a_real_procfs_that_hides() -> None:
 
 
 @pytest.mark.parametrize("name", ["comm", "stat", "environ", "cmdline"])
-def test_daemons_that_cannot_be_looked_at_are_not_gone(
-    proc: FakeProc, tmp_path: Path, name: str
-) -> None:
-    daemon(proc, 413, tmp_path / "pipe")
+def test_daemons_that_cannot_be_read_are_not_gone(host: Host, name: str) -> None:
+    host.daemon(413, "/pipe")
     with no_reading(errno.EMFILE, name), pytest.raises(OSError, match="Too many open files"):
-        found(proc)
-
-
-def test_what_was_known_of_a_process_outlives_a_shortage(proc: FakeProc) -> None:
-    now = 0.0
-    source = DaemonDiscovery(str(proc.root), clock=lambda: now)
-    proc.add(5, argv=["a"], environ={"CUDA_MPS_X": "1"})
-    before = source.observe([5]).processes[5]
-    now = 61.0  # time to read it all again
-    with no_reading(errno.EMFILE, "environ"):
-        assert source.observe([5]).processes[5] == before
+        host.found()
 
 
 def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
@@ -900,22 +811,37 @@ def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
         DaemonDiscovery(str(tmp_path / "nowhere")).discover((), search=True)
 
 
+def test_processes_of_a_program_have_its_name_now(host: Host) -> None:
+    source = Processes(str(host.root))
+    host.add(10, comm="sh")
+    host.add(11, comm="job", uid=1001)
+    assert {pid: one.user for pid, one in source.find_program(b"job").items()} == {11: 1001}
+    assert source.facts(11) is not None
+    host.remove(11)
+    host.add(10, comm="job")  # its exec
+    host.add(12, comm="job")
+    assert list(source.find_program(b"job")) == [10, 12]
+    assert 11 not in source._known
+
+
+def test_kernel_threads_are_not_read_in_a_scan(host: Host) -> None:
+    source = Processes(str(host.root))
+    children = host.add(2, comm="kthreadd") / "task" / "2"
+    children.mkdir(parents=True)
+    (children / "children").write_text("3 4 ")
+    for pid in (3, 5):
+        host.add(pid, comm="job")
+    assert list(source.find_program(b"job")) == [5]
+    host.add(2, comm="init")  # in a container's PID namespace
+    assert list(source.find_program(b"job")) == [3, 5]
+
+
 # ------------------------------------------------------------------------------ the real one
 
 
-def test_this_process() -> None:
-    source = DaemonDiscovery()
-    facts = source.observe([os.getpid()]).processes[os.getpid()]
-    assert facts.uid == os.geteuid()
-    assert facts.state in {"R", "S"}
-    assert facts.parent_pid == os.getppid()
-    assert facts.namespace_pids[-1] == os.getpid()
-    assert 0 <= time.time() - facts.start_time_seconds < 86400 * 365
-    assert facts.mps_environment is not None
-
-
-def test_a_real_process_with_a_real_environment() -> None:
+def test_a_real_process_with_a_real_environment(host: Host) -> None:
     variables = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", "SECRET": "x"}
+    source = DaemonDiscovery()
     with subprocess.Popen(
         [sys.executable, "-SE", "-c", "print(flush=True); input()"],
         env=variables,
@@ -924,23 +850,12 @@ def test_a_real_process_with_a_real_environment() -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        facts = DaemonDiscovery().observe([child.pid]).processes[child.pid]
+        facts = source.observe([child.pid]).processes[child.pid]
         child.kill()
         child.wait()
-        assert DaemonDiscovery().observe([child.pid]).processes == {}
+        assert source.observe([child.pid]).processes == {}
     assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
-    assert facts.parent_pid == os.getpid()
+    assert (facts.uid, facts.parent_pid) == (os.geteuid(), os.getpid())
+    assert facts.state in {"R", "S"}
+    assert facts.own_pid == child.pid
     assert abs(facts.start_time_seconds - time.time()) < 3600
-
-
-def test_processes_of_a_program_are_those_that_have_its_name_now(proc: FakeProc) -> None:
-    source = Processes(str(proc.root))
-    proc.add(10, comm="sh")
-    proc.add(11, comm="job")
-    assert source.running(b"job") == [11]
-    assert source.facts(11) is not None
-    proc.remove(11)
-    proc.add(10, comm="job")  # its exec
-    proc.add(12, comm="job")
-    assert source.running(b"job") == [10, 12]
-    assert 11 not in source._known

@@ -1,4 +1,4 @@
-"""The end of a process, noticed when it happens: by descriptors, or by a look each second."""
+"""Exits of processes: by descriptors when they happen, or by a poll each second."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
-from mps_exporter.sources import live_host
+from mps_exporter.sources import live_host, policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
+from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from testing.fake_proc import FakeProc
 
 
@@ -61,55 +62,36 @@ async def pipes() -> AsyncIterator[Pipes]:
     made.close()
 
 
-async def test_the_end_of_a_process_has_its_own_time() -> None:
-    open_process = opener("/proc")
-    assert open_process is not None, "these tests need pidfd_open (Linux 5.3)"
-    with child() as one, child() as other:
-        watch = ProcessWatch(open_process)
-        try:
-            assert watch.watch_only([one.pid, other.pid]) == ({one.pid, other.pid}, set())
-            assert watch.watch_only([one.pid, other.pid]) == (set(), set())
-            before = time.time()
-            one.kill()
-            await until(lambda: bool(watch._news))
-            noticed = time.time()
-            ended = watch.ended()
-            assert ended.keys() == {one.pid}
-            assert before <= ended[one.pid] <= noticed
-            assert watch.watch_only([one.pid, other.pid]) == (set(), set())  # told once
-            assert watch.ended() == {}
-        finally:
-            watch.close()
-            other.kill()
-
-
-async def test_who_is_not_there_any_more_has_ended() -> None:
+async def test_a_missing_process_has_ended() -> None:
     with child() as one:
         one.kill()
-    watch = ProcessWatch(opener("/proc"), now=lambda: 7.0)
+    watch = ProcessWatch(pidfd_opener("/proc"), now=lambda: 7.0)
     assert watch.watch_only([one.pid]) == ({one.pid}, set())
-    assert watch.ended() == {one.pid: 7.0}
+    assert watch.take_exited() == {one.pid: 7.0}
 
 
-async def test_descriptors_are_few_and_given_back(pipes: Pipes) -> None:
+async def test_descriptors_are_limited_and_closed(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = ProcessWatch(pipes.open)
-    watch._most = 3
+    monkeypatch.setattr(policy, "MAX_PIDFDS", 3)
     new, without = watch.watch_only([0, 10, 11, 12, 13, 14])
     assert (new, without) == ({10, 11, 12}, {13, 14})
     assert watch.watch_only([12]) == (set(), set())
-    assert watch.watch_only([12, 13]) == ({13}, set())  # there is room again
+    assert watch.watch_only([12, 13]) == ({13}, set())
     pipes.end(12)
-    await until(lambda: bool(watch._news))
-    assert watch.ended().keys() == {12}
+    await until(lambda: bool(watch._new_exits))
+    assert watch.take_exited().keys() == {12}
+    assert watch.take_exited() == {}
     watch.close()
     assert len(pipes.opened) == 4
     for writer in pipes.writers.values():
-        with pytest.raises(BrokenPipeError):  # nobody has the other end any more
+        with pytest.raises(BrokenPipeError):  # the other end is closed
             os.write(writer, b"x")
 
 
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
-async def test_who_has_no_descriptor_is_left_to_the_caller(pipes: Pipes, error: int) -> None:
+async def test_a_process_without_descriptor_is_left_to_the_caller(pipes: Pipes, error: int) -> None:
     pipes.refuse[10] = error
     watch = ProcessWatch(pipes.open)
     for _ in range(3):
@@ -122,28 +104,28 @@ async def test_a_reused_pid_is_watched_again(pipes: Pipes) -> None:
     watch = ProcessWatch(pipes.open)
     watch.watch_only([10])
     pipes.end(10)
-    await until(lambda: bool(watch._news))
+    await until(lambda: bool(watch._new_exits))
     assert watch.watch_only([10]) == (set(), set())
-    watch.watch_only([])  # it is known to have ended
+    watch.watch_only([])  # its exit is known
     assert watch.watch_only([10]) == ({10}, set())
     watch.close()
 
 
-def test_only_a_procfs_with_our_numbers_will_do(tmp_path: Path) -> None:
-    assert opener("/proc") is not None
-    assert opener(str(tmp_path)) is None
-    (tmp_path / "self").symlink_to(str(os.getpid() + 1))  # the host's, seen from a container
-    assert opener(str(tmp_path)) is None
+def test_a_procfs_of_another_pid_namespace_has_no_descriptors(tmp_path: Path) -> None:
+    assert pidfd_opener("/proc") is not None
+    assert pidfd_opener(str(tmp_path)) is None
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))  # the host's, in a container
+    assert pidfd_opener(str(tmp_path)) is None
 
 
 def test_each_exit_is_reported_with_its_own_time() -> None:
     there = {pid: ProcessFacts(pid, 1.0) for pid in (1, 3)}
     seen = ProcfsObservation(9.0, processes=there, gone=(2, 4, 5))
-    first, second, last = at_each_end(seen, {2: 5.0, 4: 7.0, 3: 9.5})
+    first, second, last = observations_by_exit(seen, {2: 5.0, 4: 7.0, 3: 9.5})
     assert (first.at, first.gone, set(first.processes)) == (5.0, (2,), {1})
     assert (second.at, second.gone, set(second.processes)) == (7.0, (2, 4), {1})
     assert last == seen
-    assert at_each_end(seen, {}) == [seen]
+    assert observations_by_exit(seen, {}) == [seen]
 
 
 # ---------------------------------------------------------------- on this host
@@ -151,7 +133,7 @@ def test_each_exit_is_reported_with_its_own_time() -> None:
 
 @pytest.fixture
 async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveHost]:
-    """Where no process can be watched, and looks are not rationed."""
+    """A host where no process can be watched, polled without delay."""
     monkeypatch.setattr(live_host, "LOOK_SECONDS", 0.0)
     FakeProc(tmp_path)
     one = LiveHost(Settings(collector_nvml=False, path_procfs=str(tmp_path)))
@@ -159,21 +141,9 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await one.close()
 
 
-def gone(proc: FakeProc) -> None:
-    proc.remove(20)
-
-
-def zombie(proc: FakeProc) -> None:
-    proc.add(20, argv=["train"], started=5.0, state="Z")
-
-
-def another(proc: FakeProc) -> None:
-    proc.add(20, argv=["train"], started=50.0)
-
-
-@pytest.mark.parametrize("end", [gone, zombie, another])
-async def test_without_descriptors_processes_are_looked_at(
-    host: LiveHost, tmp_path: Path, end: Callable[[FakeProc], None]
+@pytest.mark.parametrize("after", [None, {"started": 5.0, "state": "Z"}, {"started": 50.0}])
+async def test_processes_without_descriptors_are_polled(
+    host: LiveHost, tmp_path: Path, after: dict[str, Any] | None
 ) -> None:
     proc = FakeProc(tmp_path)
     proc.add(20, argv=["train"], started=5.0)
@@ -181,7 +151,9 @@ async def test_without_descriptors_processes_are_looked_at(
     (first,) = await host.ended([20], [21], 5.0)
     assert first.processes.keys() == {20, 21}
     assert await host.ended([20], [21], 5.0) == ()
-    end(proc)
+    proc.remove(20)
+    if after is not None:  # a zombie, or another process
+        proc.add(20, argv=["train"], **after)
     before = host.now()
     *_, found = await host.ended([20], [21], 5.0)
     facts = found.processes.get(20)
@@ -190,7 +162,7 @@ async def test_without_descriptors_processes_are_looked_at(
     assert await host.ended([20], [21], 5.0) == ()
 
 
-async def test_an_end_is_not_lost_when_proc_is_busy(
+async def test_an_exit_is_not_lost_while_proc_is_busy(
     host: LiveHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc = FakeProc(tmp_path)
@@ -200,7 +172,7 @@ async def test_an_end_is_not_lost_when_proc_is_busy(
     identify = host.identify
 
     async def busy(*_arguments: object) -> ProcfsObservation:
-        raise SourceTimeoutError("procfs is busy with another question")
+        raise SourceTimeoutError("procfs is busy")
 
     monkeypatch.setattr(host, "identify", busy)
     with pytest.raises(SourceTimeoutError):
@@ -210,7 +182,7 @@ async def test_an_end_is_not_lost_when_proc_is_busy(
     assert found.gone == (20,)
 
 
-async def test_on_a_real_host_the_time_is_that_of_the_end_and_not_of_the_look() -> None:
+async def test_on_a_real_host_the_exit_has_its_own_time() -> None:
     host = LiveHost(Settings(collector_nvml=False))
     with child() as one:
         try:
@@ -218,13 +190,13 @@ async def test_on_a_real_host_the_time_is_that_of_the_end_and_not_of_the_look() 
             assert first.processes.keys() == {one.pid, os.getpid()}
             before = time.time()
             one.kill()
-            await until(lambda: bool(host._watch._news))
+            await until(lambda: bool(host._watch._new_exits))
             noticed = time.time()
             await until(lambda: time.time() > noticed)
-            at_end, look = await host.ended([one.pid], [os.getpid()], 60.0)
-            assert before <= at_end.at <= noticed < look.at
+            at_end, last = await host.ended([one.pid], [os.getpid()], 60.0)
+            assert before <= at_end.at <= noticed < last.at
             state = at_end.processes[one.pid].state if one.pid in at_end.processes else "gone"
-            assert state in ("Z", "gone")  # a child of ours stays until we have waited for it
+            assert state in ("Z", "gone")  # a zombie until the test reaps it
         finally:
             one.kill()
             await host.close()

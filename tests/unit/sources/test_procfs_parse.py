@@ -1,23 +1,19 @@
 from __future__ import annotations
 
-import fcntl
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.sources.procfs_parse import (
+from mps_exporter.sources.daemon_directories import (
     DaemonFlags,
-    ProcessStat,
-    ProcessStatus,
-    pack_lock_query,
-    parse_arguments,
-    parse_boot_time,
     parse_control_sockets,
     parse_daemon_flags,
-    parse_lock_reply,
+)
+from mps_exporter.sources.processes import (
+    ProcessStat,
+    ProcessStatus,
+    parse_arguments,
     parse_mps_environment,
-    parse_namespace,
     parse_passwd,
     parse_stat,
     parse_status,
@@ -51,8 +47,11 @@ def test_what_is_no_stat(raw: bytes) -> None:
 
 
 def test_status_has_the_effective_user() -> None:
-    raw = b"PPid:\t7\nUid:\t1000\t1001\t1000\t1000\nGid:\t0\t0\t0\t0\nNSpid:\t443\t3\n"
-    assert parse_status(raw) == ProcessStatus(1001, (443, 3), 7, 1000, several_uids=True)
+    raw = (
+        b"PPid:\t7\nUid:\t1000\t1001\t1000\t1000\nGid:\t5\t5\t5\t5\nNSpid:\t443\t3\nGroups:\t8 9\n"
+    )
+    groups = frozenset({5}), frozenset({8, 9})
+    assert parse_status(raw) == ProcessStatus(1001, (443, 3), 7, 1000, True, *groups)
     assert not parse_status(raw.replace(b"1001", b"1000")).several_uids
 
 
@@ -99,17 +98,6 @@ def test_of_the_environment_only_what_concerns_mps() -> None:
     }
 
 
-def test_boot_time() -> None:
-    assert parse_boot_time(b"cpu  1 2\nbtime 1795260276\nprocesses 3\n") == 1795260276.0
-    assert parse_boot_time(b"xbtime 1\n") is None
-
-
-def test_namespaces() -> None:
-    assert parse_namespace("pid:[4026531836]") == 4026531836
-    assert parse_namespace("pid_for_children:[7]") == 7
-    assert parse_namespace("/somewhere") is None
-
-
 def test_control_sockets() -> None:
     raw = b"""Num       RefCount Protocol Flags    Type St Inode Path
 00000000015d0055: 00000002 00000000 00010000 0005 01 15372 /tmp/labmps/control_privileged
@@ -150,20 +138,12 @@ def test_flags_of_the_daemon(arguments: list[str], flags: DaemonFlags) -> None:
     assert parse_daemon_flags(("nvidia-cuda-mps-control", *arguments)) == flags
 
 
-def test_lock_answers() -> None:
-    requested = pack_lock_query(fcntl.F_WRLCK)
-    assert len(requested) == 32
-    assert parse_lock_reply(requested, fcntl.F_UNLCK) == 0
-    assert parse_lock_reply(pack_lock_query(fcntl.F_UNLCK), fcntl.F_UNLCK) is None
-
-
 @given(st.binary())
 def test_no_bytes_are_too_strange(raw: bytes) -> None:
     parse_stat(raw)
     parse_status(raw)
     parse_arguments(raw)
     parse_mps_environment(raw)
-    parse_boot_time(raw)
     parse_control_sockets(raw)
     parse_passwd(raw)
 

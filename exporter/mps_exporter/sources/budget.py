@@ -1,0 +1,146 @@
+"""What ordinary users may cost the exporter: processes, daemons, directory checks, tool runs.
+
+Every limit holds for each user, and a second one for all ordinary users together: one person may
+have many user IDs (/etc/subuid).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from weakref import WeakValueDictionary
+
+from mps_exporter.observations import DaemonFacts
+from mps_exporter.sources import policy
+from mps_exporter.sources.processes import ProcessOwner
+
+
+class UserTokenBuckets:
+    """A token bucket for each user.
+
+    Args:
+        burst: Size of a bucket, which is full at first.
+        per_second: Refill rate.
+    """
+
+    def __init__(self, burst: float, per_second: float) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._used: dict[int | None, tuple[float, float]] = {}
+        """Tokens consumed, and the time of that number; users with a full bucket are left out."""
+
+    def available(self, user: int | None, now: float) -> float:
+        """Return the tokens of a user at a time (seconds of any clock)."""
+        used, at = self._used.get(user, (0.0, now))
+        elapsed = max(0.0, now - at)  # 0 if the clock was set back
+        return self._burst - max(0.0, used - elapsed * self._per_second)
+
+    def consume(self, user: int | None, amount: float, now: float) -> None:
+        """Take tokens from a user's bucket, if need be more than it contains."""
+        used = {other: self._burst - self.available(other, now) for other in {*self._used, user}}
+        used[user] += amount
+        self._used = {other: (tokens, now) for other, tokens in used.items() if tokens > 0.0}
+
+
+class UserBudget:
+    """Decides what is read and queried of ordinary users.
+
+    Nothing is limited for trusted users: root and the exporter's own user.
+
+    Args:
+        own_user: The exporter's user; None: the effective user of this process.
+        clock: Monotonic time.
+    """
+
+    def __init__(
+        self, own_user: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._trusted = frozenset({0, os.geteuid() if own_user is None else own_user})
+        self._clock = clock
+        self._processes = (
+            UserTokenBuckets(policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND),
+            UserTokenBuckets(policy.MAX_PROCESSES, policy.MAX_NEW_PROCESSES_PER_SECOND),
+        )
+        self._checks = (
+            UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.DIRECTORY_CHECKS_PER_SECOND),
+            UserTokenBuckets(policy.MAX_DAEMONS, policy.MAX_DIRECTORY_CHECKS_PER_SECOND),
+        )
+        self._first_queries = (
+            UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.FIRST_QUERIES_PER_SECOND),
+        )
+        self._admitted: frozenset[int] = frozenset()
+        self._trusted_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
+        self._other_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
+        self._user_runs: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
+
+    def is_trusted(self, user: int | None) -> bool:
+        """Return whether a user has no limits."""
+        return user in self._trusted
+
+    def admit_processes(self, owners: Mapping[int, ProcessOwner]) -> tuple[list[int], Counter[int]]:
+        """Return the PIDs to read, and the number of ignored processes of each user.
+
+        Processes that were admitted before stay; of new ones those with the lowest PIDs come first.
+        A server runs as its clients' user, so the children of trusted users' processes are
+        admitted, too.
+        """
+        trusted = {pid for pid, owner in owners.items() if self.is_trusted(owner.user)}
+        admitted = {
+            pid for pid, owner in owners.items() if pid in trusted or owner.parent in trusted
+        }
+        taken, ignored = Counter[int | None](), Counter[int]()
+        for pid in sorted(
+            owners.keys() - admitted, key=lambda pid: (pid not in self._admitted, pid)
+        ):
+            user = owners[pid].user
+            if (
+                taken[user] < policy.MAX_PROCESSES_PER_USER
+                and taken.total() < policy.MAX_PROCESSES
+                and (pid in self._admitted or self._admit(user, *self._processes))
+            ):
+                taken[user] += 1
+                admitted.add(pid)
+            elif user is not None:
+                ignored[user] += 1
+        self._admitted = frozenset(admitted)
+        return sorted(admitted), ignored
+
+    def admit_directory_check(self, user: int | None) -> bool:
+        """Count a check of the directories of a user's daemon; return whether it may run now."""
+        return self.is_trusted(user) or self._admit(user, *self._checks)
+
+    def has_room(self, user: int | None, shown: Counter[int | None]) -> bool:
+        """Return whether one more daemon of a user is shown in addition to these."""
+        others = sum(number for other, number in shown.items() if not self.is_trusted(other))
+        return self.is_trusted(user) or (
+            shown[user] < policy.MAX_DAEMONS_PER_USER and others < policy.MAX_DAEMONS
+        )
+
+    def admit_first_query(self, daemon: DaemonFacts) -> bool:
+        """Count the first query to a daemon; return whether it may run now."""
+        return not daemon.limited or self._admit(daemon.user, *self._first_queries)
+
+    def tool_slots(self, daemon: DaemonFacts) -> tuple[asyncio.Semaphore, ...]:
+        """Return the semaphores to hold, in this order, during a run of the control tool.
+
+        Daemons of ordinary users, which may all hang, do not use up the runs for trusted daemons.
+        """
+        if not daemon.limited:
+            return (self._trusted_runs,)
+        own = self._user_runs.get(daemon.user)
+        if own is None:
+            own = self._user_runs[daemon.user] = asyncio.Semaphore(policy.MAX_TOOL_RUNS_PER_USER)
+        return own, self._other_runs
+
+    def _admit(self, user: int | None, *buckets: UserTokenBuckets) -> bool:
+        """Take a token from a user's bucket, and one from the bucket of all users if given."""
+        now = self._clock()
+        keyed = list(zip(buckets, (user, None), strict=False))
+        if any(bucket.available(key, now) < 1.0 for bucket, key in keyed):
+            return False
+        for bucket, key in keyed:
+            bucket.consume(key, 1.0, now)
+        return True
