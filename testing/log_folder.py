@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mps_exporter.observations import LogChunk, LogsObservation, LogState
-from mps_exporter.sources.logs.follower import LogReader, LogTarget
+from mps_exporter.sources.log_follower import LogReader, LogTarget
 from testing.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"

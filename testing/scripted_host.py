@@ -24,7 +24,7 @@ from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.control_tool_runs import ChildRights, ProcessResult
 from mps_exporter.sources.host import SourceError
-from mps_exporter.sources.logs.stamps import last_activity
+from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.pidfd_watch import at_each_end
 from testing import fake_mps_control
 from testing.fake_host import H200

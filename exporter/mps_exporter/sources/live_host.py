@@ -30,8 +30,8 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
-from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget, unread_states
-from mps_exporter.sources.logs.stamps import last_activity
+from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, skipped_log_states
+from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.accumulators import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.pidfd_watch import ProcessWatch, at_each_end, opener
@@ -192,7 +192,7 @@ class LiveHost:
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self._control.record_activity(chunk.pipe_directory, at)
-        states = [state for other in others for state in unread_states(other, FOREGROUND)]
+        states = [state for other in others for state in skipped_log_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from mps_exporter.sources import blocking
+from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
 from testing.threads import allow_one_thread
@@ -90,7 +90,7 @@ def test_a_user_whose_question_hangs_is_waited_for_no_more(gate: Gate) -> None:
     ask(some, {"a": asked(ALICE, gate)}, 0.01)
     questions: Questions = {number: asked(ALICE, gate) for number in range(100)}
     assert ask(some, {**questions, "b": asked(BOB, at_once)}) == {"b": "now"}
-    assert gate.started <= blocking.MAX_HUNG_PER_USER + 1
+    assert gate.started <= policy.MAX_HUNG_CALLS_PER_USER + 1
 
 
 def test_what_an_earlier_call_asked_is_told_apart(gate: Gate) -> None:
@@ -112,16 +112,16 @@ def test_a_thread_that_is_free_is_asked_again() -> None:
 
 def test_free_threads_are_few_and_end_with_who_asked() -> None:
     some = BlockingCalls[threading.Thread]()
-    begun = threading.Barrier(blocking.MAX_IDLE + 2)
+    begun = threading.Barrier(policy.MAX_IDLE_THREADS + 2)
 
     def at_the_same_time() -> threading.Thread:
         begun.wait()
         return threading.current_thread()
 
-    names = range(blocking.MAX_IDLE + 2)
+    names = range(policy.MAX_IDLE_THREADS + 2)
     threads = ask(some, dict.fromkeys(names, (0, at_the_same_time))).values()
     assert len(set(threads)) == len(names)
-    wait_for(lambda: sum(one.is_alive() for one in threads) == blocking.MAX_IDLE)
+    wait_for(lambda: sum(one.is_alive() for one in threads) == policy.MAX_IDLE_THREADS)
     del some
     gc.collect()
     wait_for(lambda: not any(one.is_alive() for one in threads))
@@ -146,7 +146,7 @@ def test_a_bug_is_raised() -> None:
 
 def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_thread(monkeypatch)
-    monkeypatch.setattr(blocking, "MAX_IDLE", 0)
+    monkeypatch.setattr(policy, "MAX_IDLE_THREADS", 0)
     some = BlockingCalls[str]()
     assert ask(some, {"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
 

@@ -14,11 +14,10 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
-from mps_exporter.sources import blocking
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.logs import follower
-from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget
+from mps_exporter.sources import policy
+from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget
 from testing.log_folder import own_logs
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 
@@ -56,7 +55,7 @@ class Site:
         for name in names:
             (self.folder / name).mkdir()
             target = own_logs(f"/{name}", self.folder / name)
-            self.targets.append(target._replace(limited=user))
+            self.targets.append(target._replace(limited_user=user))
             self.write(name, "first")
 
     def write(self, name: str, text: str) -> None:
@@ -92,8 +91,8 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(follower, "USERS_POLL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "USERS_LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     made = Site(tmp_path)
     yield made
     for gate in made.disks.gates.values():
@@ -157,7 +156,7 @@ async def test_one_that_hangs_delays_the_others_once(site: Site) -> None:
 async def test_logs_of_ordinary_users_delay_nobody(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "USERS_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(policy, "USERS_LOG_POLL_TIMEOUT_SECONDS", 0.01)
     site.add("hers", user=2001)
     site.add("roots")
     gate = site.hang("hers")
@@ -176,7 +175,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     gate = await site.lose("a")
     before = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert not [one for one in before.states if one.pipe_directory == "/a"]
-    site.monotonic += follower.UNREADABLE_AFTER_SECONDS
+    site.monotonic += policy.LOG_UNREADABLE_AFTER_SECONDS
     for _ in range(2):
         found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
         assert {
@@ -199,14 +198,14 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
 async def test_who_has_no_thread_is_not_said_to_hang(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking, "MAX_HUNG", 1)
+    monkeypatch.setattr(policy, "MAX_HUNG_CALLS", 1)
     site.add("a")
     await site.lose("a")
     site.add("b")
     site.monotonic = 1.0
     with pytest.raises(SourceTimeoutError):
         await site.poll()
-    site.monotonic += follower.UNREADABLE_AFTER_SECONDS
+    site.monotonic += policy.LOG_UNREADABLE_AFTER_SECONDS
     found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert {one.pipe_directory: one.error for one in found.states} == {
         "/a": "reading it does not return: the file system does not answer",
@@ -246,7 +245,7 @@ async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.Monkey
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at logs that hang takes as long as it is given."""
-    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture

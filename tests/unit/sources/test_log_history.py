@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.logs.follower import LogReader
+from mps_exporter.sources.log_follower import LogReader
 from testing.log_folder import LogFolder, own_logs, poll_all, state
 from testing.mps_logs import at, script
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogsObservation
-from mps_exporter.sources.logs import tail as log_tail
-from mps_exporter.sources.logs.follower import LogReader, LogTarget
+from mps_exporter.sources import log_tail
+from mps_exporter.sources.log_follower import LogReader, LogTarget
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
 

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk
-from mps_exporter.sources.logs.follower import LogReader
-from mps_exporter.sources.logs.stamps import parse_stamp
+from mps_exporter.sources.log_follower import LogReader
+from mps_exporter.sources.log_tail import parse_stamp
 from testing.log_folder import own_logs, poll_all
 
 PIPE = "/tmp/nvidia-mps"

@@ -1,0 +1,54 @@
+"""Limits, intervals and timeouts of the sources."""
+
+# ---------------------------------------------------------------------- blocking calls
+
+MAX_IDLE_THREADS = 16
+"""Maximum number of threads that are kept for the next calls."""
+
+MAX_HUNG_CALLS = 64
+"""Maximum number of calls in progress from earlier rounds, after which no call is started."""
+
+MAX_HUNG_CALLS_PER_USER = 4
+"""The same limit for calls that read files of one ordinary user."""
+
+# ---------------------------------------------------------------------- logs
+
+LOG_POLL_TIMEOUT_SECONDS = 2.0
+"""Timeout of one poll of all logs."""
+
+USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
+"""Part of that timeout in which a poll waits for logs of ordinary users."""
+
+LOG_UNREADABLE_AFTER_SECONDS = 5.0
+"""Duration of a hanging read after which a log is reported as unreadable."""
+
+LOG_IDLE_REPORT_SECONDS = 1.0
+"""Time after the last new lines in which a poll also reports that there were none."""
+
+SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
+"""Interval between searches of a v3 daemon's log directory for logs of new servers."""
+
+MAX_LOG_BACKLOG_BYTES = 16 << 20
+"""Maximum part of a log that its first read covers, from the end."""
+
+MAX_LOG_BEHIND_BYTES = 64 << 20
+"""Maximum unread part of a log. A log that grew by more is skipped up to its last lines."""
+
+MAX_LOG_POLL_BYTES = 1 << 20
+"""Maximum part of a log that one poll reads."""
+
+MAX_USER_LOG_POLL_BYTES = 64 << 10
+"""Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
+some kB/s)."""
+
+MAX_USERS_LOG_POLL_BYTES = 128 << 10
+"""Maximum size that one poll reads of all logs of all ordinary users."""
+
+MIN_USER_LOG_POLL_BYTES = 4096
+"""Minimum share of each log in these two limits."""
+
+MAX_SERVER_LOGS = 64
+"""Maximum number of server logs that are followed for a v3 daemon."""
+
+MAX_LOG_DIRECTORY_ENTRIES = 4096
+"""Maximum number of directory entries that are searched for server logs."""
