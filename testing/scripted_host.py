@@ -21,8 +21,8 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import ChildRights, ProcessResult
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.pidfd_watch import at_each_end

@@ -21,8 +21,9 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import parse_v3
 from mps_exporter.observations import DaemonFacts, Outcome
+from mps_exporter.sources import policy
+from mps_exporter.sources.child_process import run_process
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import MAX_OUTPUT_BYTES, run_process
 from testing import fake_mps_v3 as published
 from testing.fake_host import install_tool, server, set_daemon
 from testing.waiting import PATIENCE_SECONDS as PATIENCE
@@ -207,7 +208,7 @@ async def test_output_is_bounded(host: Host) -> None:
     result = await run_process(("sh", "-c", "yes & yes >&2"), b"", ENVIRONMENT, PATIENCE)
     assert result.output_exceeded
     assert result.return_code is None
-    assert max(len(result.stdout), len(result.stderr)) == MAX_OUTPUT_BYTES
+    assert max(len(result.stdout), len(result.stderr)) == policy.MAX_CONTROL_OUTPUT_BYTES
 
 
 async def test_a_v3_daemon_that_only_its_refusal_names(host: Host) -> None:

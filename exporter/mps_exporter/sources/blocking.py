@@ -150,10 +150,9 @@ class BlockingCalls(Generic[T]):
         if self._idle:
             self._idle.pop()
         else:
-            arguments = self._jobs, self._idle
-            threading.Thread(
-                target=_work, args=arguments, name="blocking-call", daemon=True
-            ).start()
+            shared = self._jobs, self._idle
+            name = "blocking-call"
+            threading.Thread(target=_work, args=shared, name=name, daemon=True).start()
         self._jobs.put((function, future))
         return future
 

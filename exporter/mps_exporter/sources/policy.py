@@ -52,3 +52,57 @@ MAX_SERVER_LOGS = 64
 
 MAX_LOG_DIRECTORY_ENTRIES = 4096
 """Maximum number of directory entries that are searched for server logs."""
+
+# ---------------------------------------------------------------------- the control tool
+
+MAX_CONTROL_ATTEMPTS = 2
+"""Maximum number of runs for one query: the second follows a refusal."""
+
+CONTROL_RETRY_DELAY_SECONDS = 0.04
+"""Delay before the second run."""
+
+MIN_CONTROL_RUN_SECONDS = 0.5
+"""Minimum time for a run (or half of its timeout): starting the tool takes a part of it."""
+
+MIN_CONTROL_RETRY_SECONDS = 0.1
+"""Minimum time for the second run."""
+
+CONTROL_HANG_RATIO = 0.9
+"""Part of the timeout of a run without any reply, over all runs since the last, that is a hang."""
+
+CONTROL_BACKOFF_SECONDS = 10.0
+"""Pause after a daemon's first hang. Each following pause is twice as long."""
+
+MAX_CONTROL_BACKOFF_SECONDS = 300.0
+"""Maximum pause after a hang."""
+
+USERS_CONTROL_BACKOFF_SECONDS = 5.0
+"""Delay before another query of an ordinary user's daemon that refused or was absent. Each
+following delay is twice as long. A run of the tool costs the exporter 8 ms."""
+
+MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0
+"""Maximum delay after such a failure."""
+
+MAX_CONTROL_RUNS = 8
+"""Maximum number of concurrent runs for trusted daemons, and for daemons of ordinary users."""
+
+MAX_CONTROL_RUNS_PER_USER = 2
+"""Maximum number of concurrent runs for the daemons of one ordinary user."""
+
+MAX_CONTROL_OUTPUT_BYTES = 1 << 20
+"""Maximum length of each output stream. A tool that writes more is killed."""
+
+MAX_KEPT_OUTPUT_CHARACTERS = 4096
+"""Length that is kept of such an output."""
+
+CONTROL_DRAIN_SECONDS = 0.2
+"""Time to read output after the exit: a child of the tool may keep the pipes open."""
+
+CONTROL_REAP_SECONDS = 1.0
+"""Maximum time to wait for the exit of a killed tool."""
+
+MAX_CONTROL_CPU_SECONDS = 10
+"""Maximum CPU time of a run."""
+
+MAX_CONTROL_OPEN_FILES = 64
+"""Maximum number of open files of a run."""

@@ -403,13 +403,13 @@ async def test_what_ran_before_a_reboot_does_not_run(host: ScriptedHost) -> None
     host.answers["absent"] = True
     host.edit = lambda _answer: ""
     collector = host.collector()
-    run = host._tool._runs._run
+    run = host._tool._run
 
     async def nobody(*arguments: object) -> object:
         result = await run(*arguments)  # type: ignore[arg-type]
         return replace(result, return_code=1, stderr=b"Cannot find MPS control daemon process\n")
 
-    host._tool._runs._run = nobody  # type: ignore[assignment]
+    host._tool._run = nobody  # type: ignore[assignment]
     for _ in range(5):
         await look(collector)
         host.passes(15)

@@ -11,9 +11,9 @@ import pytest
 from mps_exporter.mps.control_protocol import PROBE
 from mps_exporter.mps.protocol_v3 import CLIENTS, DEVICES, FEATURES, NAMESPACES, PARTITIONS, SERVERS
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
-from mps_exporter.sources.control_tool import NEW_DAEMONS_PER_SECOND, ControlTool
-from mps_exporter.sources.control_tool_runs import PATH, ChildRights, ProcessResult
-from mps_exporter.sources.fair_share import MAX_DAEMONS_PER_USER
+from mps_exporter.sources import policy
+from mps_exporter.sources.child_process import ChildRights, ProcessResult
+from mps_exporter.sources.control_tool import PATH, ControlTool
 from testing import fake_mps_control
 from testing import fake_mps_v3 as published
 from testing.fake_host import H200, server
@@ -72,7 +72,7 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("mps_exporter.sources.control_tool_runs._RETRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "CONTROL_RETRY_DELAY_SECONDS", 0.0)
     return Desk()
 
 
@@ -208,7 +208,7 @@ async def test_a_second_try_needs_less_time(desk: Desk) -> None:
         desk.time += 0.3
         return await desk.run(*arguments)
 
-    tool._runs._run = slow
+    tool._run = slow
     assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
 
 
@@ -276,34 +276,6 @@ async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) 
     desk.time += 1.1
     desk.answers = [OK]
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
-
-
-async def test_new_daemons_of_a_user_are_asked_one_after_the_other(desk: Desk) -> None:
-    """Processes called like a daemon are started and ended by the dozen, each a new one."""
-    tool = desk.tool()
-
-    async def ask(uid: int, pid: int, *, limited: bool = True) -> bool:
-        desk.answers = [OK]
-        process = ProcessFacts(pid, 1.0, uid=uid)
-        daemon = replace(
-            DAEMON,
-            pipe_directory=f"/mps/{pid % 10}",  # the directory may be the same
-            limited=limited,
-            owner_uid=uid,
-            process=process,
-        )
-        return (await tool.probe(daemon, 5)).outcome is Outcome.OK
-
-    asked = [await ask(2001, pid) for pid in range(100, 130)]
-    assert asked == [True] * MAX_DAEMONS_PER_USER + [False] * (30 - MAX_DAEMONS_PER_USER)
-    assert all([await ask(0, pid, limited=False) for pid in range(200, 230)])
-    assert await ask(2002, 300)
-    desk.time += 1.0 / NEW_DAEMONS_PER_SECOND
-    assert [await ask(2001, pid) for pid in (129, 130)] == [True, False]
-    assert await ask(2001, 129)  # not for the first time
-    desk.time += 3600.0
-    asked = [await ask(2001, pid) for pid in range(400, 430)]
-    assert asked.count(True) == MAX_DAEMONS_PER_USER
 
 
 async def test_an_ordinary_users_daemon_that_works_again_is_asked_at_once(desk: Desk) -> None:

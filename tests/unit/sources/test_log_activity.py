@@ -10,8 +10,8 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk
-from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources import policy
+from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_tail import last_activity
 from testing.mps_logs import PIPE, at, script
 from testing.waiting import PATIENCE_SECONDS

@@ -14,9 +14,9 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
+from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources import policy
 from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget
 from testing.log_folder import own_logs
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
