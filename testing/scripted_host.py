@@ -156,7 +156,7 @@ class ScriptedHost:
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
 
-    async def ended(
+    async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
         """What the test let end, at its moment."""

@@ -23,7 +23,7 @@ from mps_exporter.metrics.spec import Family
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.playlist import Playlist
+from mps_exporter.sources.replay_host import Playlist
 
 GZIP_LEVEL = 1
 """Twice as fast as the default level for pages hardly larger."""

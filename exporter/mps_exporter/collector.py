@@ -266,7 +266,9 @@ class Collector:
         if "process" not in self.enabled:
             return
         watched = self._daemons.pids_to_watch()
-        for observation in await self._host.ended(watched, self._identified, deadline_seconds):
+        for observation in await self._host.exit_observations(
+            watched, self._identified, deadline_seconds
+        ):
             self._update_daemons(observation.daemons)
             # Of a daemon that is new here the logs are read first: they tell what was before.
             known = [record for record in self._daemons.values() if record.logs]

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
-from mps_exporter.sources.playlist import Playlist, Scene
 from mps_exporter.sources.recording import Header, Recording
-from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.sources.replay_host import Playlist, ReplayHost, Scene
 
 STEP_SECONDS = 0.5
 """Step of a replay up to the wanted moment: 129 s take 0.2 s."""

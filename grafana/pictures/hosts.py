@@ -21,8 +21,8 @@ from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.metrics.render import Build, render
-from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
+from mps_exporter.sources.replay_host import Playlist
 from testing import v3_host
 from testing.player import Player
 from testing.snapshots import full

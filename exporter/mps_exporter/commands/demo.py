@@ -9,7 +9,7 @@ from pathlib import Path
 from mps_exporter.commands.common import StartError, load_recording
 from mps_exporter.commands.serve import Replay, clock, serve
 from mps_exporter.config import Settings
-from mps_exporter.sources.playlist import Playlist, read_playlist
+from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.terminal import print_output
 
 FIRST_CHAPTER = "wait"

@@ -20,8 +20,8 @@ from mps_exporter.backend import CollectorBackend, build
 from mps_exporter.commands.common import StartError, load_recording, on_signals
 from mps_exporter.config import Settings
 from mps_exporter.replay import ReplayPlayer
-from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import RecordingError
+from mps_exporter.sources.replay_host import Playlist
 from mps_exporter.terminal import print_status, show_progress
 from mps_exporter.web.app import create_app
 from mps_exporter.web.listen import ListenError

@@ -277,7 +277,7 @@ class LogFollower:
 
     async def close(self) -> None:
         """Close all files that are not being read."""
-        await self.poll((), 1.0)
+        await self.poll((), policy.CLOSE_TIMEOUT_SECONDS)
 
     def _overdue_states(self, target: LogTarget, *, read: bool) -> tuple[LogState, ...]:
         """Return the states of logs whose reading takes too long; log the change once."""

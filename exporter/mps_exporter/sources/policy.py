@@ -106,3 +106,79 @@ MAX_CONTROL_CPU_SECONDS = 10
 
 MAX_CONTROL_OPEN_FILES = 64
 """Maximum number of open files of a run."""
+
+# ---------------------------------------------------------------------- recordings
+
+RECORDED_POLL_INTERVAL_SECONDS = 1.0
+"""Maximum interval between polls of the logs during a recording."""
+
+MAX_FIRST_REPLY_SECONDS = 5.0
+"""Maximum time that a source takes for its first observation in a recording."""
+
+MAX_RECORDING_BYTES = 128 << 20
+"""Maximum size of an unpacked recording. In memory it takes up to five times that."""
+
+MAX_RECORDING_LINE_BYTES = 32 << 20
+"""Maximum length of one line: the first read of the logs of eight daemons has 16 MiB."""
+
+MAX_RECORDING_LINE_LISTS = 1_000_000
+"""Maximum number of lists and objects in one line."""
+
+MAX_RECORDING_RATIO = 100
+"""Maximum ratio of unpacked to packed size; recordings of real hosts have 30."""
+
+RECORDING_RATIO_FREE_BYTES = 8 << 20
+"""Unpacked size up to which any ratio is accepted."""
+
+MAX_RECORDING_SECONDS = 7 * 86400.0
+"""Maximum duration of a recording."""
+
+MAX_RECORDING_EARLY_SECONDS = 86400.0
+"""Maximum time of an observation before the recording's start: an exit is recorded with its own
+time."""
+
+MAX_RECORDING_LOAD_SECONDS = 60.0
+"""Maximum time for reading a recording."""
+
+# ---------------------------------------------------------------------- the kernel log
+
+MAX_KERNEL_HISTORY_SECONDS = 600.0
+"""Maximum age of a line that was in the kernel log before the exporter started."""
+
+KERNEL_LOG_POLL_TIMEOUT_SECONDS = 1.0
+"""Timeout of a wait for a record, after which the thread checks whether it must end."""
+
+MAX_KERNEL_LINES = 1024
+"""Maximum number of lines that wait for a collection."""
+
+MAX_MAPS_BYTES = 1 << 20
+"""Maximum size of /proc/PID/maps that is read; 500 mappings of PyTorch take 60 KB."""
+
+MAX_RANGES_PER_PROCESS = 512
+"""Maximum number of ranges that are kept for a process, the smallest ones."""
+
+MAX_MAPPED_PROCESSES = 64
+"""Maximum number of processes whose maps are read at a time."""
+
+MAX_USER_MAPS_BYTES = 16 << 20
+"""Maximum size of all maps that are read of one ordinary user's processes in one interval."""
+
+USER_MAPS_INTERVAL_SECONDS = 60.0
+"""Interval of that limit."""
+
+# ---------------------------------------------------------------------- this host
+
+BRIEF_SAMPLE_SECONDS = 0.1
+"""Shortest interval that GPM supports, by NVIDIA's documentation of DCGM."""
+
+MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5
+"""Timeout for the memory limits that only NVML reports."""
+
+EXIT_POLL_INTERVAL_SECONDS = 1.0
+"""Interval between scans for exits of processes that have no pidfd."""
+
+GPU_SAMPLE_TIMEOUT_SECONDS = 5.0
+"""Timeout for one sample of the GPUs' activity."""
+
+CLOSE_TIMEOUT_SECONDS = 1.0
+"""Timeout for closing each source."""

@@ -27,15 +27,9 @@ from mps_exporter.observations import (
     ProcfsObservation,
     Reading,
 )
-from mps_exporter.sources import recording
-from mps_exporter.sources.recording import (
-    Header,
-    RecordingCursor,
-    RecordingError,
-    RecordingWriter,
-    read_recording,
-)
-from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.sources import policy
+from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, read_recording
+from mps_exporter.sources.replay_host import RecordingCursor, ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -281,7 +275,7 @@ async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own
     host = ReplayHost(recording, clock=lambda: clock)
     seen = []
     for clock in (0.0, 2.0, 2.7, 3.0):
-        seen.append([one.at for one in await host.ended([7], [], 1.0)])
+        seen.append([one.at for one in await host.exit_observations([7], [], 1.0)])
         if clock == 2.7:
             assert (await host.identify([7], 1.0)).gone == (7,)
     assert seen == [[], [1001.0], [1002.5], [1003.0]]
@@ -338,7 +332,7 @@ def test_an_older_recording_stays_until_there_is_something_to_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "x", NvmlObservation(1001.0, Outcome.OK))
-    monkeypatch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
+    monkeypatch.setattr("mps_exporter.sources.recording.os.write", full)
     with pytest.raises(RecordingError, match=r"cannot write .*: No space left on device"):
         RecordingWriter(path, HEADER)
     assert len(read_recording(path).observations) == 1
@@ -366,7 +360,7 @@ def test_a_full_disk_raises_nothing_where_sources_would_be_blamed(
     writer.add(NvmlObservation(1001.0, Outcome.OK))
     writer.flush()
     with monkeypatch.context() as patch:
-        patch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
+        patch.setattr("mps_exporter.sources.recording.os.write", full)
         writer.add(NvmlObservation(1002.0, Outcome.OK, driver_version="1"))
         writer.flush()
         assert writer.failure is not None
@@ -502,11 +496,11 @@ def test_what_no_recording_needs_is_too_much(
     look = LOOK % "1001"
     path.write_bytes(gzip.compress((FIRST + look * 100).encode()))
     assert len(read_recording(path).observations) == 100
-    monkeypatch.setattr(recording, "MAX_BYTES", len(FIRST + look * 50))
+    monkeypatch.setattr(policy, "MAX_RECORDING_BYTES", len(FIRST + look * 50))
     with pytest.raises(RecordingError, match="when unpacked"):
         read_recording(path)
     monkeypatch.undo()
-    monkeypatch.setattr(recording, "MAX_LOAD_SECONDS", -1.0)
+    monkeypatch.setattr(policy, "MAX_RECORDING_LOAD_SECONDS", -1.0)
     with pytest.raises(RecordingError, match="reading took longer"):
         read_recording(path)
 

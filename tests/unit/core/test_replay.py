@@ -20,9 +20,8 @@ from mps_exporter.config import Settings
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.sources.replay_host import Playlist, ReplayHost
 from mps_exporter.user_names import UserNames
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import to_json
