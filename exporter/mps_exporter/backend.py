@@ -1,4 +1,4 @@
-"""What the web side asks, answered by a collector on this host or on a recording."""
+"""Backend of the web server: a collector on this host or on a recording."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import cast
 from prometheus_client import ProcessCollector
 
 import mps_exporter
+from mps_exporter import policy
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import ContentFormat
@@ -25,25 +26,15 @@ from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.replay_host import Playlist
 
-GZIP_LEVEL = 1
-"""Twice as fast as the default level for pages hardly larger."""
-
-SMALL_PAGE_BYTES = 1 << 16
-"""After a page of at most this size the next one is rendered on the event loop, which takes 1 to
-3 ms. On another thread the whole of a scrape takes 4 to 7 % more CPU (one client)."""
-
-MAX_QUEUED_INCIDENTS = 100
-"""Incidents kept for a reader of the event stream who does not keep up; the oldest go first."""
-
 
 def build() -> Build:
-    """This program's version."""
+    """Return this program's version."""
     revision = os.environ.get("MPS_EXPORTER_BUILD_REVISION", "")
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 
 def render_families(snapshot: Snapshot, clients: ClientSeries = "full") -> list[Family]:
-    """All metrics of a snapshot, in the viewer's time."""
+    """Return all metrics of a snapshot, in the viewer's time."""
     if snapshot.recording is None:
         return render(snapshot, build(), clients=clients)
     return render(snapshot, build(), wall=snapshot.recording.viewer_time, clients=clients)
@@ -56,14 +47,14 @@ class CollectorBackend:
         self._encoder = Encoder()
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
-        self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
+        self._renderers = ThreadPoolExecutor(policy.RENDER_THREADS, thread_name_prefix="render")
         self._process = (
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
         self._page_bytes = math.inf
-        """Of the last page."""
+        """Size of the last page."""
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
@@ -73,10 +64,8 @@ class CollectorBackend:
         else:
             self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
-    # -- the collector's life
-
     async def run(self) -> None:
-        """Follow the logs until cancelled; a recording begins again when it ends."""
+        """Follow the logs until cancelled; replay a recording in a loop."""
         await (
             self._live_collector.run_between_collections()
             if self.player is None
@@ -88,11 +77,9 @@ class CollectorBackend:
             await self._live.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
-    # -- what the web side asks
-
     @property
     def ready(self) -> bool:
-        """The first collection is done."""
+        """Whether the first collection is done."""
         return self._ready
 
     async def collect(
@@ -105,8 +92,8 @@ class CollectorBackend:
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
-        """Render the metrics: a large page on a thread of its own."""
-        if self._page_bytes <= SMALL_PAGE_BYTES:
+        """Render the metrics; a large page on a separate thread."""
+        if self._page_bytes <= policy.SMALL_PAGE_BYTES:
             return self._encode(snapshot, content_format, gzip)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -118,7 +105,7 @@ class CollectorBackend:
         own = () if self._process is None else self._process.collect()
         page = self._encoder.encode(families, own, content_format)
         self._page_bytes = len(page)
-        return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
+        return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
     def _publish(self, daemon: str, incident: Incident) -> None:
         for queue in self._subscribers:
@@ -127,8 +114,8 @@ class CollectorBackend:
             queue.put_nowait((daemon, incident))
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        """(daemon, incident) from now on, as they are found."""
-        queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(MAX_QUEUED_INCIDENTS)
+        """Yield each new incident with its daemon."""
+        queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(policy.MAX_QUEUED_INCIDENTS)
         self._subscribers.add(queue)
         try:
             while True:

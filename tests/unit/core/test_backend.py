@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mps_exporter import backend
+from mps_exporter import backend, policy
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
 from mps_exporter.metrics.content_format import TEXT_0_0_4
@@ -30,7 +30,7 @@ async def test_large_pages_and_the_first_one_do_not_stop_the_event_loop(
     try:
         for snapshot in (small, small, large, large, small, small):
             page = await service.expose(snapshot, TEXT_0_0_4, gzip=False)
-            assert (len(page) > backend.SMALL_PAGE_BYTES) == (snapshot is large)
+            assert (len(page) > policy.SMALL_PAGE_BYTES) == (snapshot is large)
     finally:
         await service.close()
     on_the_loop = [thread is threading.current_thread() for thread in rendered_in]

@@ -10,14 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter import collector as collector_module
-from mps_exporter import daemon_queries
-from mps_exporter.daemon_registry import (
-    MAX_GONE_DAEMONS,
-    MAX_GONE_PER_USER,
-    MAX_PIDS_PER_USER,
-    DaemonRegistry,
-)
+from mps_exporter import policy
+from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     AddressRanges,
@@ -444,8 +438,8 @@ async def test_daemons_that_died_are_not_kept_without_end(host: ScriptedHost) ->
 
 
 async def test_a_host_without_daemons_is_searched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(collector_module, "NO_DAEMON_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(policy, "DAEMON_SEARCH_INTERVAL_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     host.facts = replace(host.facts, process=None)
     following = asyncio.create_task(host.collector().run_between_collections())
@@ -554,27 +548,23 @@ def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost)
         assert tuple(record.state.servers) == ()  # until its own logs are read
 
 
-async def test_a_user_whose_daemons_were_slow_is_waited_for_no_more(
+async def test_slow_daemons_of_users_do_not_delay_a_collection(
     host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Her socket answers late each time: that costs the scrapes of others little in all."""
-    most = PATIENCE_SECONDS * 10
-    monkeypatch.setattr(daemon_queries, "PATIENCE_SECONDS", most)
+    """The next collection shows a late reply; meanwhile the last reply stands."""
+    monkeypatch.setattr(policy, "USERS_QUERY_WAIT_SECONDS", PATIENCE_SECONDS)
     collector = host.collector()
     host.facts = replace(host.facts, owner_uid=2001, limited=True)
-    assert (await look(collector)).state == "answering"  # it was waited for
-    patience = collector._queries._patience
-    assert patience.left(2001, host.now()) < most
-    assert patience.left(2002, host.now()) == most
-    patience.use(2001, most, host.now())
+    assert (await look(collector)).state == "answering"
+    monkeypatch.setattr(policy, "USERS_QUERY_WAIT_SECONDS", 0.01)
     host.gate = asyncio.Event()
-    host.passes(30.0)
-    await asyncio.wait_for(collector.collect(), PATIENCE_SECONDS)  # or it would wait for ever
-    assert len(host.runs) >= 2
+    for _ in range(2):  # the query of the first collection is still in progress in the second
+        host.passes(30.0)
+        assert (await look(collector)).state == "answering"
+    assert [run[0] for run in host.runs].count("get_server_list") == 2
     host.gate.set()
-    await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
-    host.passes(60.0)
-    assert patience.left(2001, host.now()) > 0
+    tasks = collector._queries._users_tasks
+    await until(lambda: all(task.done() for task in tasks.values()))
     assert (await look(collector)).state == "answering"
 
 
@@ -592,14 +582,14 @@ def test_daemons_that_are_gone_do_not_replace_roots(host: ScriptedHost) -> None:
         registry.update([], host.wall + number)
     kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
     assert "/root" in registry
-    assert kept.total() == MAX_GONE_DAEMONS
+    assert kept.total() == policy.MAX_ABSENT_DAEMONS
     for number in range(100):
         hers = replace(root, pipe_directory=f"/bob/{number}", owner_uid=3000, limited=True)
         registry.update([hers], host.wall + 100 + number)
         registry.update([], host.wall + 100 + number)
     kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
-    assert kept[3000] == MAX_GONE_PER_USER
-    assert kept.total() > MAX_GONE_PER_USER
+    assert kept[3000] == policy.MAX_ABSENT_DAEMONS_PER_USER
+    assert kept.total() > policy.MAX_ABSENT_DAEMONS_PER_USER
     assert "/root" in registry
 
 
@@ -650,8 +640,8 @@ def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
         record.tracker.add_logs(replace(found, chunks=chunks, states=states))
     assert registry.pids_to_watch()[:2] == [630, 110]
     assert {100, 110} <= set(registry.pids_to_look_up())
-    assert len(registry.pids_to_watch()) <= MAX_PIDS_PER_USER + 2
-    assert len(registry.pids_to_look_up()) <= MAX_PIDS_PER_USER + 2
+    assert len(registry.pids_to_watch()) <= policy.MAX_LOGGED_PIDS_PER_USER + 2
+    assert len(registry.pids_to_look_up()) <= policy.MAX_LOGGED_PIDS_PER_USER + 2
 
 
 def test_a_process_goes_on_that_was_stopped_and_is_the_same() -> None:
