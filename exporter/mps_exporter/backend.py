@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip as gzip_format
-import math
 import os
 import platform
 from collections.abc import AsyncIterator
@@ -53,8 +52,6 @@ class CollectorBackend:
         )
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
-        self._page_bytes = math.inf
-        """Size of the last page."""
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
@@ -92,9 +89,7 @@ class CollectorBackend:
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_format: ContentFormat, gzip: bool) -> bytes:
-        """Render the metrics; a large page on a separate thread."""
-        if self._page_bytes <= policy.SMALL_PAGE_BYTES:
-            return self._encode(snapshot, content_format, gzip)
+        """Render the metrics on a separate thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._renderers, self._encode, snapshot, content_format, gzip
@@ -104,7 +99,6 @@ class CollectorBackend:
         families = self._sparse.shown(render_families(snapshot, self._clients))
         own = () if self._process is None else self._process.collect()
         page = self._encoder.encode(families, own, content_format)
-        self._page_bytes = len(page)
         return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
     def _publish(self, daemon: str, incident: Incident) -> None:

@@ -82,11 +82,7 @@ GZIP_LEVEL = 1
 """Compression level: twice as fast as the default for pages hardly larger."""
 
 RENDER_THREADS = 2
-"""Number of threads that render large pages."""
-
-SMALL_PAGE_BYTES = 1 << 16
-"""Maximum size of a page after which the next page is rendered on the event loop, in 1 to 3 ms. A
-thread takes 4 to 7 % more CPU for a scrape."""
+"""Number of threads that render pages, so that the event loop continues."""
 
 MAX_QUEUED_INCIDENTS = 100
 """Maximum number of incidents that wait for a slow reader of the event stream."""
