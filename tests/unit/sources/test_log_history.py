@@ -1,4 +1,4 @@
-"""What of a log is history and what is news, whenever and however often it is opened."""
+"""Which lines are history and which are new, however often a log is opened."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def new_lines_appear(host: LogFolder) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_after_a_failed_read_it_goes_on_where_it_was(host: LogFolder, code: int) -> None:
+def test_after_a_failed_read_the_position_is_kept(host: LogFolder, code: int) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     assert [chunk.history for chunk in host.read("control")] == [True]
     new_lines_appear(host)
@@ -59,7 +59,7 @@ def test_after_a_failed_read_it_goes_on_where_it_was(host: LogFolder, code: int)
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
 
 
-def test_a_file_system_that_was_mounted_again_is_no_new_log(host: LogFolder) -> None:
+def test_a_file_system_that_was_mounted_again_has_the_same_log(host: LogFolder) -> None:
     """The same file has other numbers then."""
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")
