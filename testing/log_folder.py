@@ -44,24 +44,24 @@ class LogFolder:
         os.utime(self.folder / f"{log}.log", (moment, moment))
 
     def poll(self) -> LogsObservation:
-        """Look at the logs a moment later."""
+        """Poll the logs 0.2 s later."""
         self.now += 0.2
         return poll_all(self.tails, own_logs(PIPE, self.folder))
 
     def chunks(self, log: str) -> list[LogChunk]:
-        """What one poll brings of a log."""
+        """Return the chunks of a log in one poll."""
         return [chunk for chunk in self.poll().chunks if chunk.log == log]
 
     def data(self, log: str) -> bytes:
-        """The bytes of it."""
+        """Return the data of a log in one poll."""
         return b"".join(chunk.data for chunk in self.chunks(log))
 
     def read(self, log: str) -> list[LogChunk]:
-        """What several polls bring, as far as there is something in it."""
+        """Return the chunks with data of several polls."""
         return [chunk for _ in range(6) for chunk in self.chunks(log) if chunk.data]
 
 
 def state(observation: LogsObservation, log: str) -> LogState:
-    """What was said of one log."""
+    """Return the state of one log."""
     (found,) = [one for one in observation.states if one.log == log]
     return found

@@ -92,8 +92,8 @@ class BlockingCalls(Generic[T]):
     async def wait_async(self, seconds: float, users_seconds: float) -> None:
         """Wait, for calls that concern ordinary users no longer than `users_seconds`."""
         end, calls = time.monotonic() + seconds, self._waited.values()
-        await _wait((call.future for call in calls), min(seconds, users_seconds))
-        await _wait((call.future for call in calls if not call.user), end - time.monotonic())
+        await _wait_for((call.future for call in calls), min(seconds, users_seconds))
+        await _wait_for((call.future for call in calls if not call.user), end - time.monotonic())
 
     def results(self, keys: Iterable[Hashable]) -> dict[Hashable, T]:
         """Return the available results. A call that raised OSError has none.
@@ -134,7 +134,7 @@ class BlockingCalls(Generic[T]):
         if seconds > 0:
             future = self._run(partial(function, *arguments))
             self._calls[key] = _Call(None, now, future)
-            await _wait([future], seconds)
+            await _wait_for([future], seconds)
             if future.done():
                 return future.result()
         raise SourceTimeoutError(f"{key} did not answer within {max(seconds, 0.0):.3g} s")
@@ -157,7 +157,7 @@ class BlockingCalls(Generic[T]):
         return future
 
 
-async def _wait(futures: Iterable[Future[T]], seconds: float) -> None:
+async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:
     pending = [asyncio.wrap_future(one) for one in futures if not one.done()]
     if not pending or seconds <= 0:
         return

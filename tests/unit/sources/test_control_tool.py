@@ -447,7 +447,7 @@ async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
         (DEVICES,),
         (FEATURES,),
     ]
-    # What changes with the servers only is not asked for again.
+    # Values that change only with the servers are not queried again.
     again = await tool.reconcile(V3, [], 5)
     assert desk.asked[6:] == [[CLIENTS], [PARTITIONS]]
     assert again.exchanges[2:] == details.exchanges[2:]

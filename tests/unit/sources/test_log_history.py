@@ -85,7 +85,7 @@ def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(host: Lo
 
 
 def test_old_lines_of_a_log_that_appears_late_are_history(host: LogFolder) -> None:
-    """As when /var/log is mounted after the exporter's start."""
+    """For example, /var/log is mounted after the exporter's start."""
     assert host.read("control") == []
     host.write("control", OLD, mtime=at("00:03"))
     (chunk,) = host.read("control")
@@ -123,7 +123,7 @@ def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None
 
 
 def test_a_daemon_that_is_found_again_is_followed_from_its_last_start(host: LogFolder) -> None:
-    """What it did in lives before, since the exporter's start, is no news."""
+    """Its earlier starts since the exporter's start are not counted."""
     host.read("control")
     poll_all(host.tails)
     starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
@@ -206,7 +206,7 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
 def test_a_size_that_the_file_does_not_have_is_not_waited_for(
     host: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NFS tells sizes from memory: what is not there now is no reason to poll without a pause."""
+    """NFS caches sizes: missing data must not cause polls without a pause."""
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")
     real = os.fstat

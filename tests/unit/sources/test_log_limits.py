@@ -1,4 +1,4 @@
-"""Logs that grow faster than they are read, and whose they are."""
+"""Logs that grow faster than they are read, and their owners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testing.waiting import PATIENCE_SECONDS
 LINE = "59:00.000 C630 UI closed"
 
 
-def test_a_log_of_another_user_is_none(tmp_path: Path) -> None:
+def test_a_log_of_another_user_is_not_read(tmp_path: Path) -> None:
     host = LogFolder(tmp_path)
     host.write("control", LINE)
     other = LogTarget(PIPE, str(tmp_path), owners=frozenset({os.geteuid() + 1}))
@@ -27,7 +27,7 @@ def test_a_log_of_another_user_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
-def test_one_that_another_user_puts_in_its_place_is_not_read(tmp_path: Path) -> None:
+def test_a_log_that_another_user_replaces_is_not_read(tmp_path: Path) -> None:
     host = LogFolder(tmp_path)
     host.write("control", LINE)
     assert state(host.poll(), "control").readable
@@ -39,7 +39,7 @@ def test_one_that_another_user_puts_in_its_place_is_not_read(tmp_path: Path) -> 
     assert not state(host.poll(), "control").readable
 
 
-def test_what_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_a_log_that_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None:
     """truncate -s makes a file of any size at once."""
     host = LogFolder(tmp_path, backlog_bytes=4096)
     host.write("control", LINE)
