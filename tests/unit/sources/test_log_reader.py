@@ -270,8 +270,9 @@ def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
 def test_an_unknown_directory_is_reported_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The root directory, also of a container, is not searched instead."""
     tails = LogReader()
-    for _ in range(3):
-        observation = poll_all(tails, LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root"))
+    targets = LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root")
+    poll_all(tails, *targets)
+    observation = poll_all(tails, *targets)
     tails.close()
     assert observation.chunks == ()
     assert {(one.path, one.readable) for one in observation.states} == {("", False)}
