@@ -87,23 +87,7 @@ async def run_process(
         OSError: It could not be started.
     """
     started, loop = time.monotonic(), asyncio.get_running_loop()
-    user: dict[str, Any] = {}
-    if rights.uid is not None:
-        user = {"user": rights.uid, "group": NO_GROUP, "extra_groups": []}
-    transport, protocol = await loop.subprocess_exec(
-        lambda: SubprocessStreamProtocol(_READ_BYTES, loop),
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(environment),
-        cwd="/",
-        umask=0o077,
-        start_new_session=True,
-        pass_fds=rights.descriptors,
-        preexec_fn=partial(drop_capabilities, *rights.capabilities),
-        **user,
-    )
+    transport, protocol = await _start(loop, argv, environment, rights)
     output = bytearray(), bytearray()
     timed_out = exceeded = False
     try:
@@ -120,6 +104,31 @@ async def run_process(
         timed_out=timed_out,
         output_exceeded=exceeded,
         duration_seconds=time.monotonic() - started,
+    )
+
+
+async def _start(
+    loop: asyncio.AbstractEventLoop,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    rights: ChildRights,
+) -> tuple[asyncio.SubprocessTransport, SubprocessStreamProtocol]:
+    user: dict[str, Any] = {}
+    if rights.uid is not None:
+        user = {"user": rights.uid, "group": NO_GROUP, "extra_groups": []}
+    return await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(_READ_BYTES, loop),
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(environment),
+        cwd="/",
+        umask=0o077,
+        start_new_session=True,
+        pass_fds=rights.descriptors,
+        preexec_fn=partial(drop_capabilities, *rights.capabilities),
+        **user,
     )
 
 

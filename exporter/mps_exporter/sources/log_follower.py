@@ -115,8 +115,8 @@ class LogReader:
     ) -> LogsObservation:
         """Read the new data of one daemon's logs, of each up to a maximum.
 
-        A log that is readable and has no chunk has no new data. A chunk without complete_until has
-        more data to be read by the next call.
+        A readable log without a chunk is idle. After a chunk without complete_until, the next call
+        reads more.
         """
         # After the clock was set back, lines that are written now are still new.
         self._limits.started_at = min(self._limits.started_at, self.clock())
@@ -247,14 +247,7 @@ class LogFollower:
         names = {target.pipe_directory for target in targets}
         self._read_at = {name: self._read_at.get(name, began) for name in names}
         seconds = min(deadline_seconds, policy.LOG_POLL_TIMEOUT_SECONDS)
-        limits, read = _byte_limits(targets), self._reader.read_daemon
-        calls: dict[Hashable, tuple[int | None, Callable[[], LogsObservation | None]]] = {
-            one.pipe_directory: (
-                one.limited_user,
-                partial(read, one, at, limits.get(one.limited_user)),
-            )
-            for one in targets
-        }
+        calls = self._read_calls(targets, at)
         for gone in self._reader.daemons() - {*names, *kept}:
             calls[gone] = None, partial(self._reader.forget, [gone])
         self._calls.start(calls)
@@ -274,6 +267,19 @@ class LogFollower:
             raise SourceTimeoutError(f"the logs were not read within {seconds:.3g} s")
         chunks = tuple(chunk for part in parts.values() for chunk in part.chunks)
         return LogsObservation(at=at, chunks=chunks, states=tuple(states))
+
+    def _read_calls(
+        self, targets: Sequence[LogTarget], at: float
+    ) -> dict[Hashable, tuple[int | None, Callable[[], LogsObservation | None]]]:
+        """Return the call that reads the logs of each daemon, with its user."""
+        limits, read = _byte_limits(targets), self._reader.read_daemon
+        return {
+            one.pipe_directory: (
+                one.limited_user,
+                partial(read, one, at, limits.get(one.limited_user)),
+            )
+            for one in targets
+        }
 
     async def close(self) -> None:
         """Close all files that are not being read."""

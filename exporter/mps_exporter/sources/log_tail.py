@@ -527,14 +527,7 @@ class LogTail:
         """
         read_at, found = self.limits.clock(), os.fstat(descriptor)
         self._size_bytes = size = found.st_size
-        if self._was_truncated(descriptor, found):
-            self._restart_at(0)
-            self._history_until = 0
-        if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
-            position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
-            self._lost_bytes += position - self._offset
-            self._restart_at(position)
-        self._mtime_ns = found.st_mtime_ns
+        self._check_position(descriptor, found)
         wanted = min(size - self._offset, self.limits.poll_bytes)
         if max_bytes is not None:
             wanted = min(wanted, max_bytes)
@@ -562,6 +555,18 @@ class LogTail:
         )
         self._restarted, self._lost_bytes = False, 0
         return chunk
+
+    def _check_position(self, descriptor: int, found: os.stat_result) -> None:
+        """Restart after a truncation; skip data of a log that is far behind."""
+        if self._was_truncated(descriptor, found):
+            self._restart_at(0)
+            self._history_until = 0
+        size = found.st_size
+        if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
+            position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
+            self._lost_bytes += position - self._offset
+            self._restart_at(position)
+        self._mtime_ns = found.st_mtime_ns
 
     def _restart_at(self, offset: int) -> None:
         self._offset, self._restarted = offset, True
