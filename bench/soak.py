@@ -26,7 +26,7 @@ from pathlib import Path
 
 from bench.host import DROP_ONE_IN, Daemon, FullHost
 from bench.program import Program, running
-from mps_exporter.daemon_registry import GONE_AFTER_QUIT_SECONDS
+from mps_exporter.policy import SHOWN_AFTER_QUIT_SECONDS
 
 WARM_UP_SHARE = 0.3
 WARM_UP_SECONDS = 300.0
@@ -41,8 +41,8 @@ CHECK_SECONDS = 15.0
 SETTLE_SECONDS = 30.0
 """Time in which the exporter must have counted all events, on a busy machine."""
 JOB_SECONDS = 3.0
-JOB_LOGS_SECONDS = GONE_AFTER_QUIT_SECONDS + 30.0
-"""Time after a job's end in which the logs of its daemon may be open: it is still shown."""
+JOB_LOGS_SECONDS = SHOWN_AFTER_QUIT_SECONDS + 30.0
+"""So long after its end the logs of a job's daemon may be open: it is still shown for a while."""
 FIRST_JOB = 1000
 NVML_GPU_IS_LOST = 15
 

@@ -1,4 +1,4 @@
-"""Puts a made-up host together: the stand-in for the control tool, its daemons and their locks."""
+"""Parts of a simulated host: the stand-in for the control tool, its daemons and their locks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install_tool(directory: Path) -> Path:
 
 
 def set_daemon(pipe_directory: Path, **state: Any) -> None:
-    """Let a daemon be like this from now on; see fake_mps_control for what can be said."""
+    """Set the state of a daemon; see fake_mps_control."""
     pipe_directory.mkdir(parents=True, exist_ok=True)
     draft = pipe_directory / f"{fake_mps_control.STATE_FILE}.new"
     draft.write_text(json.dumps({"devices": [H200], **state}), "utf-8")

@@ -124,7 +124,7 @@ def device_query(state: dict[str, Any], server: dict[str, Any], _rest: list[str]
 
 
 def terminate_client(_state: dict[str, Any], server: dict[str, Any], rest: list[str]) -> list[str]:
-    """Say 0 and forget the client; CUDA_ERROR_INVALID_CONTEXT for one that is not there."""
+    """Print 0 and drop the client; CUDA_ERROR_INVALID_CONTEXT if the client is unknown."""
     found = [client for client in server.get("clients", ()) if [str(client["pid"])] == rest]
     if not found:
         return ["201"]
@@ -239,7 +239,7 @@ assumed."""
 
 
 def obey_v3(state: dict[str, Any], arguments: list[str]) -> int:
-    """Answer as an MPS v3 daemon: what it is asked stands in the tool's arguments."""
+    """Reply as an MPS v3 daemon: the query is in the tool's arguments."""
     text = state["v3"].get(" ".join(arguments))
     if text is None:
         return refuse(V3_USAGE)

@@ -79,7 +79,7 @@ def main() -> None:
         server = start_server(os.getuid())
         state = {
             "pid": me,
-            # Who asks may live in another mount namespace, and could not write it.
+            # The tool may run in another mount namespace, and could not write it.
             "log_directory": None,
             "devices": [DEVICE],
             "servers": [{"pid": server, "clients": []}],

@@ -21,7 +21,7 @@ from mps_exporter.snapshot import (
     Server,
     Snapshot,
 )
-from mps_exporter.sources.control_tool_runs import cannot_run
+from mps_exporter.sources.control_tool import start_error_text
 
 PIPE = "/tmp/nvidia-mps"
 DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
@@ -94,7 +94,7 @@ UNREADABLE = LogState(PIPE, "control", "/l/control.log", readable=False, error="
 LARGE = LogState(PIPE, "control", "/l/control.log", readable=True, size_bytes=3 << 30)
 IDLE_SMS = (Reading("gpu_utilization", 0.99), Reading("sm_activity", 0.13))
 BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library")
-NO_TOOL = cannot_run("nvidia-cuda-mps-control", FileNotFoundError())
+NO_TOOL = start_error_text("nvidia-cuda-mps-control", FileNotFoundError())
 REFUSED = "get_server_list and 1 more: Cannot send command to MPS control daemon process"
 QUIT = Incident(at=0.5, kind="daemon_quit")
 NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")

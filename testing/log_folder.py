@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mps_exporter.observations import LogChunk, LogsObservation, LogState
-from mps_exporter.sources.logs.follower import LogReader, LogTarget
+from mps_exporter.sources.log_follower import LogReader, LogTarget
 from testing.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"
@@ -44,20 +44,20 @@ class LogFolder:
         os.utime(self.folder / f"{log}.log", (moment, moment))
 
     def poll(self) -> LogsObservation:
-        """Look at the logs a moment later."""
+        """Poll the logs 0.2 s later."""
         self.now += 0.2
         return poll_all(self.tails, own_logs(PIPE, self.folder))
 
     def chunks(self, log: str) -> list[LogChunk]:
-        """Return the chunks that one poll reads from a log."""
+        """Return the chunks of a log in one poll."""
         return [chunk for chunk in self.poll().chunks if chunk.log == log]
 
     def data(self, log: str) -> bytes:
-        """The bytes of it."""
+        """Return the data of a log in one poll."""
         return b"".join(chunk.data for chunk in self.chunks(log))
 
     def read(self, log: str) -> list[LogChunk]:
-        """Return the chunks with data that several polls read."""
+        """Return the chunks with data of several polls."""
         return [chunk for _ in range(6) for chunk in self.chunks(log) if chunk.data]
 
 

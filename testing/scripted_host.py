@@ -1,4 +1,4 @@
-"""A host with one control daemon whose clocks, logs, processes and answers the test turns."""
+"""A host with one control daemon; tests set its clocks, logs, processes and replies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import ControlDaemon
+from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import ChildRights, ProcessResult
 from mps_exporter.sources.host import SourceError
-from mps_exporter.sources.logs.stamps import last_activity
+from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.processes import observations_by_exit
 from testing import fake_mps_control
 from testing.fake_host import H200
@@ -69,19 +69,19 @@ class ScriptedHost:
         self.readable: tuple[LogName, ...] = LOGS
         self.hangs_on = ""
         self.gate: asyncio.Event | None = None
-        """While it is closed, no run of the control tool ends: others go on meanwhile."""
+        """While it is closed, no run of the control tool ends."""
         self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
         self.while_identifying: Callable[[], None] = lambda: None
         self.ended_at: dict[int, float] = {}
-        """Processes that have ended and were not told of yet -> when."""
+        """Exits that were not reported yet: PID -> Unix time."""
         self.watched: list[int] = []
         self.discoveries = 0
         self.looks_at_logs = 0
         self.runs: list[list[str]] = []
-        """What the control tool was asked, run by run."""
+        """The commands of each run of the control tool."""
         self.kernel = KernelObservation(0.0, readable=False)
-        """What the kernel log brings next."""
+        """The next observation of the kernel log."""
         self.mapped: dict[int, int | None] = {}
         """Processes whose address ranges were requested."""
         self._logs: dict[LogName, bytes] = {}
@@ -91,11 +91,11 @@ class ScriptedHost:
         )
 
     def collector(self, **settings: Any) -> Collector:
-        """One that sees this host."""
+        """Return a collector of this host."""
         return Collector(self, replace(Settings(), **settings))
 
     def passes(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clocks."""
         self.wall += seconds
         self.monotonic += seconds
 
@@ -105,8 +105,8 @@ class ScriptedHost:
             self._logs[log] = self._logs.get(log, b"") + logs[log]
 
     @property
-    def server_questions(self) -> int:
-        """How often servers were asked something."""
+    def server_query_count(self) -> int:
+        """Number of queries of servers."""
         return sum(any("get_server_status" in line for line in run) for run in self.runs)
 
     async def _run(
@@ -128,7 +128,7 @@ class ScriptedHost:
         lines = [line for one in commands for line in fake_mps_control.reply(self.answers, one)]
         return ProcessResult(0, self.edit("".join(f"{line}\n" for line in lines)).encode())
 
-    # -- what the collector asks
+    # -- the interface Host
 
     def now(self) -> float:
         """The wall clock."""
@@ -156,10 +156,10 @@ class ScriptedHost:
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
 
-    async def ended(
+    async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """What the test let end, at its moment."""
+        """Return the exits of a test with their times."""
         ended, self.ended_at = self.ended_at, {}
         self.watched = list(watched)
         if not ended:
@@ -210,7 +210,7 @@ class ScriptedHost:
         """Nothing between collections."""
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """How often it was asked."""
+        """Return the number of queries."""
         return self._tool.counts(pipe_directory)
 
     async def close(self) -> None:
@@ -218,6 +218,6 @@ class ScriptedHost:
 
 
 async def look(collector: Collector, **arguments: Any) -> ControlDaemon:
-    """Collect; gives the only daemon."""
+    """Collect; return the only daemon."""
     (daemon,) = (await collector.collect(**arguments)).daemons
     return daemon

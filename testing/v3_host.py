@@ -23,8 +23,8 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import ChildRights, ProcessResult
 from mps_exporter.sources.recording import Header, Recording
 from testing import fake_mps_v3 as published
 from testing.fake_mps_control import V3_USAGE

@@ -1,10 +1,9 @@
-"""What the web side asks, answered by a collector on this host or on a recording."""
+"""Backend of the web server: a collector on this host or on a recording."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip as gzip_format
-import math
 import os
 import platform
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ from typing import cast
 from prometheus_client import ProcessCollector
 
 import mps_exporter
+from mps_exporter import policy
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
@@ -22,27 +22,17 @@ from mps_exporter.metrics.spec import Family
 from mps_exporter.replay import ReplayPlayer
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.playlist import Playlist
-
-GZIP_LEVEL = 1
-"""Twice as fast as the default level for pages hardly larger."""
-
-SMALL_PAGE_BYTES = 1 << 16
-"""After a page of at most this size the next one is rendered on the event loop, which takes 1 to
-3 ms. On another thread the whole of a scrape takes 4 to 7 % more CPU (one client)."""
-
-MAX_QUEUED_INCIDENTS = 100
-"""Incidents kept for a reader of the event stream who does not keep up; the oldest go first."""
+from mps_exporter.sources.replay_host import Playlist
 
 
 def build() -> Build:
-    """This program's version."""
+    """Return this program's version."""
     revision = os.environ.get("MPS_EXPORTER_BUILD_REVISION", "")
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 
 def render_families(snapshot: Snapshot, clients: ClientSeries = "full") -> list[Family]:
-    """All metrics of a snapshot, in the viewer's time."""
+    """Return all metrics of a snapshot, in the viewer's time."""
     if snapshot.recording is None:
         return render(snapshot, build(), clients=clients)
     return render(snapshot, build(), wall=snapshot.recording.viewer_time, clients=clients)
@@ -55,14 +45,12 @@ class CollectorBackend:
         self._encoder = Encoder()
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
-        self._renderers = ThreadPoolExecutor(2, thread_name_prefix="render")
+        self._renderers = ThreadPoolExecutor(policy.RENDER_THREADS, thread_name_prefix="render")
         self._process = (
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
         self._ready = False
-        self._page_bytes = math.inf
-        """Of the last page."""
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
@@ -72,10 +60,8 @@ class CollectorBackend:
         else:
             self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
-    # -- the collector's life
-
     async def run(self) -> None:
-        """Follow the logs until cancelled; a recording begins again when it ends."""
+        """Follow the logs until cancelled; replay a recording in a loop."""
         await (
             self._live_collector.run_between_collections()
             if self.player is None
@@ -87,11 +73,9 @@ class CollectorBackend:
             await self._live.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
-    # -- what the web side asks
-
     @property
     def ready(self) -> bool:
-        """The first collection is done."""
+        """Whether the first collection is done."""
         return self._ready
 
     async def collect(
@@ -104,9 +88,7 @@ class CollectorBackend:
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
-        """Render the metrics: a large page on a thread of its own."""
-        if self._page_bytes <= SMALL_PAGE_BYTES:
-            return self._encode(snapshot, content_type, gzip)
+        """Render the metrics on a separate thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._renderers, self._encode, snapshot, content_type, gzip
@@ -116,8 +98,7 @@ class CollectorBackend:
         families = self._sparse.shown(render_families(snapshot, self._clients))
         own = () if self._process is None else self._process.collect()
         page = self._encoder.encode(families, own, content_type)
-        self._page_bytes = len(page)
-        return gzip_format.compress(page, GZIP_LEVEL, mtime=0) if gzip else page
+        return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
     def _publish(self, daemon: str, incident: Incident) -> None:
         for queue in self._subscribers:
@@ -126,8 +107,8 @@ class CollectorBackend:
             queue.put_nowait((daemon, incident))
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        """(daemon, incident) from now on, as they are found."""
-        queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(MAX_QUEUED_INCIDENTS)
+        """Yield each new incident with its daemon."""
+        queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(policy.MAX_QUEUED_INCIDENTS)
         self._subscribers.add(queue)
         try:
             while True:

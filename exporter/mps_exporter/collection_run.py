@@ -1,28 +1,40 @@
-"""A collection under way: what has come in so far, and how each source fared."""
+"""A collection in progress: its results, its deadline, and its queries of the daemons."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from mps_exporter import policy
+from mps_exporter.config import Settings
+from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.logging import TransitionLogger
-from mps_exporter.observations import ControlObservation, NvmlObservation, ProcfsObservation
+from mps_exporter.mps.server_queries import server_replies, servers_due, with_probe, with_servers
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    NvmlObservation,
+    Observation,
+    Outcome,
+    ProcfsObservation,
+)
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Snapshot
-from mps_exporter.sources.host import SourceError, SourceTimeoutError
+from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 SELF_LOGGING_COLLECTORS = ("nvml", "control")
-"""Sources that log their own failures and recoveries, in more detail than is known here."""
+"""Sources that log their own failures and recoveries in more detail."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class CollectionRun:
-    """A collection under way: what has come in so far."""
+    """A collection in progress."""
 
     started: float
     deadline_seconds: float
@@ -32,13 +44,13 @@ class CollectionRun:
     processes: ProcfsObservation | None = None
     queried: set[str] = field(default_factory=set)
     probes: dict[str, ControlObservation] = field(default_factory=dict)
-    """Pipe directory -> what its daemon answered in this collection."""
+    """Pipe directory -> reply of its daemon in this collection."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     snapshot: Snapshot | None = None
-    """Made once the run has ended; None until then."""
+    """The final snapshot; None until the end."""
     _timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)
-    """Of the sources being read: timeout -> its share of the deadline."""
+    """Timeouts of the sources that are being read -> their part of the deadline."""
 
     @property
     def age_seconds(self) -> float:
@@ -48,93 +60,237 @@ class CollectionRun:
         return max(0.01, self.deadline_seconds - self.age_seconds)
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now if it is earlier, also for reads under way."""
+        """Move the deadline to `seconds` from now if it is earlier, also for reads in progress."""
         self.deadline_seconds = max(self.deadline_seconds, self.age_seconds + seconds)
-        for timeout, share in self._timeouts.items():
-            timeout.reschedule(self._end(share))
-
-    def _end(self, share: float) -> float:
-        return self.started + share * self.deadline_seconds
+        for timeout, ratio in self._timeouts.items():
+            timeout.reschedule(self.started + ratio * self.deadline_seconds)
 
     @asynccontextmanager
-    async def time_limit(self, share: float = 1.0) -> AsyncIterator[None]:
-        """Cancel what is inside after this share of the deadline, wherever extend() moves it.
+    async def time_limit(self, ratio: float = 1.0) -> AsyncIterator[None]:
+        """Cancel the body after this part of the deadline, which extend() may move.
 
         Raises:
             SourceTimeoutError: It was cancelled.
         """
         # The event loop's clock is time.monotonic().
-        timeout = asyncio.timeout_at(self._end(share))
-        self._timeouts[timeout] = share
+        timeout = asyncio.timeout_at(self.started + ratio * self.deadline_seconds)
+        self._timeouts[timeout] = ratio
         try:
             async with timeout:
                 yield
         except TimeoutError as late:
             if not timeout.expired():
                 raise
-            limit = share * self.deadline_seconds
+            limit = ratio * self.deadline_seconds
             raise SourceTimeoutError(f"no answer within {limit:.3g} s") from late
         finally:
             del self._timeouts[timeout]
 
-    def add_result(
-        self, name: CollectorName, duration_seconds: float, error: str | None, *, timed_out: bool
+    async def run_source(
+        self, transitions: TransitionLogger, name: CollectorName, work: Awaitable[None]
     ) -> None:
-        """Note how a source fared; one that ran before is judged by both runs."""
+        """Read one source, and record its duration and success."""
+        if name not in self.collectors:
+            if asyncio.iscoroutine(work):
+                work.close()
+            return
+        started = time.monotonic()
+        error: str | None = None
+        timed_out = False
+        try:
+            await work
+        except (SourceTimeoutError, TimeoutError) as late:
+            timed_out, error = True, str(late) or "no answer before the deadline"
+        except (SourceError, OSError) as failed:
+            error = str(failed)
+        except Exception as bug:  # noqa: BLE001 - a bug in one source leaves the others' metrics
+            _log.exception("collector failed", extra={"fields": {"collector": name}})
+            error = f"{type(bug).__name__}: {bug}"
+        self._add_result(name, time.monotonic() - started, error, timed_out=timed_out)
+        if name in SELF_LOGGING_COLLECTORS:
+            return
+        if error is None:
+            transitions.recovered(name, message="collector works again", collector=name)
+        else:
+            transitions.failed(name, message="collector failed", collector=name, err=error)
+
+    def _add_result(
+        self, name: CollectorName, seconds: float, error: str | None, *, timed_out: bool
+    ) -> None:
+        """Record the result of a source; join it with an earlier result in this collection."""
         earlier = self.results.get(name)
         if earlier is not None:
-            duration_seconds += earlier.duration_seconds
+            seconds += earlier.duration_seconds
             error = earlier.error or error
             timed_out = timed_out or earlier.timed_out
         self.results[name] = CollectorResult(
-            name=name,
-            success=error is None,
-            duration_seconds=duration_seconds,
-            timed_out=timed_out,
-            error=error,
+            name, success=error is None, duration_seconds=seconds, timed_out=timed_out, error=error
         )
 
     def collector_results(self) -> tuple[CollectorResult, ...]:
-        """How each source fared; one that is not done is marked as late."""
-        elapsed = time.monotonic() - self.started
+        """Return the result of each source; a source in progress is late."""
+        late = "no answer before the deadline"
         return tuple(
             self.results.get(name)
             or CollectorResult(
-                name,
-                success=False,
-                duration_seconds=elapsed,
-                timed_out=True,
-                error="no answer before the deadline",
+                name, success=False, duration_seconds=self.age_seconds, timed_out=True, error=late
             )
             for name in COLLECTORS
             if name in self.collectors
         )
 
 
-async def run_source(
-    transitions: TransitionLogger, run: CollectionRun, name: CollectorName, work: Awaitable[None]
-) -> None:
-    """Run one source and note how it fared: the only place that times and judges."""
-    if name not in run.collectors:
-        if asyncio.iscoroutine(work):
-            work.close()
+class DaemonQueries:
+    """Queries daemons and their servers."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings,
+        *,
+        on_observation: Callable[[Observation], None],
+        poll_logs: Callable[[float], Awaitable[object]],
+    ) -> None:
+        self._host = host
+        self._settings = settings
+        self._on_observation = on_observation
+        self._poll_logs = poll_logs
+        self._users_tasks: dict[str, asyncio.Task[None]] = {}
+        """Queries of ordinary users' daemons that are in progress, by pipe directory."""
+
+    async def query(self, run: CollectionRun, records: Sequence[DaemonRecord]) -> None:
+        """Query every daemon; a daemon that fails or hangs does not affect the others.
+
+        Daemons of ordinary users are waited for only briefly, and their failures are not the
+        exporter's; the next collection shows a late reply.
+        """
+        users = [record for record in records if record.facts.limited]
+        started = self._start_users_queries(run, users)
+        outcomes = await asyncio.gather(
+            *(self._query_daemon(run, record) for record in records if not record.facts.limited),
+            return_exceptions=True,
+        )
+        if started:
+            timeout = min(policy.USERS_QUERY_WAIT_SECONDS, run.remaining_seconds())
+            await asyncio.wait(started, timeout=timeout)
+        for record in users:
+            name = record.facts.pipe_directory
+            if name not in run.probes and record.last_probe is not None:
+                run.probes[name] = record.last_probe
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        for error in errors:
+            if not isinstance(error, SourceError | SourceTimeoutError):
+                raise error
+        if errors:
+            text = "; ".join(sorted({str(error) for error in errors}))
+            late = any(isinstance(error, SourceTimeoutError) for error in errors)
+            raise SourceTimeoutError(text) if late else SourceError(text)
+
+    def _start_users_queries(
+        self, run: CollectionRun, records: Sequence[DaemonRecord]
+    ) -> list[asyncio.Task[None]]:
+        """Begin to query these daemons, except where an earlier query is in progress."""
+        tasks = {name: task for name, task in self._users_tasks.items() if not task.done()}
+        started = []
+        for record in records:
+            name = record.facts.pipe_directory
+            run.queried.add(name)
+            if name not in tasks:
+                tasks[name] = asyncio.create_task(self._query_users_daemon(run, record))
+                started.append(tasks[name])
+        self._users_tasks = tasks
+        return started
+
+    async def _query_users_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
+        with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics show it
+            await self._query_daemon(run, record)
+
+    async def _query_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
+        """Probe one daemon, and query its servers when that is due."""
+        run.queried.add(record.facts.pipe_directory)
+        if record.known_absent:
+            record.clear_answers()
+            return
+        probe = self._valid_probe(record)
+        if probe is None:
+            # Another process may have replaced it when the reply arrives.
+            record.answered_by = record.process_identity
+            since = record.tracker.silent_since or 0.0
+            probe = await self._host.probe(record.facts, run.remaining_seconds(), since)
+            self._on_observation(probe)
+        run.probes[record.facts.pipe_directory] = record.last_probe = probe
+        record.answers = with_probe(record.answers, probe)
+        record.record_query(probe)
+        if _confirmed_absent(probe, record.facts):
+            record.tracker.mark_absent(probe.at)
+        # A daemon without a process may be absent: that is not a failure.
+        if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
+            _raise_for_outcome(probe)
+        if probe.outcome is Outcome.OK:
+            await self._reconcile(run, record)
+
+    def _valid_probe(self, record: DaemonRecord) -> ControlObservation | None:
+        """Return the last probe if the logs show that it is still valid."""
+        probe, reply = record.last_probe, record.answers.probe
+        max_age_seconds = policy.PROBE_VALID_INTERVALS * self._settings.mps_min_query_interval
+        # A negative age: the clock was set back.
+        if probe is None or not 0 <= self._host.now() - probe.at < max_age_seconds:
+            return None
+        if reply is None:  # the logs of a v3 daemon do not show its clients
+            return probe if record.v3_answer_holds(probe) else None
+        return probe if record.unchanged_since(probe, reply.server_pids) else None
+
+    async def _reconcile(self, run: CollectionRun, record: DaemonRecord) -> None:
+        if (probe := record.last_probe) is not None and record.answers.v3_due(probe):
+            reply = await self._host.reconcile(record.facts, (), run.remaining_seconds())
+            self._on_observation(reply)
+            record.answers = with_servers(record.answers, reply)
+            self._record_reconciliation(run, record, reply)
+            return
+        servers = servers_due(
+            now=self._host.now(),
+            interval_seconds=self._settings.mps_reconcile_interval,
+            blind_interval_seconds=self._settings.mps_min_query_interval,
+            answers=record.answers,
+            facts=record.facts,
+            state=record.tracker.state,
+            logs_readable=record.logs_readable,
+        )
+        if not servers:
+            return
+        logged = [server.pid for server in record.tracker.state.servers]
+        reply = await self._host.reconcile(record.facts, servers, run.remaining_seconds())
+        self._on_observation(reply)
+        record.answers = with_servers(record.answers, reply, servers, logged)
+        listed = record.answers.probe.server_pids if record.answers.probe is not None else None
+        record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
+        if run.remaining_seconds() >= policy.MIN_LOG_READ_SECONDS:
+            with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" reports it
+                await self._poll_logs(run.remaining_seconds())
+        self._record_reconciliation(run, record, reply)
+
+    @staticmethod
+    def _record_reconciliation(
+        run: CollectionRun, record: DaemonRecord, reply: ControlObservation
+    ) -> None:
+        record.record_query(reply)
+        if reply.outcome is Outcome.TIMEOUT:
+            # The reply to the probe is no longer valid.
+            run.probes[record.facts.pipe_directory] = reply
+            record.last_probe = None
+        _raise_for_outcome(reply)
+
+
+def _raise_for_outcome(observation: ControlObservation) -> None:
+    """Raise the failure of a query."""
+    if observation.outcome is Outcome.OK:
         return
-    started = time.monotonic()
-    error: str | None = None
-    timed_out = False
-    try:
-        await work
-    except (SourceTimeoutError, TimeoutError) as late:
-        timed_out, error = True, str(late) or "no answer before the deadline"
-    except (SourceError, OSError) as failed:
-        error = str(failed)
-    except Exception as bug:  # noqa: BLE001 - a bug in one source leaves the others' metrics
-        _log.exception("collector failed", extra={"fields": {"collector": name}})
-        error = f"{type(bug).__name__}: {bug}"
-    run.add_result(name, time.monotonic() - started, error, timed_out=timed_out)
-    if name in SELF_LOGGING_COLLECTORS:
-        return
-    if error is None:
-        transitions.recovered(name, message="collector works again", collector=name)
-    else:
-        transitions.failed(name, message="collector failed", collector=name, err=error)
+    text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"
+    late = observation.outcome is Outcome.TIMEOUT
+    raise SourceTimeoutError(text) if late else SourceError(text)
+
+
+def _confirmed_absent(probe: ControlObservation, facts: DaemonFacts) -> bool:
+    """Return whether no process was found, and the tool ran and found no daemon."""
+    ran = any(exchange.return_code is not None for exchange in probe.exchanges)
+    return facts.process is None and probe.outcome is Outcome.ABSENT and ran

@@ -11,12 +11,12 @@ _MAPPED_BYTES = 1 << 16
 
 
 def configure_malloc() -> None:
-    """Let freed memory return to the kernel; to be called before threads are started.
+    """Return freed memory to the kernel. Call this before threads are started.
 
-    With one arena for all threads, pages rendered on several threads leave 1.4 MB less behind.
-    Blocks from 64 KiB on that do not fit the heap stay outside it: by default that limit rises
-    with the first larger block that is freed, and after 40 minutes the heap of a full host had
-    3.0 MB of holes, and more each hour, instead of 0.9 MB.
+    One arena for all threads saves 1.4 MB when pages are rendered on several threads. Blocks from
+    64 KiB on stay outside the heap. By default this limit rises with the first larger block that is
+    freed: after 40 minutes the heap of a full host had gaps of 3.0 MB, and more each hour, instead
+    of 0.9 MB.
     """
     with suppress(OSError, AttributeError):  # musl has no mallopt
         mallopt = ctypes.CDLL(None).mallopt

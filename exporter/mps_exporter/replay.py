@@ -1,4 +1,4 @@
-"""Plays recordings instead of looking at a host: in a loop, from any position."""
+"""Plays recordings in a loop, from any position."""
 
 from __future__ import annotations
 
@@ -7,29 +7,18 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from mps_exporter import policy
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
-from mps_exporter.sources.playlist import Playlist, Scene
 from mps_exporter.sources.recording import Header, Recording
-from mps_exporter.sources.replay_host import ReplayHost
-
-STEP_SECONDS = 0.5
-"""Step of a replay up to the wanted moment: 129 s take 0.2 s."""
-
-MAX_STEPS = 5000
-"""Maximum number of steps: beyond 40 minutes they are longer."""
-
-MIN_SCENE_SECONDS = 1.0
-"""Minimum time between two scenes, for recordings of one moment."""
+from mps_exporter.sources.replay_host import Playlist, ReplayHost, Scene
 
 
-async def advance(
-    host: ReplayHost, collector: Collector, target: float, *, step_seconds: float = STEP_SECONDS
-) -> Snapshot:
-    """Play a recording up to `target` seconds after its start, and stop the clock there."""
+async def advance(host: ReplayHost, collector: Collector, target: float) -> Snapshot:
+    """Play a recording up to `target` seconds after its start, and stop its clock there."""
     elapsed = 0.0
-    step_seconds = max(step_seconds, target / MAX_STEPS)
+    step_seconds = max(policy.REPLAY_STEP_SECONDS, target / policy.MAX_REPLAY_STEPS)
     while True:
         host.hold(elapsed)
         await collector.poll_logs()
@@ -60,13 +49,13 @@ class Playing:
         return self.scene.starts_at + (elapsed - self.scene.begin) / self.scene.speed
 
     def seconds_left(self) -> float:
-        """Until the scene's end, in the viewer's time."""
+        """Return the time until the scene's end, in the viewer's time."""
         elapsed = self.host.now() - self.recording.header.started_at
         return max(0.0, self.scene.end - elapsed) / self.speed
 
 
 class ReplayPlayer:
-    """Plays the scenes of a playlist one after another, and begins again."""
+    """Plays the scenes of a playlist one after another, in a loop."""
 
     def __init__(
         self,
@@ -82,10 +71,8 @@ class ReplayPlayer:
         self._jumped = asyncio.Event()
         self._entering = asyncio.Lock()
 
-    # -- what is played
-
     async def start(self, position: float = 0.0) -> None:
-        """Begin this many seconds after the playlist's start, unless a scene is played."""
+        """Begin this many seconds after the playlist's start, unless a scene is being played."""
         async with self._entering:
             if self._playing is None:
                 await self._enter(position)
@@ -96,7 +83,7 @@ class ReplayPlayer:
             playing = self._current()
             self._jumped.clear()
             follower = asyncio.create_task(playing.collector.run_between_collections())
-            seconds = max(playing.seconds_left(), MIN_SCENE_SECONDS)
+            seconds = max(playing.seconds_left(), policy.MIN_SCENE_SECONDS)
             try:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._jumped.wait(), seconds)
@@ -108,7 +95,7 @@ class ReplayPlayer:
                     await self._enter(self._after(playing.scene))
 
     async def jump(self, chapter: str) -> bool:
-        """Play this chapter; return whether the playlist has it."""
+        """Play this chapter; return whether it exists."""
         wanted = next((one for one in self.playlist.chapters if one.name == chapter), None)
         if wanted is not None:
             async with self._entering:
@@ -133,7 +120,7 @@ class ReplayPlayer:
         host = ReplayHost(recording, speed=speed)
 
         def publish(daemon: str, incident: Incident) -> None:
-            # Incidents before the wanted position are no news.
+            # Incidents before the wanted position are not reported.
             if self._playing is entered:
                 moment = host.wall(incident.at)
                 self._on_incident(daemon, replace(incident, at=moment))
@@ -145,8 +132,6 @@ class ReplayPlayer:
         await advance(host, collector, offset)
         host.play()
         self._playing = entered
-
-    # -- what is seen
 
     @property
     def position(self) -> float:
@@ -160,16 +145,11 @@ class ReplayPlayer:
 
     @property
     def header(self) -> Header:
-        """What the recording that is played says about itself."""
+        """Header of the recording that is being played."""
         return self._current().recording.header
 
-    @property
-    def collector(self) -> Collector:
-        """The collector of what is played now."""
-        return self._current().collector
-
     def _info(self, snapshot: Snapshot, playing: Playing) -> Snapshot:
-        """Say what is played in its snapshot."""
+        """Add the recording and the position to a snapshot."""
         header = playing.recording.header
         position = round(playing.position, 3)
         chapter = self.playlist.chapter_at(position)

@@ -19,8 +19,8 @@ from mps_exporter.backend import CollectorBackend
 from mps_exporter.config import Settings
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
-from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
+from mps_exporter.sources.replay_host import Playlist
 from testing import v3_host
 from testing.player import Player
 from testing.snapshots import full

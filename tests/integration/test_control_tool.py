@@ -19,8 +19,9 @@ from mps_exporter.mps.control_protocol import (
     parse_reconciliation,
 )
 from mps_exporter.observations import DaemonFacts, Outcome
+from mps_exporter.sources import policy
+from mps_exporter.sources.child_process import ProcessResult, run_process
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import MAX_OUTPUT_BYTES, ProcessResult, run_process
 from testing.fake_host import install_tool, server, set_daemon
 from testing.waiting import PATIENCE_SECONDS as PATIENCE
 from testing.waiting import until
@@ -191,4 +192,4 @@ async def test_output_is_bounded(host: Host) -> None:
     result = await shell("yes & yes >&2")
     assert result.output_exceeded
     assert result.return_code is None
-    assert max(len(result.stdout), len(result.stderr)) == MAX_OUTPUT_BYTES
+    assert max(len(result.stdout), len(result.stderr)) == policy.MAX_CONTROL_OUTPUT_BYTES

@@ -22,8 +22,8 @@ from mps_exporter.commands import on_signals
 from mps_exporter.config import Settings, StartError
 from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.replay import ReplayPlayer
-from mps_exporter.sources.playlist import Playlist, read_playlist
 from mps_exporter.sources.recording import read_recording
+from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
 from mps_exporter.web.app import create_app
 from mps_exporter.web.policy import WebOptions

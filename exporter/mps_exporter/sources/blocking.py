@@ -1,8 +1,8 @@
 """Blocking calls on threads, with deadlines.
 
 A call that hangs in a driver, in the kernel or on a dead file server cannot be cancelled. So each
-call has a key, a caller waits for it until a deadline only, and while it hangs no other call with
-its key is started and nobody waits for it again.
+call has a key, and a caller waits for it until a deadline only. While it hangs, no other call with
+its key is started, and no later round waits for it.
 """
 
 from __future__ import annotations
@@ -13,41 +13,31 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 
 T = TypeVar("T")
 
-MAX_IDLE = 16
-"""Maximum number of threads that are kept for the next calls."""
-
-MAX_HUNG = 64
-MAX_HUNG_PER_USER = 4
-"""Maximum number of calls from earlier rounds under way, after which no more are started."""
-
-_Jobs = SimpleQueue[Callable[[], None] | None]
-"""What a thread runs next; None: it ends."""
-
 Calls = Mapping[Hashable, tuple[int | None, Callable[[], T]]]
-"""Key -> the user whose files the call reads (None: nobody's in particular), and the function."""
+"""Key -> the user whose files the call reads (None: no particular user), and the function."""
+
+_Jobs = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+"""Jobs of the threads; None ends one thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T]):
     user: int | None
+    """The ordinary user whose files it reads; None: root or no particular user."""
     began: float
     future: Future[T]
-
-    @property
-    def is_users(self) -> bool:
-        return self.user not in (None, 0)
 
 
 class BlockingCalls(Generic[T]):
@@ -58,15 +48,17 @@ class BlockingCalls(Generic[T]):
         self._waited: dict[Hashable, _Call[T]] = {}
         """The calls of this round that are waited for."""
         self._before = set[Hashable]()
-        self._idle: list[_Jobs] = []
-        weakref.finalize(self, _end_threads, self._idle)
+        self._jobs: _Jobs = SimpleQueue()
+        self._idle: list[None] = []
+        """One entry for each thread that waits for a job."""
+        weakref.finalize(self, _end_threads, self._jobs, self._idle)
         self.old: frozenset[Hashable] = frozenset()
         """The keys of the last results that belong to calls of an earlier round."""
         self.errors: dict[Hashable, OSError] = {}
         """The errors of the last results, by key."""
 
     def start(self, calls: Calls[T]) -> None:
-        """Begin a round. A key whose call is under way, or has a result, is not called again.
+        """Begin a round. A key whose call is in progress, or has a result, is not called again.
 
         A user with a hung call is not waited for: other calls of that user may hang, too.
         """
@@ -75,43 +67,36 @@ class BlockingCalls(Generic[T]):
         }
         self._before, self._waited = self._calls.keys() & calls.keys(), {}
         hung = Counter(call.user for call in self._calls.values() if not call.future.done())
-        users_hung = sum(count for user, count in hung.items() if user not in (None, 0))
-        for key, (user, function) in calls.items():
-            if key in self._calls:
-                continue
-            is_users = user not in (None, 0)
-            limit = MAX_HUNG_PER_USER if is_users else MAX_HUNG
-            if hung[user] >= limit or (is_users and users_hung >= MAX_HUNG):
+        users_hung = hung.total() - hung[None]
+        for key, (uid, function) in calls.items():
+            user = uid or None
+            limit = policy.MAX_HUNG_CALLS_PER_USER if user else policy.MAX_HUNG_CALLS
+            users_full = bool(user) and users_hung >= policy.MAX_HUNG_CALLS
+            if key in self._calls or hung[user] >= limit or users_full:
                 continue
             try:
-                call = _Call(user, time.monotonic(), _start(function, self._idle))
+                call = _Call(user, time.monotonic(), self._run(function))
             except RuntimeError:  # no thread is left (systemd: TasksMax=)
                 break
             self._calls[key] = call
-            if is_users and hung[user]:
+            if user and hung[user]:
                 hung[user] += 1
                 users_hung += 1
             else:
                 self._waited[key] = call
 
     def wait(self, seconds: float) -> None:
-        """Wait for the calls of this round; those that return later have results in a later one."""
+        """Wait for the calls of this round; a later round returns the results of late calls."""
         wait([call.future for call in self._waited.values()], seconds)
 
     async def wait_async(self, seconds: float, users_seconds: float) -> None:
         """Wait, for calls that concern ordinary users no longer than `users_seconds`."""
         end, calls = time.monotonic() + seconds, self._waited.values()
-        for some, limit in (
-            (calls, users_seconds),
-            ([c for c in calls if not c.is_users], seconds),
-        ):
-            left = min(limit, end - time.monotonic())
-            with _awaitable(call.future for call in some) as futures:
-                if futures and left > 0:
-                    await asyncio.wait(futures, timeout=left)
+        await _wait_for((call.future for call in calls), min(seconds, users_seconds))
+        await _wait_for((call.future for call in calls if not call.user), end - time.monotonic())
 
     def results(self, keys: Iterable[Hashable]) -> dict[Hashable, T]:
-        """Return the results that are there. A call that raised OSError has none.
+        """Return the available results. A call that raised OSError has none.
 
         Raises:
             Any other error of a call.
@@ -138,7 +123,7 @@ class BlockingCalls(Generic[T]):
         """Return the result of one call without a round.
 
         Raises:
-            SourceTimeoutError: It did not return in this time, or an earlier one has not returned.
+            SourceTimeoutError: It did not return in this time, or an earlier call has not returned.
             Any error of the call.
         """
         now, before = time.monotonic(), self._calls.get(key)
@@ -147,64 +132,60 @@ class BlockingCalls(Generic[T]):
                 f"{key} has been busy with one call for {now - before.began:.1f} s"
             )
         if seconds > 0:
-            future = _start(partial(function, *arguments), self._idle)
+            future = self._run(partial(function, *arguments))
             self._calls[key] = _Call(None, now, future)
-            with _awaitable([future]) as futures:
-                await asyncio.wait(futures, timeout=None if math.isinf(seconds) else seconds)
+            await _wait_for([future], seconds)
             if future.done():
                 return future.result()
         raise SourceTimeoutError(f"{key} did not answer within {max(seconds, 0.0):.3g} s")
 
+    def _run(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on an idle thread, or on a new thread.
 
-@contextmanager
-def _awaitable(futures: Iterable[Future[T]]) -> Iterator[list[asyncio.Future[T]]]:
-    wrapped = [asyncio.wrap_future(one) for one in futures]
+        Raises:
+            RuntimeError: No thread can be started.
+        """
+        future = Future[T]()
+        future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        if self._idle:
+            self._idle.pop()
+        else:
+            shared = self._jobs, self._idle
+            name = "blocking-call"
+            threading.Thread(target=_work, args=shared, name=name, daemon=True).start()
+        self._jobs.put((function, future))
+        return future
+
+
+async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:
+    pending = [asyncio.wrap_future(one) for one in futures if not one.done()]
+    if not pending or seconds <= 0:
+        return
     try:
-        yield wrapped
+        await asyncio.wait(pending, timeout=None if math.isinf(seconds) else seconds)
     finally:
-        for one in wrapped:
+        for one in pending:
             if one.done() and not one.cancelled():
-                one.exception()  # the caller gets it from the call itself
+                one.exception()  # results() and call() return it
             one.cancel()
 
 
-def _start(function: Callable[[], T], idle: list[_Jobs]) -> Future[T]:
-    """Run a function on a free thread, or on a new one.
-
-    Raises:
-        RuntimeError: No thread can be started.
-    """
-    future = Future[T]()
-    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-
-    def run() -> None:
+def _work(jobs: _Jobs, idle: list[None]) -> None:
+    """Run jobs until there are enough idle threads."""
+    keep = True
+    while keep and (job := jobs.get()) is not None:
+        function, future = job
         try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - the caller's to judge
+            outcome: Callable[[], None] = partial(future.set_result, function())
+        except BaseException as error:  # noqa: BLE001 - for the caller
             outcome = partial(future.set_exception, error)
-        else:
-            outcome = partial(future.set_result, result)
-        if len(idle) < MAX_IDLE:  # before the caller hears of the result: it may call again at once
-            idle.append(jobs)
-        else:
-            jobs.put(None)
+        keep = len(idle) < policy.MAX_IDLE_THREADS
+        if keep:
+            idle.append(None)  # before the caller has the result: it may call again immediately
         outcome()
-
-    if idle:
-        jobs = idle.pop()
-    else:
-        jobs = SimpleQueue()
-        threading.Thread(target=_work, args=(jobs,), name="blocking-call", daemon=True).start()
-    jobs.put(run)
-    return future
+        del job, function, future, outcome
 
 
-def _work(jobs: _Jobs) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-        del job
-
-
-def _end_threads(idle: list[_Jobs]) -> None:
-    for jobs in idle:
+def _end_threads(jobs: _Jobs, idle: list[None]) -> None:
+    for _ in idle:
         jobs.put(None)

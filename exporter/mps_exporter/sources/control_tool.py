@@ -1,7 +1,7 @@
 """Queries control daemons through nvidia-cuda-mps-control.
 
 The daemon has one thread, and a query about a stuck server blocks all its users. Two queries at a
-time collide: beside three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
+time collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
 and no output. So each daemon has one run at a time, a deadline, a second attempt after a refusal,
 and a pause after a hang, which doubles. Only read commands are sent (mps.control_protocol).
 """
@@ -10,10 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from mps_exporter.logging import TransitionLogger
@@ -23,6 +34,8 @@ from mps_exporter.mps.control_protocol import (
     ProbeReply,
     ServerReply,
     control_socket_bytes,
+    failure_of,
+    invocation,
     limit_commands,
     other_interface,
     parse_probe,
@@ -31,88 +44,106 @@ from mps_exporter.mps.control_protocol import (
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
+from mps_exporter.sources import policy
 from mps_exporter.sources.budget import UserBudget
-from mps_exporter.sources.control_tool_runs import ControlToolRuns, Runner, Silence, run_process
+from mps_exporter.sources.child_process import (
+    CAP_SYS_PTRACE,
+    ChildRights,
+    ProcessResult,
+    effective_capabilities,
+    may_change_user,
+    run_process,
+)
+from mps_exporter.sources.resolve_in_root import opened_directory, process_root
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _BUSY = "another question to it is still under way"
 _TOO_MANY = "too many daemons of this user have been started lately"
+_NO_SLOT = "too many other daemons are being asked"
 
-LIMITED_PAUSE_SECONDS = 5.0
-MAX_LIMITED_PAUSE_SECONDS = 60.0
-"""Delays before another query of an ordinary user's daemon that refuses or is not there: the first
-and the last. Each is twice the one before. A run of the tool costs the exporter 8 ms."""
-
-INITIAL_BACKOFF_SECONDS = 10.0
-MAX_BACKOFF_SECONDS = 300.0
+_MESSAGES = {
+    Outcome.TIMEOUT: "control daemon does not answer",
+    Outcome.ABSENT: "no control daemon to ask",
+    Outcome.REFUSED: "control daemon refuses to answer",
+    Outcome.UNPARSABLE: "control daemon's answer is not understood",
+}
 
 QueryKind = Literal["probe", "reconciliation"]
 
+Runner = Callable[
+    [Sequence[str], bytes, Mapping[str, str], float, ChildRights], Awaitable[ProcessResult]
+]
+"""Function that runs a program, as run_process does."""
+
+Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]
+"""Function that sends commands to one daemon."""
+
 
 class CircuitBreaker:
-    """Open after a hang: 10 s, then twice as long each time, up to 300 s; closed by any reply.
+    """Pauses queries after a hang, each time twice as long; any reply ends the pause.
 
-    The first sign of life ends the pause at once, a later one 10 s after the hang.
+    The first activity in the log ends the pause immediately, a later one 10 s after the hang.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pause_seconds = 0.0
         self._hung_at = self._until = float("-inf")
-        self._seen_alive = False
+        self._was_active = False
 
     def remaining_seconds(self) -> float:
-        """For how long nobody may ask; 0 when one may."""
+        """Return the rest of the pause."""
         return max(self._until - self._clock(), 0.0)
 
     def record_hang(self) -> float:
-        """Open it; return for how long."""
-        longer = self._pause_seconds * 2 or INITIAL_BACKOFF_SECONDS
-        self._pause_seconds = min(longer, MAX_BACKOFF_SECONDS)
+        """Begin a pause; return its duration."""
+        longer = self._pause_seconds * 2 or policy.CONTROL_BACKOFF_SECONDS
+        self._pause_seconds = min(longer, policy.MAX_CONTROL_BACKOFF_SECONDS)
         self._hung_at = self._clock()
         self._until = self._hung_at + self._pause_seconds
         return self._pause_seconds
 
     def record_activity(self) -> None:
-        """It was seen to work since it hung: no need to wait for the whole pause."""
-        if not self._pause_seconds:
-            return
-        least = INITIAL_BACKOFF_SECONDS if self._seen_alive else 0.0
-        self._until = min(self._until, self._hung_at + least)
-        self._seen_alive = True
+        """Shorten the pause: the daemon has served a client since it hung."""
+        if self._pause_seconds:
+            least = policy.CONTROL_BACKOFF_SECONDS if self._was_active else 0.0
+            self._until = min(self._until, self._hung_at + least)
+            self._was_active = True
 
     def record_success(self) -> None:
-        self._pause_seconds = 0.0
-        self._until = float("-inf")
-        self._seen_alive = False
+        """End the pause."""
+        self._pause_seconds, self._until, self._was_active = 0.0, float("-inf"), False
 
 
 @dataclass(slots=True)
 class _QueryState:
-    """What is remembered of one daemon between questions."""
+    """State of one daemon between queries."""
 
     identity: tuple[object, ...]
     lock: asyncio.Lock
-    """Held while it is asked."""
+    """Lock that is held during a query."""
     breaker: CircuitBreaker
-    """For all questions."""
+    """Breaker of all queries."""
     server_breaker: CircuitBreaker
-    """For questions that a server must answer: one that hangs again and again is asked less."""
-    silence: Silence = field(default_factory=Silence)
-    asked: bool = False
+    """Breaker of queries to which a server must reply."""
+    admitted: bool = False
+    """Whether its first query was admitted."""
+    silent_seconds: float = 0.0
+    """Time without a reply: a hang is certain after several short runs."""
     hung_at: float = float("-inf")
-    """When it was given up last (Unix time)."""
+    """When the last query timed out (Unix time)."""
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
     pause_seconds: float = 0.0
-    """So long the last probe stands at least: it failed, and the daemon is an ordinary user's."""
+    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Server -> ordinals of its devices, once it told which device is which."""
+    """Server -> ordinals of its devices, if it has reported them."""
     interface: str | None = None
-    """The one in which it answered last; None: it has not answered yet."""
+    """The interface of its last reply; None: it has not replied yet."""
     fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
-    """What changes with a v3 daemon's servers only, and the list of servers it was for."""
+    """A v3 daemon's list of servers, and the replies that change only with it."""
 
 
 class ControlTool:
@@ -121,7 +152,8 @@ class ControlTool:
     Args:
         binary: The tool, by name on PATH or by path.
         timeout_seconds: Deadline for one run.
-        min_interval_seconds: Within it a probe gives the last observation again (the same object).
+        min_interval_seconds: Age up to which a probe returns the last observation (the same
+            object).
         procfs: Where procfs is mounted.
         budget: What ordinary users may cost; None: a budget of its own.
         run: Runs a program.
@@ -141,162 +173,115 @@ class ControlTool:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._binary = binary
+        self._timeout_seconds = timeout_seconds
         self._min_interval_seconds = min_interval_seconds
+        self._procfs = procfs
+        self._run = run
         self._now = now
         self._clock = clock
+        self._may_change_user = may_change_user()
+        has_ptrace = effective_capabilities() >> CAP_SYS_PTRACE & 1
+        self._kept_capabilities = (CAP_SYS_PTRACE,) if has_ptrace else ()
         self._budget = budget or UserBudget(clock=clock)
-        self._runs = ControlToolRuns(binary, timeout_seconds, self._budget, procfs, run, clock)
         self._daemons: dict[str, _QueryState] = {}
+        self._runs: Counter[str] = Counter()
+        self._failures: dict[str, Counter[str]] = {}
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """Ask what the daemon answers alone. Never raises; the outcome says how it went.
+        """Query what the daemon knows without its servers. The outcome shows a failure.
 
-        An observation from before `since` (Unix time) is not given again, however young it is.
+        An observation from before `since` (Unix time) is not reused.
         """
         deadline = self._clock() + deadline_seconds
-        async with self._exclusive(daemon, deadline_seconds) as known:
-            if known is None:
+        async with self._exclusive(daemon, deadline_seconds) as state:
+            if state is None:
                 return self._skipped(daemon, "probe", _BUSY)
-            age = self._clock() - known.probed_at
-            young = age < self._min_interval_seconds and known.probe and known.probe.at >= since
-            if known.probe and (young or age < known.pause_seconds):
-                return known.probe
-            if (why := _skip_reason(daemon, known.breaker)) is not None:
+            age, probe = self._clock() - state.probed_at, state.probe
+            if probe is not None:
+                fresh = age < self._min_interval_seconds and probe.at >= since
+                if fresh or age < state.pause_seconds:
+                    return probe
+            if (why := _skip_reason(daemon, state.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
-            if not known.asked and not self._budget.admit_first_query(daemon):
+            if not state.admitted and not self._budget.admit_first_query(daemon):
                 return self._skipped(daemon, "probe", _TOO_MANY)
-            known.asked = True
+            state.admitted = True
             at, clock = self._now(), self._clock()
-            exchanges = await self._probe(daemon, known, deadline)
-            observation = self._make_observation(daemon, known, "probe", at, exchanges)
+            query = partial(self._query, daemon, state, deadline)
+            exchanges = await _probe(daemon, state, query)
+            observation = self._make_observation(daemon, state, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
-                known.probe, known.probed_at = observation, clock
+                state.probe, state.probed_at = observation, clock
                 failed = daemon.limited and observation.outcome is not Outcome.OK
-                longer = max(LIMITED_PAUSE_SECONDS, 2 * known.pause_seconds)
-                known.pause_seconds = min(longer, MAX_LIMITED_PAUSE_SECONDS) if failed else 0.0
+                longer = max(policy.USERS_CONTROL_BACKOFF_SECONDS, 2 * state.pause_seconds)
+                longer = min(longer, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS)
+                state.pause_seconds = longer if failed else 0.0
             return observation
-
-    async def _probe(
-        self, daemon: DaemonFacts, known: _QueryState, deadline: float
-    ) -> list[Exchange]:
-        """Ask in the interface that it speaks; in the other one, if its answer says so."""
-        interface = known.interface or daemon.protocol or "2"
-        exchanges = await self._probe_in(interface, daemon, known, deadline)
-        other = other_interface(exchanges[0])
-        if other is not None:
-            again = await self._probe_in(other, daemon, known, deadline)
-            if again[0].outcome is Outcome.OK:
-                interface, exchanges = other, again
-        if exchanges[0].outcome is Outcome.OK:
-            known.interface = interface
-        return exchanges
-
-    async def _probe_in(
-        self, interface: str, daemon: DaemonFacts, known: _QueryState, deadline: float
-    ) -> list[Exchange]:
-        if interface == "3":
-            return await self._query_each(daemon, known, PROBE_V3, deadline)
-        exchanges = [await self._runs.query(daemon, known.silence, PROBE, deadline)]
-        reply = parse_probe(exchanges[0]) if exchanges[0].outcome is Outcome.OK else None
-        # Its first partition makes the daemon initialise CUDA, and so may this query: with a server
-        # there is one already.
-        if daemon.static_partitioning and isinstance(reply, ProbeReply) and reply.server_pids:
-            found = await self._runs.query(daemon, known.silence, (V2_PARTITIONS,), deadline)
-            exchanges.append(_optional(found))
-        return exchanges
-
-    async def _query_each(
-        self, daemon: DaemonFacts, known: _QueryState, queries: Iterable[str], deadline: float
-    ) -> list[Exchange]:
-        """Put queries of the v3 interface, up to one that hangs or that nobody answers.
-
-        Only the list of servers must be answered: a driver may not have all that is asked for.
-        """
-        found: list[Exchange] = []
-        for query in queries:
-            one = await self._runs.query(daemon, known.silence, (query,), deadline)
-            found.append(one if query == SERVERS else _optional(one))
-            if found[-1].outcome is not Outcome.OK:
-                break
-        return found
 
     async def reconcile(
         self, daemon: DaemonFacts, server_pids: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """Ask what the daemon must ask its servers; stops at the first question that hangs.
+        """Query what the daemon must ask its servers; stop at the first query that hangs.
 
-        server_pids (as the daemon numbers processes) must not be stopped or gone: the daemon would
-        wait for them.
+        server_pids (as the daemon numbers processes) must not be stopped or exited: the daemon
+        would wait for them.
         """
         deadline = self._clock() + deadline_seconds
-        async with self._exclusive(daemon, deadline_seconds) as known:
-            if known is None:
+        async with self._exclusive(daemon, deadline_seconds) as state:
+            if state is None:
                 return self._skipped(daemon, "reconciliation", _BUSY)
-            if (why := _skip_reason(daemon, known.breaker, known.server_breaker)) is not None:
+            if (why := _skip_reason(daemon, state.breaker, state.server_breaker)) is not None:
                 return self._skipped(daemon, "reconciliation", why)
-            known.devices = {pid: known.devices[pid] for pid in server_pids if pid in known.devices}
-            at, requested = self._now(), list[Exchange]()
-            if known.interface == "3":
-                requested = await self._query_details(daemon, known, deadline)
+            state.devices = {pid: state.devices[pid] for pid in server_pids if pid in state.devices}
+            at, query = self._now(), partial(self._query, daemon, state, deadline)
+            exchanges = await _query_details(state, query) if state.interface == "3" else []
             for server_pid in server_pids:
-                requested += await self._query_server(daemon, known, server_pid, deadline)
-                if requested[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
+                exchanges += await _query_server(state, server_pid, query)
+                if exchanges[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
                     break
-            observation = self._make_observation(daemon, known, "reconciliation", at, requested)
+            observation = self._make_observation(daemon, state, "reconciliation", at, exchanges)
             if observation.outcome is Outcome.TIMEOUT:
-                known.server_breaker.record_hang()
+                state.server_breaker.record_hang()
             elif observation.outcome is not Outcome.SKIPPED:
-                known.server_breaker.record_success()
+                state.server_breaker.record_success()
             return observation
 
-    async def _query_details(
-        self, daemon: DaemonFacts, known: _QueryState, deadline: float
-    ) -> list[Exchange]:
-        """Ask a v3 daemon for what its servers have; for what is fixed, once for these servers."""
-        found = await self._query_each(daemon, known, DETAILS_V3, deadline)
-        probe = known.probe
-        servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""
-        if found[-1].outcome is Outcome.OK and (not known.fixed[1] or known.fixed[0] != servers):
-            fixed = await self._query_each(daemon, known, FIXED_V3, deadline)
-            if any(one.outcome is not Outcome.OK for one in fixed):
-                return found + fixed
-            known.fixed = servers, tuple(fixed)
-        return [*found, *known.fixed[1]]
-
     def record_activity(self, pipe_directory: str, at: float) -> None:
-        """Say that a daemon was seen to serve somebody at a moment (Unix time).
-
-        If it hung or failed before that, it is asked again soon.
-        """
-        known = self._daemons.get(pipe_directory)
-        if known is None:
+        """Record that a daemon served a client (Unix time); end pauses that began earlier."""
+        state = self._daemons.get(pipe_directory)
+        if state is None:
             return
-        if at > known.hung_at:
-            known.breaker.record_activity()
-        if known.probe is not None and at > known.probe.at:
-            known.pause_seconds = 0.0
+        if at > state.hung_at:
+            state.breaker.record_activity()
+        if state.probe is not None and at > state.probe.at:
+            state.pause_seconds = 0.0
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         """Return the runs of the tool for a daemon, and its failures by outcome."""
-        return self._runs.counts(pipe_directory)
+        return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
 
     def forget(self, present: Iterable[str]) -> None:
-        """Drop what is remembered of all daemons but these (pipe directories)."""
+        """Drop the state of all daemons except these (pipe directories)."""
         kept = set(present)
         for gone in self._daemons.keys() - kept:
             if not self._daemons[gone].lock.locked():
                 del self._daemons[gone]
                 self._transitions.forget("daemon", gone)
-        self._runs.forget(kept)
+        for gone in self._runs.keys() - kept:
+            del self._runs[gone]
+            self._failures.pop(gone, None)
+
+    # ------------------------------------------------------------------ one daemon
 
     @asynccontextmanager
     async def _exclusive(
         self, daemon: DaemonFacts, timeout_seconds: float
     ) -> AsyncIterator[_QueryState | None]:
-        """Wait until no other question to this daemon is under way; None: that took too long."""
+        """Wait until no other query to this daemon is in progress; yield None after a timeout."""
         lock = self._state_of(daemon).lock
         try:
             async with asyncio.timeout(max(timeout_seconds, 0.0)):
@@ -310,84 +295,193 @@ class ControlTool:
             lock.release()
 
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
-        """Return what is remembered; nothing of another process in this directory."""
+        """Return the state of this daemon; a new state for another process in its directory."""
         process = daemon.process
         identity: tuple[object, ...] = (daemon.pipe_path, daemon.lock_holder_pid)
         if process is not None:
             identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
-        known = self._daemons.get(daemon.pipe_directory)
-        if known is None or known.identity != identity:
-            lock = asyncio.Lock() if known is None else known.lock
+        state = self._daemons.get(daemon.pipe_directory)
+        if state is None or state.identity != identity:
+            lock = asyncio.Lock() if state is None else state.lock
             breakers = CircuitBreaker(self._clock), CircuitBreaker(self._clock)
-            known = self._daemons[daemon.pipe_directory] = _QueryState(identity, lock, *breakers)
-        return known
-
-    async def _query_server(
-        self, daemon: DaemonFacts, known: _QueryState, server_pid: int, deadline: float
-    ) -> list[Exchange]:
-        """Ask about one server; at the first time also which devices it has, and then for these."""
-        devices = known.devices.get(server_pid)
-        commands = server_commands(server_pid, devices or (), map_devices=devices is None)
-        exchanges = [await self._runs.query(daemon, known.silence, commands, deadline)]
-        if devices is None and exchanges[0].outcome is Outcome.OK:
-            reply = parse_server(exchanges[0])
-            if isinstance(reply, ServerReply) and reply.devices:
-                found = tuple(reply.devices)
-                known.devices[server_pid] = found
-                exchanges.append(
-                    await self._runs.query(
-                        daemon, known.silence, limit_commands(server_pid, found), deadline
-                    )
-                )
-        return exchanges
+            state = self._daemons[daemon.pipe_directory] = _QueryState(identity, lock, *breakers)
+        return state
 
     def _make_observation(
         self,
         daemon: DaemonFacts,
-        known: _QueryState,
+        state: _QueryState,
         kind: QueryKind,
         at: float,
-        requested: Sequence[Exchange],
+        exchanges: Sequence[Exchange],
     ) -> ControlObservation:
-        """Draw the conclusions: how it went, whether to keep away, what to say in the log."""
-        worst = next(
-            (exchange for exchange in requested if exchange.outcome is not Outcome.OK), None
-        )
-        outcome = worst.outcome if worst else Outcome.OK
-        error = _error_text(worst) if worst else None
+        """Return the observation of some queries; pause after a hang, and log a change."""
+        failed = next((one for one in exchanges if one.outcome is not Outcome.OK), None)
+        outcome = failed.outcome if failed else Outcome.OK
+        error = _error_text(failed) if failed else None
         if outcome is Outcome.TIMEOUT:
-            known.probe, pause = None, known.breaker.record_hang()
-            known.hung_at = self._now()
+            state.probe, pause = None, state.breaker.record_hang()
+            state.hung_at = self._now()
             error = f"{error}; it is left alone for {pause:.0f} s"
-        elif any(exchange.outcome is not Outcome.SKIPPED for exchange in requested):
-            known.breaker.record_success()
-        self._log_outcome(daemon, outcome, error)
-        return ControlObservation(at, daemon.pipe_directory, kind, outcome, tuple(requested), error)
+        elif any(one.outcome is not Outcome.SKIPPED for one in exchanges):
+            state.breaker.record_success()
+        name = daemon.pipe_directory
+        if outcome is Outcome.OK:
+            message = "control daemon answers"
+            self._transitions.recovered("daemon", name, message=message, daemon=name)
+        elif outcome is not Outcome.SKIPPED:
+            message = _MESSAGES[outcome]
+            self._transitions.failed("daemon", name, message=message, daemon=name, err=error)
+        return ControlObservation(at, name, kind, outcome, tuple(exchanges), error)
 
     def _skipped(self, daemon: DaemonFacts, kind: QueryKind, why: str) -> ControlObservation:
         return ControlObservation(
             self._now(), daemon.pipe_directory, kind, Outcome.SKIPPED, error=f"not asked: {why}"
         )
 
-    def _log_outcome(self, daemon: DaemonFacts, outcome: Outcome, error: str | None) -> None:
-        """One line when a daemon's answers stop, one when they are back."""
-        name = daemon.pipe_directory
-        if outcome is Outcome.OK:
-            self._transitions.recovered(
-                "daemon", name, message="control daemon answers", daemon=name
-            )
-        elif outcome is not Outcome.SKIPPED:
-            self._transitions.failed(
-                "daemon", name, message=_MESSAGES[outcome], daemon=name, err=error
-            )
+    # ------------------------------------------------------------------ one query
+
+    async def _query(
+        self, daemon: DaemonFacts, state: _QueryState, deadline: float, commands: tuple[str, ...]
+    ) -> Exchange:
+        """Run the tool, a second time after a refusal."""
+        exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
+        least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
+        while exchange.attempts < policy.MAX_CONTROL_ATTEMPTS and deadline - self._clock() >= least:
+            if exchange.attempts:
+                await asyncio.sleep(policy.CONTROL_RETRY_DELAY_SECONDS)
+            async with self._slot(daemon, deadline - self._clock()) as free:
+                if not free:
+                    return replace(exchange, error=_NO_SLOT)
+                attempt = await self._run_once(daemon, state, commands, deadline - self._clock())
+            least = policy.MIN_CONTROL_RETRY_SECONDS
+            exchange = replace(attempt, attempts=exchange.attempts + 1)
+            self._runs[daemon.pipe_directory] += 1
+            if not _should_retry(exchange, daemon):
+                break
+        if exchange.outcome not in (Outcome.OK, Outcome.SKIPPED):
+            failures = self._failures.setdefault(daemon.pipe_directory, Counter())
+            failures[exchange.outcome.value] += 1
+        return exchange
+
+    async def _run_once(
+        self, daemon: DaemonFacts, state: _QueryState, commands: tuple[str, ...], seconds: float
+    ) -> Exchange:
+        limit = max(min(seconds, self._timeout_seconds), 0.0)
+        try:
+            with self._reached(daemon) as (path, rights):
+                arguments, stdin, more = invocation(commands)
+                environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
+                argv = (shutil.which(self._binary) or self._binary, *arguments)
+                child = await self._run(argv, stdin, environment, limit, rights)
+        except OSError as error:
+            return Exchange(commands, Outcome.ABSENT, error=start_error_text(self._binary, error))
+        exchange = _exchange(commands, child, limit)
+        state.silent_seconds = state.silent_seconds + limit if child.timed_out else 0.0
+        hang_seconds = policy.CONTROL_HANG_RATIO * self._timeout_seconds
+        if child.timed_out and state.silent_seconds < hang_seconds:
+            why = f"{exchange.error}, and no more time was left"
+            return replace(exchange, outcome=Outcome.SKIPPED, error=why)
+        return exchange
+
+    @contextmanager
+    def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
+        """Yield the pipe directory as the tool must name it, and the rights of the tool.
+
+        The tool runs as the daemon's user if possible, and without capabilities. Only for root's
+        daemons in containers it keeps CAP_SYS_PTRACE, which is needed to enter /proc/PID/root; the
+        directories of other users are opened here, and the tool inherits the descriptor.
+        """
+        user, path = daemon.user, daemon.pipe_path
+        uid = user if user and self._may_change_user else None
+        if not process_root(path, self._procfs)[0]:
+            yield path, ChildRights(uid)
+        elif not user:
+            yield path, ChildRights(uid, self._kept_capabilities)
+        else:
+            with opened_directory(path, self._procfs) as directory:
+                yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
+
+    @asynccontextmanager
+    async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
+        """Wait until the tool may run once more; yield whether it may."""
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                    for slot in self._budget.tool_slots(daemon):
+                        await held.enter_async_context(slot)
+            except TimeoutError:
+                yield False
+                return
+            yield True
 
 
-_MESSAGES = {
-    Outcome.TIMEOUT: "control daemon does not answer",
-    Outcome.ABSENT: "no control daemon to ask",
-    Outcome.REFUSED: "control daemon refuses to answer",
-    Outcome.UNPARSABLE: "control daemon's answer is not understood",
-}
+# ---------------------------------------------------------------------- which queries
+
+
+async def _probe(daemon: DaemonFacts, state: _QueryState, query: Query) -> list[Exchange]:
+    """Query a daemon in its interface; in the other interface if the reply shows that."""
+    interface = state.interface or daemon.protocol or "2"
+    exchanges = await _probe_in(interface, daemon, query)
+    other = other_interface(exchanges[0])
+    if other is not None:
+        again = await _probe_in(other, daemon, query)
+        if again[0].outcome is Outcome.OK:
+            interface, exchanges = other, again
+    if exchanges[0].outcome is Outcome.OK:
+        state.interface = interface
+    return exchanges
+
+
+async def _probe_in(interface: str, daemon: DaemonFacts, query: Query) -> list[Exchange]:
+    if interface == "3":
+        return await _query_each(PROBE_V3, query)
+    exchanges = [await query(PROBE)]
+    reply = parse_probe(exchanges[0]) if exchanges[0].outcome is Outcome.OK else None
+    # The daemon initializes CUDA for its first partition, and perhaps for this query: with a
+    # server, CUDA is initialized already.
+    if daemon.static_partitioning and isinstance(reply, ProbeReply) and reply.server_pids:
+        exchanges.append(_optional(await query((V2_PARTITIONS,))))
+    return exchanges
+
+
+async def _query_each(commands: Iterable[str], query: Query) -> list[Exchange]:
+    """Send queries of the v3 interface, up to the first failure.
+
+    Only the list of servers is required: a driver may lack the other queries.
+    """
+    found: list[Exchange] = []
+    for command in commands:
+        exchange = await query((command,))
+        found.append(exchange if command == SERVERS else _optional(exchange))
+        if found[-1].outcome is not Outcome.OK:
+            break
+    return found
+
+
+async def _query_details(state: _QueryState, query: Query) -> list[Exchange]:
+    """Query what a v3 daemon's servers have; fixed values once for a list of servers."""
+    found = await _query_each(DETAILS_V3, query)
+    probe = state.probe
+    servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""
+    if found[-1].outcome is Outcome.OK and (not state.fixed[1] or state.fixed[0] != servers):
+        fixed = await _query_each(FIXED_V3, query)
+        if any(one.outcome is not Outcome.OK for one in fixed):
+            return found + fixed
+        state.fixed = servers, tuple(fixed)
+    return [*found, *state.fixed[1]]
+
+
+async def _query_server(state: _QueryState, server_pid: int, query: Query) -> list[Exchange]:
+    """Query one server; the first time also its devices, and then the limits on these."""
+    devices = state.devices.get(server_pid)
+    exchanges = [await query(server_commands(server_pid, devices or (), map_devices=not devices))]
+    if devices is None and exchanges[0].outcome is Outcome.OK:
+        reply = parse_server(exchanges[0])
+        if isinstance(reply, ServerReply) and reply.devices:
+            found = state.devices[server_pid] = tuple(reply.devices)
+            exchanges.append(await query(limit_commands(server_pid, found)))
+    return exchanges
 
 
 def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
@@ -403,13 +497,66 @@ def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
     return f"it hung, and is left alone for another {left:.0f} s" if left > 0 else None
 
 
+# ---------------------------------------------------------------------- results
+
+
+def _exchange(commands: tuple[str, ...], child: ProcessResult, limit_seconds: float) -> Exchange:
+    exchange = Exchange(
+        commands=commands,
+        outcome=Outcome.OK,
+        stdout=child.stdout.decode("utf-8", "backslashreplace"),
+        stderr=child.stderr.decode("utf-8", "backslashreplace"),
+        return_code=child.return_code,
+        duration_seconds=child.duration_seconds,
+    )
+    if child.timed_out:
+        error = f"no answer within {limit_seconds:.3g} s"
+        return replace(exchange, outcome=Outcome.TIMEOUT, error=error)
+    if child.output_exceeded:
+        kept = slice(policy.MAX_KEPT_OUTPUT_CHARACTERS)
+        return replace(
+            exchange,
+            outcome=Outcome.UNPARSABLE,
+            stdout=exchange.stdout[kept],
+            stderr=exchange.stderr[kept],
+            error=f"it wrote more than {policy.MAX_CONTROL_OUTPUT_BYTES} bytes",
+        )
+    failure = failure_of(exchange)
+    if failure is None:
+        return exchange
+    return replace(exchange, outcome=Outcome(failure.kind), error=failure.text or "it said nothing")
+
+
+def _should_retry(exchange: Exchange, daemon: DaemonFacts) -> bool:
+    """Return whether a collision with another caller may be the reason of a failure.
+
+    An existing process proves that a daemon is not absent. But an ordinary user may give any
+    process the name of a daemon.
+    """
+    if exchange.outcome is Outcome.ABSENT:
+        alive = daemon.process is not None or daemon.lock_holder_pid is not None
+        return alive and not daemon.limited and exchange.return_code is not None
+    return exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
+
+
 def _optional(exchange: Exchange) -> Exchange:
-    """Let a refusal of what not every driver has be no failure; why is kept in `error`."""
+    """Accept a refusal of a query that not every driver has; `error` keeps the reason."""
     refused = exchange.outcome in (Outcome.REFUSED, Outcome.UNPARSABLE)
     return replace(exchange, outcome=Outcome.OK) if refused else exchange
 
 
 def _error_text(exchange: Exchange) -> str:
     more = len(exchange.commands) - 1
-    requested = exchange.commands[0] + (f" and {more} more" if more else "")
-    return f"{requested}: {exchange.error}"
+    commands = exchange.commands[0] + (f" and {more} more" if more else "")
+    return f"{commands}: {exchange.error}"
+
+
+def start_error_text(binary: str, error: OSError) -> str:
+    """Return why the tool cannot be run, for a person."""
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"
+            " nvidia-cuda-mps, Ubuntu: nvidia-compute-utils); install it, or name it with"
+            " --mps.control-binary"
+        )
+    return f"the control tool {binary} cannot be run: {error.strerror or error}"

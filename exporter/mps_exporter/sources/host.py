@@ -1,4 +1,4 @@
-"""The host as the collector sees it: what returns observations.
+"""The host as the collector sees it: the sources of observations.
 
 `live_host` is this host, `replay_host` a recorded one.
 """
@@ -19,73 +19,71 @@ from mps_exporter.observations import (
 
 
 class SourceTimeoutError(Exception):
-    """The source did not answer before the deadline, or is still busy with an earlier question."""
+    """The source did not reply before the deadline, or is still busy with an earlier call."""
 
 
 class SourceError(Exception):
-    """The source could not be read; the message says what was attempted and what to do."""
+    """The source could not be read; the message contains the attempt and the remedy."""
 
 
 class Host(Protocol):
-    """Where observations come from.
+    """The sources of observations.
 
-    Every method keeps to its deadline (seconds) and raises SourceTimeoutError when it cannot.
+    Every method with a deadline (seconds) raises SourceTimeoutError when it expires.
     """
 
     def now(self) -> float:
-        """The host's time: of a recording, the recording's."""
+        """Return the host's time (Unix time); a recording has the time of its host."""
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        """Control daemons, running or configured."""
+        """Return the control daemons that run or are configured."""
 
     def forget(self, present: Collection[str]) -> None:
-        """Drop what is remembered of all daemons but these (pipe directories)."""
+        """Drop the state of all daemons except these (pipe directories)."""
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        """The daemons found last, and those of these processes that are there."""
+        """Return the daemons that were found last, and the existing ones of these processes."""
 
-    async def ended(
+    async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """Of the watched processes, what became known since the last call, oldest first.
+        """Return observations of the watched processes' exits since the last call, oldest first.
 
-        One observation for each moment at which one of them ended; and one when a process is
-        watched for the first time. Each is also of the other processes.
+        There is one observation for each time at which a watched process exited, and one when a
+        process is watched for the first time. Each also contains the other processes.
         """
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """What the daemon answers by itself; what it said before a moment counts no longer."""
+        """Query what the daemon knows without its servers; replies from before `since` expired."""
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """What the daemon's servers answer."""
+        """Query the daemon's servers."""
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        """What the logs gained since the last call."""
+        """Return the new data of the logs since the last call."""
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
-        """What the kernel log and the memory of clients brought since the last call.
-
-        Does not wait.
+        """Return new lines of the kernel log and address ranges of clients, without waiting.
 
         Args:
-            clients: Processes whose address ranges are to be read, for a later call, and the user
-                whose process it must be; None: any.
+            clients: Processes whose address ranges a later call returns, and the user who must own
+                the process; None: any user.
         """
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        """All GPUs."""
+        """Read all GPUs."""
 
     async def tick_gpus(self) -> None:
-        """Keep the GPUs' running integrals from losing what happens between two collections."""
+        """Update the GPUs' running integrals between two collections."""
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Runs of the control tool for this daemon, and failures by reason."""
+        """Return the runs of the control tool for this daemon, and failures by reason."""
 
     async def close(self) -> None:
-        """Let go of files, threads and children."""
+        """Close files, and end threads and children."""

@@ -1,6 +1,6 @@
-"""The host this program runs on.
+"""The host on which this program runs.
 
-A blocking source that hangs costs its own observations, and the next call of it is refused.
+A blocking source that hangs loses only its own observations, and its next call is refused.
 """
 
 from __future__ import annotations
@@ -25,28 +25,20 @@ from mps_exporter.observations import (
     NvmlObservation,
     ProcfsObservation,
 )
+from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
-from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget, unread_states
-from mps_exporter.sources.logs.stamps import last_activity
+from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, skipped_log_states
+from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from mps_exporter.sources.resolve_in_root import process_root
 
 T = TypeVar("T")
-
-BRIEF_SAMPLE_SECONDS = 0.1
-"""The shortest interval of which GPM tells, by NVIDIA's documentation of DCGM."""
-
-LIMITS_SECONDS = 0.5
-"""So long a collection waits for the memory limits that only NVML tells."""
-
-LOOK_SECONDS = 1.0
-"""How often processes are looked at that cannot be watched."""
 
 FOREGROUND = (
     "the daemon runs in the foreground (-f) and writes no log files: what lies there is not its own"
@@ -61,9 +53,9 @@ class LiveHost:
 
         Args:
             settings: What to read, and how.
-            brief: For one or two collections. The driver is asked for no events: its thread comes
-                out of NVML only every 0.5 s, and the end of the program would wait for it. The
-                GPUs' activity may be that of an interval as short as NVML can tell of.
+            brief: For one or two collections. No driver events are requested: their thread leaves
+                NVML only every 0.5 s, and the end of the program would wait for it. The GPUs'
+                activity may cover the shortest interval that NVML supports.
         """
         self._settings = settings
         self._procfs_path = settings.path_procfs
@@ -84,16 +76,14 @@ class LiveHost:
         self._logs = LogFollower(LogReader(procfs=settings.path_procfs))
         self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
         self._new: set[int] = set()
-        self._ended: dict[int, float] = {}
-        """What has not been told yet."""
-        self._daemons: frozenset[int] = frozenset()
-        """Control daemons that were found last."""
+        self._exited: dict[int, float] = {}
+        """Exits that were not reported yet: PID -> Unix time."""
         self._found: dict[str, DaemonFacts] = {}
-        """Daemons as they were found last, by pipe directory."""
-        self._looked_at = float("-inf")
-        self._seen: dict[int, float | None] = {}
-        """Processes that cannot be watched: start time; None: gone."""
-        shortest = BRIEF_SAMPLE_SECONDS if brief else MIN_SAMPLE_INTERVAL_SECONDS
+        """Daemons that were found last, by pipe directory."""
+        self._scanned_at = float("-inf")
+        self._without_pidfd: dict[int, float | None] = {}
+        """Start time of each process that has no pidfd; None: it has exited."""
+        shortest = policy.BRIEF_SAMPLE_SECONDS if brief else MIN_SAMPLE_INTERVAL_SECONDS
         self._nvml = NvmlSession(
             options=NvmlOptions(
                 serials=settings.collector_nvml_serials,
@@ -102,7 +92,7 @@ class LiveHost:
             )
         )
         self._calls = BlockingCalls[Any]()
-        # Calls to one source are serialized; no caller waits behind a call that hangs.
+        # Calls of one source are serialized; no caller waits for a call that hangs.
         self._locks = {name: asyncio.Lock() for name in ("procfs", "nvml", "logs")}
 
     def now(self) -> float:
@@ -118,7 +108,6 @@ class LiveHost:
                 search=self._settings.mps_discovery and self._settings.collector_process,
             ),
         )
-        self._daemons = frozenset(one.process.pid for one in found if one.process is not None)
         for daemon in found:
             before = self._found.get(daemon.pipe_directory)
             if before is not None and has_resumed(before, daemon):
@@ -130,47 +119,50 @@ class LiveHost:
         self._control.forget(present)
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        """Facts of these processes, and the GPU memory of their control groups."""
+        """Return facts about these processes, and the GPU memory of their control groups."""
         found = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
         if found.cgroup_memory or not self._nvml.has_memory_limits:
             return found
         cgroups = (unified_path(one.cgroup) for one in found.processes.values())
         groups = sorted({path for path in cgroups if path is not None})
         try:
-            seconds = min(deadline_seconds, LIMITS_SECONDS)
+            seconds = min(deadline_seconds, policy.MEMORY_LIMITS_TIMEOUT_SECONDS)
             root = self._settings.path_cgroupfs
             memory = await self._call("nvml", seconds, self._nvml.memory_limits, root, groups)
-        except SourceTimeoutError:  # reading the GPUs is late, too, and says so
+        except SourceTimeoutError:  # reading the GPUs reports it, too
             return found
         return replace(found, cgroup_memory=memory)
 
-    async def ended(
+    async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
         new, without = self._watch.watch_only(watched)
         self._new |= new
-        self._ended |= self._watch.take_exited()
-        if without and time.monotonic() - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = time.monotonic()
-            observation = await self._call(
-                "procfs", deadline_seconds, self._procfs.observe, without
-            )
-            before, self._seen = self._seen, _start_times(observation, without)
-            self._new |= self._seen.keys() - before.keys()
-            self._ended |= {
-                pid: observation.at
-                for pid, start in self._seen.items()
-                if before.get(pid) is not None and start != before[pid]
-            }
-        if not self._new and not self._ended:
+        self._exited |= self._watch.take_exited()
+        interval = policy.EXIT_POLL_INTERVAL_SECONDS
+        if without and time.monotonic() - self._scanned_at >= interval:
+            self._scanned_at = time.monotonic()
+            await self._scan_for_exits(without, deadline_seconds)
+        if not self._new and not self._exited:
             return ()
-        if not self._daemons.isdisjoint(self._ended):
+        daemons = {one.process.pid for one in self._found.values() if one.process is not None}
+        if not daemons.isdisjoint(self._exited):
             await self.discover(deadline_seconds)
-        found = observations_by_exit(
-            await self.identify({*watched, *others}, deadline_seconds), self._ended
-        )
-        self._new, self._ended = set(), {}
+        observation = await self.identify({*watched, *others}, deadline_seconds)
+        found = observations_by_exit(observation, self._exited)
+        self._new, self._exited = set(), {}
         return found
+
+    async def _scan_for_exits(self, pids: Collection[int], deadline_seconds: float) -> None:
+        """Detect exits of processes that have no pidfd."""
+        observation = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+        before, self._without_pidfd = self._without_pidfd, _start_times(observation, pids)
+        self._new |= self._without_pidfd.keys() - before.keys()
+        self._exited |= {
+            pid: observation.at
+            for pid, start in self._without_pidfd.items()
+            if before.get(pid) is not None and start != before[pid]
+        }
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
@@ -188,14 +180,14 @@ class LiveHost:
         targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
         others = [_target(one, self._procfs_path) for one in daemons if one.foreground]
         async with self._exclusive("logs", deadline_seconds) as left:
-            # One that is started with -d again goes on in its logs, and they are not counted anew.
+            # A daemon that is started with -d again appends to its logs: keep the positions.
             found = await self._logs.poll(
                 targets, left, kept=[one.pipe_directory for one in others]
             )
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self._control.record_activity(chunk.pipe_directory, at)
-        states = [state for other in others for state in unread_states(other, FOREGROUND)]
+        states = [state for other in others for state in skipped_log_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
@@ -205,15 +197,15 @@ class LiveHost:
         return await self._call("nvml", deadline_seconds, self._nvml.observe)
 
     async def tick_gpus(self) -> None:
-        await self._call("nvml", 5.0, self._nvml.tick)
+        await self._call("nvml", policy.GPU_SAMPLE_TIMEOUT_SECONDS, self._nvml.tick)
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         return self._control.counts(pipe_directory)
 
     async def close(self) -> None:
-        """Let go of NVML and the logs; where a worker hangs, the process's end does it."""
+        """Close NVML and the logs; a hanging thread ends with the process."""
         with suppress(SourceTimeoutError):
-            await self._call("nvml", 1.0, self._nvml.close)
+            await self._call("nvml", policy.CLOSE_TIMEOUT_SECONDS, self._nvml.close)
         self._watch.close()
         self._kernel.close()
         await self._logs.close()
@@ -227,7 +219,7 @@ class LiveHost:
 
     @asynccontextmanager
     async def _exclusive(self, source: str, deadline_seconds: float) -> AsyncIterator[float]:
-        """Wait for one's turn with a source; gives how many seconds are left."""
+        """Wait until no other call of a source is in progress; yield the remaining seconds."""
         end = time.monotonic() + deadline_seconds
         try:
             async with asyncio.timeout(None if math.isinf(deadline_seconds) else deadline_seconds):
@@ -241,7 +233,7 @@ class LiveHost:
 
 
 def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
-    """Give the start times of these processes; None: gone. Left out: it cannot be told."""
+    """Return the start times of these processes; None: exited. Unknown processes are missing."""
     found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
     for pid, facts in observation.processes.items():
         found[pid] = None if facts.ended else facts.start_time_seconds
@@ -254,7 +246,7 @@ def _target(daemon: DaemonFacts, procfs: str) -> LogTarget:
     named_servers = daemon.protocol == "3"
     log_directory = daemon.log_directory
     if daemon.process is None and process_root(daemon.log_path, procfs)[0]:
-        # The PID in /proc/PID/root may be another process's by now. What is open is read on.
+        # The PID in /proc/PID/root may belong to another process by now: open no new files there.
         log_directory = ""
     return LogTarget(
         daemon.pipe_directory, log_directory, daemon.root, owners, limited, named_servers

@@ -112,3 +112,180 @@ DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
 
 MAX_DIRECTORY_ENTRIES = 256
 """Entries read of a directory: open files of a process, systemd units, pipe directories."""
+
+# ---------------------------------------------------------------------- blocking calls
+
+MAX_IDLE_THREADS = 16
+"""Maximum number of threads that are kept for the next calls."""
+
+MAX_HUNG_CALLS = 64
+"""Maximum number of calls in progress from earlier rounds, after which no call is started."""
+
+MAX_HUNG_CALLS_PER_USER = 4
+"""The same limit for calls that read files of one ordinary user."""
+
+# ---------------------------------------------------------------------- logs
+
+LOG_POLL_TIMEOUT_SECONDS = 2.0
+"""Timeout of one poll of all logs."""
+
+USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
+"""Part of that timeout in which a poll waits for logs of ordinary users."""
+
+LOG_UNREADABLE_AFTER_SECONDS = 5.0
+"""Duration of a hanging read after which a log is reported as unreadable."""
+
+LOG_IDLE_REPORT_SECONDS = 1.0
+"""Time after the last new lines in which a poll also reports that there were none."""
+
+SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
+"""Interval between searches of a v3 daemon's log directory for logs of new servers."""
+
+MAX_LOG_BACKLOG_BYTES = 16 << 20
+"""Maximum part of a log that its first read covers, from the end."""
+
+MAX_LOG_BEHIND_BYTES = 64 << 20
+"""Maximum unread part of a log. A log that grew by more is skipped up to its last lines."""
+
+MAX_LOG_POLL_BYTES = 1 << 20
+"""Maximum part of a log that one poll reads."""
+
+MAX_USER_LOG_POLL_BYTES = 64 << 10
+"""Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
+some kB/s)."""
+
+MAX_USERS_LOG_POLL_BYTES = 128 << 10
+"""Maximum size that one poll reads of all logs of all ordinary users."""
+
+MIN_USER_LOG_POLL_BYTES = 4096
+"""Minimum share of each log in these two limits."""
+
+MAX_SERVER_LOGS = 64
+"""Maximum number of server logs that are followed for a v3 daemon."""
+
+MAX_LOG_DIRECTORY_ENTRIES = 4096
+"""Maximum number of directory entries that are searched for server logs."""
+
+# ---------------------------------------------------------------------- the control tool
+
+MAX_CONTROL_ATTEMPTS = 2
+"""Maximum number of runs for one query: the second follows a refusal."""
+
+CONTROL_RETRY_DELAY_SECONDS = 0.04
+"""Delay before the second run."""
+
+MIN_CONTROL_RUN_SECONDS = 0.5
+"""Minimum time for a run (or half of its timeout): starting the tool takes a part of it."""
+
+MIN_CONTROL_RETRY_SECONDS = 0.1
+"""Minimum time for the second run."""
+
+CONTROL_HANG_RATIO = 0.9
+"""Part of the timeout of a run without any reply, over all runs since the last, that is a hang."""
+
+CONTROL_BACKOFF_SECONDS = 10.0
+"""Pause after a daemon's first hang. Each following pause is twice as long."""
+
+MAX_CONTROL_BACKOFF_SECONDS = 300.0
+"""Maximum pause after a hang."""
+
+USERS_CONTROL_BACKOFF_SECONDS = 5.0
+"""Delay before another query of an ordinary user's daemon that refused or was absent. Each
+following delay is twice as long. A run of the tool costs the exporter 8 ms."""
+
+MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0
+"""Maximum delay after such a failure."""
+
+MAX_CONTROL_OUTPUT_BYTES = 1 << 20
+"""Maximum length of each output stream. A tool that writes more is killed."""
+
+MAX_KEPT_OUTPUT_CHARACTERS = 4096
+"""Length that is kept of such an output."""
+
+CONTROL_DRAIN_SECONDS = 0.2
+"""Time to read output after the exit: a child of the tool may keep the pipes open."""
+
+CONTROL_REAP_SECONDS = 1.0
+"""Maximum time to wait for the exit of a killed tool."""
+
+MAX_CONTROL_CPU_SECONDS = 10
+"""Maximum CPU time of a run."""
+
+MAX_CONTROL_OPEN_FILES = 64
+"""Maximum number of open files of a run."""
+
+# ---------------------------------------------------------------------- recordings
+
+RECORDED_POLL_INTERVAL_SECONDS = 1.0
+"""Maximum interval between polls of the logs during a recording."""
+
+MAX_FIRST_REPLY_SECONDS = 5.0
+"""Maximum time that a source takes for its first observation in a recording."""
+
+MAX_RECORDING_BYTES = 128 << 20
+"""Maximum size of an unpacked recording. In memory it takes up to five times that."""
+
+MAX_RECORDING_LINE_BYTES = 32 << 20
+"""Maximum length of one line: the first read of the logs of eight daemons has 16 MiB."""
+
+MAX_RECORDING_LINE_LISTS = 1_000_000
+"""Maximum number of lists and objects in one line."""
+
+MAX_RECORDING_RATIO = 100
+"""Maximum ratio of unpacked to packed size; recordings of real hosts have 30."""
+
+RECORDING_RATIO_FREE_BYTES = 8 << 20
+"""Unpacked size up to which any ratio is accepted."""
+
+MAX_RECORDING_SECONDS = 7 * 86400.0
+"""Maximum duration of a recording."""
+
+MAX_RECORDING_EARLY_SECONDS = 86400.0
+"""Maximum time of an observation before the recording's start: an exit is recorded with its own
+time."""
+
+MAX_RECORDING_LOAD_SECONDS = 60.0
+"""Maximum time for reading a recording."""
+
+# ---------------------------------------------------------------------- the kernel log
+
+MAX_KERNEL_HISTORY_SECONDS = 600.0
+"""Maximum age of a line that was in the kernel log before the exporter started."""
+
+KERNEL_LOG_POLL_TIMEOUT_SECONDS = 1.0
+"""Timeout of a wait for a record, after which the thread checks whether it must end."""
+
+MAX_KERNEL_LINES = 1024
+"""Maximum number of lines that wait for a collection."""
+
+MAX_MAPS_BYTES = 1 << 20
+"""Maximum size of /proc/PID/maps that is read; 500 mappings of PyTorch take 60 KB."""
+
+MAX_RANGES_PER_PROCESS = 512
+"""Maximum number of ranges that are kept for a process, the smallest ones."""
+
+MAX_MAPPED_PROCESSES = 64
+"""Maximum number of processes whose maps are read at a time."""
+
+MAX_USER_MAPS_BYTES = 16 << 20
+"""Maximum size of all maps that are read of one ordinary user's processes in one interval."""
+
+USER_MAPS_INTERVAL_SECONDS = 60.0
+"""Interval of that limit."""
+
+# ---------------------------------------------------------------------- this host
+
+BRIEF_SAMPLE_SECONDS = 0.1
+"""Shortest interval that GPM supports, by NVIDIA's documentation of DCGM."""
+
+MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5
+"""Timeout for the memory limits that only NVML reports."""
+
+EXIT_POLL_INTERVAL_SECONDS = 1.0
+"""Interval between scans for exits of processes that have no pidfd."""
+
+GPU_SAMPLE_TIMEOUT_SECONDS = 5.0
+"""Timeout for one sample of the GPUs' activity."""
+
+CLOSE_TIMEOUT_SECONDS = 1.0
+"""Timeout for closing each source."""

@@ -1,30 +1,31 @@
-"""Recordings: what the sources of a host read, in a file, to be replayed anywhere.
+"""Recordings: the observations of a host's sources, in a file, to be replayed anywhere.
 
-A recording is a gzip file of JSON lines. The first says what it is:
+A recording is a gzip file of JSON lines. The first line is the header:
 
     {"format": "mps-exporter-recording", "version": 2, "scenario": "...", "machine": "...", ...}
 
-each further one is an observation with its kind, the last says when the recording ended:
+each further line is an observation with its kind, the last contains the end of the recording:
 
     {"kind": "procfs", "observation": {"at": 1795162000.1, "daemons": [...], ...}}
     {"kind": "end", "at": 1795162060.0}
 
-Fields at their defaults are left out. Bytes of logs are text, undecodable ones as lone surrogates.
-An observation that only repeats its predecessor is not written again. docs/recordings.md describes
-the format for people.
+Fields at their defaults are omitted. Bytes of logs are text, undecodable bytes lone surrogates. An
+observation that only repeats its predecessor is not written. docs/recordings.md describes the
+format for users.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
-import math
 import os
 import re
 import stat
 import time
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -40,38 +41,19 @@ from mps_exporter.observations import (
     LogChunk,
     LogName,
     LogsObservation,
-    LogState,
     NvmlObservation,
     Observation,
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.sources.gzip_appender import GzipAppender
+from mps_exporter.sources import policy
 
 if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
 
-POLL_SECONDS = 1.0
-"""The recorder looked at the logs at least this often."""
-
-FIRST_ANSWER_SECONDS = 5.0
-"""How long a source may have taken for its first answer."""
-
-MAX_BYTES = 128 << 20
-"""Of the whole recording, unpacked. In memory it takes up to five times that."""
-MAX_LINE_BYTES = 32 << 20
-"""A first look at the logs of eight daemons has 16 MiB."""
-MAX_LINE_LISTS = 1_000_000
-MAX_RATIO = 100
-"""Unpacked to packed; recordings of real hosts have 30."""
-RATIO_FREE_BYTES = 8 << 20
 MAX_NUMBER = 2.0**64
 MAX_MOMENT = 4_102_444_800.0
 """The year 2100."""
-MAX_DURATION_SECONDS = 7 * 86400.0
-MAX_EARLY_SECONDS = 86400.0
-"""The end of a process is an observation of the moment of its end, which may lie before."""
-MAX_LOAD_SECONDS = 60.0
 _MOMENTS = frozenset({"at", "started_at", "start_time_seconds", "complete_until"})
 
 FORMAT = "mps-exporter-recording"
@@ -93,7 +75,7 @@ class RecordingError(StartError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a recording says about itself."""
+    """The first line of a recording."""
 
     scenario: str
     machine: str
@@ -109,7 +91,7 @@ class Header:
 
 @cache
 def _converter() -> JsonConverter:
-    # Imported here: only recording and replaying need it, a live exporter starts without.
+    # Imported here: only recording and replaying need it.
     from cattrs.preconf.json import make_converter
 
     converter = make_converter(omit_if_default=True)
@@ -121,7 +103,7 @@ def _converter() -> JsonConverter:
 
 
 class Anonymiser:
-    """Replaces what could name a person or a machine, the same thing always by the same."""
+    """Replaces names of persons and machines, each name always by the same replacement."""
 
     _UUID = re.compile(
         r"\b(GPU|MIG)-([0-9a-f]{8}(?:-[0-9a-f]{4}){0,3}(?:-[0-9a-f]{12})?)\b", re.IGNORECASE
@@ -132,12 +114,12 @@ class Anonymiser:
         self._programs: dict[str, str] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._pipe_directories: set[str] = set()
-        """Below those of MPS v3 daemons are directories with names of servers and namespaces."""
+        """Pipe directories; an MPS v3 daemon's contains names of servers and namespaces."""
         self._v3 = False
-        """Such a daemon was seen."""
+        """An MPS v3 daemon was seen."""
 
     def observation(self, observation: Observation) -> Observation:
-        """The same observation without names of users, programs, and serial numbers."""
+        """Return the observation without names of users and programs, and serial numbers."""
         if isinstance(observation, ProcfsObservation):
             self._pipe_directories |= {one.pipe_directory for one in observation.daemons}
             self._v3 |= any(one.protocol == "3" for one in observation.daemons)
@@ -163,7 +145,7 @@ class Anonymiser:
         if isinstance(observation, ControlObservation):
             return self._control(observation)
         if isinstance(observation, KernelObservation):
-            return observation  # the names of processes are left out where the lines are read
+            return observation  # kernel_log removes the names of processes
         chunks = (
             replace(
                 chunk,
@@ -182,8 +164,7 @@ class Anonymiser:
         user = facts.user if facts.user in (None, "root") else f"user-{facts.uid}"
         environment = facts.mps_environment
         if environment and (directory := environment.get(_PIPE_VARIABLE)):
-            # In a container a daemon's directory has another name, and its servers were not listed
-            # yet.
+            # In a container a daemon's directory has another name, and its servers may be unknown.
             kind = "directory" if self._v3 else ""
             path = self._path(directory, self._pipe_directories, kind)
             environment = {**environment, _PIPE_VARIABLE: path}
@@ -223,9 +204,9 @@ class Anonymiser:
         return match[1] + name.encode("ascii") + match[3]
 
     def _path(self, path: str, directories: Collection[str] = (), kind: str = "") -> str:
-        """Rename servers and namespaces: below these directories by place, elsewhere by name.
+        """Rename servers and namespaces: below these directories by position, elsewhere by name.
 
-        With a kind, all that is elsewhere is renamed.
+        With a kind, each other part of a path elsewhere is renamed, too.
         """
         above = (one for one in directories if f"{path}/".startswith(f"{one}/"))
         directory = max(above, key=len, default="")
@@ -239,7 +220,7 @@ class Anonymiser:
         return directory + "/".join(parts)
 
     def text(self, line: str) -> str:
-        """A line of the file with every UUID replaced, whole or cut short as the tool prints it."""
+        """Replace every UUID in a line, also if the tool printed only its beginning."""
         return self._UUID.sub(self._uuid, line)
 
     def _uuid(self, match: re.Match[str]) -> str:
@@ -255,10 +236,9 @@ _PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 class RecordingWriter:
-    """Writes observations as they come.
+    """Writes observations as they arrive.
 
-    A file that can no longer be written raises nothing here, where sources would be blamed for it:
-    see ``failure``.
+    A write error is not raised, because the caller would blame the source; see ``failure``.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -268,17 +248,17 @@ class RecordingWriter:
         self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
         first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
         try:
-            self._file = GzipAppender(path, self._line(first))
+            self._file = _GzipFile(path, self._line(first))
         except OSError as error:
             raise RecordingError(f"cannot write {path}: {error.strerror}") from error
 
     @property
     def failure(self) -> OSError | None:
-        """Why nothing more can be written, as on a full disk; what was written can be read."""
+        """Why writing ended, as on a full disk; what was written before can be read."""
         return self._file.failure
 
     def flush(self) -> None:
-        """Make what was written readable, lest a recorder that is killed takes it along."""
+        """Make all observations readable, also if the recorder is killed later."""
         self._file.flush()
 
     def _line(self, record: Mapping[str, Any]) -> str:
@@ -289,12 +269,12 @@ class RecordingWriter:
         self._file.write(self._line(record))
 
     def add(self, observation: Observation) -> None:
-        """Write an observation, unless it only repeats the one before."""
+        """Write an observation, unless it only repeats its predecessor."""
         self._last_at = max(self._last_at, observation.at)
         kind = _NAMES[type(observation)]
         key = stream_of(observation)
         if isinstance(observation, LogsObservation):
-            # The sizes in the states change with every line; without lines nothing has changed.
+            # The sizes in the states change with every line, and only then.
             known = [self._known_lines(chunk) for chunk in observation.chunks]
             chunks = tuple(self._zoned(c) for c in known if c.data or c.restarted)
             if not chunks and observation.states == getattr(
@@ -320,7 +300,7 @@ class RecordingWriter:
 
     @staticmethod
     def _zoned(chunk: LogChunk) -> LogChunk:
-        """Stamps are local time: the zone of this host travels with them."""
+        """Add the zone of this host, because timestamps are local time."""
         if chunk.utc_offset_seconds is not None:
             return chunk
         return replace(chunk, utc_offset_seconds=float(time.localtime(chunk.at).tm_gmtoff))
@@ -331,22 +311,99 @@ class RecordingWriter:
         self._file.close()
 
 
+class _GzipFile:
+    """Text that is compressed as it arrives.
+
+    After flush(), all text can be read, even if the writer is killed. A failed write is the last:
+    the file keeps its content.
+    """
+
+    def __init__(self, path: Path, beginning: str) -> None:
+        """Create the file, or replace an older file once its first block is written.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.failure: OSError | None = None
+        self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=16 + zlib.MAX_WBITS)
+        self._changed = False
+        _check_owner(path, path.lstat() if path.is_symlink() else None)
+        # O_NONBLOCK: do not wait for the reader of a FIFO.
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
+        try:
+            found = os.fstat(self._file)
+            _check_owner(path, found)
+            os.set_blocking(self._file, True)
+            first = self._zip.compress(beginning.encode()) + self._zip.flush(zlib.Z_SYNC_FLUSH)
+            if not stat.S_ISREG(found.st_mode):
+                self._put(first)
+                return
+            with suppress(PermissionError):  # a file of another user, with write permission
+                os.fchmod(self._file, 0o600)  # a recording shows what runs on this host
+            self._put(first)
+            os.ftruncate(self._file, len(first))
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def write(self, text: str) -> None:
+        """Append text, unless an earlier write failed."""
+        self._changed = True
+        self._try(self._zip.compress(text.encode()))
+
+    def flush(self) -> None:
+        """Make all text readable."""
+        if self._changed:
+            self._changed = False
+            self._try(self._zip.flush(zlib.Z_SYNC_FLUSH))
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self._try(self._zip.flush(zlib.Z_FINISH))
+        try:
+            os.close(self._file)
+        except OSError as error:  # some file systems report a full disk only now
+            self.failure = self.failure or error
+
+    def _try(self, data: bytes) -> None:
+        if self.failure is None:
+            try:
+                self._put(data)
+            except OSError as error:
+                self.failure = error
+
+    def _put(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+
+def _check_owner(path: Path, found: os.stat_result | None) -> None:
+    """Refuse a file, FIFO or link that an ordinary user created, as in /tmp.
+
+    Raises:
+        OSError: It belongs to another user, who could read the recording or redirect it.
+    """
+    if found is not None and found.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))
+
+
 def stream_of(observation: Observation) -> str:
-    """What an observation repeats or replaces: the source, and of the tool whom it asked what."""
+    """Return the source of an observation; of the control tool also the daemon and the query."""
     kind = _NAMES[type(observation)]
     if isinstance(observation, ControlObservation):
         return control_stream(observation.pipe_directory, observation.kind)
     return kind
 
 
-def control_stream(pipe_directory: str, question: Literal["probe", "reconciliation"]) -> str:
-    """The track of one kind of question to one daemon."""
-    return f"control {question} {pipe_directory}"
+def control_stream(pipe_directory: str, kind: Literal["probe", "reconciliation"]) -> str:
+    """Return the stream of one kind of query to one daemon."""
+    return f"control {kind} {pipe_directory}"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A whole recording in memory, in the order in which it was made."""
+    """A complete recording in memory, in the order in which it was made."""
 
     header: Header
     observations: tuple[Observation, ...]
@@ -358,12 +415,13 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording, which may come from anybody.
+    """Read a recording from an untrusted source.
+
+    A recording that ends early (a full disk, a killed recorder) is read up to its end.
 
     Raises:
-        RecordingError: The file is missing, no recording, of a newer version, damaged, or beyond
-            the limits above. A recording that ends early (a full disk, a killed recorder) is read
-            as far as it goes.
+        RecordingError: The file is missing, not a recording, of a newer version, damaged, or
+            exceeds a limit.
     """
     try:
         with path.open("rb") as raw:
@@ -376,9 +434,11 @@ def read_recording(path: Path) -> Recording:
 
 
 def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
-    give_up_at = time.monotonic() + MAX_LOAD_SECONDS
+    limit_seconds = policy.MAX_RECORDING_LOAD_SECONDS
+    give_up_at = time.monotonic() + limit_seconds
     header = _recording_header(path, next(lines, None))
-    latest = header.started_at + MAX_DURATION_SECONDS
+    latest = header.started_at + policy.MAX_RECORDING_SECONDS
+    days = policy.MAX_RECORDING_SECONDS / 86400
     observations: list[Observation] = []
     ended_at = header.started_at
     for number, record in enumerate(lines, start=2):
@@ -390,10 +450,9 @@ def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording
             raise RecordingError(
                 f"{path}: line {number} is no observation: {_first_line(error)}"
             ) from error
-        if not header.started_at - MAX_EARLY_SECONDS <= at <= latest:
+        if not header.started_at - policy.MAX_RECORDING_EARLY_SECONDS <= at <= latest:
             raise RecordingError(
-                f"{path}: line {number} is not of the {MAX_DURATION_SECONDS / 86400:.0f} days from "
-                "the recording's start"
+                f"{path}: line {number} is not of the {days:.0f} days from the recording's start"
             )
         ended_at = max(ended_at, at)
         if observation is None:
@@ -401,7 +460,7 @@ def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording
         observations.append(observation)
         if time.monotonic() > give_up_at:
             raise RecordingError(
-                f"{path}: line {number}: reading took longer than {MAX_LOAD_SECONDS:.0f} s"
+                f"{path}: line {number}: reading took longer than {limit_seconds:.0f} s"
             )
     if not observations:
         raise RecordingError(f"{path} holds no observation: its recorder was ended at once")
@@ -417,10 +476,10 @@ def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
     number = size = 0
     while True:
         try:
-            line = file.readline(MAX_LINE_BYTES + 1)
+            line = file.readline(policy.MAX_RECORDING_LINE_BYTES + 1)
         except EOFError:
-            return  # cut short: what was complete has been delivered
-        except gzip.zlib.error as error:  # type: ignore[attr-defined]
+            return  # truncated; the complete lines have been yielded
+        except zlib.error as error:
             raise RecordingError(f"{path}: damaged after line {number}: {error}") from error
         if not line:
             return
@@ -447,12 +506,14 @@ def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _check_size(path: Path, number: int, line: bytes, size: int, compressed: int) -> None:
-    if len(line) > MAX_LINE_BYTES or line.count(b"[") + line.count(b"{") > MAX_LINE_LISTS:
+    lists = line.count(b"[") + line.count(b"{")
+    limit, ratio = policy.MAX_RECORDING_BYTES, policy.MAX_RECORDING_RATIO
+    if len(line) > policy.MAX_RECORDING_LINE_BYTES or lists > policy.MAX_RECORDING_LINE_LISTS:
         raise RecordingError(f"{path}: line {number} is too large")
-    if size > MAX_BYTES:
-        raise RecordingError(f"{path}: larger than {MAX_BYTES >> 20} MiB when unpacked")
-    if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed:
-        raise RecordingError(f"{path}: unpacks to more than {MAX_RATIO} times its size")
+    if size > limit:
+        raise RecordingError(f"{path}: larger than {limit >> 20} MiB when unpacked")
+    if size > policy.RECORDING_RATIO_FREE_BYTES and size > ratio * compressed:
+        raise RecordingError(f"{path}: unpacks to more than {ratio} times its size")
 
 
 def _number(text: str) -> float | int:
@@ -488,79 +549,3 @@ def _first_line(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-class RecordingCursor:
-    """Plays a recording: what each source would have said at a moment of the recording's time."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self._logs = [o for o in recording.observations if isinstance(o, LogsObservation)]
-        self._next_log = 0
-        self._log_states: tuple[LogState, ...] = ()
-        self._waiting: list[LogChunk] = []
-        self._streams: dict[str, tuple[list[float], list[Observation]]] = {}
-        # An end of a process may be written after a later look: it is told at its own moment.
-        for observation in sorted(recording.observations, key=lambda one: one.at):
-            times, stream = self._streams.setdefault(stream_of(observation), ([], []))
-            times.append(observation.at)
-            stream.append(observation)
-
-    def latest(self, stream: str, now: float) -> Observation | None:
-        """The last observation of this track (see stream_of) up to now.
-
-        Sources are slow at their first question: before the first answer, that one stands.
-        """
-        times, observations = self._streams.get(stream, ([], []))
-        position = bisect_right(times, now)
-        if not position and times and times[0] <= now + FIRST_ANSWER_SECONDS:
-            position = 1
-        return observations[position - 1] if position else None
-
-    def between(self, stream: str, since: float, until: float) -> Sequence[Observation]:
-        """Give the observations of this track after a moment, up to another."""
-        times, observations = self._streams.get(stream, ([], []))
-        return observations[bisect_right(times, since) : bisect_right(times, until)]
-
-    def logs(self, now: float, followed: Collection[str]) -> LogsObservation:
-        """What the tails of these daemons (pipe directories) read since the last call.
-
-        What a daemon's logs gained before somebody followed it, waits until somebody does.
-        """
-        while self._next_log < len(self._logs) and self._logs[self._next_log].at <= now:
-            observation = self._logs[self._next_log]
-            self._waiting += observation.chunks
-            self._log_states = observation.states or self._log_states
-            self._next_log += 1
-        chunks = [chunk for chunk in self._waiting if chunk.pipe_directory in followed]
-        self._waiting = [c for c in self._waiting if c.pipe_directory not in followed]
-        states = tuple(state for state in self._log_states if state.pipe_directory in followed)
-        busy = {(chunk.pipe_directory, chunk.log) for chunk in chunks}
-        chunks += [
-            self._idle_chunk(state, now)
-            for state in states
-            if state.readable and (state.pipe_directory, state.log) not in busy
-        ]
-        return LogsObservation(at=now, chunks=tuple(chunks), states=states)
-
-    def _idle_chunk(self, state: LogState, now: float) -> LogChunk:
-        """Say up to when a log that brought nothing is known to be complete.
-
-        Looks that brought nothing are not recorded. So a log is complete until now, unless its
-        next lines were read soon after: then some of them may have been written before.
-        """
-        later = (
-            chunk.at
-            for observation in self._logs[self._next_log :]
-            for chunk in observation.chunks
-            if (chunk.pipe_directory, chunk.log) == (state.pipe_directory, state.log)
-        )
-        upcoming = next(later, math.inf)
-        # At the end nothing comes after the last line, which must not be held back for it.
-        reach = now + POLL_SECONDS if now >= self.recording.ended_at else now
-        return LogChunk(
-            at=now,
-            pipe_directory=state.pipe_directory,
-            log=state.log,
-            complete_until=min(reach, upcoming - POLL_SECONDS),
-        )

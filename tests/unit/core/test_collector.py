@@ -1,4 +1,4 @@
-"""What one collection leaves for the next, and for those that run beside it."""
+"""The state between collections, and collections that run at the same time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter import collector as collector_module
-from mps_exporter import daemon_queries
-from mps_exporter.daemon_registry import (
-    MAX_GONE_DAEMONS,
-    MAX_GONE_PER_USER,
-    MAX_PIDS_PER_USER,
-    DaemonRegistry,
-)
+from mps_exporter import policy
+from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     AddressRanges,
@@ -47,10 +41,10 @@ def host() -> ScriptedHost:
     return ScriptedHost()
 
 
-# ---------------------------------------------------------------- whose answers stand
+# ---------------------------------------------------------------- which replies are valid
 
 
-async def test_an_answer_from_the_future_does_not_stand(host: ScriptedHost) -> None:
+async def test_a_reply_from_the_future_is_not_valid(host: ScriptedHost) -> None:
     collector = host.collector()
     assert (await look(collector)).state == "answering"
     host.wall -= 7200  # the clock is set back
@@ -60,7 +54,7 @@ async def test_an_answer_from_the_future_does_not_stand(host: ScriptedHost) -> N
 
 
 @pytest.mark.parametrize("interval", [5, 15, 30])
-async def test_a_daemon_that_hangs_on_our_question_hangs_until_it_answers(
+async def test_a_daemon_that_hangs_on_a_query_hangs_until_it_replies(
     host: ScriptedHost, interval: int
 ) -> None:
     collector = host.collector(mps_reconcile_interval=60.0)
@@ -123,9 +117,7 @@ ALIVE = {
 
 
 @pytest.mark.parametrize("lines", ALIVE.values(), ids=ALIVE.keys())
-async def test_what_a_daemon_normally_writes_does_not_make_it_look_stuck(
-    host: ScriptedHost, lines: str
-) -> None:
+async def test_normal_lines_do_not_make_a_daemon_seem_stuck(host: ScriptedHost, lines: str) -> None:
     collector = host.collector()
     await look(collector)
     host.passes(15.0)
@@ -136,7 +128,7 @@ async def test_what_a_daemon_normally_writes_does_not_make_it_look_stuck(
     assert record.tracker.silent_since is None
 
 
-async def test_a_stuck_daemon_that_answers_is_asked_once(host: ScriptedHost) -> None:
+async def test_a_stuck_daemon_that_replies_is_queried_once(host: ScriptedHost) -> None:
     collector = host.collector()
     host.write(script(STUCK["a queued client and nothing more"]))
     host.passes(15.4)
@@ -172,18 +164,18 @@ async def test_two_scrapes_of_different_collectors_both_know_the_state(host: Scr
 async def test_changed_settings_are_queried_again(host: ScriptedHost) -> None:
     collector = host.collector()
     await look(collector)
-    before = host.server_questions
+    before = host.server_query_count
     host.passes(15)
     await look(collector)
-    assert host.server_questions == before
+    assert host.server_query_count == before
     host.write(script("02:20.000 C630 Cmd:set_default_device_pinned_mem_limit 0 20G\n"))
     host.answers["default_memory_limits"] = {"0": "20G"}
     host.passes(15)
     await look(collector)
-    assert host.server_questions == before + 1
+    assert host.server_query_count == before + 1
 
 
-async def test_answers_do_not_survive_their_daemon(host: ScriptedHost) -> None:
+async def test_replies_of_a_replaced_daemon_are_dropped(host: ScriptedHost) -> None:
     collector = host.collector()
     assert (await look(collector)).gpu_uuids == (UUID,)
     other = UUID.replace("4444", "9999")
@@ -195,37 +187,17 @@ async def test_answers_do_not_survive_their_daemon(host: ScriptedHost) -> None:
     assert (await look(collector)).gpu_uuids == (other,)
 
 
-async def test_old_answers_are_not_shown_as_of_now(host: ScriptedHost) -> None:
+async def test_old_replies_are_not_shown_as_current(host: ScriptedHost) -> None:
     host.readable = ()
     collector = host.collector()
     (server,) = (await look(collector)).servers
     assert (server.state, [one.pid for one in server.clients]) == ("ACTIVE", [100])
-    host.server = replace(host.server, state="T")  # stopped: it is not asked
+    host.server = replace(host.server, state="T")  # stopped: it is not queried
     host.facts = replace(host.facts, servers=(host.server,))
     for _ in range(4):
         host.passes(15)
         (server,) = (await look(collector)).servers
     assert (server.state, server.clients_connected) == (None, None)
-
-
-async def test_what_is_not_understood_is_asked_ever_more_seldom(host: ScriptedHost) -> None:
-    collector = host.collector()
-    host.edit = lambda answer: answer.replace("[0] 00:00.0", "GPU 0: 00:00.0")
-    for _ in range(40):
-        await look(collector)
-        host.passes(15)
-    assert host.server_questions <= 10
-
-
-async def test_what_stays_contradictory_is_asked_ever_more_seldom(host: ScriptedHost) -> None:
-    collector = host.collector()
-    await look(collector)
-    host.write(script("02:10.000 C630 Server 110 exited with status 0\n"))  # and yet it is listed
-    before = host.server_questions
-    for _ in range(40):
-        host.passes(15)
-        await look(collector)
-    assert 1 <= host.server_questions - before <= 5
 
 
 # ---------------------------------------------------------------- between collections
@@ -282,7 +254,7 @@ async def test_processes_of_another_pid_namespace_are_not_watched(host: Scripted
     collector = host.collector()
     await look(collector)
     await collector.watch_processes()
-    assert host.watched == [5630]  # 110 may be anybody here
+    assert host.watched == [5630]  # here 110 may be any process
 
 
 async def test_without_the_process_collector_no_process_is_watched(host: ScriptedHost) -> None:
@@ -293,10 +265,10 @@ async def test_without_the_process_collector_no_process_is_watched(host: Scripte
     assert host.watched == [1]
 
 
-# ---------------------------------------------------------------- beside others
+# ---------------------------------------------------------------- at the same time
 
 
-async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -> None:
+async def test_a_short_deadline_does_not_apply_to_others(host: ScriptedHost) -> None:
     """The deadline of a shared collection is the longest, also for reads that are under way."""
     host.gpus = NvmlObservation(host.wall, Outcome.OK)
     read_gpus = host.read_gpus
@@ -318,7 +290,7 @@ async def test_a_hurried_scraper_does_not_hurry_the_others(host: ScriptedHost) -
     assert [one.name for one in (await patient).collectors if one.timed_out] == []
 
 
-async def test_those_who_wait_for_a_collection_get_the_same_snapshot(host: ScriptedHost) -> None:
+async def test_callers_of_one_collection_share_the_snapshot(host: ScriptedHost) -> None:
     """Which is merged once, and rendered once."""
     host.gpus = NvmlObservation(host.wall, Outcome.OK)
     collector = host.collector()
@@ -327,8 +299,10 @@ async def test_those_who_wait_for_a_collection_get_the_same_snapshot(host: Scrip
     assert await collector.collect(PATIENCE_SECONDS) is not crowd[0]
 
 
-async def test_a_collection_with_a_hung_source_is_not_joined_for_ever(host: ScriptedHost) -> None:
-    """Who asks for minutes does not let others have what the sources said minutes ago."""
+async def test_a_collection_with_a_hung_source_is_joined_only_for_a_while(
+    host: ScriptedHost,
+) -> None:
+    """A scraper with a timeout of minutes does not delay the data of others."""
     hangs = asyncio.Event()
     reads = 0
 
@@ -390,7 +364,7 @@ async def test_slow_proc_does_not_hide_a_crash(host: ScriptedHost) -> None:
 # ---------------------------------------------------------------- daemons that are gone
 
 
-async def test_what_ran_before_a_reboot_does_not_run(host: ScriptedHost) -> None:
+async def test_a_daemon_from_before_a_reboot_is_absent(host: ScriptedHost) -> None:
     host.facts = replace(
         host.facts,
         process=None,
@@ -403,13 +377,13 @@ async def test_what_ran_before_a_reboot_does_not_run(host: ScriptedHost) -> None
     host.answers["absent"] = True
     host.edit = lambda _answer: ""
     collector = host.collector()
-    run = host._tool._runs._run
+    run = host._tool._run
 
     async def nobody(*arguments: object) -> object:
         result = await run(*arguments)  # type: ignore[arg-type]
         return replace(result, return_code=1, stderr=b"Cannot find MPS control daemon process\n")
 
-    host._tool._runs._run = nobody  # type: ignore[assignment]
+    host._tool._run = nobody  # type: ignore[assignment]
     for _ in range(5):
         await look(collector)
         host.passes(15)
@@ -433,19 +407,9 @@ async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:
     assert (await collector.collect()).daemons == ()
 
 
-async def test_daemons_that_died_are_not_kept_without_end(host: ScriptedHost) -> None:
-    collector = host.collector()
-    facts = host.facts
-    for number in range(100):
-        host.facts = replace(facts, pipe_directory=f"/var/lib/claims/{number}/pipe")
-        await collector.collect()
-        host.passes(60)
-    assert len((await collector.collect()).daemons) <= 40
-
-
-async def test_a_host_without_daemons_is_searched_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector_module, "TAIL_INTERVAL_SECONDS", 0.001)
-    monkeypatch.setattr(collector_module, "NO_DAEMON_SECONDS", 2 * PATIENCE_SECONDS)
+async def test_a_host_without_daemons_is_searched_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(policy, "DAEMON_SEARCH_INTERVAL_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     host.facts = replace(host.facts, process=None)
     following = asyncio.create_task(host.collector().run_between_collections())
@@ -507,16 +471,16 @@ async def test_a_server_whose_exit_line_was_lost_is_replaced_by_the_next(
             + client("02:20.300", 200, 120)
         )
     )
-    before = host.server_questions
+    before = host.server_query_count
     for _ in range(60):
         host.passes(15)
         await collector.poll_logs()
         await look(collector)
     assert [server.pid for server in (await look(collector)).servers] == [5120]
-    assert host.server_questions - before <= 4
+    assert host.server_query_count - before <= 4
 
 
-async def test_logs_that_come_after_the_first_answer_tell_of_no_exit(
+async def test_logs_that_arrive_after_the_first_reply_show_no_exit(
     host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine the daemon has answered when its logs have not been read once."""
@@ -539,7 +503,7 @@ async def test_logs_that_come_after_the_first_answer_tell_of_no_exit(
     assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
 
 
-def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost) -> None:
+def test_a_daemon_with_a_new_name_has_a_new_state(host: ScriptedHost) -> None:
     """One in a container has the short name until one of the host has the same directory."""
     inside = replace(host.facts, root="/proc/630/root")
     registry = DaemonRegistry()
@@ -554,31 +518,27 @@ def test_a_daemon_that_gets_another_name_takes_nothing_along(host: ScriptedHost)
         assert tuple(record.state.servers) == ()  # until its own logs are read
 
 
-async def test_a_user_whose_daemons_were_slow_is_waited_for_no_more(
+async def test_slow_daemons_of_users_do_not_delay_a_collection(
     host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Her socket answers late each time: that costs the scrapes of others little in all."""
-    most = PATIENCE_SECONDS * 10
-    monkeypatch.setattr(daemon_queries, "PATIENCE_SECONDS", most)
+    """The next collection shows a late reply; meanwhile the last reply stands."""
+    monkeypatch.setattr(policy, "USERS_QUERY_WAIT_SECONDS", PATIENCE_SECONDS)
     collector = host.collector()
     host.facts = replace(host.facts, owner_uid=2001, limited=True)
-    assert (await look(collector)).state == "answering"  # it was waited for
-    patience = collector._queries._patience
-    assert patience.available(2001, host.now()) < most
-    assert patience.available(2002, host.now()) == most
-    patience.consume(2001, most, host.now())
+    assert (await look(collector)).state == "answering"
+    monkeypatch.setattr(policy, "USERS_QUERY_WAIT_SECONDS", 0.01)
     host.gate = asyncio.Event()
-    host.passes(30.0)
-    await asyncio.wait_for(collector.collect(), PATIENCE_SECONDS)  # or it would wait for ever
-    assert len(host.runs) >= 2
+    for _ in range(2):  # the query of the first collection is still in progress in the second
+        host.passes(30.0)
+        assert (await look(collector)).state == "answering"
+    assert [run[0] for run in host.runs].count("get_server_list") == 2
     host.gate.set()
-    await until(lambda: not any(not task.done() for task in collector._queries._limited.values()))
-    host.passes(60.0)
-    assert patience.available(2001, host.now()) > 0
+    tasks = collector._queries._users_tasks
+    await until(lambda: all(task.done() for task in tasks.values()))
     assert (await look(collector)).state == "answering"
 
 
-def test_daemons_that_are_gone_do_not_replace_roots(host: ScriptedHost) -> None:
+def test_absent_daemons_of_users_do_not_replace_roots(host: ScriptedHost) -> None:
     """Root's daemon died; she starts and ends any number of hers, and it is still shown."""
     registry = DaemonRegistry()
     root = replace(host.facts, pipe_directory="/root", owner_uid=0, configured=False)
@@ -592,14 +552,14 @@ def test_daemons_that_are_gone_do_not_replace_roots(host: ScriptedHost) -> None:
         registry.update([], host.wall + number)
     kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
     assert "/root" in registry
-    assert kept.total() == MAX_GONE_DAEMONS
+    assert kept.total() == policy.MAX_ABSENT_DAEMONS
     for number in range(100):
         hers = replace(root, pipe_directory=f"/bob/{number}", owner_uid=3000, limited=True)
         registry.update([hers], host.wall + 100 + number)
         registry.update([], host.wall + 100 + number)
     kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
-    assert kept[3000] == MAX_GONE_PER_USER
-    assert kept.total() > MAX_GONE_PER_USER
+    assert kept[3000] == policy.MAX_ABSENT_DAEMONS_PER_USER
+    assert kept.total() > policy.MAX_ABSENT_DAEMONS_PER_USER
     assert "/root" in registry
 
 
@@ -619,9 +579,7 @@ def test_a_user_does_not_succeed_roots_daemon_that_ended(
     assert record.facts == successor
 
 
-def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
-    host: ScriptedHost,
-) -> None:
+def test_pids_from_logs_of_users_are_limited_and_come_last(host: ScriptedHost) -> None:
     """Her log names any number of clients; descriptors and looks into /proc are few."""
     registry = DaemonRegistry()
     lines = script(HOLDER).data
@@ -650,11 +608,11 @@ def test_of_what_users_logs_name_little_is_looked_for_and_root_comes_first(
         record.tracker.add_logs(replace(found, chunks=chunks, states=states))
     assert registry.pids_to_watch()[:2] == [630, 110]
     assert {100, 110} <= set(registry.pids_to_look_up())
-    assert len(registry.pids_to_watch()) <= MAX_PIDS_PER_USER + 2
-    assert len(registry.pids_to_look_up()) <= MAX_PIDS_PER_USER + 2
+    assert len(registry.pids_to_watch()) <= policy.MAX_LOGGED_PIDS_PER_USER + 2
+    assert len(registry.pids_to_look_up()) <= policy.MAX_LOGGED_PIDS_PER_USER + 2
 
 
-def test_a_process_goes_on_that_was_stopped_and_is_the_same() -> None:
+def test_the_same_process_continues_after_a_stop() -> None:
     def facts(server: ProcessFacts, state: str = "S") -> DaemonFacts:
         return DaemonFacts(
             "/mps", "/log", process=ProcessFacts(10, 1.0, state=state), servers=(server,)
@@ -668,7 +626,7 @@ def test_a_process_goes_on_that_was_stopped_and_is_the_same() -> None:
         assert not has_resumed(facts(before), facts(after))
 
 
-async def test_who_caused_a_fault_is_known_from_its_line_and_its_memory() -> None:
+async def test_the_cause_of_a_fault_is_proved_by_line_and_memory() -> None:
     host = ScriptedHost(script(HOLDER))
     host.kernel = KernelObservation(0.0, readable=True)
     collector = host.collector()

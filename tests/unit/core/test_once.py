@@ -31,8 +31,8 @@ from mps_exporter.config import Settings
 from mps_exporter.findings import ADVICE
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import CollectorResult, Snapshot
-from mps_exporter.sources.live_host import BRIEF_SAMPLE_SECONDS
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
+from mps_exporter.sources.policy import BRIEF_SAMPLE_SECONDS
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS

@@ -11,7 +11,7 @@ import pytest
 
 
 def test_large_blocks_stay_outside_a_full_heap() -> None:
-    """Of one block nothing follows: the heap may have room for it."""
+    """One block proves nothing: the heap may have room for it."""
     code = """
 import ctypes, sys
 from mps_exporter.own_memory import configure_malloc

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +26,9 @@ from mps_exporter.observations import (
     ProcfsObservation,
     Reading,
 )
-from mps_exporter.sources import recording
-from mps_exporter.sources.recording import (
-    Header,
-    RecordingCursor,
-    RecordingError,
-    RecordingWriter,
-    read_recording,
-)
-from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.sources import policy
+from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, read_recording
+from mps_exporter.sources.replay_host import RecordingCursor, ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -156,7 +149,7 @@ def test_other_lines_are_not_recorded(tmp_path: Path) -> None:
     assert second.chunks[0].data.startswith(SERVER + b"Exiting\n" + SERVER + b"(withheld: 36 b")
 
 
-def test_what_only_repeats_is_not_written_again(tmp_path: Path) -> None:
+def test_repeated_observations_are_not_written(tmp_path: Path) -> None:
     first = NvmlObservation(1001.0, Outcome.OK)
     again = NvmlObservation(1002.0, Outcome.OK)
     silent = LogsObservation(1003.0, (), STATES)
@@ -259,7 +252,7 @@ def zipped(text: str) -> bytes:
         pytest.param(zipped("{x\n"), "line 1 is not JSON", id="no-json"),
     ],
 )
-def test_what_is_no_recording_is_refused_with_the_reason(
+def test_other_files_are_refused_with_the_reason(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
     path = tmp_path / "x.rec.gz"
@@ -281,7 +274,7 @@ async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own
     host = ReplayHost(recording, clock=lambda: clock)
     seen = []
     for clock in (0.0, 2.0, 2.7, 3.0):
-        seen.append([one.at for one in await host.ended([7], [], 1.0)])
+        seen.append([one.at for one in await host.exit_observations([7], [], 1.0)])
         if clock == 2.7:
             assert (await host.identify([7], 1.0)).gone == (7,)
     assert seen == [[], [1001.0], [1002.5], [1003.0]]
@@ -308,7 +301,7 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
     assert len(read_recording(path).observations) == 1  # and nothing is left of the older one
 
 
-def test_a_fifo_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
     with pytest.raises(RecordingError, match="cannot write"):
         written(tmp_path / "x")
@@ -338,7 +331,7 @@ def test_an_older_recording_stays_until_there_is_something_to_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "x", NvmlObservation(1001.0, Outcome.OK))
-    monkeypatch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
+    monkeypatch.setattr("mps_exporter.sources.recording.os.write", full)
     with pytest.raises(RecordingError, match=r"cannot write .*: No space left on device"):
         RecordingWriter(path, HEADER)
     assert len(read_recording(path).observations) == 1
@@ -358,15 +351,13 @@ def test_what_was_flushed_can_be_read_while_it_grows(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_full_disk_raises_nothing_where_sources_would_be_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     writer = RecordingWriter(path, HEADER)
     writer.add(NvmlObservation(1001.0, Outcome.OK))
     writer.flush()
     with monkeypatch.context() as patch:
-        patch.setattr("mps_exporter.sources.gzip_appender.os.write", full)
+        patch.setattr("mps_exporter.sources.recording.os.write", full)
         writer.add(NvmlObservation(1002.0, Outcome.OK, driver_version="1"))
         writer.flush()
         assert writer.failure is not None
@@ -374,60 +365,6 @@ def test_a_full_disk_raises_nothing_where_sources_would_be_blamed(
     writer.add(NvmlObservation(1003.0, Outcome.OK, driver_version="2"))
     writer.close()  # the disk has room again: no hole may follow
     assert [one.at for one in read_recording(path).observations] == [1001.0]
-
-
-def test_a_wrong_line_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "x", NvmlObservation(1001.0, Outcome.OK))
-    lines = gzip.decompress(path.read_bytes()).splitlines()
-    record = json.loads(lines[1])
-    record["observation"]["outcome"] = "splendid"
-    path.write_bytes(gzip.compress(b"\n".join([lines[0], json.dumps(record).encode(), b""])))
-    with pytest.raises(RecordingError, match="line 2 is no observation"):
-        read_recording(path)
-
-
-def by_hand(path: Path, *gpus: dict[str, object], **more: object) -> Path:
-    """A recording of one look at NVML, as it stands in a file."""
-    header = {
-        "format": "mps-exporter-recording",
-        "version": 2,
-        "scenario": "",
-        "machine": "",
-        "driver_version": "",
-        "recorded_at": "",
-        "started_at": 1000.0,
-        "exporter_version": "0.1.0",
-        "anonymised": False,
-        **more,
-    }
-    seen = {"at": 1001.0, "outcome": "ok", "gpus": gpus, **more}
-    lines = (header, {"kind": "nvml", "observation": seen, **more}, {"kind": "end", "at": 1001.0})
-    path.write_bytes(zipped("".join(f"{json.dumps(line)}\n" for line in lines)))
-    return path
-
-
-def readings_of(path: Path) -> tuple[Reading, ...]:
-    (seen,) = read_recording(path).observations
-    assert isinstance(seen, NvmlObservation)
-    (gpu,) = seen.gpus
-    return gpu.readings
-
-
-def test_readings_carry_quantities(tmp_path: Path) -> None:
-    new = [{"quantity": "clock", "value": 1980000000.0, "labels": [["clock", "sm"]]}]
-    path = by_hand(tmp_path / "x", {"index": 0, "uuid": UUID, "readings": new})
-    assert readings_of(path) == (Reading("clock", 1.98e9, (("clock", "sm"),)),)
-    seen = read_recording(path).observations
-    written(tmp_path / "again", *seen)
-    assert gzip.decompress((tmp_path / "again").read_bytes()).count(b'"quantity":"clock"') == 1
-    assert read_recording(tmp_path / "again").observations == seen
-
-
-def test_fields_that_a_later_program_adds_are_left_out(tmp_path: Path) -> None:
-    gpu = {"index": 0, "uuid": UUID, "coolant": "water"}
-    path = by_hand(tmp_path / "x", gpu, weather="fine")
-    (seen,) = read_recording(path).observations
-    assert seen == NvmlObservation(1001.0, Outcome.OK, gpus=(GpuObservation(0, UUID),))
 
 
 def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -440,7 +377,7 @@ def test_a_recording_that_ends_early_is_read_as_far_as_it_goes(tmp_path: Path) -
     assert list(got) == seen[: len(got)]
 
 
-# ------------------------------------------------------------------------- from anybody
+# ------------------------------------------------------------------------- untrusted files
 
 LINE = (
     '{"format":"mps-exporter-recording","version":2,"scenario":"","machine":"","driver_version":"",'
@@ -449,6 +386,15 @@ LINE = (
 FIRST = LINE % "1000"
 LOOK = '{"kind":"procfs","observation":{"at":%s}}\n'
 END = '{"kind":"end","at":%s}\n'
+
+
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    gpu = f'{{"index":0,"uuid":"{UUID}","coolant":"water"}}'
+    line = f'{{"kind":"nvml","observation":{{"at":1001,"outcome":"ok","gpus":[{gpu}],"new":1}}}}\n'
+    path.write_bytes(zipped(FIRST.replace("{", '{"weather":"fine",') + line + END % "1001"))
+    seen = NvmlObservation(1001.0, Outcome.OK, gpus=(GpuObservation(0, UUID),))
+    assert read_recording(path).observations == (seen,)
 
 
 @pytest.mark.parametrize(
@@ -489,24 +435,22 @@ def test_a_hostile_recording_is_refused_with_one_error(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_recording_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_only_regular_files_are_recordings(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/dev/zero")):
         with pytest.raises(RecordingError):
             read_recording(path)
 
 
-def test_what_no_recording_needs_is_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_size_and_time_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.rec.gz"
     look = LOOK % "1001"
     path.write_bytes(gzip.compress((FIRST + look * 100).encode()))
     assert len(read_recording(path).observations) == 100
-    monkeypatch.setattr(recording, "MAX_BYTES", len(FIRST + look * 50))
+    monkeypatch.setattr(policy, "MAX_RECORDING_BYTES", len(FIRST + look * 50))
     with pytest.raises(RecordingError, match="when unpacked"):
         read_recording(path)
     monkeypatch.undo()
-    monkeypatch.setattr(recording, "MAX_LOAD_SECONDS", -1.0)
+    monkeypatch.setattr(policy, "MAX_RECORDING_LOAD_SECONDS", -1.0)
     with pytest.raises(RecordingError, match="reading took longer"):
         read_recording(path)
 

@@ -21,9 +21,8 @@ from mps_exporter.humanize import UserNames
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.playlist import Playlist
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.sources.replay_host import ReplayHost
+from mps_exporter.sources.replay_host import Playlist, ReplayHost
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.player import RECORDINGS

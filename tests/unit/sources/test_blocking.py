@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from mps_exporter.sources import blocking
+from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
 from testing.threads import allow_one_thread
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 ALICE, BOB = 2001, 2002
 
-Questions = dict[Hashable, tuple[int | None, Callable[[], str]]]
+RoundCalls = dict[Hashable, tuple[int | None, Callable[[], str]]]
 
 
 class Gate:
-    """Questions that hang until the gate is opened."""
+    """RoundCalls that hang until the gate is opened."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -45,94 +45,94 @@ def at_once() -> str:
     return "now"
 
 
-def ask(
+def run_round(
     calls: BlockingCalls[T],
-    questions: Mapping[Hashable, tuple[int | None, Callable[[], T]]],
+    calls_of_round: Mapping[Hashable, tuple[int | None, Callable[[], T]]],
     seconds: float = PATIENCE_SECONDS,
 ) -> dict[Hashable, T]:
-    calls.start(questions)
+    calls.start(calls_of_round)
     calls.wait(seconds)
-    return calls.results(questions)
+    return calls.results(calls_of_round)
 
 
-def asked(user: int | None, function: Callable[[], str]) -> tuple[int | None, Callable[[], str]]:
+def call_of(user: int | None, function: Callable[[], str]) -> tuple[int | None, Callable[[], str]]:
     return user, function
 
 
-def test_one_that_hangs_costs_its_own_answer(gate: Gate) -> None:
-    questions: Questions = {"a": asked(ALICE, gate), "b": asked(0, at_once)}
+def test_a_hanging_call_does_not_affect_other_results(gate: Gate) -> None:
+    calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}
     some = BlockingCalls[str]()
-    some.start(questions)
+    some.start(calls_of_round)
     wait_for(some._calls["b"].future.done)
-    found = some.results(questions)
+    found = some.results(calls_of_round)
     assert found == {"b": "now"}
 
 
-def test_nobody_waits_for_it_again_and_it_is_not_asked_twice(gate: Gate) -> None:
+def test_a_hanging_call_is_not_repeated_or_waited_for(gate: Gate) -> None:
     some = BlockingCalls[str]()
-    ask(some, {"a": asked(ALICE, gate)}, 0.01)
-    assert ask(some, {"a": asked(ALICE, gate), "b": asked(0, at_once)}) == {"b": "now"}
+    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
+    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}) == {"b": "now"}
     assert gate.started == 1
 
 
-def test_what_comes_late_is_given_by_a_later_call(gate: Gate) -> None:
+def test_a_later_round_returns_a_late_result(gate: Gate) -> None:
     some = BlockingCalls[str]()
-    ask(some, {"a": asked(ALICE, gate)}, 0.01)
+    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
     gate.open.set()
     wait_for(some._calls["a"].future.done)
-    assert ask(some, {"a": asked(ALICE, gate)}) == {"a": "late"}
-    assert ask(some, {"a": asked(ALICE, at_once)}) == {"a": "now"}
+    assert run_round(some, {"a": call_of(ALICE, gate)}) == {"a": "late"}
+    assert run_round(some, {"a": call_of(ALICE, at_once)}) == {"a": "now"}
 
 
-def test_a_user_whose_question_hangs_is_waited_for_no_more(gate: Gate) -> None:
-    """She may name another directory of the same file server each time."""
+def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
+    """The user may name another directory of the same file server each time."""
     some = BlockingCalls[str]()
-    ask(some, {"a": asked(ALICE, gate)}, 0.01)
-    questions: Questions = {number: asked(ALICE, gate) for number in range(100)}
-    assert ask(some, {**questions, "b": asked(BOB, at_once)}) == {"b": "now"}
-    assert gate.started <= blocking.MAX_HUNG_PER_USER + 1
+    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
+    calls_of_round: RoundCalls = {number: call_of(ALICE, gate) for number in range(100)}
+    assert run_round(some, {**calls_of_round, "b": call_of(BOB, at_once)}) == {"b": "now"}
+    assert gate.started <= policy.MAX_HUNG_CALLS_PER_USER + 1
 
 
-def test_what_an_earlier_call_asked_is_told_apart(gate: Gate) -> None:
+def test_results_of_an_earlier_round_are_marked(gate: Gate) -> None:
     some = BlockingCalls[str]()
-    ask(some, {"a": asked(ALICE, gate)}, 0.01)
+    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
     gate.open.set()
     wait_for(some._calls["a"].future.done)
-    assert ask(some, {"a": asked(ALICE, gate), "b": asked(BOB, at_once)})
+    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(BOB, at_once)})
     assert some.old == {"a"}
-    assert ask(some, {"a": asked(ALICE, at_once), "b": asked(BOB, at_once)})
+    assert run_round(some, {"a": call_of(ALICE, at_once), "b": call_of(BOB, at_once)})
     assert some.old == frozenset()
 
 
-def test_a_thread_that_is_free_is_asked_again() -> None:
+def test_an_idle_thread_is_reused() -> None:
     some = BlockingCalls[int]()
-    threads = {ask(some, {number: (0, threading.get_ident)})[number] for number in range(5)}
+    threads = {run_round(some, {number: (0, threading.get_ident)})[number] for number in range(5)}
     assert len(threads) == 1
 
 
-def test_free_threads_are_few_and_end_with_who_asked() -> None:
+def test_idle_threads_are_few_and_end_with_their_owner() -> None:
     some = BlockingCalls[threading.Thread]()
-    begun = threading.Barrier(blocking.MAX_IDLE + 2)
+    begun = threading.Barrier(policy.MAX_IDLE_THREADS + 2)
 
     def at_the_same_time() -> threading.Thread:
         begun.wait()
         return threading.current_thread()
 
-    names = range(blocking.MAX_IDLE + 2)
-    threads = ask(some, dict.fromkeys(names, (0, at_the_same_time))).values()
+    names = range(policy.MAX_IDLE_THREADS + 2)
+    threads = run_round(some, dict.fromkeys(names, (0, at_the_same_time))).values()
     assert len(set(threads)) == len(names)
-    wait_for(lambda: sum(one.is_alive() for one in threads) == blocking.MAX_IDLE)
+    wait_for(lambda: sum(one.is_alive() for one in threads) == policy.MAX_IDLE_THREADS)
     del some
     gc.collect()
     wait_for(lambda: not any(one.is_alive() for one in threads))
 
 
-def test_an_error_is_no_answer_and_stops_nobody() -> None:
+def test_an_error_does_not_affect_other_results() -> None:
     def fails() -> str:
         raise OSError(24, "Too many open files")
 
     some = BlockingCalls[str]()
-    assert ask(some, {"a": asked(ALICE, fails), "b": asked(BOB, at_once)}) == {"b": "now"}
+    assert run_round(some, {"a": call_of(ALICE, fails), "b": call_of(BOB, at_once)}) == {"b": "now"}
     assert [str(error) for error in some.errors.values()] == ["[Errno 24] Too many open files"]
 
 
@@ -141,14 +141,14 @@ def test_a_bug_is_raised() -> None:
         raise KeyError("a bug")
 
     with pytest.raises(KeyError, match="a bug"):
-        ask(BlockingCalls[str](), {"a": asked(0, fails)})
+        run_round(BlockingCalls[str](), {"a": call_of(0, fails)})
 
 
-def test_without_a_free_thread_the_first_ones_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_idle_thread_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_thread(monkeypatch)
-    monkeypatch.setattr(blocking, "MAX_IDLE", 0)
+    monkeypatch.setattr(policy, "MAX_IDLE_THREADS", 0)
     some = BlockingCalls[str]()
-    assert ask(some, {"a": asked(0, at_once), "b": asked(ALICE, at_once)}) == {"a": "now"}
+    assert run_round(some, {"a": call_of(0, at_once), "b": call_of(ALICE, at_once)}) == {"a": "now"}
 
 
 # ---------------------------------------------------------------- one call
@@ -201,10 +201,10 @@ async def test_without_time_nothing_is_started(gate: Gate) -> None:
 
 async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> None:
     calls = BlockingCalls[str]()
-    questions: Questions = {"a": asked(ALICE, gate), "b": asked(None, at_once)}
-    calls.start(questions)
+    calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(None, at_once)}
+    calls.start(calls_of_round)
     await calls.wait_async(PATIENCE_SECONDS * 10, 0.01)
-    assert calls.results(questions) == {"b": "now"}
+    assert calls.results(calls_of_round) == {"b": "now"}
 
 
 def test_a_closed_event_loop_does_no_harm(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import CgroupMemory
-from mps_exporter.sources import live_host
+from mps_exporter.sources import live_host, policy
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.policy import MAX_CGROUPS
@@ -108,7 +108,7 @@ def stuck(host: Made, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Eve
     """Set: the call comes back."""
     let_go = threading.Event()
     monkeypatch.setattr(host[1], "memory_limits", lambda *_: let_go.wait())
-    monkeypatch.setattr(live_host, "LIMITS_SECONDS", 0.01)
+    monkeypatch.setattr(policy, "MEMORY_LIMITS_TIMEOUT_SECONDS", 0.01)
     yield let_go
     let_go.set()
 

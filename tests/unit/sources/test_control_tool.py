@@ -12,8 +12,8 @@ from mps_exporter.mps.control_protocol import PROBE
 from mps_exporter.mps.protocol_v3 import CLIENTS, DEVICES, FEATURES, NAMESPACES, PARTITIONS, SERVERS
 from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.control_tool_runs import PATH, ChildRights, ProcessResult
+from mps_exporter.sources.child_process import ChildRights, ProcessResult
+from mps_exporter.sources.control_tool import PATH, ControlTool
 from testing import fake_mps_control
 from testing import fake_mps_v3 as published
 from testing.fake_host import H200, server
@@ -30,7 +30,7 @@ Answer = ProcessResult | OSError | Callable[[list[str]], ProcessResult]
 
 @dataclass
 class Desk:
-    """A clock, and a program that gives prepared answers."""
+    """A clock, and a program with prepared replies."""
 
     answers: list[Answer] = field(default_factory=list)
     time: float = 1000.0
@@ -72,7 +72,7 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setattr("mps_exporter.sources.control_tool_runs._RETRY_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(policy, "CONTROL_RETRY_DELAY_SECONDS", 0.0)
     return Desk()
 
 
@@ -87,7 +87,7 @@ async def test_a_probe(desk: Desk) -> None:
     )
     assert seen.error is None
     (exchange,) = seen.exchanges
-    assert exchange.commands == ("get_server_list", "get_default_active_thread_percentage")
+    assert exchange.commands == PROBE
     assert (exchange.stdout, exchange.return_code, exchange.attempts) == ("468\n100.0\n", 0, 1)
     assert desk.limits == [1.5]
 
@@ -104,58 +104,46 @@ async def test_the_tool_gets_a_minimal_environment(
     assert desk.limits == [2.0]
 
 
-@pytest.mark.parametrize("first", [REFUSED, GARBAGE, ProcessResult(0, b""), ProcessResult(139)])
-async def test_a_single_failure_is_tried_again(desk: Desk, first: ProcessResult) -> None:
-    desk.answers = [first, OK]
-    tool = desk.tool()
-    seen = await tool.probe(DAEMON, 5)
-    assert seen.outcome is Outcome.OK
-    assert seen.exchanges[0].attempts == 2
-    assert tool.counts("/tmp/mps") == (2, {})
-
-
 @pytest.mark.parametrize(
-    ("answer", "outcome", "why"),
+    ("reply", "retried", "why"),
     [
-        (REFUSED, Outcome.REFUSED, "Cannot send command to MPS control daemon process"),
-        (GARBAGE, Outcome.UNPARSABLE, r"\\xff"),
-        (ProcessResult(0, b""), Outcome.UNPARSABLE, "it said nothing"),
-        (
-            ProcessResult(None, b"x" * 9000, output_exceeded=True),
-            Outcome.UNPARSABLE,
-            "more than 1048576",
-        ),
+        (REFUSED, True, "Cannot send command to MPS control daemon process"),
+        (GARBAGE, True, "\\xff"),
+        (ProcessResult(0, b""), True, "it said nothing"),
+        (ProcessResult(139), True, ""),
+        (ProcessResult(None, b"x" * 9000, output_exceeded=True), True, "more than 1048576"),
+        (ABSENT, False, ""),
     ],
 )
-async def test_two_failures_are_a_failure(
-    desk: Desk, answer: ProcessResult, outcome: Outcome, why: str
+async def test_a_failure_is_retried_once(
+    desk: Desk, reply: ProcessResult, retried: bool, why: str
 ) -> None:
-    desk.answers = [answer, answer]
+    """An absent daemon is queried again only if its process exists."""
     tool = desk.tool()
+    alive = replace(DAEMON, lock_holder_pid=7, lock_tested=True)
+    desk.answers = [reply, OK]
+    seen = await tool.probe(alive, 5)
+    assert (seen.outcome, seen.exchanges[0].attempts) == (Outcome.OK, 2)
+    assert tool.counts("/tmp/mps") == (2, {})
+    desk.answers = [reply, reply]
     seen = await tool.probe(DAEMON, 5)
-    assert seen.outcome is outcome
-    assert why.replace("\\\\", "\\") in (seen.error or "")
+    assert seen.outcome not in (Outcome.OK, Outcome.SKIPPED)
+    assert why in (seen.error or "")
     assert len(seen.exchanges[0].stdout) < 5000
-    assert tool.counts("/tmp/mps") == (2, {outcome.value: 1})
+    assert tool.counts("/tmp/mps") == (4 if retried else 3, {seen.outcome.value: 1})
 
 
-async def test_an_absent_daemon_is_asked_once(desk: Desk) -> None:
-    desk.answers = [ABSENT]
-    tool = desk.tool()
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.ABSENT
-    assert tool.counts("/tmp/mps") == (1, {"absent": 1})
-
-
-@pytest.mark.parametrize(
-    "alive",
-    [
-        replace(DAEMON, lock_holder_pid=7, lock_tested=True),
-        replace(DAEMON, process=ProcessFacts(7, 1.0)),
-    ],
-)
-async def test_one_whose_process_is_there_is_asked_twice(desk: Desk, alive: DaemonFacts) -> None:
-    desk.answers = [ABSENT, OK]
-    assert (await desk.tool().probe(alive, 5)).outcome is Outcome.OK
+async def test_a_probe_is_reused_until_it_is_too_old(desk: Desk) -> None:
+    desk.answers = [OK, OK, OK]
+    tool = desk.tool(5.0)
+    first = await tool.probe(DAEMON, 5)
+    desk.time += 4.9
+    assert await tool.probe(DAEMON, 5, first.at) is first
+    second = await tool.probe(DAEMON, 5, desk.time)  # the caller wants a newer reply
+    assert second is not first
+    desk.time += 5.1
+    assert await tool.probe(DAEMON, 5) is not second
+    assert len(desk.asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -174,17 +162,11 @@ async def test_a_tool_that_cannot_be_run(desk: Desk, error: OSError, why: str) -
     assert why in (seen.error or "")
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.49])
-async def test_without_time_nothing_is_asked(desk: Desk, seconds: float) -> None:
-    tool = desk.tool()
-    seen = await tool.probe(DAEMON, seconds)
-    assert seen.outcome is Outcome.SKIPPED
-    assert tool.counts("/tmp/mps") == (0, {})
-
-
-async def test_silence_in_less_time_than_it_should_have_is_no_hang(desk: Desk) -> None:
+async def test_no_reply_to_a_short_run_is_not_a_hang(desk: Desk) -> None:
     desk.answers = [HUNG, OK]
     tool = desk.tool()
+    assert (await tool.probe(DAEMON, 0.49)).outcome is Outcome.SKIPPED
+    assert tool.counts("/tmp/mps") == (0, {})
     seen = await tool.probe(DAEMON, 0.6)
     assert seen.outcome is Outcome.SKIPPED
     assert (seen.error or "").endswith("no answer within 0.6 s, and no more time was left")
@@ -192,8 +174,8 @@ async def test_silence_in_less_time_than_it_should_have_is_no_hang(desk: Desk) -
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
 
 
-async def test_silence_adds_up_to_a_hang(desk: Desk) -> None:
-    """Else a scraper in a hurry would never notice, and block the daemon each time."""
+async def test_several_short_runs_are_a_hang(desk: Desk) -> None:
+    """A scraper with a short timeout would block the daemon each time otherwise."""
     desk.answers = [HUNG, HUNG, OK, HUNG, HUNG, HUNG]
     tool = desk.tool()
     outcomes = [(await tool.probe(DAEMON, 0.8)).outcome.value for _ in range(6)]
@@ -208,22 +190,11 @@ async def test_a_second_try_needs_less_time(desk: Desk) -> None:
         desk.time += 0.3
         return await desk.run(*arguments)
 
-    tool._runs._run = slow
+    tool._run = slow
     assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
 
 
-async def test_within_the_interval_the_last_answer_is_given_again(desk: Desk) -> None:
-    desk.answers = [OK, OK]
-    tool = desk.tool(5.0)
-    first = await tool.probe(DAEMON, 5)
-    desk.time += 4.9
-    assert await tool.probe(DAEMON, 5) is first
-    desk.time += 0.2
-    assert await tool.probe(DAEMON, 5) is not first
-    assert len(desk.asked) == 2
-
-
-async def test_another_process_in_the_same_directory_is_queried_again(desk: Desk) -> None:
+async def test_another_process_in_the_same_directory_is_queried(desk: Desk) -> None:
     desk.answers = [OK, OK, OK]
     tool = desk.tool(5.0)
     for daemon in (
@@ -235,7 +206,7 @@ async def test_another_process_in_the_same_directory_is_queried_again(desk: Desk
     assert len(desk.asked) == 3
 
 
-async def test_after_a_hang_it_is_left_alone_longer_and_longer(desk: Desk) -> None:
+async def test_the_pause_doubles_with_each_hang(desk: Desk) -> None:
     tool = desk.tool()
     for pause in (10, 20, 40, 80, 160, 300, 300):
         desk.answers = [HUNG]
@@ -253,7 +224,7 @@ async def test_after_a_hang_it_is_left_alone_longer_and_longer(desk: Desk) -> No
     assert tool.counts("/tmp/mps") == (9, {"timeout": 8})
 
 
-async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) -> None:
+async def test_activity_shortens_the_pause(desk: Desk) -> None:
     tool = desk.tool()
     for pause in (10, 20, 40):
         desk.answers = [HUNG]
@@ -278,8 +249,8 @@ async def test_one_that_was_seen_to_serve_since_is_asked_again_soon(desk: Desk) 
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
 
 
-async def test_new_daemons_of_a_user_are_asked_one_after_the_other(desk: Desk) -> None:
-    """Processes called like a daemon are started and ended by the dozen, each a new one."""
+async def test_new_daemons_of_a_user_are_queried_one_after_the_other(desk: Desk) -> None:
+    """A user starts many short-lived processes with the name of a daemon."""
     tool = desk.tool()
 
     async def ask(uid: int, pid: int, *, limited: bool = True) -> bool:
@@ -308,7 +279,7 @@ async def test_new_daemons_of_a_user_are_asked_one_after_the_other(desk: Desk) -
     assert asked.count(True) == policy.MAX_DAEMONS_PER_USER
 
 
-async def test_an_ordinary_users_daemon_that_works_again_is_asked_at_once(desk: Desk) -> None:
+async def test_activity_ends_the_pause_of_an_ordinary_users_daemon(desk: Desk) -> None:
     """Its log tells, as that of every real daemon does."""
     daemon = replace(DAEMON, limited=True, owner_uid=2001)
     tool = desk.tool()
@@ -335,38 +306,12 @@ async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None
         desk.time += 60.0
 
 
-async def test_a_reply_older_than_the_caller_allows_is_not_reused(desk: Desk) -> None:
-    tool = desk.tool(60.0)
-    desk.answers = [OK, OK]
-    first = await tool.probe(DAEMON, 5)
-    assert await tool.probe(DAEMON, 5, first.at) is first
-    desk.time += 1.0
-    assert await tool.probe(DAEMON, 5, desk.time) is not first
-
-
-async def test_an_answer_before_the_hang_is_not_given_after_it(desk: Desk) -> None:
+async def test_a_reply_before_a_hang_is_not_reused(desk: Desk) -> None:
     desk.answers = [OK, HUNG]
     tool = desk.tool(60.0)
     await tool.probe(DAEMON, 5)
     assert (await tool.reconcile(DAEMON, [468], 5)).outcome is Outcome.TIMEOUT
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
-
-
-async def test_a_new_daemon_starts_with_a_clean_slate(desk: Desk) -> None:
-    desk.answers = [HUNG, OK]
-    tool = desk.tool()
-    await tool.probe(replace(DAEMON, process=ProcessFacts(7, 1.0)), 5)
-    seen = await tool.probe(replace(DAEMON, process=ProcessFacts(8, 2.0)), 5)
-    assert seen.outcome is Outcome.OK
-
-
-async def test_daemons_do_not_share_their_troubles(desk: Desk) -> None:
-    desk.answers = [HUNG, OK]
-    tool = desk.tool()
-    await tool.probe(DAEMON, 5)
-    other = replace(DAEMON, pipe_directory="/tmp/other")
-    assert (await tool.probe(other, 5)).outcome is Outcome.OK
-    assert tool.counts("/tmp/other") == (1, {})
 
 
 async def test_a_path_too_long_for_a_socket_is_explained(desk: Desk) -> None:
@@ -390,7 +335,7 @@ def message_of(state: dict[str, object]) -> Callable[[list[str]], ProcessResult]
 LIVE = message_of({"devices": [H200], "servers": [server(468, 1, 2), server(469)]})
 
 
-async def test_a_reconciliation_asks_for_the_devices_once_a_server(desk: Desk) -> None:
+async def test_a_reconciliation_queries_the_devices_once_a_server(desk: Desk) -> None:
     desk.answers = [LIVE] * 7
     tool = desk.tool()
     first = await tool.reconcile(DAEMON, [468, 469], 5)
@@ -411,7 +356,7 @@ async def test_a_reconciliation_asks_for_the_devices_once_a_server(desk: Desk) -
     assert third.exchanges[0].commands[-1] == "device_query 469 --csv"
 
 
-async def test_it_stops_at_the_first_server_that_hangs(desk: Desk) -> None:
+async def test_a_reconciliation_stops_at_the_first_server_that_hangs(desk: Desk) -> None:
     desk.answers = [LIVE, LIVE, HUNG]
     tool = desk.tool()
     seen = await tool.reconcile(DAEMON, [468, 469, 470], 5)
@@ -422,9 +367,7 @@ async def test_it_stops_at_the_first_server_that_hangs(desk: Desk) -> None:
     )
 
 
-async def test_a_server_that_hangs_again_is_asked_less_though_the_daemon_answers(
-    desk: Desk,
-) -> None:
+async def test_a_server_that_hangs_again_is_queried_less_often(desk: Desk) -> None:
     desk.answers = [HUNG, OK, HUNG, OK, LIVE, LIVE]
     tool = desk.tool()
     outcomes = []
@@ -436,14 +379,8 @@ async def test_a_server_that_hangs_again_is_asked_less_though_the_daemon_answers
     assert outcomes == ["timeout", "timeout", "skipped", "ok"]
 
 
-async def test_a_server_that_is_gone_is_an_answer(desk: Desk) -> None:
-    desk.answers = [message_of({})]
-    seen = await desk.tool().reconcile(DAEMON, [468], 5)
-    assert seen.outcome is Outcome.OK
-
-
 @pytest.mark.parametrize("forgotten", [False, True])
-async def test_questions_to_one_daemon_wait_for_each_other(*, forgotten: bool) -> None:
+async def test_queries_of_one_daemon_are_serialized(*, forgotten: bool) -> None:
     inside, most = 0, 0
 
     async def run(*_: object, **__: object) -> ProcessResult:
@@ -468,7 +405,7 @@ async def test_questions_to_one_daemon_wait_for_each_other(*, forgotten: bool) -
     assert not tool._daemons
 
 
-async def test_who_waits_too_long_for_its_turn_gives_up(desk: Desk) -> None:
+async def test_a_query_that_waits_too_long_is_skipped(desk: Desk) -> None:
     gate = asyncio.Event()
 
     async def run(*_: object, **__: object) -> ProcessResult:
@@ -485,7 +422,7 @@ async def test_who_waits_too_long_for_its_turn_gives_up(desk: Desk) -> None:
     assert (await first).outcome is Outcome.OK
 
 
-async def test_one_line_when_it_fails_and_one_when_it_is_back(
+async def test_a_failure_and_the_recovery_are_logged_once(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -501,7 +438,7 @@ async def test_one_line_when_it_fails_and_one_when_it_is_back(
     assert vars(caplog.records[0])["fields"]["daemon"] == "/tmp/mps"
 
 
-async def test_what_is_gone_is_forgotten(desk: Desk) -> None:
+async def test_the_state_of_an_absent_daemon_is_dropped(desk: Desk) -> None:
     desk.answers = [HUNG, OK]
     tool = desk.tool()
     await tool.probe(DAEMON, 5)
@@ -525,7 +462,7 @@ def manual(commands: list[str]) -> ProcessResult:
     return V3_REFUSES if text is None else ProcessResult(0, text.encode())
 
 
-async def test_a_v3_daemon_is_asked_with_arguments(desk: Desk) -> None:
+async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
     desk.answers = [manual] * 12
     tool = desk.tool()
     probe = await tool.probe(V3, 5)
@@ -540,7 +477,7 @@ async def test_a_v3_daemon_is_asked_with_arguments(desk: Desk) -> None:
         (DEVICES,),
         (FEATURES,),
     ]
-    # What changes with the servers only is not asked for again.
+    # Values that change only with the servers are not queried again.
     again = await tool.reconcile(V3, [], 5)
     assert desk.asked[6:] == [[CLIENTS], [PARTITIONS]]
     assert again.exchanges[2:] == details.exchanges[2:]
@@ -558,14 +495,6 @@ async def test_other_servers_have_other_devices(desk: Desk) -> None:
     assert desk.asked[-2:] == [[DEVICES], [FEATURES]]
 
 
-async def test_a_v2_daemon_costs_no_query_more(desk: Desk) -> None:
-    desk.answers = [LIVE] * 2
-    tool = desk.tool()
-    for _ in range(2):
-        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
-    assert desk.asked == [list(PROBE)] * 2
-
-
 async def test_a_v3_daemon_that_nothing_names_is_recognised_by_its_refusal(desk: Desk) -> None:
     desk.answers = [V3_REFUSES, V3_REFUSES, manual, manual, manual, manual]
     tool = desk.tool()
@@ -577,7 +506,7 @@ async def test_a_v3_daemon_that_nothing_names_is_recognised_by_its_refusal(desk:
     assert desk.asked[4:] == [[SERVERS], [NAMESPACES]]
 
 
-async def test_a_daemon_of_an_old_driver_takes_no_notice_of_the_variable(desk: Desk) -> None:
+async def test_a_daemon_of_an_old_driver_ignores_the_variable(desk: Desk) -> None:
     desk.answers = [V2_REFUSES, V2_REFUSES, LIVE, LIVE]
     tool = desk.tool()
     first = await tool.probe(V3, 5)
@@ -586,13 +515,13 @@ async def test_a_daemon_of_an_old_driver_takes_no_notice_of_the_variable(desk: D
     assert desk.asked == [[SERVERS], [SERVERS], list(PROBE), list(PROBE)]
 
 
-async def test_one_that_answers_neither_way_is_reported_as_it_was_asked_first(desk: Desk) -> None:
+async def test_a_refusal_of_both_interfaces_is_reported_for_the_first(desk: Desk) -> None:
     desk.answers = [V3_REFUSES] * 4
     probe = await desk.tool().probe(DAEMON, 5)
     assert (probe.outcome, probe.exchanges[0].commands) == (Outcome.REFUSED, PROBE)
 
 
-async def test_a_list_that_a_driver_does_not_have_is_no_failure(desk: Desk) -> None:
+async def test_a_missing_list_of_a_driver_is_accepted(desk: Desk) -> None:
     refused = ProcessResult(1, stderr=b"sm-partition: not supported")
     desk.answers = [manual, manual, manual, refused, refused, manual, manual]
     tool = desk.tool()
@@ -606,7 +535,7 @@ async def test_a_list_that_a_driver_does_not_have_is_no_failure(desk: Desk) -> N
     )
 
 
-async def test_a_v3_list_that_hangs_is_the_last_question(desk: Desk) -> None:
+async def test_a_v3_list_that_hangs_is_the_last_query(desk: Desk) -> None:
     desk.answers = [manual, manual, HUNG]
     tool = desk.tool()
     await tool.probe(V3, 5)
@@ -618,7 +547,7 @@ async def test_a_v3_list_that_hangs_is_the_last_question(desk: Desk) -> None:
 STATIC = replace(DAEMON, static_partitioning=True)
 
 
-async def test_partitions_of_a_v2_daemon_are_asked_for_with_a_server_only(desk: Desk) -> None:
+async def test_partitions_of_a_v2_daemon_are_queried_only_with_a_server(desk: Desk) -> None:
     idle = message_of({"devices": [H200]})
     desk.answers = [idle, LIVE, ProcessResult(0, published.LSPART_DOCS.encode())]
     tool = desk.tool()
@@ -629,9 +558,7 @@ async def test_partitions_of_a_v2_daemon_are_asked_for_with_a_server_only(desk: 
 
 
 @pytest.mark.parametrize("refusal", [LIVE, REFUSED])  # LIVE: as driver 580 says
-async def test_a_daemon_without_partitions_answers_all_the_same(
-    desk: Desk, refusal: Answer
-) -> None:
+async def test_a_daemon_without_partitions_replies(desk: Desk, refusal: Answer) -> None:
     desk.answers = [LIVE, refusal, refusal]
     probe = await desk.tool().probe(STATIC, 5)
     assert probe.outcome is Outcome.OK
@@ -639,7 +566,7 @@ async def test_a_daemon_without_partitions_answers_all_the_same(
     assert lspart.error or lspart.stdout == 'Unknown command "lspart"\n'
 
 
-async def test_an_ordinary_users_daemon_that_fails_is_asked_less_and_less(desk: Desk) -> None:
+async def test_an_ordinary_users_daemon_that_fails_is_queried_less_often(desk: Desk) -> None:
     """Each run costs the exporter's time, and any process may have the name of a daemon."""
     process = ProcessFacts(9, 1.0, uid=2001)
     daemon = replace(DAEMON, limited=True, owner_uid=2001, process=process)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.observations import AddressRanges, KernelLine
-from mps_exporter.sources import kernel_log
+from mps_exporter.sources import policy
 from mps_exporter.sources.kernel_log import (
     ClientMemory,
     KernelEvidence,
@@ -150,7 +150,7 @@ def ranges_of(memory: ClientMemory, *pids: int) -> dict[int, AddressRanges]:
     found: dict[int, AddressRanges] = {}
 
     def enough() -> bool:
-        found.update({one.pid: one for one in memory.answers()})
+        found.update({one.pid: one for one in memory.results()})
         return found.keys() >= set(pids)
 
     wait_for(enough)
@@ -170,7 +170,7 @@ def test_only_processes_of_the_wanted_user_are_read(tmp_path: Path) -> None:
     memory = ClientMemory(str(tmp_path))
     memory.request({10: None, 11: 1001, 12: None, 13: 1001})
     assert ranges_of(memory, 10).keys() == {10}
-    wait_for(lambda: memory.answers() == () and not memory._asked)
+    wait_for(lambda: memory.results() == () and not memory._requested)
     memory.request({11: None})
     assert ranges_of(memory, 11)[11].uid == 0
 
@@ -191,7 +191,7 @@ def test_a_process_that_hangs_costs_its_own_ranges(
     monkeypatch.setattr(ClientMemory, "_read", hanging)
     memory = ClientMemory(str(tmp_path))
     memory.request({10: None})
-    assert memory.answers() == ()
+    assert memory.results() == ()
     memory.request({10: None, 11: 0})  # not that user's process
     memory.request({11: None})
     answer.set()
@@ -201,15 +201,15 @@ def test_a_process_that_hangs_costs_its_own_ranges(
 def test_the_maps_of_an_ordinary_user_are_read_up_to_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_log, "USER_BYTES", len(MAPS))
+    monkeypatch.setattr(policy, "MAX_USER_MAPS_BYTES", len(MAPS))
     for pid, uid in ((10, 1001), (11, 1001), (12, 1002), (13, 0), (14, 0)):
         process(tmp_path, pid, uid)
     memory = ClientMemory(str(tmp_path))
     found = set[int]()
 
     def answered() -> bool:
-        found.update(one.pid for one in memory.answers())
-        return not memory._asked
+        found.update(one.pid for one in memory.results())
+        return not memory._requested
 
     for pid in (10, 11, 12, 13, 14):
         memory.request({pid: None})
@@ -220,4 +220,4 @@ def test_the_maps_of_an_ordinary_user_are_read_up_to_a_budget(
 def test_a_process_that_is_gone_is_not_awaited(tmp_path: Path) -> None:
     memory = ClientMemory(str(tmp_path))
     memory.request({10: None})
-    wait_for(lambda: memory.answers() == () and not memory._asked)
+    wait_for(lambda: memory.results() == () and not memory._requested)

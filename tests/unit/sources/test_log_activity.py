@@ -10,9 +10,9 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk
+from mps_exporter.sources import policy
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.logs import follower
-from mps_exporter.sources.logs.stamps import last_activity
+from mps_exporter.sources.log_tail import last_activity
 from testing.mps_logs import PIPE, at, script
 from testing.waiting import PATIENCE_SECONDS
 
@@ -53,7 +53,7 @@ def test_old_or_undated_lines_prove_nothing() -> None:
 async def test_this_host_hears_of_it_from_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     host = LiveHost(Settings(collector_nvml=False))
     heard: list[tuple[str, float]] = []
     monkeypatch.setattr(host._control, "record_activity", lambda *output: heard.append(output))

@@ -1,11 +1,11 @@
-"""Logs of many daemons, some of which are read slowly or never."""
+"""Logs of many daemons; reads of some are slow or hang."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +14,18 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
-from mps_exporter.sources import blocking
+from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.logs import follower
-from mps_exporter.sources.logs.follower import LogFollower, LogReader, LogTarget
+from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget
 from testing.log_folder import own_logs
-from testing.waiting import PATIENCE_SECONDS, until, until_awaited
+from testing.waiting import PATIENCE_SECONDS, until
 
 OWN = (os.geteuid(),)
 
 
 class Disks(LogReader):
-    """A reader whose reading of some daemons' logs takes until a gate opens."""
+    """A reader that reads some daemons' logs only when a gate opens."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -56,7 +55,7 @@ class Site:
         for name in names:
             (self.folder / name).mkdir()
             target = own_logs(f"/{name}", self.folder / name)
-            self.targets.append(target._replace(limited=user))
+            self.targets.append(target._replace(limited_user=user))
             self.write(name, "first")
 
     def write(self, name: str, text: str) -> None:
@@ -69,7 +68,7 @@ class Site:
         return gate
 
     async def poll(self, deadline_seconds: float = PATIENCE_SECONDS) -> dict[str, str]:
-        """Give what came, by daemon."""
+        """Return the new data by daemon."""
         found: dict[str, str] = {}
         for chunk in (await self.logs.poll(self.targets, deadline_seconds)).chunks:
             name = chunk.pipe_directory[1:]
@@ -77,12 +76,12 @@ class Site:
         return {name: text for name, text in found.items() if text}
 
     async def returned(self, *names: str) -> None:
-        """Wait until the reads of these that are under way are done."""
+        """Wait until the reads of these daemons are done."""
         calls = self.logs._calls
         await until(lambda: not any(calls.is_under_way(f"/{name}") for name in names))
 
     async def lose(self, name: str, deadline_seconds: float = 0.05) -> threading.Event:
-        """Let the next read of this daemon hang, and begin it."""
+        """Begin a read of this daemon that hangs."""
         gate = self.hang(name)
         with suppress(SourceTimeoutError):
             await self.poll(deadline_seconds)
@@ -92,8 +91,8 @@ class Site:
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(follower, "USERS_POLL_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(policy, "USERS_LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     made = Site(tmp_path)
     yield made
     for gate in made.disks.gates.values():
@@ -101,15 +100,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await made.logs.close()
 
 
-async def test_each_poll_brings_what_was_written_before_it(site: Site) -> None:
-    site.add("a", "b")
-    assert await site.poll() == {"a": "first\n", "b": "first\n"}
-    site.write("b", "second")
-    assert await site.poll() == {"b": "second\n"}
-    assert await site.poll() == {}
-
-
-async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
+async def test_a_later_poll_returns_late_data(site: Site) -> None:
     site.add("a")
     gate = site.hang("a")
     with pytest.raises(SourceTimeoutError, match=r"not read within 0\.01 s"):
@@ -122,8 +113,8 @@ async def test_what_a_late_poll_read_comes_with_the_next(site: Site) -> None:
     assert found["a"] + found["then"] == "first\nsecond\n"
 
 
-async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) -> None:
-    """The silence of the other log, too: a line may have come since."""
+async def test_a_late_result_is_complete_only_until_it_was_read(site: Site) -> None:
+    """This holds for the other log, too, which had no new line."""
     site.add("a")
     (site.folder / "a" / "server.log").write_text("")
     await site.poll()
@@ -140,13 +131,13 @@ async def test_what_comes_late_is_complete_only_until_it_was_read(site: Site) ->
     }
 
 
-async def test_one_that_hangs_delays_the_others_once(site: Site) -> None:
+async def test_a_hanging_read_delays_the_others_once(site: Site) -> None:
     site.add("a", "b", "c")
     await site.poll()
     gate = await site.lose("a")
     for name in "abc":
         site.write(name, "news")
-    for _ in range(2):  # whoever waited for it now would never return
+    for _ in range(2):  # a wait for it would never end
         assert "a" not in await site.poll(PATIENCE_SECONDS * 10)
     gate.set()
     await site.returned("a")
@@ -154,10 +145,10 @@ async def test_one_that_hangs_delays_the_others_once(site: Site) -> None:
     assert found == "news\n"
 
 
-async def test_logs_of_ordinary_users_delay_nobody(
+async def test_logs_of_ordinary_users_do_not_delay_others(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "USERS_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(policy, "USERS_LOG_POLL_TIMEOUT_SECONDS", 0.01)
     site.add("hers", user=2001)
     site.add("roots")
     gate = site.hang("hers")
@@ -176,7 +167,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     gate = await site.lose("a")
     before = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert not [one for one in before.states if one.pipe_directory == "/a"]
-    site.monotonic += follower.UNREADABLE_AFTER_SECONDS
+    site.monotonic += policy.LOG_UNREADABLE_AFTER_SECONDS
     for _ in range(2):
         found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
         assert {
@@ -196,17 +187,17 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     ] == ["reading a daemon's logs does not return", "a daemon's logs are read again"]
 
 
-async def test_who_has_no_thread_is_not_said_to_hang(
+async def test_a_daemon_without_a_thread_does_not_hang(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking, "MAX_HUNG", 1)
+    monkeypatch.setattr(policy, "MAX_HUNG_CALLS", 1)
     site.add("a")
     await site.lose("a")
     site.add("b")
     site.monotonic = 1.0
     with pytest.raises(SourceTimeoutError):
         await site.poll()
-    site.monotonic += follower.UNREADABLE_AFTER_SECONDS
+    site.monotonic += policy.LOG_UNREADABLE_AFTER_SECONDS
     found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert {one.pipe_directory: one.error for one in found.states} == {
         "/a": "reading it does not return: the file system does not answer",
@@ -230,67 +221,10 @@ async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> 
     assert (await site.poll()).keys() == {"a", "b"}
 
 
-async def test_an_error_of_ours_is_raised(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(*_: object) -> LogsObservation:
-        raise KeyError("x")
-
-    site.add("a")
-    monkeypatch.setattr(site.disks, "read_daemon", bug)
-    with pytest.raises(KeyError):
-        await site.poll()
-
-
 # ------------------------------------------------------------------------------ this host
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at logs that hang takes as long as it is given."""
-    monkeypatch.setattr(follower, "POLL_SECONDS", PATIENCE_SECONDS)
-
-
-@pytest.fixture
-def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose files hang when they are looked at; created after they were opened once."""
-    real, gate = os.fstat, threading.Event()
-    flag = tmp_path / "hang"
-
-    def fstat(descriptor: int) -> os.stat_result:
-        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-        if path.startswith(f"{tmp_path}/a/") and flag.exists():
-            gate.wait()
-        return real(descriptor)
-
-    monkeypatch.setattr(os, "fstat", fstat)
-    yield flag
-    gate.set()
-
-
-async def test_this_host_follows_the_logs_that_can_be_read(
-    tmp_path: Path, hanging: Path, patient: None
-) -> None:
-    daemons = []
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "control.log").write_text("first\n")
-        daemons.append(DaemonFacts(f"/{name}", str(tmp_path / name), log_owners=OWN))
-    host = LiveHost(Settings(collector_nvml=False))
-    await host.poll_logs(daemons, PATIENCE_SECONDS)
-    hanging.touch()
-    with (tmp_path / "b" / "control.log").open("a") as log:
-        log.write("news\n")
-
-    async def news_of_b() -> bool:
-        with suppress(SourceTimeoutError):
-            chunks = (await host.poll_logs(daemons, 0.3)).chunks
-            return any((one.pipe_directory, one.data) == ("/b", b"news\n") for one in chunks)
-        return False
-
-    await until_awaited(news_of_b)
-    await host.close()
-
-
-async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path, patient: None) -> None:
+async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "control.log").write_text("of an earlier daemon\n")
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
@@ -306,8 +240,9 @@ async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path, pat
 
 
 async def test_logs_are_not_counted_again_after_a_foreground_run(
-    tmp_path: Path, patient: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path), log_owners=OWN)
     found: list[LogChunk] = []

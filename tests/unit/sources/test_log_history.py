@@ -1,4 +1,4 @@
-"""What of a log is history and what is news, whenever and however often it is opened."""
+"""Which lines are history and which are new, however often a log is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.logs.follower import LogReader
+from mps_exporter.sources.log_follower import LogReader
 from testing.log_folder import LogFolder, own_logs, poll_all, state
 from testing.mps_logs import at, script
 
@@ -49,7 +49,7 @@ def new_lines_appear(host: LogFolder) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_after_a_failed_read_it_goes_on_where_it_was(host: LogFolder, code: int) -> None:
+def test_after_a_failed_read_the_position_is_kept(host: LogFolder, code: int) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     assert [chunk.history for chunk in host.read("control")] == [True]
     new_lines_appear(host)
@@ -59,7 +59,7 @@ def test_after_a_failed_read_it_goes_on_where_it_was(host: LogFolder, code: int)
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
 
 
-def test_a_file_system_that_was_mounted_again_is_no_new_log(host: LogFolder) -> None:
+def test_a_file_system_that_was_mounted_again_has_the_same_log(host: LogFolder) -> None:
     """The same file has other numbers then."""
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")
@@ -85,7 +85,7 @@ def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(host: Lo
 
 
 def test_old_lines_of_a_log_that_appears_late_are_history(host: LogFolder) -> None:
-    """As when /var/log is mounted after the exporter's start."""
+    """For example, /var/log is mounted after the exporter's start."""
     assert host.read("control") == []
     host.write("control", OLD, mtime=at("00:03"))
     (chunk,) = host.read("control")
@@ -123,7 +123,7 @@ def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None
 
 
 def test_a_daemon_that_is_found_again_is_followed_from_its_last_start(host: LogFolder) -> None:
-    """What it did in lives before, since the exporter's start, is no news."""
+    """Its earlier starts since the exporter's start are not counted."""
     host.read("control")
     poll_all(host.tails)
     starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
@@ -206,7 +206,7 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
 def test_a_size_that_the_file_does_not_have_is_not_waited_for(
     host: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NFS tells sizes from memory: what is not there now is no reason to poll without a pause."""
+    """NFS caches sizes: missing data must not cause polls without a pause."""
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")
     real = os.fstat

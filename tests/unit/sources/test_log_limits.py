@@ -1,4 +1,4 @@
-"""Logs that grow faster than they are read, and whose they are."""
+"""Logs that grow faster than they are read, and their owners."""
 
 from __future__ import annotations
 
@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.logs.follower import (
-    LIMITED_POLL_BYTES,
-    MIN_POLL_BYTES,
-    USER_POLL_BYTES,
-    LogFollower,
-    LogReader,
-    LogTarget,
-    _shares,
-)
+from mps_exporter.sources import policy
+from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, _byte_limits
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import script
 from testing.waiting import PATIENCE_SECONDS
@@ -23,7 +16,7 @@ from testing.waiting import PATIENCE_SECONDS
 LINE = "59:00.000 C630 UI closed"
 
 
-def test_a_log_of_another_user_is_none(tmp_path: Path) -> None:
+def test_a_log_of_another_user_is_not_read(tmp_path: Path) -> None:
     host = LogFolder(tmp_path)
     host.write("control", LINE)
     other = LogTarget(PIPE, str(tmp_path), owners=frozenset({os.geteuid() + 1}))
@@ -34,7 +27,7 @@ def test_a_log_of_another_user_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
-def test_one_that_another_user_puts_in_its_place_is_not_read(tmp_path: Path) -> None:
+def test_a_log_that_another_user_replaces_is_not_read(tmp_path: Path) -> None:
     host = LogFolder(tmp_path)
     host.write("control", LINE)
     assert state(host.poll(), "control").readable
@@ -46,7 +39,7 @@ def test_one_that_another_user_puts_in_its_place_is_not_read(tmp_path: Path) -> 
     assert not state(host.poll(), "control").readable
 
 
-def test_what_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_a_log_that_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None:
     """truncate -s makes a file of any size at once."""
     host = LogFolder(tmp_path, backlog_bytes=4096)
     host.write("control", LINE)
@@ -79,25 +72,30 @@ def test_a_limit_of_nothing_reads_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_users_share_a_poll() -> None:
     def target(name: str, user: int | None) -> LogTarget:
-        return LogTarget(name, "/l", limited=user)
+        return LogTarget(name, "/l", limited_user=user)
 
-    assert _shares([target("/a", None)]) == {}
-    assert _shares([target("/a", None), target("/b", 1)]) == {1: USER_POLL_BYTES // 2}
+    assert _byte_limits([target("/a", None)]) == {}
+    assert _byte_limits([target("/a", None), target("/b", 1)]) == {
+        1: policy.MAX_USER_LOG_POLL_BYTES // 2
+    }
     four = [target(f"/{number}", number) for number in range(1, 5)]
-    assert set(_shares(four).values()) == {LIMITED_POLL_BYTES // 8}
+    assert set(_byte_limits(four).values()) == {policy.MAX_USERS_LOG_POLL_BYTES // 8}
     crowd = [target(f"/{number}", 1) for number in range(1000)]
-    assert _shares([*crowd, target("/b", 2)]) == {1: MIN_POLL_BYTES, 2: USER_POLL_BYTES // 2}
+    assert _byte_limits([*crowd, target("/b", 2)]) == {
+        1: policy.MIN_USER_LOG_POLL_BYTES,
+        2: policy.MAX_USER_LOG_POLL_BYTES // 2,
+    }
 
 
 async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path) -> None:
     pool = LogFollower()
     data = script(LINE).control
-    data *= 2 * USER_POLL_BYTES // len(data)
+    data *= 2 * policy.MAX_USER_LOG_POLL_BYTES // len(data)
     targets = []
     for name, user in (("root", None), ("alice", 2001)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "control.log").write_bytes(b"")
-        targets.append(own_logs(f"/{name}", tmp_path / name)._replace(limited=user))
+        targets.append(own_logs(f"/{name}", tmp_path / name)._replace(limited_user=user))
     await pool.poll(targets, PATIENCE_SECONDS)
     for name in ("root", "alice"):
         with (tmp_path / name / "control.log").open("ab") as file:
@@ -107,4 +105,4 @@ async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path
         for one in (await pool.poll(targets, PATIENCE_SECONDS)).chunks:
             read[one.pipe_directory] += len(one.data)
     await pool.close()
-    assert read == {"/root": len(data), "/alice": USER_POLL_BYTES // 2}
+    assert read == {"/root": len(data), "/alice": policy.MAX_USER_LOG_POLL_BYTES // 2}

@@ -1,4 +1,4 @@
-"""Log files through everything that happens to log files."""
+"""Log files through rotation, truncation, replacement and errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogsObservation
-from mps_exporter.sources.logs import tail as log_tail
-from mps_exporter.sources.logs.follower import LogReader, LogTarget
+from mps_exporter.sources import log_tail
+from mps_exporter.sources.log_follower import LogReader, LogTarget
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
 
@@ -32,7 +32,7 @@ def host(tmp_path: Path) -> Iterator[LogFolder]:
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
 
 
-def test_a_first_look_begins_at_the_last_start_of_the_daemon(host: LogFolder) -> None:
+def test_a_first_read_begins_at_the_last_start_of_the_daemon(host: LogFolder) -> None:
     host.write("control", f"{START.format('00:01.000')}\n00:02.000 C630 Exit with status 0")
     host.write("server", "00:01.500 O100 Startup")
     host.write("control", f"{START.format('00:09.000')}\n00:10.000 C630 NEW UI")
@@ -48,14 +48,6 @@ def test_a_first_look_begins_at_the_last_start_of_the_daemon(host: LogFolder) ->
     assert state(observation, "control").path == f"{host.folder}/control.log"
 
 
-def test_what_is_written_after_the_first_look_is_no_history(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    host.write("control", "59:00.000 C630 NEW UI")
-    (chunk,) = host.chunks("control")
-    assert (chunk.data, chunk.history) == (script("59:00.000 C630 NEW UI").control, False)
-
-
 def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Path) -> None:
     host = LogFolder(tmp_path, now=at("00:05"))
     host.write("control", f"{START.format('00:01.000')}\n00:04.000 C630 NEW UI")
@@ -69,7 +61,7 @@ def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Pa
     assert second[0].complete_until == host.now
 
 
-def test_a_log_that_appears_later_is_news(host: LogFolder) -> None:
+def test_a_log_that_appears_later_is_new(host: LogFolder) -> None:
     observation = host.poll()
     assert [one.readable for one in observation.states] == [False, False]
     assert state(observation, "control").error == "no such file"
@@ -94,7 +86,7 @@ def test_a_backlog_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 900, 65_536, 130_000])
 @pytest.mark.parametrize("after", [0, 1, 65_400, 65_536, 200_000])
-def test_the_start_is_found_wherever_it_stands(tmp_path: Path, before: int, after: int) -> None:
+def test_the_start_is_found_at_any_position(tmp_path: Path, before: int, after: int) -> None:
     host = LogFolder(tmp_path)
     line = script("00:01.000 C630 Accepting connection...").control
     later = line.replace(b"00:01", b"00:09")
@@ -119,42 +111,17 @@ def test_halves_of_lines_are_delivered_as_they_come(host: LogFolder) -> None:
     assert host.data("control") == data[20:]
 
 
-def test_copytruncate_is_noticed(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    os.truncate(host.folder / "control.log", 0)
-    host.write("control", "59:00.000 C630 NEW UI")
-    (chunk,) = host.chunks("control")
-    assert (chunk.restarted, chunk.history) == (True, False)
-    assert chunk.data == script("59:00.000 C630 NEW UI").control
-    assert not host.chunks("control")[0].restarted
-
-
-def test_a_log_that_was_truncated_and_has_grown_again_is_noticed(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    os.truncate(host.folder / "control.log", 0)
-    data = script("59:00.000 C630 NEW UI").control * 9
-    host.write("control", data)
-    (chunk,) = host.chunks("control")
-    assert (chunk.restarted, chunk.data) == (True, data)
-
-
-def test_a_log_that_was_truncated_and_has_its_old_size_again_is_noticed(host: LogFolder) -> None:
+@pytest.mark.parametrize("lines", [0, 1, 9])
+def test_a_truncated_log_is_detected_at_any_size(host: LogFolder, lines: int) -> None:
     host.poll()
     host.write("control", "58:00.000 C630 NEW UI")
     host.poll()
     os.truncate(host.folder / "control.log", 0)
-    host.write("control", "59:00.000 C630 NEW UI")
+    data = script("59:00.000 C630 NEW UI").control * lines
+    host.write("control", data)
     (chunk,) = host.chunks("control")
-    assert (chunk.restarted, chunk.data) == (True, script("59:00.000 C630 NEW UI").control)
-
-
-def test_an_emptied_log_is_noticed_at_once(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    os.truncate(host.folder / "control.log", 0)
-    assert [chunk.restarted for chunk in host.chunks("control")] == [True]
+    assert (chunk.restarted, chunk.history, chunk.data) == (True, False, data)
+    assert not any(chunk.restarted for chunk in host.chunks("control"))
 
 
 def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> None:
@@ -176,12 +143,12 @@ def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogF
     host.write("control", START.format("00:01.000"))
     host.poll()
     (host.folder / "control.log").rename(host.folder / "control.log.1")
-    (host.folder / "control.log").touch()  # as logrotate's "create" does: nobody writes there
+    (host.folder / "control.log").touch()  # as logrotate's "create" does: no program writes there
     with (host.folder / "control.log.1").open("ab") as file:
         file.write(b"[more\n")
     assert host.data("control") == b"[more\n"
     assert state(host.poll(), "control").readable
-    # All of it is read, and the new file is still empty: the daemon may go on with the old one.
+    # All of it is read, and the new file is still empty: the daemon may continue with the old one.
     with (host.folder / "control.log.1").open("ab") as file:
         file.write(b"[and more\n")
     assert host.data("control") == b"[and more\n"
@@ -211,7 +178,7 @@ def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
-def test_what_is_no_regular_file_is_left_alone(host: LogFolder, kind: str) -> None:
+def test_only_regular_files_are_opened(host: LogFolder, kind: str) -> None:
     path = host.folder / "control.log"
     if kind == "fifo":
         os.mkfifo(path)
@@ -238,7 +205,7 @@ def test_what_is_no_regular_file_is_left_alone(host: LogFolder, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_what_is_put_in_the_place_of_a_log_while_it_is_opened_is_left_alone(
+def test_a_log_that_is_replaced_while_it_is_opened_is_not_read(
     host: LogFolder, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     path = host.folder / "control.log"
@@ -269,7 +236,7 @@ def test_what_is_put_in_the_place_of_a_log_while_it_is_opened_is_left_alone(
 def test_a_file_that_is_mounted_in_the_place_of_a_log_is_none(
     host: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bind mount needs a right that tests lack: only what tells of it is made up."""
+    """A bind mount needs rights that tests lack: only the mount number is simulated."""
     host.write("control", START.format("00:01.000"))
     with (host.folder / "control.log").open() as log, Path("/proc/self/status").open() as other:
         folder = os.open(host.folder, os.O_PATH)
@@ -286,14 +253,6 @@ def test_a_file_that_is_mounted_in_the_place_of_a_log_is_none(
     assert state(host.poll(), "control").readable
 
 
-def test_a_file_that_turns_into_something_else_is_let_go_of(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    (host.folder / "control.log").unlink()
-    os.mkfifo(host.folder / "control.log")
-    assert not state(host.poll(), "control").readable
-
-
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -308,48 +267,33 @@ def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
     assert descriptors() == before
 
 
-def test_an_unknown_directory_is_not_searched_for() -> None:
-    """Also not in the root directory, nor in a container's."""
+def test_an_unknown_directory_is_reported_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The root directory, also of a container, is not searched instead."""
     tails = LogReader()
-    observation = poll_all(tails, LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root"))
+    targets = LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root")
+    poll_all(tails, *targets)
+    observation = poll_all(tails, *targets)
+    tails.close()
     assert observation.chunks == ()
     assert {(one.path, one.readable) for one in observation.states} == {("", False)}
-    assert "--mps.log-directory" in (
-        state(poll_all(tails, LogTarget(PIPE, "")), "control").error or ""
-    )
-    tails.close()
-
-
-def test_an_unknown_directory_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    tails = LogReader()
-    for _ in range(3):
-        poll_all(tails, LogTarget(PIPE, ""))
-    tails.close()
-
-    (line,) = caplog.records
-    assert line.message == "cannot determine the daemon's log directory"
-    fields = line.__dict__["fields"]
+    assert [line.message for line in caplog.records] == [
+        "cannot determine the daemon's log directory"
+    ] * 2
+    fields = caplog.records[0].__dict__["fields"]
     assert fields["daemon"] == PIPE
     assert "--mps.log-directory" in fields["err"]
     assert all(fields.values())
 
 
-def test_many_daemons_are_followed_apart(tmp_path: Path) -> None:
-    tails = LogReader()
-    targets = []
-    for index in range(3):
-        folder = tmp_path / str(index) / "logs"
-        folder.mkdir(parents=True)
-        (folder / "control.log").write_bytes(script(START.format(f"00:0{index}.000")).control)
-        targets.append(own_logs(f"/pipe/{index}", folder))
-    observation = poll_all(tails, *targets)
-    assert [(c.pipe_directory, c.data[20:21]) for c in observation.chunks] == [
-        ("/pipe/0", b"0"),
-        ("/pipe/1", b"1"),
-        ("/pipe/2", b"2"),
-    ] or [c.pipe_directory for c in observation.chunks] == ["/pipe/0", "/pipe/1", "/pipe/2"]
-    assert len(observation.states) == 6
-    tails.close()
+@pytest.mark.parametrize("exists", [True, False])
+def test_lines_without_a_stamp_are_history_if_they_are_older_than_the_exporter(
+    host: LogFolder, exists: bool
+) -> None:
+    if not exists:
+        host.poll()
+    host.write("control", b"no stamp\n")
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history) == (b"no stamp\n", exists)
 
 
 def test_no_change_is_reported_only_for_a_second(host: LogFolder) -> None:
@@ -376,28 +320,6 @@ def test_a_copied_file_reveals_no_zone(host: LogFolder, monkeypatch: pytest.Monk
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_daylight_saving_time_is_learnt_while_following(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"), mtime=at("00:01") - 7200.0)
-    assert host.chunks("control")[0].utc_offset_seconds == 7200.0
-    host.write("control", "00:02.000 C630 NEW UI", mtime=at("00:02") - 3600.0)
-    assert host.chunks("control")[0].utc_offset_seconds == 3600.0
-
-
-def test_a_log_whose_reading_fails_is_let_go_of(
-    host: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    host.write("control", "00:02.000 C630 NEW UI")
-
-    def broken(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", broken)
-        assert state(host.poll(), "control").error == "input/output error"
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -446,7 +368,7 @@ def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(
     assert told == [("WARNING", "cannot read a log"), ("INFO", "following a log")]
 
 
-def test_a_copy_of_a_log_that_was_read_to_its_end_is_read_on(host: LogFolder) -> None:
+def test_reading_continues_in_a_copy_of_a_log(host: LogFolder) -> None:
     path, kept = host.folder / "control.log", host.folder / "kept"
     host.write("control", START.format("00:01.000"))
     host.read("control")
@@ -459,19 +381,6 @@ def test_a_copy_of_a_log_that_was_read_to_its_end_is_read_on(host: LogFolder) ->
     host.write("control", "59:00.000 C630 UI closed")
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.restarted) == (script("59:00.000 C630 UI closed").control, False)
-
-
-def test_what_has_no_stamp_and_was_there_before_the_exporter_is_history(host: LogFolder) -> None:
-    host.write("control", b"no stamp\n")
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (b"no stamp\n", True)
-
-
-def test_what_has_no_stamp_and_comes_later_is_news(host: LogFolder) -> None:
-    host.poll()
-    host.write("control", b"no stamp\n")
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (b"no stamp\n", False)
 
 
 # ------------------------------------------------------------------------------ named servers

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk
-from mps_exporter.sources.logs.follower import LogReader
-from mps_exporter.sources.logs.stamps import parse_stamp
+from mps_exporter.sources.log_follower import LogReader
+from mps_exporter.sources.log_tail import parse_stamp
 from testing.log_folder import own_logs, poll_all
 
 PIPE = "/tmp/nvidia-mps"
@@ -125,7 +125,7 @@ def test_a_first_line_that_comes_in_halves_has_its_offset(tmp_path: Path, zone: 
     for part in (data[:40], data[40:]):
         with log.open("ab") as file:
             file.write(part)
-        os.utime(log, (LATE + 900.5, LATE + 900.5 + 123.0))  # it tells nothing
+        os.utime(log, (LATE + 900.5, LATE + 900.5 + 123.0))  # which shows no zone
         found += poll_all(folder.tails, own_logs(PIPE, tmp_path)).chunks
     assert found[-1].utc_offset_seconds is not None
     assert timedelta(seconds=found[-1].utc_offset_seconds) == zone.utcoffset(

@@ -15,7 +15,7 @@ import pytest
 
 from mps_exporter.config import Settings
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
-from mps_exporter.sources import live_host, policy
+from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
@@ -133,8 +133,8 @@ def test_each_exit_is_reported_with_its_own_time() -> None:
 
 @pytest.fixture
 async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveHost]:
-    """A host where no process can be watched, polled without delay."""
-    monkeypatch.setattr(live_host, "LOOK_SECONDS", 0.0)
+    """Where no process can be watched, and looks are not rationed."""
+    monkeypatch.setattr(policy, "EXIT_POLL_INTERVAL_SECONDS", 0.0)
     FakeProc(tmp_path)
     one = LiveHost(Settings(collector_nvml=False, path_procfs=str(tmp_path)))
     yield one
@@ -148,18 +148,18 @@ async def test_processes_without_descriptors_are_polled(
     proc = FakeProc(tmp_path)
     proc.add(20, argv=["train"], started=5.0)
     proc.add(21, argv=["train"], started=5.0)
-    (first,) = await host.ended([20], [21], 5.0)
+    (first,) = await host.exit_observations([20], [21], 5.0)
     assert first.processes.keys() == {20, 21}
-    assert await host.ended([20], [21], 5.0) == ()
+    assert await host.exit_observations([20], [21], 5.0) == ()
     proc.remove(20)
     if after is not None:  # a zombie, or another process
         proc.add(20, argv=["train"], **after)
     before = host.now()
-    *_, found = await host.ended([20], [21], 5.0)
+    *_, found = await host.exit_observations([20], [21], 5.0)
     facts = found.processes.get(20)
     assert facts is None or facts.state == "Z" or facts.start_time_seconds > 50.0
     assert before <= found.at
-    assert await host.ended([20], [21], 5.0) == ()
+    assert await host.exit_observations([20], [21], 5.0) == ()
 
 
 async def test_an_exit_is_not_lost_while_proc_is_busy(
@@ -167,7 +167,7 @@ async def test_an_exit_is_not_lost_while_proc_is_busy(
 ) -> None:
     proc = FakeProc(tmp_path)
     proc.add(20, argv=["train"], started=5.0)
-    await host.ended([20], [], 5.0)
+    await host.exit_observations([20], [], 5.0)
     proc.remove(20)
     identify = host.identify
 
@@ -176,9 +176,9 @@ async def test_an_exit_is_not_lost_while_proc_is_busy(
 
     monkeypatch.setattr(host, "identify", busy)
     with pytest.raises(SourceTimeoutError):
-        await host.ended([20], [], 5.0)
+        await host.exit_observations([20], [], 5.0)
     monkeypatch.setattr(host, "identify", identify)
-    *_, found = await host.ended([20], [], 5.0)
+    *_, found = await host.exit_observations([20], [], 5.0)
     assert found.gone == (20,)
 
 
@@ -186,15 +186,15 @@ async def test_on_a_real_host_the_exit_has_its_own_time() -> None:
     host = LiveHost(Settings(collector_nvml=False))
     with child() as one:
         try:
-            (first,) = await host.ended([one.pid], [os.getpid()], 60.0)
+            (first,) = await host.exit_observations([one.pid], [os.getpid()], 60.0)
             assert first.processes.keys() == {one.pid, os.getpid()}
             before = time.time()
             one.kill()
             await until(lambda: bool(host._watch._new_exits))
             noticed = time.time()
             await until(lambda: time.time() > noticed)
-            at_end, last = await host.ended([one.pid], [os.getpid()], 60.0)
-            assert before <= at_end.at <= noticed < last.at
+            at_end, look = await host.exit_observations([one.pid], [os.getpid()], 60.0)
+            assert before <= at_end.at <= noticed < look.at
             state = at_end.processes[one.pid].state if one.pid in at_end.processes else "gone"
             assert state in ("Z", "gone")  # a zombie until the test reaps it
         finally:

@@ -1,0 +1,88 @@
+"""Limits, intervals and timeouts of collections."""
+
+# ---------------------------------------------------------------------- between collections
+
+LOG_POLL_INTERVAL_SECONDS = 0.2
+"""Interval between polls of the logs."""
+
+GPU_SAMPLE_INTERVAL_SECONDS = 1.0
+"""Interval between samples of the GPUs' activity: an integral in these steps has 2 % error."""
+
+EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
+"""Timeout for reading processes after an exit, for which the logs wait; it is read again then."""
+
+DAEMON_SEARCH_INTERVAL_SECONDS = 5.0
+"""Interval between searches of /proc for a first daemon."""
+
+DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0
+"""Timeout of such a search, and of a poll of the logs."""
+
+# ---------------------------------------------------------------------- collections
+
+GPU_DEADLINE_RATIO = 0.7
+"""Part of the deadline for reading the GPUs; the rest is for identifying their processes."""
+
+MIN_LOG_READ_SECONDS = 1.0
+"""Minimum time that must be left for reading the logs after the queries."""
+
+USERS_QUERY_WAIT_SECONDS = 0.25
+"""Maximum time for which a collection waits only for daemons of ordinary users."""
+
+PROBE_VALID_INTERVALS = 5.0
+"""Multiple of --mps.min-query-interval for which a probe is valid while the logs show no change.
+The tool writes 0.4 kB into control.log each time: 2.3 MB a day at a scrape every 15 s."""
+
+SERVER_REPLY_VALID_INTERVALS = 3.0
+"""Multiple of --mps.min-query-interval for which a server's reply is shown if the logs cannot be
+read: a stopped server is not queried, and may have changed since."""
+
+MIN_SERVER_REPLY_VALID_SECONDS = 15.0
+"""Minimum time for which such a reply is shown."""
+
+MAX_KEPT_FAULTS = 64
+"""Maximum number of faults that are kept for a daemon that is found later."""
+
+MAX_KEPT_RANGES = 256
+"""Maximum number of clients' address ranges that are kept for such a daemon."""
+
+# ---------------------------------------------------------------------- daemons
+
+SHOWN_AFTER_QUIT_SECONDS = 120.0
+"""Time for which a daemon that quit, and is not configured, is shown as absent."""
+
+SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0
+"""The same time for a daemon that died."""
+
+MAX_ABSENT_DAEMONS = 32
+"""Maximum number of absent daemons of root and the exporter's user, and of all other users."""
+
+MAX_ABSENT_DAEMONS_PER_USER = 8
+"""Maximum number of absent daemons of one of those other users."""
+
+MAX_LOGGED_PIDS = 2048
+"""Maximum number of processes that are read because logs of ordinary users' daemons name them."""
+
+MAX_LOGGED_PIDS_PER_USER = 512
+"""The same limit for the daemons of one user."""
+
+# ---------------------------------------------------------------------- replays
+
+REPLAY_STEP_SECONDS = 0.5
+"""Step of a replay up to a position: 129 s take 0.2 s."""
+
+MAX_REPLAY_STEPS = 5000
+"""Maximum number of steps: beyond 40 minutes they are longer."""
+
+MIN_SCENE_SECONDS = 1.0
+"""Minimum time between two scenes, for recordings of one instant."""
+
+# ---------------------------------------------------------------------- rendering
+
+GZIP_LEVEL = 1
+"""Compression level: twice as fast as the default for pages hardly larger."""
+
+RENDER_THREADS = 2
+"""Number of threads that render pages, so that the event loop continues."""
+
+MAX_QUEUED_INCIDENTS = 100
+"""Maximum number of incidents that wait for a slow reader of the event stream."""

@@ -1,0 +1,219 @@
+"""Runs a program with a deadline, bounded output, and few rights.
+
+The control tool connects to other users' sockets. So it gets no more rights than its user has, and
+only the capabilities that it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import struct
+import time
+from asyncio.subprocess import Process, SubprocessStreamProtocol
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from mps_exporter.sources import policy
+
+_READ_BYTES = 1 << 16
+_REAP_POLLS = 200
+
+NO_GROUP = 65534
+"""The group without members: the groups of a user are not known here."""
+
+CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
+
+_LIMITS = (
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_CPU, policy.MAX_CONTROL_CPU_SECONDS),
+    (resource.RLIMIT_NOFILE, policy.MAX_CONTROL_OPEN_FILES),
+)
+
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+
+# Resolved now: between fork and exec no lock of the dynamic loader may be taken.
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl, _capset = _libc.prctl, _libc.capset
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """Output and exit of a program."""
+
+    return_code: int | None
+    """None: this program killed it."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+    output_exceeded: bool = False
+    duration_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRights:
+    """User and rights of a program."""
+
+    uid: int | None = None
+    """None: the user of this program."""
+    capabilities: tuple[int, ...] = ()
+    """The capabilities of this program that it keeps."""
+    descriptors: tuple[int, ...] = ()
+    """Descriptors of this program, open in the child by the same numbers."""
+
+
+async def run_process(
+    argv: Sequence[str],
+    stdin: bytes,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    rights: ChildRights = ChildRights(),
+) -> ProcessResult:
+    """Run a program in a new session, with exactly this environment.
+
+    Afterwards its process group is dead and reaped, also if the caller is cancelled; a process that
+    the kernel cannot kill yet is reaped later.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    started, loop = time.monotonic(), asyncio.get_running_loop()
+    transport, protocol = await _start(loop, argv, environment, rights)
+    output = bytearray(), bytearray()
+    timed_out = exceeded = False
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            exceeded = await _communicate(Process(transport, protocol, loop), stdin, output)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        await asyncio.shield(asyncio.ensure_future(_terminate(transport)))
+    return ProcessResult(
+        return_code=None if timed_out or exceeded else transport.get_returncode(),
+        stdout=bytes(output[0]),
+        stderr=bytes(output[1]),
+        timed_out=timed_out,
+        output_exceeded=exceeded,
+        duration_seconds=time.monotonic() - started,
+    )
+
+
+async def _start(
+    loop: asyncio.AbstractEventLoop,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    rights: ChildRights,
+) -> tuple[asyncio.SubprocessTransport, SubprocessStreamProtocol]:
+    user: dict[str, Any] = {}
+    if rights.uid is not None:
+        user = {"user": rights.uid, "group": NO_GROUP, "extra_groups": []}
+    return await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(_READ_BYTES, loop),
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(environment),
+        cwd="/",
+        umask=0o077,
+        start_new_session=True,
+        pass_fds=rights.descriptors,
+        preexec_fn=partial(drop_capabilities, *rights.capabilities),
+        **user,
+    )
+
+
+async def _communicate(child: Process, stdin: bytes, output: tuple[bytearray, bytearray]) -> bool:
+    """Write the input and read the output to its end; return whether it is too long."""
+    pipe = cast("asyncio.StreamWriter", child.stdin)
+    pipe.write(stdin)
+    pipe.close()
+    streams = cast("tuple[asyncio.StreamReader, ...]", (child.stdout, child.stderr))
+    pairs = zip(streams, output, strict=True)
+    reading = {asyncio.create_task(_read_stream(stream, kept)) for stream, kept in pairs}
+    try:
+        while reading:
+            done, reading = await asyncio.wait(
+                reading, timeout=policy.CONTROL_DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(task.result() for task in done):
+                return True
+            if not done and child.returncode is not None:
+                return False
+        await child.wait()
+        return False
+    finally:
+        for task in reading:
+            task.cancel()
+
+
+async def _read_stream(stream: asyncio.StreamReader, kept: bytearray) -> bool:
+    """Read a stream to its end; return whether it is too long."""
+    limit = policy.MAX_CONTROL_OUTPUT_BYTES
+    while data := await stream.read(_READ_BYTES):
+        kept += data[: limit - len(kept)]
+        if len(kept) >= limit:
+            return True
+    return False
+
+
+async def _terminate(transport: asyncio.SubprocessTransport) -> None:
+    """Kill the program if it runs, and wait until it is reaped.
+
+    The transport is closed last: otherwise it and the event loop would wait for the same child.
+    """
+    if transport.get_returncode() is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(transport.get_pid(), signal.SIGKILL)
+        for _ in range(_REAP_POLLS):
+            if transport.get_returncode() is not None:
+                break
+            await asyncio.sleep(policy.CONTROL_REAP_SECONDS / _REAP_POLLS)
+    transport.close()
+
+
+def effective_capabilities() -> int:
+    """Return this process's effective capabilities as a bit mask."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def may_change_user() -> bool:
+    """Return whether this process may run a child as another user, and kill it."""
+    needed = 1 << CAP_SETUID | 1 << CAP_SETGID | 1 << CAP_KILL
+    return os.geteuid() == 0 and effective_capabilities() & needed == needed
+
+
+def drop_capabilities(*kept: int) -> None:
+    """Drop all capabilities except these. Called in a child, between fork and exec.
+
+    A filter of system calls may forbid capset; so the ambient set, which an exec hands on, is
+    cleared first.
+    """
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    mask = sum(1 << one for one in kept)
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    # (effective, permitted, inheritable), of the lower and the upper 32
+    _capset(header, struct.pack("6I", low, low, low, high, high, high))
+    for one in kept:
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, one, 0, 0)
+    # An exec of root's program then gets no more capabilities, either.
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for limit, value in _LIMITS:
+        with suppress(OSError, ValueError):
+            hard = resource.getrlimit(limit)[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (bound, bound))

@@ -1,0 +1,616 @@
+"""One log file, followed through truncation, replacement, absence and errors.
+
+MPS writes timestamps in local time without a zone. A file's modification time shows the offset of
+its last line. If the host's zone rules give the same offset (nearly always), each line is converted
+by these rules, so that lines from before a clock change keep their times:
+
+    [2026-03-20 12:00:00.000 Control   400] …    Europe/Berlin: an hour east of Greenwich
+    [2026-04-02 09:00:00.000 Control   400] …    two hours
+
+Otherwise (a container with its own zone) this one offset is used for the complete file.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LINE
+from mps_exporter.observations import LogChunk, LogName, LogState
+from mps_exporter.sources import policy
+
+BLOCK_BYTES = 64 * 1024
+"""Size of the blocks in which a file is searched."""
+
+LINE_BYTES = 1024
+"""Maximum length of a line that reports a daemon's start."""
+
+FINGERPRINT_BYTES = 64
+"""Length of the data before the read offset that is compared: a file in which it changed was
+truncated and written again."""
+
+PARTIAL_BYTES = 128
+"""Length that is kept of a line without its end: more than its timestamp."""
+
+ZONE_STEP_SECONDS = 900
+"""Granularity of time zones: a quarter of an hour."""
+
+MAX_ZONE_SECONDS = 14 * 3600
+"""Maximum distance of a time zone from Greenwich."""
+
+MTIME_TOLERANCE_SECONDS = 2.0
+"""Maximum distance of a file's modification time from the timestamp of its last line."""
+
+_BETWEEN_CHANGES_SECONDS = 14 * 86400.0
+"""Minimum time between two clock changes of a zone."""
+_SET_BACK_SECONDS = 1800.0
+"""Minimum step back of timestamps that shows the second pass of the hour that occurs twice."""
+
+MISSING = "no such file"
+IRREGULAR = "not a regular file"
+OTHER_MOUNT = "another file is mounted in its place"
+UNKNOWN = (
+    "nothing tells where it has its logs: its environment cannot be read, or the log in the default"
+    " place is not its own; name the place with --mps.log-directory, or give the exporter"
+    " CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+)
+
+_STAMP = re.compile(
+    rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})"
+    rb" [A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})? +\d{1,7}\]"
+)
+
+_log = logging.getLogger(__name__)
+
+
+# ---------------------------------------------------------------------- timestamps
+
+
+def parse_stamp(line: bytes) -> float | None:
+    """Return a line's timestamp: seconds of a clock that shows local time.
+
+    [2026-11-21 08:55:42.578 Control   630] NEW UI
+    """
+    found = _STAMP.match(line)
+    if found is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(found[1].decode()).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return (int(moment.timestamp()) * 1000 + int(found[2])) / 1000.0
+
+
+def last_activity(chunk: LogChunk) -> float | None:
+    """Return when the daemon last served a client or a tool (Unix time); None: not in this chunk.
+
+    Its one thread writes these lines, so a stuck thread does not. A daemon that drains (it was
+    requested to quit, and has clients) writes other lines, and replies to no query.
+    """
+    if chunk.log != "control" or chunk.history or chunk.utc_offset_seconds is None:
+        return None
+    lines = DAEMON_ACTIVITY_LINE.findall(chunk.data[-BLOCK_BYTES:])
+    stamp = parse_stamp(lines[-1]) if lines else None
+    return None if stamp is None else stamp - chunk.utc_offset_seconds
+
+
+def last_stamp_in(data: bytes) -> float | None:
+    """Return the timestamp of the last complete line that has one."""
+    end = data.rfind(b"\n")
+    while end >= 0:
+        begin = data.rfind(b"\n", 0, end) + 1
+        if (stamp := parse_stamp(data[begin:end])) is not None:
+            return stamp
+        end = begin - 1
+    return None
+
+
+# ---------------------------------------------------------------------- time zones
+
+
+@dataclass(frozen=True, slots=True)
+class LogZone:
+    """Distance of local time from Unix time."""
+
+    fixed_seconds: float | None = None
+    """Seconds east of Greenwich; None: the host's rules apply."""
+
+    def at(self, moment: float) -> float:
+        """Return the offset at a Unix time."""
+        if self.fixed_seconds is not None:
+            return self.fixed_seconds
+        return float(time.localtime(moment).tm_gmtoff)
+
+
+HOST_ZONE = LogZone()
+
+
+@dataclass(frozen=True, slots=True)
+class LastLine:
+    """The last line that was read, and its offset."""
+
+    stamp: float
+    offset_seconds: float
+
+
+def infer_zone(stamp: float | None, mtime: float) -> LogZone | None:
+    """Return the zone that the last timestamp and the modification time show; None: unknown."""
+    if stamp is None:
+        return None
+    if any(_fits(stamp, offset, mtime) for offset in _offsets(stamp)):
+        return HOST_ZONE
+    rounded = float(round((stamp - mtime) / ZONE_STEP_SECONDS) * ZONE_STEP_SECONDS)
+    if abs(rounded) <= MAX_ZONE_SECONDS and _fits(stamp, rounded, mtime):
+        return LogZone(rounded)
+    return None
+
+
+def same_offset_prefix(
+    data: bytes, zone: LogZone, before: LastLine | None, mtime: float | None
+) -> tuple[int, LastLine | None]:
+    """Return the length of the first lines that share an offset, and the last of these lines.
+
+    Args:
+        data: Lines; the first and the last may be incomplete.
+        zone: The zone of the log.
+        before: The last line before this data.
+        mtime: When the last line was written; None: unknown.
+    """
+    last = last_stamp_in(data)
+    if last is None:
+        return len(data), before
+    if zone.fixed_seconds is not None:
+        return len(data), LastLine(last, zone.fixed_seconds)
+    stamps = (parse_stamp(line) for line in data.split(b"\n", 64))
+    first = next((stamp for stamp in stamps if stamp is not None), last)
+    offsets = {*_offsets(first), *_offsets(last)}
+    if len(offsets) == 1 and abs(last - first) < _BETWEEN_CHANGES_SECONDS:
+        return len(data), LastLine(last, offsets.pop())
+    begin, line = 0, before
+    started = False
+    while (end := data.find(b"\n", begin)) >= 0:
+        if (stamp := parse_stamp(data[begin:end])) is not None:
+            found = LastLine(stamp, _offset_after(stamp, line))
+            if started and line is not None and found.offset_seconds != line.offset_seconds:
+                return begin, line
+            line, started = found, True
+        begin = end + 1
+    # The clocks may have changed without a line: the modification time shows the last offset.
+    shown = [one for one in _offsets(last) if mtime is not None and _fits(last, one, mtime)]
+    if shown and line is not None and line.offset_seconds not in shown:
+        line = LastLine(last, shown[0])
+    return len(data), line
+
+
+def _fits(stamp: float, offset: float, mtime: float) -> bool:
+    return abs(stamp - offset - mtime) <= MTIME_TOLERANCE_SECONDS
+
+
+def _offset_after(stamp: float, before: LastLine | None) -> float:
+    """Return the offset of a line that follows another."""
+    found = _offsets(stamp)
+    if len(found) == 1 or before is None or before.offset_seconds not in found:
+        return found[0]
+    return found[-1] if stamp < before.stamp - _SET_BACK_SECONDS else before.offset_seconds
+
+
+def _offsets(stamp: float) -> tuple[float, ...]:
+    """Return the possible offsets of a local time by the host's rules, the earlier time first.
+
+    There are two in the hour that occurs twice. For a skipped hour, return the offset before it.
+    """
+    whole = int(stamp)
+    local = datetime.fromtimestamp(whole, UTC).replace(tzinfo=None)
+    first, second = (whole - local.replace(fold=fold).timestamp() for fold in (0, 1))
+    return (first, second) if first > second else (first,)
+
+
+# ---------------------------------------------------------------------- positions in a file
+
+
+def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
+    """Return the position of the last line of a daemon's start.
+
+    Without such a line, return 0 if the complete file was searched, None if it was not.
+    """
+    end = size
+    while end > bound:
+        begin = max(bound, end - BLOCK_BYTES)
+        block = os.pread(descriptor, end - begin + LINE_BYTES, begin)
+        # A match at the beginning of a block may be the rest of a line.
+        first = 0 if begin == 0 else 1
+        matches = [found.start() for found in DAEMON_STARTING_LINE.finditer(block)]
+        starts = [start for start in matches if first <= start <= end - begin]
+        if starts:
+            return begin + starts[-1]
+        end = begin
+    return 0 if bound == 0 else None
+
+
+def find_next_line(descriptor: int, offset: int, size: int) -> int:
+    """Return the position of the first line that begins after this offset."""
+    while offset < size:
+        block = os.pread(descriptor, BLOCK_BYTES, offset)
+        end = block.find(b"\n")
+        if end >= 0:
+            return offset + end + 1
+        if not block:
+            break
+        offset += len(block)
+    return size
+
+
+def find_first_line_since(
+    descriptor: int, size: int, bound: int, stamp: float | None
+) -> int | None:
+    """Return the position of the first line with this timestamp or a later one.
+
+    Timestamps increase, so the search goes back block by block. An unknown timestamp has no
+    position, or 0 if the complete file may be read.
+    """
+    if stamp is None:
+        return None if bound else 0
+    begin = size
+    while begin > bound:
+        begin = max(bound, begin - BLOCK_BYTES)
+        lines = os.pread(descriptor, BLOCK_BYTES, begin).split(b"\n")[begin > 0 :]
+        stamps = (parse_stamp(line) for line in lines)
+        if next((found for found in stamps if found is not None), stamp) < stamp:
+            break
+    position = begin if begin == 0 else find_next_line(descriptor, begin - 1, size)
+    for line in os.pread(descriptor, 2 * BLOCK_BYTES, position).split(b"\n"):
+        found = parse_stamp(line)
+        if found is not None and found >= stamp:
+            return position
+        position += len(line) + 1
+    return min(size, position)
+
+
+# ---------------------------------------------------------------------- the file
+
+
+@dataclass(slots=True)
+class ReadLimits:
+    """Settings that all tails share."""
+
+    started_at: float
+    """When the exporter started (Unix time by the current clock); earlier lines are history."""
+    backlog_bytes: int
+    """Maximum part that the first read of a file covers."""
+    poll_bytes: int
+    """Maximum part that one read returns."""
+    clock: Callable[[], float]
+    """Unix time."""
+
+
+@dataclass(slots=True)
+class LogTail:
+    """One log file, up to the position that has been read.
+
+    Methods raise OSError if the file cannot be read now; the next read() continues at the same
+    position.
+    """
+
+    pipe_directory: str
+    log: LogName
+    limits: ReadLimits
+    server_name: str = ""
+    """Name of the server that owns the log; empty: the log of a v2 daemon."""
+    path: str = ""
+    owners: frozenset[int] = frozenset()
+    """The users whose file is accepted. A daemon's log belongs to the daemon's user: its servers
+    write through a pipe of the daemon."""
+    error: str | None = None
+    descriptor: int | None = None
+    start_offset: int = 0
+    """Where the first read began."""
+    zone: LogZone | None = None
+    """Zone that the file's modification time showed; None: not yet."""
+    _logged_error: str | None = ""
+    _last_line: LastLine | None = None
+    _restarted: bool = False
+    _lost_bytes: int = 0
+    _file: tuple[int, int] | None = None
+    """Device and inode of the file that was read last."""
+    _size_bytes: int | None = None
+    _offset: int = 0
+    _mtime_ns: int = 0
+    """Modification time at the last read."""
+    _history_until: int = 0
+    """Offset up to which lines are older than the exporter."""
+    _fingerprint: bytes = b""
+    """The last bytes before the offset."""
+    _partial_line: bytes = b""
+    """The beginning of the line that is not complete yet."""
+    _opened: bool = False
+    _was_missing: bool = False
+
+    def close(self) -> None:
+        """Close the file, and keep the position in it."""
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def fail(self, error: OSError) -> None:
+        """Close a file that cannot be read, and record the reason."""
+        self.close()
+        self.error = error_text(error)
+
+    def state(self) -> LogState:
+        """Return whether the log can be read, and log a change of that."""
+        if self.error != self._logged_error:
+            self._log_transition()
+        readable = self.descriptor is not None
+        size = self._size_bytes if readable else None
+        return LogState(self.pipe_directory, self.log, self.path, readable, size, self.error)
+
+    def _log_transition(self) -> None:
+        self._logged_error = self.error
+        fields = {"daemon": self.pipe_directory, "path": self.path, "err": self.error}
+        if not self.path and self.error is not None:
+            if self.log == "control":  # both logs lack a directory: one line
+                del fields["path"]
+                message = "cannot determine the daemon's log directory"
+                _log.warning(message, extra={"fields": fields})
+        elif self.error is None:
+            _log.info("following a log", extra={"fields": fields})
+        elif self.error == MISSING:
+            _log.info("a log is not there yet", extra={"fields": fields})
+        else:
+            _log.warning("cannot read a log", extra={"fields": fields})
+
+    # ------------------------------------------------------------------ which file
+
+    def check_file(self, directory: int | OSError | None, control: LogTail) -> None:
+        """Follow the file that is in the directory now.
+
+        Args:
+            directory: Descriptor of the log directory, or why it cannot be opened; None: the
+                directory is unknown.
+            control: The same daemon's control.log, which shows the last start.
+        """
+        if directory is None:
+            self.error = None if self.descriptor is not None else UNKNOWN
+            return
+        try:
+            if isinstance(directory, OSError):
+                raise directory
+            name = f"{self.log}.log"
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            self._check_found(control, directory, name, found)
+        except OSError as error:
+            # Renamed or removed: the daemon continues to write to the open file, if there is one.
+            self._was_missing |= error.errno in (errno.ENOENT, errno.ENOTDIR)
+            self.error = None if self.descriptor is not None else error_text(error)
+
+    def _check_found(
+        self, control: LogTail, directory: int, name: str, found: os.stat_result
+    ) -> None:
+        same = (found.st_dev, found.st_ino) == self._file
+        if (reason := self._rejection(found)) is not None:
+            if self.descriptor is not None and stat.S_ISREG(found.st_mode) and not same:
+                self.error = None  # the daemon continues to write to the open file
+                return
+            self.close()
+            self.error = reason
+            return
+        self.error = None
+        if self.descriptor is None:
+            self._open(control, directory, name)
+        # Change to a new file when the old one has been read to its end.
+        elif not same and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
+            self.close()
+            self._open(control, directory, name)
+
+    def _rejection(self, found: os.stat_result) -> str | None:
+        """Return why this file cannot be the daemon's log; None: it can be."""
+        if not stat.S_ISREG(found.st_mode):
+            return IRREGULAR
+        if found.st_uid not in self.owners:
+            wanted = " or ".join(str(uid) for uid in sorted(self.owners))
+            return f"it belongs to user {found.st_uid}, not to the daemon's user ({wanted})"
+        return None
+
+    def _open(self, control: LogTail, directory: int, name: str) -> None:
+        # The file may have been replaced since the check.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(name, flags, dir_fd=directory)
+        try:
+            found = os.fstat(descriptor)
+            self.error = self._rejection(found)
+            if self.error is None and _mount_of(descriptor) != _mount_of(directory):
+                self.error = OTHER_MOUNT
+            if self.error is None:
+                if not self._is_same_file(descriptor, found):
+                    self._choose_start(control, descriptor, found)
+                self._file = (found.st_dev, found.st_ino)
+                self.descriptor, self._opened = descriptor, True
+        finally:
+            if self.descriptor is None:
+                os.close(descriptor)
+
+    def _is_same_file(self, descriptor: int, found: os.stat_result) -> bool:
+        """Return whether this is the previous file or a copy of it, so that reading continues.
+
+        A network file system that was mounted again may have another device number.
+        """
+        if not self._opened:
+            return False
+        if (found.st_dev, found.st_ino) == self._file:
+            return True  # read() detects a truncation
+        position = self._offset - len(self._fingerprint)
+        return (
+            bool(self._fingerprint)
+            and found.st_size >= self._offset
+            and os.pread(descriptor, len(self._fingerprint), position) == self._fingerprint
+        )
+
+    # ------------------------------------------------------------------ the first read
+
+    def _choose_start(self, control: LogTail, descriptor: int, found: os.stat_result) -> None:
+        """Choose where to begin in a file, and which part of it is history.
+
+        Begin at the daemon's last start. In a file that appeared while the exporter ran, begin at
+        the first line since the exporter's start, if that is earlier.
+        """
+        size = found.st_size
+        bound = max(0, size - self.limits.backlog_bytes)
+        stamp = last_stamp_in(os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES)))
+        zone = infer_zone(stamp, found.st_mtime)
+        history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
+        begin: int | None
+        if self.log == "control":
+            begin = find_last_start(descriptor, size, bound)
+        else:
+            first = b""
+            if control.descriptor is not None:
+                first = os.pread(control.descriptor, PARTIAL_BYTES, control.start_offset)
+            begin = find_first_line_since(descriptor, size, bound, parse_stamp(first))
+        lost = 0
+        if begin is None:
+            begin = lost = find_next_line(descriptor, bound, size) if bound else 0
+        if self._opened or self._was_missing:
+            begin = min(begin, history_end)
+        self.start_offset = self._offset = begin
+        self._history_until = history_end
+        self.zone, self._last_line = zone, None
+        self._fingerprint = self._partial_line = b""
+        self._restarted, self._lost_bytes = self._opened, lost
+
+    def _first_new_offset(
+        self, descriptor: int, found: os.stat_result, stamp: float | None, zone: LogZone | None
+    ) -> int:
+        """Return the offset of the first line that was written since the exporter started."""
+        size = found.st_size
+        # Timestamps are truncated to milliseconds: the millisecond of the start is new.
+        started_at = math.floor(self.limits.started_at * 1000) / 1000
+        if found.st_mtime < started_at - MTIME_TOLERANCE_SECONDS:
+            return size
+        if stamp is None:
+            return 0 if self._was_missing else size
+        if zone is not None:
+            since = started_at + zone.at(started_at)
+        elif self._was_missing:
+            # It appeared while the exporter ran, with another clock: its last line is current.
+            since = started_at + stamp - found.st_mtime
+        else:
+            since = started_at + HOST_ZONE.at(started_at)
+        if stamp < since:
+            return size
+        bound = max(0, size - self.limits.backlog_bytes)
+        position = find_first_line_since(descriptor, size, bound, since)
+        return size if position is None else position
+
+    # ------------------------------------------------------------------ reading
+
+    def read(
+        self, descriptor: int, fallback: LogZone | None, max_bytes: int | None = None
+    ) -> LogChunk:
+        """Return the new data, which has one offset to Unix time, and is either history or new.
+
+        A chunk that does not extend to the file's end has no complete_until.
+
+        Args:
+            descriptor: The open file.
+            fallback: The zone of the daemon's other log.
+            max_bytes: Maximum size, if smaller than the common limit.
+        """
+        read_at, found = self.limits.clock(), os.fstat(descriptor)
+        self._size_bytes = size = found.st_size
+        self._check_position(descriptor, found)
+        wanted = min(size - self._offset, self.limits.poll_bytes)
+        if max_bytes is not None:
+            wanted = min(wanted, max_bytes)
+        if self._history_until > self._offset:
+            wanted = min(wanted, self._history_until - self._offset)
+        data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
+        # A network file system may report a size that the file no longer has: do not wait for it.
+        complete = self._offset + len(data) >= size or (wanted > 0 and not data)
+        if data:
+            data = self._cut_at_clock_change(data, found.st_mtime if complete else None, fallback)
+            complete = self._offset + len(data) >= size
+            self._offset += len(data)
+            self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
+        chunk = LogChunk(
+            at=self.limits.clock(),
+            pipe_directory=self.pipe_directory,
+            log=self.log,
+            data=data,
+            history=bool(data) and self._offset <= self._history_until,
+            restarted=self._restarted,
+            lost_bytes=self._lost_bytes,
+            complete_until=read_at if complete else None,
+            utc_offset_seconds=None if self._last_line is None else self._last_line.offset_seconds,
+            server_name=self.server_name,
+        )
+        self._restarted, self._lost_bytes = False, 0
+        return chunk
+
+    def _check_position(self, descriptor: int, found: os.stat_result) -> None:
+        """Restart after a truncation; skip data of a log that is far behind."""
+        if self._was_truncated(descriptor, found):
+            self._restart_at(0)
+            self._history_until = 0
+        size = found.st_size
+        if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
+            position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
+            self._lost_bytes += position - self._offset
+            self._restart_at(position)
+        self._mtime_ns = found.st_mtime_ns
+
+    def _restart_at(self, offset: int) -> None:
+        self._offset, self._restarted = offset, True
+        self._fingerprint = self._partial_line = b""
+
+    def _was_truncated(self, descriptor: int, found: os.stat_result) -> bool:
+        fingerprint = self._fingerprint
+        unchanged = (found.st_size, found.st_mtime_ns) == (self._offset, self._mtime_ns)
+        return found.st_size < self._offset or (
+            not unchanged
+            and bool(fingerprint)
+            and os.pread(descriptor, len(fingerprint), self._offset - len(fingerprint))
+            != fingerprint
+        )
+
+    def _cut_at_clock_change(
+        self, data: bytes, mtime: float | None, fallback: LogZone | None
+    ) -> bytes:
+        """Infer the zone, and cut the data where the clocks were changed."""
+        lines = self._partial_line + data
+        if mtime is not None:
+            self.zone = infer_zone(last_stamp_in(lines), mtime) or self.zone
+        zone = self.zone or fallback or HOST_ZONE
+        length, self._last_line = same_offset_prefix(lines, zone, self._last_line, mtime)
+        self._partial_line = lines[lines.rfind(b"\n", 0, length) + 1 : length][:PARTIAL_BYTES]
+        return lines[len(lines) - len(data) : length]
+
+
+def _mount_of(descriptor: int) -> bytes | None:
+    """Return the mount on which a file was opened.
+
+    Device numbers do not show it: on an overlay a file and its directory may have different ones.
+    """
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as lines:  # noqa: PTH123 - a descriptor
+        for line in lines:
+            if line.startswith(b"mnt_id:"):
+                return line
+    return None
+
+
+def error_text(error: OSError) -> str:
+    """Return why a log cannot be read, for a person."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return MISSING
+    if error.errno == errno.ELOOP:
+        return "a symbolic link, which is not followed"
+    return (error.strerror or str(error)).lower()
