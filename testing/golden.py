@@ -16,8 +16,7 @@ from pathlib import Path
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
-from mps_exporter.metrics.spec import HistogramValue
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.snapshot import Histogram, Snapshot
 from mps_exporter.sources.recording import Recording
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
@@ -66,8 +65,8 @@ def _shown(metrics: Metrics, began: float) -> Iterator[tuple[str, str]]:
     for name, labels, value in metrics.samples:
         words = ",".join(f"{key}={label}" for key, label in labels.items())
         number = (
-            f"count {value.buckets[-1][1]}, sum {value.sum:.3f}"
-            if isinstance(value, HistogramValue)
+            f"count {sum(value.counts)}, sum {value.sum_seconds:.3f}"
+            if isinstance(value, Histogram)
             else _number(value, began)
         )
         yield f"metric {name}{{{words}}}", number

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest as text_encoder
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_encoder
+from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.spec import Family, HistogramValue
+from mps_exporter.metrics.spec import Family
+from mps_exporter.snapshot import Histogram
 
 
 def to_metric(family: Family) -> Metric:
@@ -19,11 +22,12 @@ def to_metric(family: Family) -> Metric:
     metric = Metric(base, spec.help, spec.kind, spec.unit if spec.kind != "stateset" else "")
     for values, value in family.samples:
         labels = dict(zip(spec.labels, values, strict=True))
-        if isinstance(value, HistogramValue):
-            for bound, count in value.buckets:
+        if isinstance(value, Histogram):
+            bounds = (*map(floatToGoString, value.bounds), "+Inf")
+            for bound, count in zip(bounds, accumulate(value.counts), strict=True):
                 metric.add_sample(f"{spec.name}_bucket", {**labels, "le": bound}, count)
-            metric.add_sample(f"{spec.name}_count", labels, value.buckets[-1][1])
-            metric.add_sample(f"{spec.name}_sum", labels, value.sum)
+            metric.add_sample(f"{spec.name}_count", labels, sum(value.counts))
+            metric.add_sample(f"{spec.name}_sum", labels, value.sum_seconds)
         elif isinstance(value, Mapping):
             for state, active in value.items():
                 metric.add_sample(spec.name, {**labels, spec.name: state}, float(active))

@@ -201,7 +201,7 @@ def shown(state: DaemonState, now: float = 0.0) -> tuple[Any, ...]:
     servers = [
         (
             *(server.pid, server.uid, server.started_at, server.ready_at, server.state),
-            *(server.thread_ratio, dict(server.memory_limits), dict(server.devices)),
+            *(server.thread_ratio, dict(server.memory_limits), set(server.devices)),
             *(server.client_limit, server.is_ghost, server.possible_unfinished_work),
             *(server.clients.count, server.start_unknown, server.clients.unfollowed),
             [

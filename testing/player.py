@@ -8,12 +8,11 @@ from pathlib import Path
 from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.spec import HistogramValue
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.snapshot import Histogram, Snapshot
 from mps_exporter.sources.recording import Recording, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 
-Value = float | HistogramValue
+Value = float | Histogram
 RECORDINGS = Path(__file__).parents[1] / "tests" / "recordings"
 STEP_SECONDS = 0.5
 
@@ -39,10 +38,10 @@ class Metrics:
         sums); None where there are none."""
         if name.endswith("_sum"):
             histograms = self.all(name.removesuffix("_sum"), **labels)
-            sums = [value.sum for _, value in histograms if isinstance(value, HistogramValue)]
+            sums = [value.sum_seconds for _, value in histograms if isinstance(value, Histogram)]
             return sum(sums) if sums else None
         found = [
-            value.buckets[-1][1] if isinstance(value, HistogramValue) else value
+            sum(value.counts) if isinstance(value, Histogram) else value
             for _, value in self.all(name, **labels)
         ]
         return float(sum(found)) if found else None

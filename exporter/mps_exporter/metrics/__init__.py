@@ -37,11 +37,7 @@ def render(
 ) -> list[Family]:
     """Return the metrics of a snapshot that have samples.
 
-    Args:
-        snapshot: The result of one collection.
-        build: The exporter's own version.
-        wall: Converts timestamps of a recording to the viewer's clock.
-        clients: Which series single clients have.
+    `wall` converts timestamps of a recording to the viewer's clock.
     """
     page = Page(snapshot, build, clients)
     families = []

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.spec import Family, HistogramValue, Kind, MetricSpec, Value
+from mps_exporter.metrics.spec import Family, Kind, MetricSpec, Value
+from mps_exporter.snapshot import Histogram
 
 TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
 TEXT_1_0_0 = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
@@ -67,13 +69,7 @@ class Encoder:
     def encode(
         self, families: Iterable[Family], extra: Iterable[Metric], content_type: str
     ) -> bytes:
-        """Return the page.
-
-        Args:
-            families: The exporter's metrics.
-            extra: Metrics of the library without labels, for the end of the page.
-            content_type: The format, as negotiated.
-        """
+        """Return the page; `extra` are metrics of the library without labels, for its end."""
         style = Style("openmetrics" in content_type, content_type.endswith("dots"))
         numbers: dict[float, str] = {}
         everything = (*families, *_library_families(extra))
@@ -141,11 +137,13 @@ def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
 
 
 def _several(labels: LineKey, value: Value) -> Iterator[tuple[LineKey, float]]:
-    if isinstance(value, HistogramValue):
-        for bound, count in value.buckets:
+    if isinstance(value, Histogram):
+        counts = list(accumulate(value.counts))
+        bounds = (*(repr(float(bound)) for bound in value.bounds), "+Inf")
+        for bound, count in zip(bounds, counts, strict=True):
             yield ("_bucket", *labels, bound), count
-        yield ("_count", *labels), value.buckets[-1][1]
-        yield ("_sum", *labels), value.sum
+        yield ("_count", *labels), counts[-1]
+        yield ("_sum", *labels), value.sum_seconds
     elif isinstance(value, Mapping):
         for state, active in value.items():
             yield ("", *labels, state), float(active)

@@ -45,9 +45,8 @@ Readings = Mapping[str, Mapping[Texts, float]]
 def label_values(quantity: str, labels: tuple[tuple[str, str], ...]) -> Texts | None:
     """Return the label values that a reading has in its metric, after those that name the GPU.
 
-    Returns:
-        The values, for a stateset the state. None if no metric shows this quantity with these
-        labels: a recording of another version of this program may contain such readings.
+    For a stateset, this is the state. None if no metric shows this quantity with these labels: a
+    recording of another version of this program may contain such readings.
     """
     metric = BY_QUANTITY.get(quantity)
     if metric is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
@@ -45,15 +44,7 @@ Texts = tuple[str, ...]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramValue:
-    """A histogram's cumulative buckets, (upper bound as printed, count), and its sum."""
-
-    buckets: tuple[tuple[str, int], ...]
-    sum: float
-
-
-Value = float | HistogramValue | Mapping[str, bool]
+Value = float | Histogram | Mapping[str, bool]
 Samples = Mapping[Texts, Value]
 Rows = Iterable[tuple[RawLabels, T]]
 """Things, each with the label values that name it."""
@@ -154,11 +145,6 @@ class Scope(Generic[T]):
 
     Each declaration takes the closed sets of label values as `label=values`, () for an open label.
     Labels that the scope lacks are added to the metric.
-
-    Args:
-        section: The section of the documentation that declarations are added to.
-        labels: Names of the labels, separated by spaces.
-        rows: Returns the things of a page with their label values.
     """
 
     def __init__(self, section: Section, labels: str, rows: Callable[[Page], Rows[T]]) -> None:
@@ -297,7 +283,7 @@ class Section:
 
         def samples(page: Page) -> Samples:
             return {
-                labels + texts(page.gpu(str(key[0])) if by_uuid else key): _counted_value(found)
+                labels + texts(page.gpu(str(key[0])) if by_uuid else key): found
                 for labels, daemon in page.rows(scope)
                 for key, found in _counts(daemon, metric.name, by_uuid=by_uuid)
             }
@@ -317,10 +303,6 @@ def _counts(
         return (values or {}).items()
     uuids = {"", *daemon.gpu_uuids, *(str(uuid) for (uuid,) in values)}
     return [((uuid,), values.get((uuid,), 0)) for uuid in sorted(uuids)]
-
-
-def _counted_value(found: float | Histogram) -> Value:
-    return histogram_value(found) if isinstance(found, Histogram) else found
 
 
 def daemon_rows(page: Page) -> Rows[ControlDaemon]:
@@ -362,10 +344,3 @@ def _label_text(value: str | int | None, longest: int | None = MAX_LABEL_LENGTH)
 def state_value(states: tuple[str, ...], active: Mapping[str, bool]) -> Mapping[str, bool]:
     """Return the known states, then unknown words of the driver."""
     return dict.fromkeys(states, False) | {_label_text(name): on for name, on in active.items()}
-
-
-def histogram_value(histogram: Histogram) -> HistogramValue:
-    """Return the cumulative buckets of the exposition formats."""
-    bounds = (*(repr(float(bound)) for bound in histogram.bounds), "+Inf")
-    counts = accumulate(histogram.counts)
-    return HistogramValue(tuple(zip(bounds, counts, strict=True)), histogram.sum_seconds)

@@ -111,14 +111,8 @@ def client_memory_limits(
 
     Measured: an ordinal counts in the list of the GPUs that the client sees. A UUID, which may be
     cut short, is case-sensitive. If a GPU has two limits, the lower limit holds. An entry for a
-    missing GPU voids all entries.
-
-    Args:
-        text: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT.
-        visible: GPUs that the client sees, in its order; None if unknown.
-        used: GPUs on which it has a context. A GPU outside `visible` proves that its environment
-            has changed since it was read.
-        gpus: GPUs of its daemon.
+    missing GPU voids all entries. A GPU that is used and not visible proves that the environment
+    has changed since it was read.
     """
     if visible is not None and not set(used) <= set(visible):
         visible = None

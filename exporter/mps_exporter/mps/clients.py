@@ -48,8 +48,8 @@ class ServerInfo:
     thread_ratio: float | None = None
     memory_limits: Mapping[int, int] = field(default_factory=dict)
     """Device ordinal -> bytes. Replaced, never changed: clients keep their limits."""
-    devices: dict[int, str] = field(default_factory=dict)
-    """Device ordinal -> name."""
+    devices: set[int] = field(default_factory=set)
+    """Ordinals."""
 
     @property
     def names_clients(self) -> bool:
@@ -64,9 +64,9 @@ class ServerInfo:
         if device in self.memory_limits or len(self.memory_limits) < policy.MAX_GPUS:
             self.memory_limits = {**self.memory_limits, device: limit_bytes}
 
-    def add_device(self, device: int, name: str, _when: Moment) -> None:
-        if device in self.devices or len(self.devices) < policy.MAX_GPUS:
-            self.devices[device] = name
+    def add_device(self, device: int, _when: Moment) -> None:
+        if len(self.devices) < policy.MAX_GPUS:
+            self.devices.add(device)
 
 
 @dataclass(slots=True, eq=False)
@@ -426,15 +426,9 @@ class ServerClients:
             self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
-        """End all clients with their server.
+        """End all clients with their server; return the PIDs of those that were lost.
 
-        Args:
-            cause: Loss cause of the clients, "" if they are not lost with the server.
-            when: Time of the end.
-            ghost: Whether it was a ghost server.
-
-        Returns:
-            PIDs of the clients that were lost.
+        `cause` is their loss cause, "" if they are not lost with the server.
         """
         lost = []
         for client in list(self)[self._unnamed_disconnections :]:

@@ -74,11 +74,7 @@ class ForbiddenCommandError(ValueError):
 
 
 def stdin_text(commands: Iterable[str]) -> bytes:
-    """Return the text for the tool's standard input. Nothing else is ever sent.
-
-    Raises:
-        ForbiddenCommandError: A command is not one of READ_ONLY.
-    """
+    """Return the text for the tool's standard input. Nothing else is ever sent."""
     lines = list(commands)
     for command in lines:
         if not any(allowed.fullmatch(command) for allowed in READ_ONLY):
@@ -91,9 +87,6 @@ def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[st
 
     A v3 query is the arguments of one run. The tool follows the protocol of the running daemon;
     the variable is for what it prints without a daemon.
-
-    Raises:
-        ForbiddenCommandError: A command is not read-only.
     """
     if len(commands) == 1 and commands[0] in READ_ONLY_V3:
         return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}
@@ -149,12 +142,9 @@ class Failure:
 def server_commands(
     server_pid: int, devices: Sequence[int] = (), *, map_devices: bool
 ) -> tuple[str, ...]:
-    """Return the queries about one server.
+    """Return the queries about one server, and about its memory limits on these devices.
 
-    Args:
-        server_pid: The server, in the daemon's PID namespace.
-        devices: Ordinals of the devices whose memory limits are wanted.
-        map_devices: Also query the UUIDs of the devices, which never change in a server's life.
+    `map_devices` adds the UUIDs of the devices, which never change in a server's life.
     """
     return (
         "get_default_client_priority",

@@ -88,7 +88,6 @@ _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "text": (r".*", lambda text: text.removesuffix(".")[: policy.MAX_QUOTED]),
     "version": (r"[\w.-]{1,32}", str),
     "uuid": (r"[0-9A-Za-z/-]{1,96}", _gpu_uuid),
-    "name": (r"(?: \(.{0,96}\))?", lambda text: text[2:-1]),
 }
 # {PID: 632, Context ID: 1} on 580, {PID: 991, Context: 1} there in one line, {11661, 1} in 2022
 _WHO = r"\{(?:PID: )?<pid>, (?:Context(?: ID)?: )?<num>\}"
@@ -293,7 +292,7 @@ SERVER_LINES = Shapes(
     (KNOWN, r"MPS Server connecting to control daemon .*"),  # T4
     (KNOWN, r"Initializing server process"),
     # 580: Creating server context on device 0 (NVIDIA H200); T4: the same without a name
-    ("server.add_device", r"Creating server context on device <num><name>"),
+    ("server.add_device", r"Creating server context on device <num>(?: \(.{0,96}\))?"),
     ("server.faults.close_device", r"Destroy server context on device <num>(?: .*)?"),
     # 580: Created anonymous shared memory region mps.shm.1001.634 (user, server)
     ("server.set_owner", r"Created anonymous shared memory region mps\.shm\.<uid>\.\d+"),
@@ -427,8 +426,7 @@ class ServerLogReader:
     def _find_server(self, name: str, when: Moment) -> bool:
         """Find the server that wrote the line, and adopt it if its start is not in the log.
 
-        Returns:
-            False if the server has ended, and the line is late.
+        Return False if the server has ended, and the line is late.
         """
         servers, pid = self._state.servers, self._pid
         server = servers.get(pid)

@@ -377,10 +377,7 @@ def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
 def _read_list(query: str, text: str, counts: Counter[tuple[str, str]]) -> tuple[Any, ...] | None:
     """Parse one reply; None if it is empty (which does not prove an empty list) or has no header.
 
-    Args:
-        query: The query.
-        text: Its reply.
-        counts: (query, part) -> omitted parts; increased by what is omitted here.
+    Adds the omitted parts to `counts`.
     """
     lines, cut = _split_lines(text)
     if not lines and not cut:

@@ -40,10 +40,8 @@ class Counters:
     """Counters, histograms and last timestamps of one daemon.
 
     Every call must use the name and the labels that log_metrics.py declares, in their order.
-    Anything else raises, even with `counted=False`.
-
-    Args:
-        quota: Numbers of users and GPUs that are counted separately; others count as unknown.
+    Anything else raises, even with `counted=False`. Users and GPUs beyond the quota count as
+    unknown.
     """
 
     def __init__(self, quota: Quota = FULL) -> None:
@@ -106,11 +104,7 @@ class Counters:
         return found | {name: dict(values) for name, values in self._histograms.items()}
 
     def start_user(self, uid: str | int | None) -> str | int | None:
-        """Start the counters of a user at 0.
-
-        Returns:
-            The user to count; None for users beyond the quota.
-        """
+        """Start the counters of a user at 0; return the user to count, None beyond the quota."""
         if uid in self._users:
             return uid
         if uid is not None and len(self._users - {None}) >= self._quota.users:

@@ -266,14 +266,7 @@ def can_answer(server_pid: int, processes: tuple[ProcessFacts, ...]) -> bool:
 def reconcile(
     state: DaemonState, at: float, listed: Collection[int] | None, replies: Iterable[ServerReply]
 ) -> None:
-    """Apply the replies to one query.
-
-    Args:
-        state: The daemon.
-        at: Time of the query.
-        listed: The servers in the daemon's list; None: no list.
-        replies: The replies about its servers.
-    """
+    """Apply the replies to one query. `listed` are the servers in the daemon's list."""
     now = state.moment(at)
     if not any(state.readable.values()):
         state.advance_to(at)

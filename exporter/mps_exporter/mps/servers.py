@@ -252,13 +252,8 @@ class TrackedServer(ServerInfo):
         """Return why it ended (label `cause` of mps_server_exits_total), and how that is known.
 
         The exit status in control.log proves nothing: it is 0 after SIGKILL, too (driver 580).
-
-        Args:
-            status: Its exit status in control.log; None if that log cannot be read.
-            at: Time of its end.
-            had_to_end: Whether the daemon was asked to quit, or another user waited; None if the
-                daemon logs its shutdown requests.
-            log_lost: Whether lines of server.log were lost in the seconds before.
+        `had_to_end` is whether the daemon was asked to quit, or another user waited; None if the
+        daemon logs its shutdown requests.
         """
         seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
         if self.exiting or (self.finishing and not self.occupied):

@@ -240,13 +240,7 @@ class DaemonTracker:
         """Apply the control tool's replies, as soon as the logs have been read up to the query.
 
         A server that the tool lists before the log line of its start is applied would be taken for
-        an older one; so the reply waits. See server_queries.reconcile.
-
-        Args:
-            now: Current time; a recording may contain its first reply before its time.
-            at: Time of the query.
-            listed: Servers that the daemon listed; None if it sent no list.
-            replies: Replies about its servers.
+        an older one; so the reply waits. A recording may contain its first reply before its time.
         """
         self._pending_reply = at, listed, tuple(replies)
         self._apply_reply_if_due(now)

@@ -48,8 +48,7 @@ class QueuedClient:
     def serve(self, server_ready_at: float | None, when: Moment) -> bool:
         """Record that the client has a context; its wait ended when the server was ready.
 
-        Returns:
-            Whether it was a UID wait.
+        Return whether it was a UID wait.
         """
         if not self.blocked or self.dead:
             return False

@@ -12,13 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.metrics import CATALOGUE, Build, ClientSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
-from mps_exporter.metrics.spec import Family, histogram_value
+from mps_exporter.metrics.spec import Family
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
-    Histogram,
     Partitioning,
     RecordingInfo,
     Server,
@@ -195,12 +194,6 @@ def test_a_label_value_is_cut_after_its_control_characters_are_escaped() -> None
     ((labels, _),) = families(Snapshot(taken_at=1.0, daemons=(daemon,)))["mps_client_info"].samples
     command = labels[CATALOGUE["mps_client_info"].labels.index("command")]
     assert command == "\\x01" * 50
-
-
-def test_buckets_are_cumulative() -> None:
-    value = histogram_value(Histogram((0.5, 1.0), (2, 3, 4), 12.5))
-    assert value.buckets == (("0.5", 2), ("1.0", 5), ("+Inf", 9))
-    assert value.sum == 12.5
 
 
 @given(st.text(max_size=300))

@@ -92,8 +92,8 @@ Unable to read new connection type information -> known
 SERVER = """
 Startup -> server_process
 Start -> server_process
-Creating server context on device 1 (NVIDIA A16) -> server.add_device (1, 'NVIDIA A16')
-Volta MPS: Creating server context on device 0 -> server.add_device (0, '')
+Creating server context on device 1 (NVIDIA A16) -> server.add_device (1,)
+Volta MPS: Creating server context on device 0 -> server.add_device (0,)
 Destroy server context on device 0 (NVIDIA H200) -> server.faults.close_device (0,)
 Volta MPS: Destroy server context on device 0 -> server.faults.close_device (0,)
 Created anonymous shared memory region mps.shm.1001.634 -> server.set_owner (1001,)
