@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.control_protocol import (
-    ProbeReply,
-    ServerReply,
-    parse_probe,
-    parse_reconciliation,
-)
+from mps_exporter.mps.control_protocol import ProbeReply, parse_probe, server_replies
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import ProcessResult, run_process
@@ -80,8 +75,7 @@ async def test_a_reconciliation_of_four_clients_costs_at_most_forty(host: Host) 
     counts = [0]
     for _ in range(2):
         seen = await tool.reconcile(host.facts, [468], PATIENCE)
-        (reply,) = parse_reconciliation(seen)
-        assert isinstance(reply, ServerReply)
+        (reply,) = server_replies(seen)
         assert reply.contexts == {0: {1132: 1, 1133: 1, 1134: 1, 1135: 1}}
         assert reply.default_pinned_memory_limit_bytes == {0: 10 << 30}
         counts.append(host.lines())

@@ -136,7 +136,6 @@ class Failure:
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
     text: str
     """What the tool printed, shortened."""
-    server_pid: int | None = None
 
 
 def server_commands(
@@ -232,17 +231,18 @@ def parse_server(*exchanges: Exchange) -> ServerReply | Failure:
     for exchange in exchanges:
         failure = parse_failure(exchange) or _read_exchange(server_pid, exchange, fields)
         if failure is not None:
-            return replace(failure, server_pid=server_pid)
+            return failure
     return ServerReply(server_pid, **fields)
 
 
-def parse_reconciliation(observation: ControlObservation) -> tuple[ServerReply | Failure, ...]:
-    """Parse the replies about each server; omit servers without a query or a reply."""
+def server_replies(observation: ControlObservation) -> list[ServerReply]:
+    """Return the replies of a reconciliation; omit servers without a query, or with a failure."""
     by_server: dict[int | None, list[Exchange]] = {}
     for exchange in observation.exchanges:
         if exchange.outcome not in (Outcome.TIMEOUT, Outcome.SKIPPED):
             by_server.setdefault(_server_of(exchange.commands), []).append(exchange)
-    return tuple(parse_server(*exchanges) for exchanges in by_server.values())
+    replies = (parse_server(*exchanges) for exchanges in by_server.values())
+    return [reply for reply in replies if isinstance(reply, ServerReply)]
 
 
 def _server_of(commands: Sequence[str]) -> int | None:

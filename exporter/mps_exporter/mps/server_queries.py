@@ -15,12 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mps_exporter.mps.clients import TrackedClient
-from mps_exporter.mps.control_protocol import (
-    ProbeReply,
-    ServerReply,
-    parse_probe,
-    parse_reconciliation,
-)
+from mps_exporter.mps.control_protocol import ProbeReply, ServerReply, parse_probe, server_replies
 from mps_exporter.mps.policy import (
     CONTRADICTION_CONFIRM_SECONDS,
     LOG_PRECEDENCE_SECONDS,
@@ -54,12 +49,10 @@ class ServerAnswers:
     """When the servers were queried."""
     answered_at: Mapping[int, float] = field(default_factory=dict)
     """Server PID -> time of its replies."""
-    failed_attempts: Mapping[int, int] = field(default_factory=dict)
-    """Server PID -> queries without a reply that could be parsed."""
-    disputed: frozenset[int] = frozenset()
-    """Servers that only the daemon or only the log listed at the last query."""
-    disputes: int = 0
-    """Queries in a row with the same disputed servers."""
+    unexplained: frozenset[int] = frozenset()
+    """Servers without a reply, or listed by only the daemon or only the log, at the last query."""
+    repeats: int = 0
+    """Queries in a row with the same unexplained servers."""
     protocol: Literal["2", "3"] | None = None
     """Interface of the last reply."""
     configured: Partitioning | None = None
@@ -109,23 +102,18 @@ def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -
         return replace(answers, probe=None)
     listed = set(reply.server_pids)
     alive = {pid: last_reply for pid, last_reply in answers.servers.items() if pid in listed}
-    failed = {pid: count for pid, count in answers.failed_attempts.items() if pid in listed}
-    return replace(answers, probe=reply, servers=alive, failed_attempts=failed)
+    return replace(answers, probe=reply, servers=alive)
 
 
 def with_servers(
     answers: ServerAnswers,
     observation: ControlObservation,
     requested: Collection[int] = (),
-    logged: Collection[int] | None = None,
+    logged: Collection[int] = (),
 ) -> ServerAnswers:
     """Apply a reconciliation. The map of devices, queried once in a server's life, is kept.
 
-    Args:
-        answers: The earlier replies.
-        observation: The reconciliation.
-        requested: The servers that were queried.
-        logged: The servers in the log at that time; None: not compared.
+    `requested` are the servers that were queried, `logged` those in the log at that time.
     """
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
@@ -139,32 +127,18 @@ def with_servers(
             reply = replace(reply, devices=known.devices)  # noqa: PLW2901 - the same, completed
         servers[reply.server_pid] = reply
         answered_at[reply.server_pid] = observation.at
-    failed = {
-        pid: answers.failed_attempts.get(pid, 0) + 1 for pid in requested if pid not in servers
-    }
-    disputed = _disputed(answers, logged)
-    return replace(
-        answers,
-        servers=servers,
-        asked_at=observation.at,
-        answered_at=answered_at,
-        failed_attempts={**answers.failed_attempts, **failed},
-        disputed=disputed,
-        disputes=answers.disputes + 1 if disputed == answers.disputed else 1,
-    )
+    answers = replace(answers, servers=servers, asked_at=observation.at, answered_at=answered_at)
+    unexplained = _unexplained(answers, requested, logged)
+    repeats = answers.repeats + 1 if unexplained == answers.unexplained else 1
+    return replace(answers, unexplained=unexplained, repeats=repeats)
 
 
-def _disputed(answers: ServerAnswers, logged: Collection[int] | None) -> frozenset[int]:
-    """Return the servers that only the daemon's list or only the log contains."""
-    if answers.probe is None or logged is None:
-        return frozenset()
-    return frozenset(set(answers.probe.server_pids) ^ set(logged))
-
-
-def server_replies(observation: ControlObservation) -> list[ServerReply]:
-    """Return the replies of a reconciliation without failures."""
-    replies = parse_reconciliation(observation)
-    return [reply for reply in replies if isinstance(reply, ServerReply)]
+def _unexplained(
+    answers: ServerAnswers, requested: Collection[int], logged: Collection[int]
+) -> frozenset[int]:
+    """Return the servers without a reply, and those that only the list or only the log contains."""
+    listed = answers.probe.server_pids if answers.probe is not None else ()
+    return (frozenset(requested) - answers.servers.keys()) | (frozenset(listed) ^ frozenset(logged))
 
 
 def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:
@@ -212,8 +186,7 @@ def servers_due(
         age >= interval_seconds
         or (not logs_readable and age >= blind_interval_seconds)
         or (state.daemon.configured_at is not None and state.daemon.configured_at >= asked_at)
-        or _is_retry_due(answers, responsive, age)
-        or (logs_readable and _is_dispute_due(answers, logged, age))
+        or _is_retry_due(answers, responsive, logged, age)
     )
     return responsive if due else ()
 
@@ -224,24 +197,15 @@ def _is_starting(server: TrackedServer, now: float) -> bool:
     return not_ready or 0 <= now - server.started_at < MIN_QUERY_AGE_SECONDS
 
 
-def _is_retry_due(answers: ServerAnswers, responsive: Collection[int], age: float) -> bool:
-    """Return whether to query again for a server without a reply."""
-    return any(
-        age >= _retry_interval(answers.failed_attempts.get(pid, 0))
-        for pid in responsive
-        if pid not in answers.servers
-    )
-
-
-def _is_dispute_due(answers: ServerAnswers, logged: Collection[int], age: float) -> bool:
-    """Return whether log and daemon list different servers, and were not compared just now."""
-    disputed = _disputed(answers, logged)
-    disputes = answers.disputes if disputed == answers.disputed else 0
-    return bool(disputed) and age >= max(MIN_QUERY_AGE_SECONDS, _retry_interval(disputes))
-
-
-def _retry_interval(failures: int) -> float:
-    return 0.0 if failures == 0 else RETRY_INTERVAL_SECONDS * 2.0 ** min(failures - 1, 10)
+def _is_retry_due(
+    answers: ServerAnswers, responsive: Collection[int], logged: Collection[int], age: float
+) -> bool:
+    """Return whether a server is unexplained, and was not queried just now."""
+    unexplained = _unexplained(answers, responsive, logged)
+    interval = MIN_QUERY_AGE_SECONDS
+    if unexplained == answers.unexplained and answers.repeats:
+        interval = RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
+    return bool(unexplained) and age >= interval
 
 
 def has_resumed(before: DaemonFacts, after: DaemonFacts) -> bool:
