@@ -108,7 +108,6 @@ def _ignored(
     daemons: Iterable[DaemonInputs],
     merged: Iterable[ControlDaemon],
 ) -> dict[int, int]:
-    """Return the processes and clients that the quotas of ordinary users omit, by user."""
     found = Counter[int]({} if processes is None else processes.ignored_programs)
     for daemon in merged:
         facts = daemon.facts
@@ -130,7 +129,6 @@ def _merge_gpus(
     daemons: tuple[ControlDaemon, ...],
     inputs: Sequence[DaemonInputs],
 ) -> tuple[Gpu, ...]:
-    """Merge the facts about the GPUs."""
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
     )
@@ -194,7 +192,6 @@ def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float
 
 
 def _memory_committed_bytes(gpu: GpuObservation, clients: Sequence[Client]) -> int | None:
-    """Return the sum of the known memory limits."""
     if not clients:
         return None
     return sum(client.memory_limit_bytes.get(gpu.uuid, 0) for client in clients)

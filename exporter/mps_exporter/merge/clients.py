@@ -43,23 +43,19 @@ class ServerInputs:
 
     @property
     def clients_logged(self) -> bool:
-        """Whether the server's log shows its clients."""
         return self.logged is not None and self.daemon.log_readable("server")
 
     def state(self) -> str | None:
-        """Return the server's state, from the log or the tool."""
         if self.logged is not None:
             return self.logged.state
         return self.reply.state if self.reply is not None else None
 
     def uid(self) -> int | None:
-        """Return the user of the server, from the log or its process."""
         if self.logged is not None and self.logged.uid is not None:
             return self.logged.uid
         return self.process.uid if self.process is not None else None
 
     def thread_ratio(self) -> float | None:
-        """Return the active thread limit of new clients."""
         if self.logged is not None and self.logged.thread_ratio is not None:
             return self.logged.thread_ratio
         return self.reply.active_thread_ratio if self.reply is not None else None
@@ -173,7 +169,6 @@ def _merge_client(
     server_pid: int,
     allowed: _AllowedLimits,
 ) -> Client:
-    """Merge the facts about one client."""
     logged, process = inputs.logged, context.process(daemon.facts, inputs.pid)
     state, state_since = (None, None) if logged is None else logged.state
     if process is None and daemon.facts.limited:
@@ -333,7 +328,6 @@ def merge_listed_client(
     server_pid: int,
     listed: NamespaceClient,
 ) -> Client:
-    """Merge the facts about a client that an MPS v3 daemon lists."""
     names = listed.server_name, listed.namespace
     namespace = next(
         (one for one in found.namespaces or () if (one.server_name, one.name) == names), None

@@ -33,7 +33,6 @@ from mps_exporter.snapshot import (
 def merge_daemon(
     context: MergeContext, inputs: DaemonInputs, clients_max: int, now: float
 ) -> ControlDaemon:
-    """Merge all that is known of one daemon."""
     facts, logged, probe = inputs.facts, inputs.state, inputs.answers.probe
     process = facts.process
     partitioning = _merge_partitioning(context, inputs)
@@ -100,7 +99,6 @@ def _served_gpus(
     servers: Iterable[Server],
     partitioning: Partitioning | None,
 ) -> tuple[str, ...]:
-    """Return the GPUs that a daemon is known to serve, and those that its servers use."""
     served = set(inputs.device_uuids().values())
     if partitioning is not None:
         served.update(one.uuid for one in partitioning.devices or ())
@@ -245,7 +243,6 @@ def _process_of(context: MergeContext, inputs: DaemonInputs, pid: int) -> Proces
 
 
 def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) -> Server:
-    """Merge the facts about a server of a v2 daemon."""
     process = _process_of(context, daemon, server_pid)
     pid = process.pid if process is not None else server_pid
     logged = daemon.state.servers.get(server_pid) if daemon.log_names_servers() else None

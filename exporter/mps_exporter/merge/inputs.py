@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from mps_exporter.merge.policy import STRANDED_SECONDS
 from mps_exporter.mps.server_queries import ServerAnswers
-from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import (
     CgroupMemory,
@@ -49,23 +48,17 @@ class DaemonInputs:
         return (self.answers.protocol or self.facts.protocol) == "3"
 
     def log_readable(self, log: str) -> bool:
-        """Return whether this log is readable now."""
         return any(state.log == log and state.readable for state in self.logs)
 
     def log_names_servers(self) -> bool:
         """Return whether the log shows which servers exist; an MPS v3 daemon's does not."""
         return self.log_readable("control") and not self.speaks_v3
 
-    def logged_servers(self) -> tuple[TrackedServer, ...]:
-        """Return the servers of the log, if it shows them."""
-        return tuple(self.state.servers) if self.log_names_servers() else ()
-
     def device_uuids(self) -> dict[int, str]:
         """Return device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
         return {**self.answers.device_uuids(), **self.state.devices}
 
     def visible_devices(self) -> str | None:
-        """Return the daemon's CUDA_VISIBLE_DEVICES, if its environment is readable."""
         process = self.facts.process
         environment = process.mps_environment if process is not None else None
         return (environment or {}).get("CUDA_VISIBLE_DEVICES")
@@ -120,17 +113,14 @@ class MergeContext:
         return self._host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
 
     def is_stranded(self, pid: int) -> bool:
-        """Return whether a process has looked stranded for long enough."""
         if self._stranded_since is None:
             return True
         return self._stranded_since.get(pid, math.inf) <= self._stranded_before
 
     def user(self, uid: int | None) -> str | None:
-        """Return the name of a user, if a process shows it."""
         return None if uid is None else self.users.get(uid)
 
     def memory_used(self, pid: int) -> Mapping[str, int]:
-        """Return GPU UUID -> bytes that the process uses there, if NVML reports it."""
         return self._memory_by_process.get(pid, {})
 
 
@@ -140,7 +130,6 @@ def is_server(facts: ProcessFacts) -> bool:
 
 
 def _user_names(processes: Iterable[ProcessFacts]) -> dict[int, str]:
-    """Return UID -> user name."""
     return {facts.uid: facts.user for facts in processes if facts.uid is not None and facts.user}
 
 
@@ -158,14 +147,13 @@ def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
     return frozenset(
         client.pid
         for inputs in daemons
-        if not inputs.facts.has_own_pid_namespace
-        for server in inputs.logged_servers()
+        if inputs.log_names_servers() and not inputs.facts.has_own_pid_namespace
+        for server in inputs.state.servers
         for client in server.clients
     )
 
 
 def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, int]]:
-    """Return PID -> GPU UUID -> bytes."""
     used: dict[int, dict[str, int]] = {}
     for gpu in gpus:
         for process in gpu.processes or ():

@@ -54,10 +54,8 @@ class SparseSeries:
     """Omits the series of sparse metrics that have not begun.
 
     Most series of an idle GPU would be zeros: errors and states that never occurred. Each costs
-    memory and time in Prometheus. A begun series is retained while it is on the pages.
-
-    increase() misses the first value of a series. So series that rules query with increase() begin
-    at 0; sparse are only states and rare errors of the GPU itself.
+    memory and time in Prometheus. A begun series is retained while it is on the pages. Series that
+    rules query with increase(), which misses the first value, are not sparse.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,6 @@ def _with_series(page: Page, server: Server) -> tuple[Client, ...]:
 
 
 def client_rows(page: Page) -> Rows[Client]:
-    """Return the clients that have series of their own."""
     for daemon in page.snapshot.daemons:
         for server in daemon.servers:
             for client in _with_series(page, server):
@@ -38,7 +37,6 @@ def _detail_rows(page: Page) -> Rows[Client]:
 
 
 def _inactive_rows(page: Page) -> Rows[float | None]:
-    """Return the time since which each client is in a state that is not active."""
     for daemon in page.snapshot.daemons if page.clients != "off" else ():
         pipe = daemon.pipe_directory
         for server in daemon.servers:

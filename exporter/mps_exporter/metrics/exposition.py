@@ -126,7 +126,6 @@ def _escaped(value: str) -> str:
 
 
 def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
-    """Return the keys of a family's lines, and the numbers."""
     lines: Iterable[tuple[LineKey, float]]
     if family.spec.kind in ("histogram", "stateset"):
         lines = [line for labels, value in family.samples for line in _several(labels, value)]

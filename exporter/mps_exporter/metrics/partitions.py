@@ -57,7 +57,6 @@ def _namespace_client_rows(page: Page) -> Rows[Client]:
 
 
 def _partition_rows(page: Page) -> Rows[tuple[SmPartition, int | None]]:
-    """Return SM partitions with the number of their clients."""
     for daemon in page.snapshot.daemons:
         for one in daemon.partitioning.partitions or () if daemon.partitioning is not None else ():
             if not one.unallocated:

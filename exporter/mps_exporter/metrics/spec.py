@@ -76,7 +76,6 @@ class MetricSpec:
     """Further text for the documentation: the help on each page of metrics is short."""
 
     def means(self, text: str, note: str = "") -> None:
-        """Declare what the metric means."""
         self.help, self.note = text, note
 
     @property
@@ -136,7 +135,6 @@ class Page:
         return rows.items()
 
     def gpu(self, uuid: str) -> tuple[str, str]:
-        """Return the labels gpu and uuid."""
         return self.snapshot.gpu_indexes.get(uuid, ""), uuid
 
 
@@ -155,7 +153,6 @@ class Scope(Generic[T]):
     def number(
         self, name: str, source: str, value: Callable[[T], float | None], **values: tuple[str, ...]
     ) -> MetricSpec:
-        """Declare a metric with one value for each thing."""
 
         def samples(page: Page) -> Samples:
             return {
@@ -169,7 +166,6 @@ class Scope(Generic[T]):
     def by_gpu(
         self, name: str, source: str, value: Callable[[T], Mapping[str, float]]
     ) -> MetricSpec:
-        """Declare a metric with one value for each thing and GPU, by UUID."""
 
         def samples(page: Page) -> Samples:
             return {
@@ -187,7 +183,6 @@ class Scope(Generic[T]):
         value: Callable[[T], Mapping[RawLabels, float]],
         **values: tuple[str, ...],
     ) -> MetricSpec:
-        """Declare a metric with values by further labels."""
         whole = _daemon_position([*values])
 
         def samples(page: Page) -> Samples:
@@ -306,7 +301,6 @@ def _counts(
 
 
 def daemon_rows(page: Page) -> Rows[ControlDaemon]:
-    """Return the control daemons, named by their pipe directories."""
     for daemon in page.snapshot.daemons:
         yield (daemon.pipe_directory,), daemon
 

@@ -57,7 +57,6 @@ class ServerInfo:
         return self.shared.readable["server"] and self.logs_pids is not False
 
     def set_owner(self, uid: int, _when: Moment) -> None:
-        """Set the user by the name of the shared memory."""
         self.uid = uid if self.uid is None else self.uid
 
     def set_memory_limit(self, device: int, limit_bytes: int, _when: Moment) -> None:
@@ -253,7 +252,6 @@ class ServerClients:
         return "" if client is None else client.contexts.get(context, "")
 
     def admit(self, pid: int, uid: int, when: Moment, wait: QueuedClient | None = None) -> None:
-        """Add the admission of a client that the daemon sends to this server."""
         self.admissions.mark_admitted(pid)
         if pid and pid in self._clients:
             return  # the timestamps are equal, and server.log came first
@@ -373,14 +371,12 @@ class ServerClients:
             client.count_termination(when)
 
     def request_termination(self, pid: int, _context: int, _when: Moment) -> None:
-        """Record that an operator requests the termination of a client."""
         self._terminating_pid = pid
         client = self.find(pid)
         if client is not None:
             client.terminating = True
 
     def terminated(self, when: Moment) -> None:
-        """Count the termination that was requested last."""
         pid, self._terminating_pid = self._terminating_pid, None
         client = None if pid is None else self.find(pid)
         if client is not None:
@@ -412,7 +408,6 @@ class ServerClients:
             self.drop(client, when)
 
     def disconnect_unnamed(self, when: Moment) -> None:
-        """Count the disconnection of a client that the log does not name."""
         if self.count <= 0:
             return
         if self.count == 1 and len(self._clients) == 1:
@@ -426,7 +421,7 @@ class ServerClients:
             self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
-        """End all clients with their server; return the PIDs of those that were lost.
+        """End all clients with their server; return the PIDs of the lost clients.
 
         `cause` is their loss cause, "" if they are not lost with the server.
         """

@@ -246,7 +246,6 @@ def server_replies(observation: ControlObservation) -> list[ServerReply]:
 
 
 def _server_of(commands: Sequence[str]) -> int | None:
-    """Return the server that the commands are about."""
     for command in commands:
         words = command.split(" ")
         if len(words) > 1 and words[0] in _SERVER_COMMANDS and words[1].isdecimal():
@@ -317,18 +316,15 @@ class _LineReader:
         return self._next >= len(self._lines)
 
     def take_match(self, shape: re.Pattern[str]) -> re.Match[str] | None:
-        """Take the next line if it has this shape."""
         found = None if self.at_end else shape.fullmatch(self._lines[self._next])
         self._next += found is not None
         return found
 
     def take_all(self, shape: re.Pattern[str]) -> list[re.Match[str]]:
-        """Take the next lines while they have this shape."""
         return list(iter(lambda: self.take_match(shape), None))
 
 
 def _read_exchange(server_pid: int, exchange: Exchange, fields: dict[str, Any]) -> Failure | None:
-    """Add the replies of one run to the fields of a ServerReply."""
     reader = _LineReader(exchange.stdout)
     for command in exchange.commands:
         if (gone := reader.take_match(_NOT_FOUND)) is not None:

@@ -172,7 +172,6 @@ class Fault:
     recovered_at: float | None = None
 
     def count_losses(self, when: Moment) -> None:
-        """Count the victims, once the cause is decided."""
         if self.verdict is None:
             return
         responsible = {owner.pid for owner in self.verdict.owners}
@@ -213,7 +212,6 @@ class ServerFaults:
         self._undecided: list[Fault] = []
 
     def __bool__(self) -> bool:
-        """Return whether a fault is being handled."""
         return bool(self._open)
 
     def process_ends(self, pid: int, when: Moment) -> None:
@@ -252,7 +250,6 @@ class ServerFaults:
         self._reported(when, new=new).handled = True
 
     def tear_down(self, pid: int, context: int, device: int, when: Moment) -> None:
-        """Record that a context on a device is lost."""
         fault = self._reported(when)
         if pid:
             self._add_victim(fault, pid, when)
@@ -271,12 +268,10 @@ class ServerFaults:
             self._add_victim(fault, pid, when)
 
     def list_devices(self, when: Moment) -> None:
-        """Take the bare numbers that follow for devices that are reset."""
         self._reported(when).listed = True
         self._list = "devices"
 
     def list_clients(self, when: Moment) -> None:
-        """Take the bare numbers that follow for clients that are lost."""
         fault = self._reported(when)
         fault.listed = True
         self._count_unnamed_gpu(fault, when)
@@ -306,7 +301,6 @@ class ServerFaults:
                 self._report_recovery(fault, when)
 
     def close_report(self, when: Moment) -> None:
-        """Close the log's report of a fault: no line follows."""
         fault, self._current, self._list = self._current, None, ""
         if fault is None:
             return

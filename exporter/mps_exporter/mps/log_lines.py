@@ -237,7 +237,6 @@ class ControlLogReader:
             self.state.daemon.configured_at = when.at
 
     def ui_refused(self, _when: Moment) -> None:
-        """Record that the last command was refused."""
         if self._is_quit():
             self.state.daemon.quit_requested_at = None
         self._command = ""

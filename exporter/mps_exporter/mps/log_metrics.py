@@ -48,7 +48,6 @@ class LogMetric:
 
     @property
     def has_fixed_labels(self) -> bool:
-        """Whether all label values are declared, or there is no label."""
         return all(self.values.values())
 
     @property
@@ -58,7 +57,6 @@ class LogMetric:
 
     @property
     def in_milliseconds(self) -> bool:
-        """Whether the value is kept in milliseconds, like the logs' timestamps."""
         return self.kind == "counter" and self.name.endswith("_seconds_total")
 
 

@@ -71,7 +71,6 @@ SERVER_ADDED_LINE = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
 
 
 def control_line_of(pid: int) -> re.Pattern[bytes]:
-    """Return the pattern of the lines that the control daemon with this PID writes."""
     return re.compile(rb"^\[[^\]\n]* Control +%d\] " % pid, re.MULTILINE)
 
 
@@ -256,7 +255,6 @@ class _LogBuffer:
         return key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:
-        """Return whether more of it is waiting to be read, and it was read after this time."""
         return self._behind_at > since
 
     def complete_until(self) -> float | None:

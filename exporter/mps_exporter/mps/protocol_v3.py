@@ -335,7 +335,6 @@ def _row(query: str, titles: tuple[str, ...], line: str) -> Row | None:
 
 
 def _cell_value(query: str, row: Row, title: str) -> object:
-    """Convert a cell; None if it does not match."""
     cell = row[title]
     if title == "namespace":
         cell = cell.removeprefix(f"{row.get('server')}/")
@@ -556,7 +555,6 @@ def anonymised(query: str, text: str, rename: Rename) -> str:
 
 
 def _renamed(query: str, row: Row, title: str, rename: Rename) -> str:
-    """Return a cell without names."""
     cell, column = row[title], _LISTS[query].columns.get(title)
     if cell in _EMPTY:
         return cell

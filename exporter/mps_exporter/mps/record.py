@@ -207,7 +207,6 @@ class Moment(NamedTuple):
         self.counters.observe(name, seconds, counted=self.counted, **labels)
 
     def add_incident(self, incident: Incident) -> None:
-        """Record an incident, whose own time may be earlier."""
         seconds = incident.seconds
         if seconds is not None:
             seconds = round(max(seconds, 0.0), 3)

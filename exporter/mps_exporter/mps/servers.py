@@ -84,7 +84,6 @@ class TrackedServer(ServerInfo):
         self.thread_ratio = ratio
 
     def expect(self, entry: QueuedClient) -> None:
-        """Add a client that waits for this server."""
         if entry.pid:
             self._queued_dead.setdefault(entry.pid, entry.dead)
         else:
@@ -114,10 +113,7 @@ class TrackedServer(ServerInfo):
             self._become_ghost(when)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost: its log shows that a queued client sent no credentials.
-
-        A server without a free file descriptor writes the same, and serves its clients.
-        """
+        """Make it a ghost, unless it has clients: one without a free descriptor logs the same."""
         if not self.clients.may_have_context:
             self._credentials_missing = True
             self._become_ghost(when)
@@ -220,7 +216,6 @@ class TrackedServer(ServerInfo):
             self.clients.admissions.refuse(pid, when)
 
     def finish(self, _when: Moment) -> None:
-        """Record that it agreed to end: it ends 0 to 1 ms after its last client has left."""
         self.finishing = True
 
     def shutdown_requested(self, at: float | None) -> None:
@@ -319,7 +314,6 @@ class Servers:
         return server
 
     def start(self, pid: int, uid: int, when: Moment) -> None:
-        """Add a server process that the daemon starts."""
         server = self._servers.get(pid)
         if server is not None and server.start_unknown:
             # The timestamps are equal, and server.log came first.

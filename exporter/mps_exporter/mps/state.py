@@ -24,10 +24,6 @@ client (driver 580)."""
 UNSEEN_END = "control.log cannot be read, so it may have been asked to quit"
 
 
-def _missing_credentials() -> deque[float]:
-    return deque(maxlen=policy.MAX_RECENT)
-
-
 @dataclass(slots=True)
 class DaemonLifetime:
     """The control daemon, from its start to its end."""
@@ -55,7 +51,9 @@ class DaemonLifetime:
     logs_shutdown_requests: bool = False
     """Its log shows its shutdown requests to servers (driver 580)."""
     backoff_seconds: float | None = None
-    missing_credentials: deque[float] = field(default_factory=_missing_credentials)
+    missing_credentials: deque[float] = field(
+        default_factory=lambda: deque(maxlen=policy.MAX_RECENT)
+    )
     """Times of callers without credentials that no NEW CLIENT has followed yet."""
     forbidden_starts: BoundedDict[int, int] = field(
         default_factory=lambda: BoundedDict(policy.MAX_RECENT)
@@ -108,7 +106,6 @@ class DaemonState:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """The clients that wait behind another user's server."""
         waits = [
             Wait(entry.pid, entry.uid, entry.since, entry.behind_uid, entry.dead)
             for entry in self.queue
@@ -296,7 +293,6 @@ class DaemonState:
         self.daemon.end(when.at, died=cause == "daemon_died")
 
     def server_ready(self, pid: int, when: Moment) -> None:
-        """Record that a server accepts clients; the queued clients of its user are sent to it."""
         self.daemon.served_at = when.at
         self.open_server(self.servers.get(pid) or self.servers.adopt(pid, when.at), when)
 
@@ -360,13 +356,11 @@ class DaemonState:
             server.shutdown_requested(when.at)
 
     def shutdown_declined(self, pid: int, when: Moment) -> None:
-        """Record that a server with clients declined a shutdown request."""
         self.daemon.served_at = when.at
         if (server := self.servers.get(pid)) is not None:
             server.shutdown_requested(None)
 
     def shutdown_retry(self, milliseconds: int, _when: Moment) -> None:
-        """Set the daemon's back-off before its next shutdown request."""
         self.daemon.backoff_seconds = milliseconds / 1000.0
 
     def credentials_missing(self, when: Moment) -> None:

@@ -3,8 +3,8 @@
     log lines --add_logs--> state <--observe-- /proc: processes that have exited
                               ^---reconcile--- the control tool: servers and clients
 
-It reads no file and no clock: every time comes from a line's timestamp, so a log that is replayed
-gives the same numbers as a log that is followed.
+Every time comes from a line's timestamp, never from a clock, so a log that is replayed gives the
+same numbers as a log that is followed.
 
 No line of a log shows that a process was killed. Its exit may be visible in /proc before the log
 has been read up to then. So an exit is recorded first, and applied when the log is read up to a
@@ -115,7 +115,6 @@ class DaemonTracker:
             self._server.apply(entry, when)
 
     def advance_to(self, until: float) -> None:
-        """Advance the state to this time, before which every line has been applied."""
         self.state.advance_to(until)
         self._confirm_exits(until)
 
@@ -223,7 +222,6 @@ class DaemonTracker:
                 server.detect_ghost(now)
 
     def _confirm_server_exit(self, server: TrackedServer, when: Moment) -> None:
-        """Apply the exit of a server that control.log does not show."""
         state = self.state
         if state.daemon.missing_since is not None and state.daemon.ended_at is None:
             return  # the daemon has exited, too, which explains it
@@ -239,8 +237,8 @@ class DaemonTracker:
     ) -> None:
         """Apply the control tool's replies, as soon as the logs have been read up to the query.
 
-        A server that the tool lists before the log line of its start is applied would be taken for
-        an older one; so the reply waits. A recording may contain its first reply before its time.
+        Without this delay, a server that the tool lists before the log line of its start is applied
+        would count as an older one. The first reply of a recording may be later than `now`.
         """
         self._pending_reply = at, listed, tuple(replies)
         self._apply_reply_if_due(now)

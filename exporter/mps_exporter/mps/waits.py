@@ -114,7 +114,6 @@ class ClientQueue:
         return found
 
     def abandon_all(self, when: Moment) -> None:
-        """Empty the queue: the daemon has exited."""
         for entry in self:
             entry.abandon(when)
         self._entries.clear()
@@ -126,7 +125,6 @@ class ClientQueue:
                 entry.block(uid, when)
 
     def has_blocked_clients(self) -> bool:
-        """Return whether a living client waits behind another user's server."""
         return any(entry.blocked and not entry.dead for entry in self)
 
     def count_overtake(self, uid: int, when: Moment) -> None:
@@ -173,7 +171,6 @@ class Admissions:
         return pid in self._admitted
 
     def mark_admitted(self, pid: int) -> None:
-        """Record that a client with this PID was sent here, or is connected."""
         if pid:
             self._admitted[pid] = None
 
@@ -181,14 +178,12 @@ class Admissions:
         self._open.append(admission)
 
     def pop(self, pid: int) -> Admission | None:
-        """Remove the admission of a client that connects."""
         found = next((one for one in self._open if one.pid == pid), None)
         if found is not None:
             self._open.remove(found)
         return found
 
     def mark_for_context(self, pid: int) -> None:
-        """Record that the daemon sends a client a second time."""
         for admission in self._open:
             admission.for_context |= admission.pid == pid
 
