@@ -180,7 +180,7 @@ def _checks(
 
 
 async def _collect_from_recording(settings: Settings) -> Snapshot:
-    from mps_exporter.replay import advance
+    from mps_exporter.backend import advance
     from mps_exporter.sources.recording import read_recording
     from mps_exporter.sources.replay_host import ReplayHost
 

@@ -17,11 +17,10 @@ from typing import Any
 
 import mps_exporter
 from mps_exporter import humanize
-from mps_exporter.backend import CollectorBackend, build
+from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
 from mps_exporter.config import Settings, StartError
 from mps_exporter.logging import print_output, print_status, show_progress
-from mps_exporter.replay import ReplayPlayer
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
@@ -187,7 +186,7 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
             f"  Chapters: {names} (mps-exporter demo --chapter=NAME)\n\n"
         )
     else:
-        header = player.header
+        header = player.playing.recording.header
         scenario, machine, driver, recorded_at = (
             humanize.printable(text, MAX_HEADER_CHARACTERS)
             for text in (header.scenario, header.machine, header.driver_version, header.recorded_at)
@@ -204,8 +203,8 @@ async def _report_progress(player: ReplayPlayer) -> None:
     """Show the position, the speed and the chapter on a terminal until cancelled."""
     playlist = player.playlist
     while True:
-        at = player.position
-        text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {player.speed:g}"
+        at, speed = player.playing.position, player.playing.speed
+        text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {speed:g}"
         chapter = playlist.chapter_at(at)
         show_progress(text if chapter is None else f"{text}  {chapter.name}: {chapter.title}")
         await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)

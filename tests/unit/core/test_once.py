@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mps_exporter.backend import advance
 from mps_exporter.cli import main
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor import (
@@ -29,7 +30,6 @@ from mps_exporter.commands.doctor_report import (
 )
 from mps_exporter.config import Settings
 from mps_exporter.findings import ADVICE
-from mps_exporter.replay import advance
 from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.policy import BRIEF_SAMPLE_SECONDS
