@@ -154,7 +154,6 @@ class ReplayPlayer:
         self._playing = entered
 
     def _info(self, snapshot: Snapshot, playing: Playing) -> Snapshot:
-        """Add the recording and the position to a snapshot."""
         header = playing.recording.header
         position = round(playing.position, 3)
         chapter = self.playlist.chapter_at(position)
@@ -224,14 +223,12 @@ class CollectorBackend:
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
-        """Collect, or join the collection in flight."""
         source = self._live_collector if self.player is None else self.player
         snapshot = await source.collect(timeout_seconds, collectors)
         self.ready = True
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
-        """Render the metrics on a separate thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._renderers, self._encode, snapshot, content_type, gzip
@@ -251,7 +248,6 @@ class CollectorBackend:
             queue.put_nowait((daemon, incident))
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        """Yield each new incident with its daemon."""
         queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(policy.MAX_QUEUED_INCIDENTS)
         self._subscribers.add(queue)
         try:

@@ -259,7 +259,6 @@ class DaemonQueries:
 
 
 def _raise_for_outcome(observation: ControlObservation) -> None:
-    """Raise the failure of a query."""
     if observation.outcome is Outcome.OK:
         return
     text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"

@@ -50,7 +50,6 @@ class DaemonRecord:
 
     @property
     def state(self) -> DaemonState:
-        """State that its logs show."""
         return self.tracker.state
 
     @property
@@ -68,7 +67,6 @@ class DaemonRecord:
 
     @property
     def logs_readable(self) -> bool:
-        """Whether both of its logs can be read."""
         return all(log in self.logs and self.logs[log].readable for log in ("control", "server"))
 
     def pids_to_watch(self) -> list[int]:
@@ -151,14 +149,14 @@ class DaemonRecord:
         self.facts = replace(self.facts, process=None, servers=(), lock_holder_pid=None)
         self.gone_since = self.gone_since or now
 
-    def must_not_be_replaced_by(self, facts: DaemonFacts) -> bool:
-        """Return whether `facts` is an ordinary user's process, and this daemon is root's.
+    def may_become(self, facts: DaemonFacts) -> bool:
+        """Return whether these are facts about this daemon, or about a successor.
 
-        The directory of a daemon in a container may belong to an ordinary user on the host: a
-        process of that user there must not hide the exit of root's daemon.
+        The directory of root's daemon in a container may belong to an ordinary user on the host:
+        a process of that user there must not hide the exit of root's daemon.
         """
-        others = facts.process_identity != self.facts.process_identity
-        return others and facts.limited and not self.facts.limited
+        same = facts.process_identity == self.facts.process_identity
+        return same or self.facts.limited or not facts.limited
 
     def outdated(self, now: float) -> bool:
         """Return whether it has been absent for longer than it is shown."""
@@ -211,13 +209,12 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
         )
 
     def refresh(self, found: Iterable[DaemonFacts], now: float) -> None:
-        """Update the records with the daemons that were found in /proc."""
         found = tuple(found)
         self._drop_renamed(found)
         names = set()
         for facts in found:
             record = self.get(facts.pipe_directory)
-            if record is not None and record.must_not_be_replaced_by(facts):
+            if record is not None and not record.may_become(facts):
                 continue
             names.add(facts.pipe_directory)
             if record is None:

@@ -281,7 +281,6 @@ class CgroupMemory:
 
     @property
     def limited(self) -> bool:
-        """Whether any limit is set."""
         return bool(self.soft_limit_bytes) or self.hard_limit_bytes is not None
 
 

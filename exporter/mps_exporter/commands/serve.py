@@ -141,23 +141,20 @@ def _log_start(settings: Settings, *, replay: bool) -> None:
 def _install_sighup_handler(
     stop: asyncio.Event, check_files: Callable[[], Coroutine[None, None, None]] | None
 ) -> None:
-    """On SIGHUP check the web configuration; stop if a terminal sent the signal as it closed."""
-    # Checked at the start: a closed terminal can no longer be recognized.
-    on_terminal = sys.stderr.isatty()
+    """On SIGHUP check the web configuration; on a terminal, which has closed, stop."""
+    if sys.stderr.isatty():
+        on_signals(stop.set, signal.SIGHUP)
+        return
     checks: set[asyncio.Task[None]] = set()
 
-    def hang_up() -> None:
-        if on_terminal:
-            _log.info("terminal closed (SIGHUP), stopping")
-            stop.set()
-            return
+    def check() -> None:
         _log.info("SIGHUP: checking the web configuration; other settings need a restart")
         if check_files is not None:
             task = asyncio.create_task(check_files(), name="web configuration")
             checks.add(task)
             task.add_done_callback(checks.discard)
 
-    on_signals(hang_up, signal.SIGHUP)
+    on_signals(check, signal.SIGHUP)
 
 
 # --------------------------------------------------------------- messages about a replay
@@ -175,7 +172,6 @@ def _browse_addresses(addresses: Sequence[str], metrics: str, *, tls: bool) -> s
 
 
 def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_text: str) -> None:
-    """Print what is replayed, and the addresses of the pages."""
     playlist = player.playlist
     seconds = playlist.duration_seconds / settings.replay_speed
     if playlist.chapters:
