@@ -50,7 +50,7 @@ class Collector:
         settings: Settings,
         *,
         on_observation: Callable[[Observation], None] = lambda _observation: None,
-        on_incident: Callable[[str, Incident], None] | None = None,
+        on_incident: Callable[[str, Incident], None] = lambda _daemon, _incident: None,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -270,7 +270,7 @@ class Collector:
     # ------------------------------------------------------------------ results
 
     def _snapshot(self, run: CollectionRun) -> Snapshot:
-        """Return the results so far; a source that is in progress is marked as late."""
+        """Return the results so far; a source that is in progress is late."""
         now = self._host.now()
         snapshot = merge(
             taken_at=now,
@@ -350,9 +350,8 @@ class Collector:
             new_incidents, record.published_incidents = record.state.incidents.since(
                 record.published_incidents
             )
-            if self._on_incident is not None:
-                for incident in new_incidents:
-                    self._on_incident(name, incident)
+            for incident in new_incidents:
+                self._on_incident(name, incident)
 
 
 def _daemon_starts(chunk: LogChunk) -> bool:

@@ -261,12 +261,8 @@ class UserNames:
     def update(self, snapshot: Snapshot) -> None:
         """Record the names in a snapshot; those of its daemons, servers and clients win."""
         servers = [server for daemon in snapshot.daemons for server in daemon.servers]
-        clients = (client for server in servers for client in server.clients)
-        holders: tuple[ControlDaemon | Server | Client, ...] = (
-            *snapshot.daemons,
-            *servers,
-            *clients,
-        )
+        clients = [client for server in servers for client in server.clients]
+        holders: list[ControlDaemon | Server | Client] = [*snapshot.daemons, *servers, *clients]
         named = {one.uid: one.user for one in holders if one.uid is not None and one.user}
         for uid, user in {**snapshot.user_names, **named}.items():
             self._names.pop(uid, None)
