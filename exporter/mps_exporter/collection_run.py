@@ -57,10 +57,13 @@ class CollectionRun:
     async def time_limit(self, ratio: float = 1.0) -> AsyncIterator[None]:
         """Cancel the body after this part of the deadline, and raise SourceTimeoutError."""
         limit = ratio * self.deadline_seconds
+        timeout = asyncio.timeout_at(self.started + limit)  # on time.monotonic()
         try:
-            async with asyncio.timeout_at(self.started + limit):  # on time.monotonic()
+            async with timeout:
                 yield
         except TimeoutError as late:
+            if not timeout.expired():
+                raise
             raise SourceTimeoutError(f"no answer within {limit:.3g} s") from late
 
     async def run_source(
