@@ -15,12 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.own_memory import configure_malloc
+from mps_exporter import cli
 
-configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports the rest
+cli.configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
 from bench.host import DROP_ONE_IN, TickingNvml, busy_gpus  # noqa: E402
-from mps_exporter import cli  # noqa: E402
 from mps_exporter.mps.record import Counters  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402

@@ -1,13 +1,15 @@
-"""Backend of the web server: a collector on this host or on a recording."""
+"""Backend of the web server: a collector on this host, or recordings played in a loop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip as gzip_format
 import os
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import cast
 
 from prometheus_client import ProcessCollector
@@ -18,11 +20,10 @@ from mps_exporter.collector import Collector
 from mps_exporter.config import Settings
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import Encoder
-from mps_exporter.metrics.spec import Family
-from mps_exporter.replay import ReplayPlayer
-from mps_exporter.snapshot import Incident, Snapshot
+from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.replay_host import Playlist
+from mps_exporter.sources.recording import Recording
+from mps_exporter.sources.replay_host import Playlist, ReplayHost, Scene
 
 
 def build() -> Build:
@@ -31,11 +32,156 @@ def build() -> Build:
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 
-def render_families(snapshot: Snapshot, clients: ClientSeries = "full") -> list[Family]:
-    """Return all metrics of a snapshot, in the viewer's time."""
-    if snapshot.recording is None:
-        return render(snapshot, build(), clients=clients)
-    return render(snapshot, build(), wall=snapshot.recording.viewer_time, clients=clients)
+async def advance(host: ReplayHost, collector: Collector, target: float) -> Snapshot:
+    """Play a recording up to `target` seconds after its start, and stop its clock there."""
+    elapsed = 0.0
+    step_seconds = max(policy.REPLAY_STEP_SECONDS, target / policy.MAX_REPLAY_STEPS)
+    while True:
+        host.hold(elapsed)
+        await collector.poll_logs()
+        await collector.watch_processes()
+        snapshot = await collector.collect()
+        if elapsed >= target:
+            return snapshot
+        elapsed = min(elapsed + step_seconds, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A scene with its host and its collector."""
+
+    number: int
+    scene: Scene
+    recording: Recording
+    host: ReplayHost
+    collector: Collector
+    speed: float
+    """Recorded seconds for each second of the viewer."""
+
+    @property
+    def position(self) -> float:
+        """Seconds after the playlist's start."""
+        return self.scene.starts_at + (self._elapsed - self.scene.begin) / self.scene.speed
+
+    def seconds_left(self) -> float:
+        """Return the time until the scene's end, in the viewer's time."""
+        return (self.scene.end - self._elapsed) / self.speed
+
+    @property
+    def _elapsed(self) -> float:
+        """Seconds after the recording's start, within the scene."""
+        elapsed = self.host.now() - self.recording.header.started_at
+        return min(max(elapsed, self.scene.begin), self.scene.end)
+
+
+class ReplayPlayer:
+    """Plays the scenes of a playlist one after another, in a loop."""
+
+    def __init__(
+        self,
+        playlist: Playlist,
+        settings: Settings,
+        *,
+        on_incident: Callable[[str, Incident], None],
+    ) -> None:
+        self.playlist = playlist
+        self._settings = settings
+        self._on_incident = on_incident
+        self._playing: Playing | None = None
+        self._jumped = asyncio.Event()
+        self._entering = asyncio.Lock()
+
+    async def start(self, position: float = 0.0) -> None:
+        """Begin this many seconds after the playlist's start, unless a scene is being played."""
+        async with self._entering:
+            if self._playing is None:
+                await self._enter(position)
+
+    async def run(self) -> None:
+        await self.start()
+        while True:
+            playing = self.playing
+            self._jumped.clear()
+            follower = asyncio.create_task(playing.collector.run_between_collections())
+            seconds = max(playing.seconds_left(), policy.MIN_SCENE_SECONDS)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._jumped.wait(), seconds)
+            finally:
+                follower.cancel()
+            await asyncio.wait((follower,))  # not `await follower`, which would raise
+            async with self._entering:
+                if self._playing is playing:
+                    scenes = self.playlist.scenes
+                    following = (scenes.index(playing.scene) + 1) % len(scenes)
+                    await self._enter(scenes[following].starts_at)
+
+    async def jump(self, chapter: str) -> bool:
+        """Play this chapter; return whether it exists."""
+        wanted = next((one for one in self.playlist.chapters if one.name == chapter), None)
+        if wanted is not None:
+            async with self._entering:
+                await self._enter(wanted.at_seconds)
+            self._jumped.set()
+        return wanted is not None
+
+    @property
+    def playing(self) -> Playing:
+        """The scene that is being played."""
+        if self._playing is None:
+            raise RuntimeError("nothing is played yet")
+        return self._playing
+
+    async def _enter(self, position: float) -> None:
+        """Play the scene at this position, from there."""
+        scene = self.playlist.scene_at(position)
+        recording = await asyncio.to_thread(self.playlist.recording, scene)
+        speed = self._settings.replay_speed * scene.speed
+        host = ReplayHost(recording, speed=speed)
+
+        def publish(daemon: str, incident: Incident) -> None:
+            # Incidents before the wanted position are not reported.
+            if self._playing is entered:
+                moment = host.wall(incident.at)
+                self._on_incident(daemon, replace(incident, at=moment))
+
+        collector = Collector(host, self._settings, on_incident=publish)
+        number = 1 if self._playing is None else self._playing.number + 1
+        entered = Playing(number, scene, recording, host, collector, speed)
+        offset = scene.begin + (position - scene.starts_at) * scene.speed
+        await advance(host, collector, offset)
+        host.play()
+        self._playing = entered
+
+    def _info(self, snapshot: Snapshot, playing: Playing) -> Snapshot:
+        header = playing.recording.header
+        position = round(playing.position, 3)
+        chapter = self.playlist.chapter_at(position)
+        return replace(
+            snapshot,
+            recording=RecordingInfo(
+                scenario=header.scenario,
+                machine=header.machine,
+                driver_version=header.driver_version,
+                recorded_at=header.recorded_at,
+                speed=playing.speed,
+                loop=playing.number,
+                chapters=self.playlist.chapters,
+                chapter=None if chapter is None else chapter.name,
+                position_seconds=position,
+                duration_seconds=round(self.playlist.duration_seconds, 3),
+                names_replaced=self.playlist.names_replaced,
+                recorded_from=header.started_at,
+                played_from=playing.host.played_from,
+            ),
+        )
+
+    async def collect(
+        self, timeout_seconds: float | None, collectors: frozenset[str] | None
+    ) -> Snapshot:
+        await self.start()
+        playing = self.playing
+        return self._info(await playing.collector.collect(timeout_seconds, collectors), playing)
 
 
 class CollectorBackend:
@@ -50,7 +196,8 @@ class CollectorBackend:
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
         self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
-        self._ready = False
+        self.ready = False
+        """Whether the first collection is done."""
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
@@ -73,31 +220,25 @@ class CollectorBackend:
             await self._live.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def ready(self) -> bool:
-        """Whether the first collection is done."""
-        return self._ready
-
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
-        """Collect, or join the collection in flight."""
         source = self._live_collector if self.player is None else self.player
         snapshot = await source.collect(timeout_seconds, collectors)
-        self._ready = True
+        self.ready = True
         return snapshot
 
     async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
-        """Render the metrics on a separate thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._renderers, self._encode, snapshot, content_type, gzip
         )
 
     def _encode(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
-        families = self._sparse.shown(render_families(snapshot, self._clients))
+        wall = snapshot.recording.viewer_time if snapshot.recording is not None else None
+        families = render(snapshot, build(), wall=wall, clients=self._clients)
         own = () if self._process is None else self._process.collect()
-        page = self._encoder.encode(families, own, content_type)
+        page = self._encoder.encode(self._sparse.shown(families), own, content_type)
         return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
     def _publish(self, daemon: str, incident: Incident) -> None:
@@ -107,7 +248,6 @@ class CollectorBackend:
             queue.put_nowait((daemon, incident))
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        """Yield each new incident with its daemon."""
         queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(policy.MAX_QUEUED_INCIDENTS)
         self._subscribers.add(queue)
         try:

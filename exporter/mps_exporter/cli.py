@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
+import ctypes
 import os
 import platform
 import sys
 import traceback
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import mps_exporter
@@ -30,7 +31,6 @@ from mps_exporter.config import (
 )
 from mps_exporter.humanize import printable
 from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
-from mps_exporter.own_memory import configure_malloc
 
 WRONG_USAGE = 2
 DIAGNOSIS_FAILED = 3
@@ -38,6 +38,10 @@ DIAGNOSIS_FAILED = 3
 
 MAX_MESSAGE_CHARACTERS = 500
 """Maximum length of an error message, which may quote a file."""
+
+# <malloc.h>
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 
 HELP = ("-h", "--help", "--help-all")
 VERSION = ("-V", "--version")
@@ -178,10 +182,6 @@ def _run(command: str, settings: Settings) -> int:
     brief = command == "doctor" or settings.serve_once or settings.serve_textfile
     configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()
-    if brief:
-        # A short command exits before garbage builds up; collecting would take a tenth of the
-        # import time.
-        gc.set_threshold(100_000)
     try:
         started = _start_command(command, settings)
         return started if isinstance(started, int) else asyncio.run(started)
@@ -190,6 +190,18 @@ def _run(command: str, settings: Settings) -> int:
         return DIAGNOSIS_FAILED if command == "doctor" else 1
     except KeyboardInterrupt:
         return 130
+
+
+def configure_malloc() -> None:
+    """Return freed memory to the kernel. Call this before threads are started.
+
+    By default the limit for such blocks rises with the first larger one that is freed: after 40
+    minutes the heap of a full host had gaps of 3.0 MB instead of 0.9 MB.
+    """
+    with suppress(OSError, AttributeError):  # musl has no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, 1 << 16)
 
 
 def _start_command(command: str, settings: Settings) -> Coroutine[None, None, int] | int:

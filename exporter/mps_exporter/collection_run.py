@@ -24,7 +24,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Snapshot
+from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 SELF_LOGGING_COLLECTORS = ("nvml", "control")
@@ -46,12 +46,6 @@ class CollectionRun:
     queried: set[str] = field(default_factory=set)
     probes: dict[str, ControlObservation] = field(default_factory=dict)
     """Pipe directory -> reply of its daemon in this collection."""
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-    snapshot: Snapshot | None = None
-    """The final snapshot; None until the end."""
-    _timeouts: dict[asyncio.Timeout, float] = field(default_factory=dict)
-    """Timeouts of the sources that are being read -> their part of the deadline."""
 
     @property
     def age_seconds(self) -> float:
@@ -60,32 +54,18 @@ class CollectionRun:
     def remaining_seconds(self) -> float:
         return max(0.01, self.deadline_seconds - self.age_seconds)
 
-    def extend(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now if it is earlier, also for reads in progress."""
-        self.deadline_seconds = max(self.deadline_seconds, self.age_seconds + seconds)
-        for timeout, ratio in self._timeouts.items():
-            timeout.reschedule(self.started + ratio * self.deadline_seconds)
-
     @asynccontextmanager
     async def time_limit(self, ratio: float = 1.0) -> AsyncIterator[None]:
-        """Cancel the body after this part of the deadline, which extend() may move.
-
-        Raises:
-            SourceTimeoutError: It was cancelled.
-        """
-        # The event loop's clock is time.monotonic().
-        timeout = asyncio.timeout_at(self.started + ratio * self.deadline_seconds)
-        self._timeouts[timeout] = ratio
+        """Cancel the body after this part of the deadline, and raise SourceTimeoutError."""
+        limit = ratio * self.deadline_seconds
+        timeout = asyncio.timeout_at(self.started + limit)  # on time.monotonic()
         try:
             async with timeout:
                 yield
         except TimeoutError as late:
             if not timeout.expired():
                 raise
-            limit = ratio * self.deadline_seconds
             raise SourceTimeoutError(f"no answer within {limit:.3g} s") from late
-        finally:
-            del self._timeouts[timeout]
 
     async def run_source(
         self, transitions: TransitionLogger, name: CollectorName, work: Awaitable[None]
@@ -215,7 +195,7 @@ class DaemonQueries:
         probe = self._valid_probe(record)
         if probe is None:
             # Another process may have replaced it when the reply arrives.
-            record.answered_by = record.process_identity
+            record.answered_by = record.facts.process_identity
             since = record.tracker.silent_since or 0.0
             probe = await self._host.probe(record.facts, run.remaining_seconds(), since)
             self._on_observation(probe)
@@ -283,7 +263,6 @@ class DaemonQueries:
 
 
 def _raise_for_outcome(observation: ControlObservation) -> None:
-    """Raise the failure of a query."""
     if observation.outcome is Outcome.OK:
         return
     text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from mps_exporter.snapshot import COLLECTORS
@@ -424,14 +425,11 @@ class Settings:
     record_scenario: str = _record_only("", Kind("TEXT"), "Description, stored in the recording.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
-        """Return the names of the sources that are switched on."""
         return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
 
     def configured_directories(self) -> tuple[tuple[str, str | None], ...]:
         """Return the (pipe directory, log directory or None) pairs, matched by position."""
-        logs: list[str | None] = [*self.mps_log_directory]
-        logs += [None] * (len(self.mps_pipe_directory) - len(logs))
-        return tuple(zip(self.mps_pipe_directory, logs, strict=False))
+        return tuple(zip_longest(self.mps_pipe_directory, self.mps_log_directory))
 
 
 def _named(flag: Flag, field_name: str) -> Flag:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, UserDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mps_exporter import policy
@@ -50,7 +50,6 @@ class DaemonRecord:
 
     @property
     def state(self) -> DaemonState:
-        """State that its logs show."""
         return self.tracker.state
 
     @property
@@ -61,10 +60,6 @@ class DaemonRecord:
         return self.in_job or self.facts.pipe_directory.startswith("/proc/")
 
     @property
-    def process_identity(self) -> tuple[int, float] | None:
-        return _process_identity(self.facts)
-
-    @property
     def known_absent(self) -> bool:
         """Whether it has no process and its lock is free, so that no query is needed."""
         facts = self.facts
@@ -72,19 +67,19 @@ class DaemonRecord:
 
     @property
     def logs_readable(self) -> bool:
-        """Whether both of its logs can be read."""
         return all(log in self.logs and self.logs[log].readable for log in ("control", "server"))
 
     def pids_to_watch(self) -> list[int]:
         """Return the PIDs, as the host numbers them, whose exits must be noticed immediately."""
-        logged = self.state.pids_to_watch()
-        return self.missing_process() or _with_control_daemon(self.facts, logged)
+        process = self.facts.process
+        if process is None:
+            return self.missing_process()
+        return [process.pid, *(self.state.pids_to_watch() if self.has_host_pids else ())]
 
     @property
     def has_host_pids(self) -> bool:
         """Whether its logs contain PIDs of the host's namespace."""
-        process = self.facts.process
-        return process is not None and len(process.namespace_pids) <= 1
+        return self.facts.process is not None and not self.facts.has_own_pid_namespace
 
     def observe_kernel(
         self,
@@ -92,14 +87,9 @@ class DaemonRecord:
         faults: Sequence[KernelFault],
         earlier: Iterable[AddressRanges],
     ) -> None:
-        """Apply evidence for the cause of a fault.
+        """Apply evidence for the cause of a fault; a new daemon gets the earlier ranges.
 
         The address ranges of an ordinary user's daemon are limited to processes of that user.
-
-        Args:
-            observation: New evidence.
-            faults: The last faults in the kernel log.
-            earlier: The last ranges, for a new daemon.
         """
         facts, found = self.facts, observation.ranges if self.knows_ranges else earlier
         self.knows_ranges = True
@@ -141,7 +131,7 @@ class DaemonRecord:
         self.was_readable |= state.log == "control" and state.readable
 
     def record_found(self, facts: DaemonFacts, now: float) -> None:
-        if _process_identity(facts) != self.process_identity:
+        if facts.process_identity != self.facts.process_identity:
             self.clear_answers()
         if has_resumed(self.facts, facts):
             self.resumed_at = now
@@ -159,14 +149,14 @@ class DaemonRecord:
         self.facts = replace(self.facts, process=None, servers=(), lock_holder_pid=None)
         self.gone_since = self.gone_since or now
 
-    def must_not_be_replaced_by(self, facts: DaemonFacts) -> bool:
-        """Return whether `facts` is an ordinary user's process, and this daemon is root's.
+    def may_become(self, facts: DaemonFacts) -> bool:
+        """Return whether these are facts about this daemon, or about a successor.
 
-        The directory of a daemon in a container may belong to an ordinary user on the host: a
-        process of that user there must not hide the exit of root's daemon.
+        The directory of root's daemon in a container may belong to an ordinary user on the host:
+        a process of that user there must not hide the exit of root's daemon.
         """
-        others = _process_identity(facts) != self.process_identity
-        return others and facts.limited and not self.facts.limited
+        same = facts.process_identity == self.facts.process_identity
+        return same or self.facts.limited or not facts.limited
 
     def outdated(self, now: float) -> bool:
         """Return whether it has been absent for longer than it is shown."""
@@ -183,7 +173,7 @@ class DaemonRecord:
         return (
             self.answers.configured is not None
             and probe.outcome is Outcome.OK
-            and self.answered_by == self.process_identity
+            and self.answered_by == self.facts.process_identity
             and (self.state.daemon.configured_at or 0.0) < probe.at
         )
 
@@ -196,7 +186,7 @@ class DaemonRecord:
         return (
             probe.outcome is Outcome.OK
             and self.logs_readable
-            and self.answered_by == self.process_identity
+            and self.answered_by == self.facts.process_identity
             and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
             and daemon.quit_requested_at is None
             and (daemon.configured_at or 0.0) < probe.at
@@ -204,51 +194,39 @@ class DaemonRecord:
         )
 
 
-class DaemonRegistry(Mapping[str, DaemonRecord]):
+class DaemonRegistry(UserDict[str, DaemonRecord]):
     """The daemons that run, are configured, or exited recently, by pipe directory."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, DaemonRecord] = {}
-
-    def __getitem__(self, pipe_directory: str) -> DaemonRecord:
-        return self._records[pipe_directory]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def pids_to_watch(self) -> list[int]:
         """Return the PIDs whose exits must be noticed immediately: no log shows them."""
-        return _within_quota((one.facts, one.pids_to_watch()) for one in self._records.values())
+        return _within_quota((one.facts, one.pids_to_watch()) for one in self.values())
 
     def pids_to_look_up(self) -> list[int]:
         """Return the PIDs that the logs name, and of daemons that were not found."""
         return _within_quota(
             (one.facts, [*one.missing_process(), *sorted(one.state.pids_to_look_up())])
-            for one in self._records.values()
+            for one in self.values()
         )
 
-    def update(self, found: Iterable[DaemonFacts], now: float) -> None:
-        """Update the records with the daemons that were found in /proc."""
+    def refresh(self, found: Iterable[DaemonFacts], now: float) -> None:
         found = tuple(found)
         self._drop_renamed(found)
         names = set()
         for facts in found:
-            record = self._records.get(facts.pipe_directory)
-            if record is not None and record.must_not_be_replaced_by(facts):
+            record = self.get(facts.pipe_directory)
+            if record is not None and not record.may_become(facts):
                 continue
             names.add(facts.pipe_directory)
             if record is None:
-                record = DaemonRecord(facts, _tracker(facts))
-                self._records[facts.pipe_directory] = record
+                limits = OF_ORDINARY_USER if facts.limited else FULL
+                record = DaemonRecord(facts, DaemonTracker(facts.pipe_directory, limits))
+                self[facts.pipe_directory] = record
             record.record_found(facts, now)
-        for name in self._records.keys() - names:
-            record = self._records[name]
+        for name in self.keys() - names:
+            record = self[name]
             record.record_absence(now)
             if record.outdated(now):
-                del self._records[name]
+                del self[name]
         self._forget_oldest()
         self._set_foreign_writers()
 
@@ -258,17 +236,17 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
         A daemon in a container has the short name of its directory until a daemon of the host uses
         the same directory. The state of one must not be applied to the other.
         """
-        names = {_process_identity(facts): facts.pipe_directory for facts in found}
-        for name, record in list(self._records.items()):
-            identity = record.process_identity
+        names = {facts.process_identity: facts.pipe_directory for facts in found}
+        for name, record in list(self.items()):
+            identity = record.facts.process_identity
             if identity is not None and names.get(identity, name) != name:
-                del self._records[name]
+                del self[name]
 
     def _forget_oldest(self) -> None:
         """Keep only the last absent daemons; daemons of users do not replace root's."""
         gone = [
             (record.gone_since, name, record.facts)
-            for name, record in self._records.items()
+            for name, record in self.items()
             if record.gone_since is not None and not record.facts.configured
         ]
         limit, user_limit = policy.MAX_ABSENT_DAEMONS, policy.MAX_ABSENT_DAEMONS_PER_USER
@@ -277,7 +255,7 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
             kept[facts.limited] += 1
             users[facts.user] += facts.limited
             if kept[facts.limited] > limit or users[facts.user] > user_limit:
-                del self._records[name]
+                del self[name]
 
     def _set_foreign_writers(self) -> None:
         """Set, for daemons that share their logs, the PIDs of the other writers.
@@ -288,7 +266,7 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
         namespace, a user can give a process any number.
         """
         sharing: dict[str, list[DaemonRecord]] = {}
-        for record in self._records.values():
+        for record in self.values():
             if record.facts.process is not None:
                 sharing.setdefault(record.facts.log_path, []).append(record)
         for records in sharing.values():
@@ -300,26 +278,6 @@ class DaemonRegistry(Mapping[str, DaemonRecord]):
                     if other is not record and other.facts.user in writers
                     for process in other.facts.processes
                 ) - {process.own_pid for process in record.facts.processes}
-
-
-def _tracker(facts: DaemonFacts) -> DaemonTracker:
-    return DaemonTracker(facts.pipe_directory, OF_ORDINARY_USER if facts.limited else FULL)
-
-
-def _process_identity(facts: DaemonFacts) -> tuple[int, float] | None:
-    process = facts.process
-    return None if process is None else (process.pid, process.start_time_seconds)
-
-
-def _with_control_daemon(facts: DaemonFacts, logged: list[int]) -> list[int]:
-    """Return the control daemon and the processes that its logs name, as the host numbers them.
-
-    The logs of a daemon in a separate PID namespace contain other numbers.
-    """
-    process = facts.process
-    if process is None:
-        return []
-    return [process.pid] if len(process.namespace_pids) > 1 else [process.pid, *logged]
 
 
 def _within_quota(pids_of: Iterable[tuple[DaemonFacts, list[int]]]) -> list[int]:

@@ -78,7 +78,6 @@ def ago(seconds: float) -> str:
 
 
 def memory(size: float) -> str:
-    """Return bytes in KiB, MiB or GiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             number = size / scale
@@ -114,7 +113,6 @@ def processes(pids: Sequence[int]) -> str:
 
 
 def process(pid: int, program: str | None, user: str) -> str:
-    """Return a process with its program and its user."""
     return f"process {pid} ({printable(program or 'an unknown program')} of {user})"
 
 
@@ -237,7 +235,6 @@ def _sentence(one: Incident, name_of: UserNameLookup) -> str:
 
 
 def capitalize(text: str) -> str:
-    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -264,12 +261,8 @@ class UserNames:
     def update(self, snapshot: Snapshot) -> None:
         """Record the names in a snapshot; those of its daemons, servers and clients win."""
         servers = [server for daemon in snapshot.daemons for server in daemon.servers]
-        clients = (client for server in servers for client in server.clients)
-        holders: tuple[ControlDaemon | Server | Client, ...] = (
-            *snapshot.daemons,
-            *servers,
-            *clients,
-        )
+        clients = [client for server in servers for client in server.clients]
+        holders: list[ControlDaemon | Server | Client] = [*snapshot.daemons, *servers, *clients]
         named = {one.uid: one.user for one in holders if one.uid is not None and one.user}
         for uid, user in {**snapshot.user_names, **named}.items():
             self._names.pop(uid, None)

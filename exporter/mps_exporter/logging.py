@@ -93,7 +93,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its end."""
         return json.dumps(_fields(record), default=str)
 
 
@@ -125,11 +124,9 @@ class _StderrHandler(logging.handlers.QueueHandler):
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def prepare(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         return self.format(record)
 
     def enqueue(self, record: Any) -> None:
-        """Queue a line, or count it."""
         if self.lines.unfinished_tasks >= MAX_QUEUED_LINES:
             self._dropped += 1
             return

@@ -228,6 +228,11 @@ class DaemonFacts:
         return self.owner_uid
 
     @property
+    def process_identity(self) -> tuple[int, float] | None:
+        """PID and start time of its process."""
+        return None if self.process is None else (self.process.pid, self.process.start_time_seconds)
+
+    @property
     def has_own_pid_namespace(self) -> bool:
         """Whether the daemon's PIDs differ from this host's."""
         return self.process is not None and len(self.process.namespace_pids) > 1
@@ -276,7 +281,6 @@ class CgroupMemory:
 
     @property
     def limited(self) -> bool:
-        """Whether any limit is set."""
         return bool(self.soft_limit_bytes) or self.hard_limit_bytes is not None
 
 

@@ -31,23 +31,15 @@ BRIEF_PAUSE_SECONDS = 0.12
 0.1 s."""
 
 CONFIRMING_SECONDS = 1.5
-"""Time from the start of the first collection to the second if there is a finding to confirm: a
-process must look stranded for 1 s before it is reported."""
-
-MIN_SERVER_AGE_SECONDS = MIN_QUERY_AGE_SECONDS + 0.05
-"""Minimum age of a server before it is queried."""
+"""Time from the start of the first collection to the second if there is something to confirm: a
+process must look stranded for 1 s before it is reported, and a server be 1 s old for queries."""
 
 
 # ------------------------------------------------------------------------- two collections
 
 
 async def collect_twice(settings: Settings, pause_seconds: float) -> Snapshot:
-    """Return the second of two collections. Only the first leaves findings to confirm.
-
-    Args:
-        settings: Settings of the collector.
-        pause_seconds: Pause between the two if there is nothing to confirm.
-    """
+    """Return the second of two collections. Only the first leaves findings to confirm."""
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
@@ -61,21 +53,8 @@ async def collect_twice(settings: Settings, pause_seconds: float) -> Snapshot:
 
 
 def pause_until(first: Snapshot, began: float, ended: float, seconds: float) -> float:
-    """Return the start of the second collection.
-
-    Args:
-        first: Snapshot of the first collection.
-        began: Start of the first collection.
-        ended: End of the first collection.
-        seconds: Pause if there is nothing to confirm.
-    """
-    if not _needs_no_confirmation(first):
-        return began + CONFIRMING_SECONDS
-    starts = [one.start_time_seconds for daemon in first.daemons for one in daemon.servers]
-    youngest = min(
-        (first.taken_at - at for at in starts if at is not None), default=MIN_SERVER_AGE_SECONDS
-    )
-    return ended + max(seconds, min(MIN_SERVER_AGE_SECONDS - youngest, MIN_SERVER_AGE_SECONDS))
+    """Return the start of the second collection, from the start and the end of the first."""
+    return ended + seconds if _needs_no_confirmation(first) else began + CONFIRMING_SECONDS
 
 
 def _needs_no_confirmation(snapshot: Snapshot) -> bool:
@@ -86,7 +65,8 @@ def _needs_no_confirmation(snapshot: Snapshot) -> bool:
         all(one.severity == "info" for one in states)
         and not any(gpu.seems_stranded for gpu in snapshot.gpus)
         and not any(daemon.waits for daemon in snapshot.daemons)
-        and None not in starts
+        # A younger server was not queried.
+        and all(at and snapshot.taken_at - at >= MIN_QUERY_AGE_SECONDS for at in starts)
     )
 
 
@@ -180,7 +160,7 @@ def _checks(
 
 
 async def _collect_from_recording(settings: Settings) -> Snapshot:
-    from mps_exporter.replay import advance
+    from mps_exporter.backend import advance
     from mps_exporter.sources.recording import read_recording
     from mps_exporter.sources.replay_host import ReplayHost
 
@@ -196,7 +176,6 @@ async def _collect_from_recording(settings: Settings) -> Snapshot:
 
 
 async def expose_once(settings: Settings) -> int:
-    """Print the metrics, or write them to a file."""
     page = _encode_once(await collect_twice(settings, MEASURING_SECONDS))
     try:
         if settings.serve_textfile is not None:

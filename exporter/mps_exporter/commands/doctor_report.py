@@ -50,7 +50,6 @@ class Diagnosis:
 
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
-    """Recent incidents."""
     traces: Leftovers = field(default_factory=Leftovers)
 
     @property

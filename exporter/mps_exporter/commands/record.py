@@ -25,7 +25,6 @@ FLUSH_INTERVAL_SECONDS = 2.0
 
 
 async def record(settings: Settings) -> int:
-    """Write the observations of this host's sources to a file."""
     path = Path(settings.record_file)
     stop = asyncio.Event()
     # A closed terminal (SIGHUP) ends a recording like Ctrl-C: the file is complete up to then.

@@ -17,11 +17,10 @@ from typing import Any
 
 import mps_exporter
 from mps_exporter import humanize
-from mps_exporter.backend import CollectorBackend, build
+from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
 from mps_exporter.config import Settings, StartError
-from mps_exporter.logging import print_output, print_status, show_progress
-from mps_exporter.replay import ReplayPlayer
+from mps_exporter.logging import print_output, print_status
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
@@ -32,7 +31,6 @@ from mps_exporter.web.server import serve_app
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on
 
 FIRST_CHAPTER = "wait"
-PROGRESS_INTERVAL_SECONDS = 0.5
 MAX_HEADER_CHARACTERS = 500
 
 _log = logging.getLogger(__name__)
@@ -97,7 +95,6 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
             tls = TLS_CONTEXT in app
             shown = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
             _print_replay_notice(player, settings, shown)
-            tasks.append(asyncio.create_task(_report_progress(player), name="progress"))
 
     web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
     try:
@@ -110,7 +107,6 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        show_progress("")
         await backend.close()
     return 0
 
@@ -142,23 +138,20 @@ def _log_start(settings: Settings, *, replay: bool) -> None:
 def _install_sighup_handler(
     stop: asyncio.Event, check_files: Callable[[], Coroutine[None, None, None]] | None
 ) -> None:
-    """On SIGHUP check the web configuration; stop if a terminal sent the signal as it closed."""
-    # Checked at the start: a closed terminal can no longer be recognized.
-    on_terminal = sys.stderr.isatty()
+    """On SIGHUP check the web configuration; on a terminal, which has closed, stop."""
+    if sys.stderr.isatty():
+        on_signals(stop.set, signal.SIGHUP)
+        return
     checks: set[asyncio.Task[None]] = set()
 
-    def hang_up() -> None:
-        if on_terminal:
-            _log.info("terminal closed (SIGHUP), stopping")
-            stop.set()
-            return
+    def check() -> None:
         _log.info("SIGHUP: checking the web configuration; other settings need a restart")
         if check_files is not None:
             task = asyncio.create_task(check_files(), name="web configuration")
             checks.add(task)
             task.add_done_callback(checks.discard)
 
-    on_signals(hang_up, signal.SIGHUP)
+    on_signals(check, signal.SIGHUP)
 
 
 # --------------------------------------------------------------- messages about a replay
@@ -176,7 +169,6 @@ def _browse_addresses(addresses: Sequence[str], metrics: str, *, tls: bool) -> s
 
 
 def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_text: str) -> None:
-    """Print what is replayed, and the addresses of the pages."""
     playlist = player.playlist
     seconds = playlist.duration_seconds / settings.replay_speed
     if playlist.chapters:
@@ -187,7 +179,7 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
             f"  Chapters: {names} (mps-exporter demo --chapter=NAME)\n\n"
         )
     else:
-        header = player.header
+        header = player.playing.recording.header
         scenario, machine, driver, recorded_at = (
             humanize.printable(text, MAX_HEADER_CHARACTERS)
             for text in (header.scenario, header.machine, header.driver_version, header.recorded_at)
@@ -198,17 +190,6 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
             f"  Recorded on {machine}, driver {driver}, {recorded_at}.\n\n"
         )
     print_status(f"\n{what}{addresses_text}\n  Ctrl-C ends it.\n\n")
-
-
-async def _report_progress(player: ReplayPlayer) -> None:
-    """Show the position, the speed and the chapter on a terminal until cancelled."""
-    playlist = player.playlist
-    while True:
-        at = player.position
-        text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {player.speed:g}"
-        chapter = playlist.chapter_at(at)
-        show_progress(text if chapter is None else f"{text}  {chapter.name}: {chapter.title}")
-        await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
 
 
 def clock(seconds: float) -> str:

@@ -67,12 +67,7 @@ def _findings_of(host: HostFacts, *kinds: Kind) -> tuple[Finding, ...]:
 
 
 def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:
-    """Return all current findings, the most urgent first.
-
-    Args:
-        snapshot: The host.
-        name_of: Maps UIDs to names; by default the names in the snapshot.
-    """
+    """Return all current findings, the most urgent first; by default with the snapshot's names."""
     return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot)), "state", "blindness")
 
 
@@ -83,10 +78,7 @@ def recent_incidents(
 ) -> tuple[Finding, ...]:
     """Return recent incidents, for the page and the doctor only: metrics have counters for them.
 
-    Args:
-        snapshot: The host.
-        name_of: As in findings().
-        views: Pipe directory -> /proc facts about a daemon whose servers cannot start.
+    `views` are HostFacts.conditions.
     """
     return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
 

@@ -134,7 +134,6 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 
 def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
-    """Yield the command that starts a daemon that is gone."""
     pipe, log = quoted_path(daemon.pipe_directory), quoted_path(daemon.log_directory)
     if daemon.state == "absent" and pipe and log:
         yield Action(

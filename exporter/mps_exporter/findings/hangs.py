@@ -113,7 +113,7 @@ def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
-    """Return why a daemon hangs, the remedy, and its commands."""
+    """Return why a daemon hangs, and the remedy."""
     hangs, facts, last = "programs that start now hang", daemon.facts, daemon.handover
     running = facts.processes if facts is not None else ()
     stopped = next((one for one in running if one.stopped), None)
@@ -181,7 +181,6 @@ def halt_texts(one: ProcessFacts | ProcessView) -> tuple[str, str] | None:
 
 
 def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
-    """Yield the command that lets a process run."""
     if one.frozen_group:
         container = parse_cgroup(f"0::{one.frozen_group}").container_id or ""
         runtime, _, number = container.partition("://")

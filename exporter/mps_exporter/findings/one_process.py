@@ -127,7 +127,6 @@ def _first_command(actions: Iterable[Action]) -> str:
 def _subject(
     pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
 ) -> Subject:
-    """Find a process in MPS; see check_process."""
     direct = tuple(gpu for gpu in snapshot.gpus if pid in gpu.direct_pids)
     known = Subject(
         pid, snapshot, found, view or ProcessView(pid), recorded=view is None, direct_on=direct
@@ -601,13 +600,9 @@ _CHECKS: tuple[tuple[str, Callable[[Subject], Checks]], ...] = (
 def check_process(
     pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
 ) -> list[Check]:
-    """Make all checks of a process.
+    """Make all checks of a process, with findings and recent incidents of the snapshot.
 
-    Args:
-        pid: Process ID in the host's PID namespace.
-        snapshot: The host.
-        found: Findings of that snapshot, and its recent incidents.
-        view: The process in /proc; None for a recording.
+    `view` is the process in /proc; None for a recording.
     """
     one = _subject(pid, snapshot, found, view)
     return [

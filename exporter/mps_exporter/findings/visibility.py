@@ -321,7 +321,7 @@ def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Ca
             f"{count(nameless, 'client')} of {name} cannot be told apart: the daemon "
             "runs in a different PID namespace."
         )
-    elif process is not None and len(process.namespace_pids) > 1:
+    elif process is not None and daemon.has_own_pid_namespace:
         text = (
             f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
             f"{process.namespace_pids[-1]} there."

@@ -14,7 +14,7 @@ def test_large_blocks_stay_outside_a_full_heap() -> None:
     """One block proves nothing: the heap may have room for it."""
     code = """
 import ctypes, sys
-from mps_exporter.own_memory import configure_malloc
+from mps_exporter.cli import configure_malloc
 class Info(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]

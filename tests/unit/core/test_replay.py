@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.backend import CollectorBackend
+from mps_exporter.backend import CollectorBackend, advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.config import Settings
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import ProcfsObservation
-from mps_exporter.replay import advance
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost
