@@ -149,16 +149,7 @@ class _QueryState:
 class ControlTool:
     """The control tool, for any number of daemons.
 
-    Args:
-        binary: The tool, by name on PATH or by path.
-        timeout_seconds: Deadline for one run.
-        min_interval_seconds: Age up to which a probe returns the last observation (the same
-            object).
-        procfs: Where procfs is mounted.
-        budget: What ordinary users may cost; None: a budget of its own.
-        run: Runs a program.
-        now: Unix time.
-        clock: Monotonic time.
+    Up to an age of `min_interval_seconds`, a probe returns the last observation (the same object).
     """
 
     def __init__(

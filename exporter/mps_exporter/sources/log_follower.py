@@ -89,12 +89,6 @@ class LogReader:
     """The logs of many daemons.
 
     Several threads may call read_daemon() at the same time, for different daemons.
-
-    Args:
-        procfs: Where procfs is mounted.
-        clock: Unix time in seconds.
-        backlog_bytes: Maximum part of a log that its first read covers.
-        poll_bytes: Maximum part of a log that one poll reads.
     """
 
     def __init__(
@@ -210,12 +204,7 @@ class LogReader:
 
 
 class LogFollower:
-    """The logs of many daemons, read by a blocking call for each daemon and poll.
-
-    Args:
-        reader: The open logs.
-        clock: Monotonic time.
-    """
+    """The logs of many daemons, read by a blocking call for each daemon and poll."""
 
     def __init__(
         self, reader: LogReader | None = None, clock: Callable[[], float] = time.monotonic
@@ -233,12 +222,7 @@ class LogFollower:
         """Return the new data of these daemons' logs, and close the files of all others.
 
         Nothing is reported of daemons whose logs are not read at the deadline; a later call returns
-        their data.
-
-        Args:
-            targets: The daemons.
-            deadline_seconds: Timeout.
-            kept: Pipe directories of other daemons whose positions are retained.
+        their data. The positions in the logs of the `kept` pipe directories are retained.
 
         Raises:
             SourceTimeoutError: None of the logs was read.

@@ -159,11 +159,7 @@ def same_offset_prefix(
 ) -> tuple[int, LastLine | None]:
     """Return the length of the first lines that share an offset, and the last of these lines.
 
-    Args:
-        data: Lines; the first and the last may be incomplete.
-        zone: The zone of the log.
-        before: The last line before this data.
-        mtime: When the last line was written; None: unknown.
+    The first and the last line of `data` may be incomplete; the last was written at `mtime`.
     """
     last = last_stamp_in(data)
     if last is None:
@@ -372,12 +368,9 @@ class LogTail:
     # ------------------------------------------------------------------ which file
 
     def check_file(self, directory: int | OSError | None, control: LogTail) -> None:
-        """Follow the file that is in the directory now.
+        """Follow the file that is in the directory (None: unknown) now.
 
-        Args:
-            directory: Descriptor of the log directory, or why it cannot be opened; None: the
-                directory is unknown.
-            control: The same daemon's control.log, which shows the last start.
+        The same daemon's control.log shows the last start.
         """
         if directory is None:
             self.error = None if self.descriptor is not None else UNKNOWN
@@ -518,12 +511,8 @@ class LogTail:
     ) -> LogChunk:
         """Return the new data, which has one offset to Unix time, and is either history or new.
 
-        A chunk that does not extend to the file's end has no complete_until.
-
-        Args:
-            descriptor: The open file.
-            fallback: The zone of the daemon's other log.
-            max_bytes: Maximum size, if smaller than the common limit.
+        A chunk that does not extend to the file's end has no complete_until. `fallback` is the zone
+        of the daemon's other log.
         """
         read_at, found = self.limits.clock(), os.fstat(descriptor)
         self._size_bytes = size = found.st_size

@@ -54,12 +54,10 @@ class SampleIntegral:
         self.counted_at = now
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count the samples that are new.
+        """Count the new ones of these (timestamp in µs, percent) pairs.
 
-        Args:
-            samples: (timestamp in µs, percent) pairs in any order.
-            now: Monotonic time in seconds. The time since samples were last counted bounds a gap:
-                the timestamps follow the host's clock, which may jump.
+        The time since samples were last counted bounds a gap: the timestamps follow the host's
+        clock, which may jump.
         """
         elapsed_seconds = self.uncounted_seconds(now)
         self.counted_at = now
@@ -135,11 +133,6 @@ def unwrapped_increment(before: int, now: int, expected: float) -> int:
     The counter alone shows the increment only modulo 2**32, which at 50 GB/s takes 90 ms. A second,
     coarser measurement of the same traffic shows how often it wrapped: the result is the possible
     increment nearest to that measurement, exact if its error is less than 2 GiB.
-
-    Args:
-        before: An earlier count.
-        now: The current count.
-        expected: The increment by the other measurement.
     """
     increment = (now - before) % COUNTER_32
     turns = round((expected - increment) / COUNTER_32)
