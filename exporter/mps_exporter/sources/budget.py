@@ -68,7 +68,6 @@ class UserBudget:
         self._user_runs: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
 
     def is_trusted(self, user: int | None) -> bool:
-        """Return whether a user has no limits."""
         return user in self._trusted
 
     def admit_processes(self, owners: Mapping[int, ProcessOwner]) -> tuple[list[int], Counter[int]]:

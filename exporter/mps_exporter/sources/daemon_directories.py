@@ -312,7 +312,6 @@ class DaemonDirectories:
     def _pipe_directories(
         self, program: Program, configured: Sequence[str]
     ) -> Iterator[PipeDirectory]:
-        """Yield the pipe directories that the daemon may have, the likely ones first."""
         environment = program.process.mps_environment
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")

@@ -152,7 +152,6 @@ class LiveHost:
         return found
 
     async def _scan_for_exits(self, pids: Collection[int], deadline_seconds: float) -> None:
-        """Detect exits of processes that have no pidfd."""
         observation = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
         before, self._without_pidfd = self._without_pidfd, _start_times(observation, pids)
         self._new |= self._without_pidfd.keys() - before.keys()

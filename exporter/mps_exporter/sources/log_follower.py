@@ -77,7 +77,6 @@ class _DaemonLogs:
     last_data_at: float = float("-inf")
 
     def directories(self) -> list[tuple[str, tuple[LogTail, ...]]]:
-        """Return the logs of each directory, with the name of the server."""
         named = [(name, (tail,)) for name, tail in self.named_servers.items()]
         return [("", (self.control, self.server)), *named]
 
@@ -139,11 +138,9 @@ class LogReader:
         return LogsObservation(at=at, chunks=tuple(chunks), states=tuple(states))
 
     def daemons(self) -> set[str]:
-        """Return the daemons with open logs (pipe directories)."""
         return set(self._daemons)
 
     def forget(self, pipe_directories: Iterable[str]) -> None:
-        """Close the files of these daemons."""
         for pipe_directory in pipe_directories:
             for tail in self._daemons.pop(pipe_directory).tails():
                 tail.close()
@@ -255,7 +252,6 @@ class LogFollower:
     def _read_calls(
         self, targets: Sequence[LogTarget], at: float
     ) -> dict[Hashable, tuple[int | None, Callable[[], LogsObservation | None]]]:
-        """Return the call that reads the logs of each daemon, with its user."""
         limits, read = _byte_limits(targets), self._reader.read_daemon
         return {
             one.pipe_directory: (

@@ -125,7 +125,6 @@ class LogZone:
     """Seconds east of Greenwich; None: the host's rules apply."""
 
     def at(self, moment: float) -> float:
-        """Return the offset at a Unix time."""
         if self.fixed_seconds is not None:
             return self.fixed_seconds
         return float(time.localtime(moment).tm_gmtoff)
@@ -233,7 +232,6 @@ def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
 
 
 def find_next_line(descriptor: int, offset: int, size: int) -> int:
-    """Return the position of the first line that begins after this offset."""
     while offset < size:
         block = os.pread(descriptor, BLOCK_BYTES, offset)
         end = block.find(b"\n")
@@ -331,7 +329,6 @@ class LogTail:
     _was_missing: bool = False
 
     def close(self) -> None:
-        """Close the file, and keep the position in it."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             with suppress(OSError):

@@ -125,7 +125,6 @@ class Connection(asyncio.Protocol):
             self._inner.data_received(data)
 
     def abort(self) -> None:
-        """Close immediately, and drop unsent data."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -153,7 +152,6 @@ class Connections:
         self._starting: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled. Close connections beyond a limit immediately."""
         loop = asyncio.get_running_loop()
         short = False
         while True:

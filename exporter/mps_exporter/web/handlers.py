@@ -148,7 +148,6 @@ class StatusRenderer:
             self._collecting = None
 
     async def render(self, request: web.Request, *, as_json: bool) -> bytes:
-        """Return the status as JSON or as a page."""
         snapshot = await self._snapshot(request)
         events, options = request.app[EVENTS], request.app[OPTIONS]
         events.note(snapshot)
@@ -170,7 +169,6 @@ class StatusRenderer:
         )
 
     def forget(self) -> None:
-        """Serve the next request with a new snapshot."""
         self._latest = None
 
     def close(self) -> None:
@@ -206,7 +204,6 @@ def asset_address(name: str) -> str:
 
 
 async def asset(request: web.Request) -> web.Response:
-    """Return one of the page's files."""
     name = request.match_info["name"]
     if name not in _ASSETS:
         raise web.HTTPNotFound

@@ -195,7 +195,6 @@ class _ClientErrorFilter(logging.Filter):
     """Keeps clients' errors out of the log, which any client could fill otherwise."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record: not for an error that a client caused."""
         error = record.exc_info[1] if record.exc_info else None
         of_clients = HttpProcessingError, web.RequestPayloadError, ConnectionError
         return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)

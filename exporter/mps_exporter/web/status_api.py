@@ -93,7 +93,6 @@ class History:
             del self._samples[next(iter(self._samples))]
 
     def samples(self, uuid: str, now: float) -> tuple[Sample, ...]:
-        """Return the samples of the last ten minutes, oldest first."""
         begin = now - policy.HISTORY_SECONDS
         return tuple(one for one in self._samples.get(uuid, ()) if one.at >= begin)
 

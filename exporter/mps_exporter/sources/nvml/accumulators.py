@@ -88,7 +88,6 @@ class SampleIntegral:
         self.start(samples, now)
 
     def uncounted_seconds(self, now: float) -> float:
-        """Return the time since samples were last counted."""
         return 0.0 if self.counted_at is None else now - self.counted_at
 
 
@@ -111,7 +110,6 @@ class RatioIntegral:
             self.seconds[name] = self.seconds.get(name, 0.0) + interval * ratio
 
     def skip(self, now: float) -> None:
-        """Count the time since the last call as unobserved."""
         self.unobserved_seconds += self._reach(now)
 
     def _reach(self, now: float) -> float:
@@ -196,7 +194,6 @@ class BusyAccumulator:
         """Whether the last sampling succeeded, so that the counter is current."""
 
     def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
-        """Count the new samples of the driver's buffer."""
         if self._observed and now - self._sampled_at < min_interval:
             return
         self._observed = False
@@ -346,7 +343,6 @@ class GpmAccumulator:
         }
 
     def close(self) -> None:
-        """Free the samples."""
         for sample in (self._base, self._spare):
             if sample is not None:
                 try:

@@ -223,7 +223,6 @@ class NvmlApi:
             raise NvmlError(Code.UNKNOWN, name) from error
 
     def init(self) -> None:
-        """Load the library and initialize NVML."""
         self.call("nvmlInit")
         self._processes_version = ""
 
@@ -231,7 +230,6 @@ class NvmlApi:
         return Device(self.call("nvmlDeviceGetHandleByIndex", index))
 
     def number(self, function: str, *arguments: object) -> int:
-        """Call a function that returns one number."""
         return int(self.call(function, *arguments))
 
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
@@ -381,7 +379,6 @@ def _structure(name: str, function: str) -> Any:
 
 
 def device_key(device: Any) -> int:
-    """Return a number that identifies a device as long as NVML stays initialized."""
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
@@ -447,7 +444,6 @@ class QueryCache:
         return value
 
     def cached(self, name: str, now: float) -> Any:
-        """Return a value that is fresh, or None."""
         fresh_until, value = self._cached.get(name, (now, None))
         return value if now < fresh_until else None
 
@@ -462,7 +458,6 @@ class QueryCache:
             self._cached.pop(name, None)
 
     def record_refusal(self, name: str, code: int, now: float) -> None:
-        """Record what a refusal means for the query."""
         self.forget(name)
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")

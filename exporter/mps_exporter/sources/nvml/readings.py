@@ -61,11 +61,9 @@ class FieldRow:
 
     @cached_property
     def call(self) -> str:
-        """Name of the row."""
         return f"nvmlDeviceGetFieldValues({self.field}, {self.scope})"
 
     def reading(self, value: float) -> Reading:
-        """Return the value as a reading in the base unit."""
         if self.states:
             return state(self.quantity, int(value), self.states)
         return Reading(self.quantity, scaled(value, self.scale), self.labels)
@@ -90,7 +88,6 @@ def number_row(
     every: float = EACH,
     **labels: str,
 ) -> Row:
-    """Return a row whose call returns one number."""
 
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         value = api.number(function, device, *arguments)

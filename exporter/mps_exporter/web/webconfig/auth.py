@@ -117,7 +117,6 @@ class TokenBucket:
         self._at = now
 
     def allow(self, now: float) -> bool:
-        """Take a token; return False if there is none."""
         interval, burst = self.rate
         if not interval:
             return True
