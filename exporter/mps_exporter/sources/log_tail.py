@@ -325,7 +325,6 @@ class LogTail:
     """The last bytes before the offset."""
     _partial_line: bytes = b""
     """The beginning of the line that is not complete yet."""
-    _opened: bool = False
     _was_missing: bool = False
 
     def close(self) -> None:
@@ -424,7 +423,7 @@ class LogTail:
                 if not self._is_same_file(descriptor, found):
                     self._choose_start(control, descriptor, found)
                 self._file = (found.st_dev, found.st_ino)
-                self.descriptor, self._opened = descriptor, True
+                self.descriptor = descriptor
         finally:
             if self.descriptor is None:
                 os.close(descriptor)
@@ -434,7 +433,7 @@ class LogTail:
 
         A network file system that was mounted again may have another device number.
         """
-        if not self._opened:
+        if self._file is None:
             return False
         if (found.st_dev, found.st_ino) == self._file:
             return True  # read() detects a truncation
@@ -469,13 +468,14 @@ class LogTail:
         lost = 0
         if begin is None:
             begin = lost = find_next_line(descriptor, bound, size) if bound else 0
-        if self._opened or self._was_missing:
+        known = self._file is not None
+        if known or self._was_missing:
             begin = min(begin, history_end)
         self.start_offset = self._offset = begin
         self._history_until = history_end
         self.zone, self._last_line = zone, None
         self._fingerprint = self._partial_line = b""
-        self._restarted, self._lost_bytes = self._opened, lost
+        self._restarted, self._lost_bytes = known, lost
 
     def _first_new_offset(
         self, descriptor: int, found: os.stat_result, stamp: float | None, zone: LogZone | None

@@ -85,8 +85,6 @@ class Header:
     started_at: float
     exporter_version: str
     anonymised: bool
-    format: str = FORMAT
-    version: int = VERSION
 
 
 @cache
