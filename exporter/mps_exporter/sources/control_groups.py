@@ -112,13 +112,9 @@ def container_names(folder: str, container_ids: Collection[str]) -> tuple[Contai
     except OSError:
         return ()
     links = (_LINK.fullmatch(name) for name in names)
-    return tuple(
-        sorted(
-            (
-                ContainerName(wanted[link["id"]], link["namespace"], link["pod"], link["container"])
-                for link in links
-                if link is not None and link["id"] in wanted
-            ),
-            key=lambda one: one.container_id,
-        )
-    )
+    found = [
+        ContainerName(wanted[link["id"]], link["namespace"], link["pod"], link["container"])
+        for link in links
+        if link is not None and link["id"] in wanted
+    ]
+    return tuple(sorted(found, key=lambda one: one.container_id))

@@ -233,7 +233,6 @@ class Processes:
         return ProcessOwner(status.real_uid, status.parent_pid)
 
     def arguments(self, pid: int) -> tuple[str, ...]:
-        """Return the arguments of a process whose facts are known."""
         return self._known[pid].arguments
 
     def sole_user(self, pid: int) -> int | None:

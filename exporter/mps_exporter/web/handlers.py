@@ -124,7 +124,6 @@ class StatusRenderer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._latest: tuple[float, Snapshot] | None = None
         self._collecting: asyncio.Task[Snapshot] | None = None
-        self._renderings = SharedRenderings()
 
     async def _snapshot(self, request: web.Request) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
@@ -164,7 +163,7 @@ class StatusRenderer:
             return render_page(status, options).encode()
 
         loop = asyncio.get_running_loop()
-        return await self._renderings.join(
+        return await request.app[RENDERINGS].join(
             (id(snapshot), as_json, error), lambda: loop.run_in_executor(self._thread, encode)
         )
 

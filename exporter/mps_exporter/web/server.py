@@ -227,7 +227,7 @@ async def serve_app(
 ) -> None:
     """Serve until ``stop`` is set, then finish the responses in progress.
 
-    ``on_listening`` is called with the addresses (with the real port for port 0).
+    ``on_listening`` gets the addresses, with the real port for port 0.
     """
     systemd = options.systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)

@@ -370,7 +370,6 @@ class XidWatcher:
 
     @property
     def started(self) -> bool:
-        """Whether a thread waits for events."""
         return self._thread is not None and self._thread.is_alive()
 
     def readings(self, uuid: str) -> list[Reading]:
