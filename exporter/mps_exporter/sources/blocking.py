@@ -90,11 +90,7 @@ class BlockingCalls(Generic[T]):
         wait([call.future for call in self._waited.values()], seconds)
 
     async def wait_async(self, seconds: float, users_seconds: float) -> None:
-        """Wait, for calls that concern ordinary users no longer than `users_seconds`.
-
-        Most calls return so soon that a blocking wait costs less than a turn of the event loop.
-        """
-        self.wait(policy.BLOCKING_WAIT_SECONDS)
+        """Wait, for calls that concern ordinary users no longer than `users_seconds`."""
         end, calls = time.monotonic() + seconds, self._waited.values()
         await _wait_for((call.future for call in calls), min(seconds, users_seconds))
         await _wait_for((call.future for call in calls if not call.user), end - time.monotonic())

@@ -124,9 +124,6 @@ MAX_HUNG_CALLS = 64
 MAX_HUNG_CALLS_PER_USER = 4
 """The same limit for calls that read files of one ordinary user."""
 
-BLOCKING_WAIT_SECONDS = 0.001
-"""Time for which a round of calls may block the event loop: reading idle logs takes 0.05 ms."""
-
 # ---------------------------------------------------------------------- logs
 
 LOG_POLL_TIMEOUT_SECONDS = 2.0
