@@ -19,12 +19,7 @@ from mps_exporter.sources.processes import ProcessOwner
 
 
 class UserTokenBuckets:
-    """A token bucket for each user.
-
-    Args:
-        burst: Size of a bucket, which is full at first.
-        per_second: Refill rate.
-    """
+    """A token bucket for each user, which is full at first."""
 
     def __init__(self, burst: float, per_second: float) -> None:
         self._burst = burst
@@ -49,10 +44,6 @@ class UserBudget:
     """Decides what is read and queried of ordinary users.
 
     Nothing is limited for trusted users: root and the exporter's own user.
-
-    Args:
-        own_user: The exporter's user; None: the effective user of this process.
-        clock: Monotonic time.
     """
 
     def __init__(
@@ -77,7 +68,6 @@ class UserBudget:
         self._user_runs: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
 
     def is_trusted(self, user: int | None) -> bool:
-        """Return whether a user has no limits."""
         return user in self._trusted
 
     def admit_processes(self, owners: Mapping[int, ProcessOwner]) -> tuple[list[int], Counter[int]]:

@@ -157,7 +157,6 @@ async def _communicate(child: Process, stdin: bytes, output: tuple[bytearray, by
 
 
 async def _read_stream(stream: asyncio.StreamReader, kept: bytearray) -> bool:
-    """Read a stream to its end; return whether it is too long."""
     limit = policy.MAX_CONTROL_OUTPUT_BYTES
     while data := await stream.read(_READ_BYTES):
         kept += data[: limit - len(kept)]
@@ -182,7 +181,6 @@ async def _terminate(transport: asyncio.SubprocessTransport) -> None:
 
 
 def effective_capabilities() -> int:
-    """Return this process's effective capabilities as a bit mask."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):

@@ -33,10 +33,7 @@ def memory_partitions(root: str, cgroups: Iterable[str | None]) -> tuple[CgroupM
     """Return the GPU memory of control groups, and of the groups above them that have a limit.
 
     On a host whose driver does not use the dmem controller, one file is read and nothing returned.
-
-    Args:
-        root: Where version 2 is mounted, in the exporter's cgroup namespace.
-        cgroups: Texts of /proc/PID/cgroup.
+    `cgroups` are texts of /proc/PID/cgroup; `root` is where version 2 is mounted.
     """
     if not _dmem(root, "dmem.capacity"):
         return ()
@@ -86,12 +83,7 @@ def tracer_of(pid: int, state: str, procfs: str) -> str:
 
 
 def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
-    """Return the directory of the frozen control group of a process; "": none is visible.
-
-    Args:
-        cgroup: The text of /proc/PID/cgroup.
-        root: Where version 2 is mounted, in the exporter's cgroup namespace.
-    """
+    """Return the directory of the frozen control group of a process; "": none is visible."""
     path = unified_path(cgroup)
     if not path or b"frozen 1" not in _read(f"{root}{path}/cgroup.events").splitlines():
         return ""
@@ -110,12 +102,7 @@ def _read(path: str) -> bytes:
 
 
 def container_names(folder: str, container_ids: Collection[str]) -> tuple[ContainerName, ...]:
-    """Return the names of containers ("containerd://<id>") for which the kubelet has a link.
-
-    Args:
-        folder: /var/log/containers of the host.
-        container_ids: The containers.
-    """
+    """Return the names of containers ("containerd://<id>") for which the kubelet has a link."""
     wanted = {container_id.rpartition("/")[2]: container_id for container_id in container_ids}
     if not wanted:
         return ()
@@ -125,13 +112,9 @@ def container_names(folder: str, container_ids: Collection[str]) -> tuple[Contai
     except OSError:
         return ()
     links = (_LINK.fullmatch(name) for name in names)
-    return tuple(
-        sorted(
-            (
-                ContainerName(wanted[link["id"]], link["namespace"], link["pod"], link["container"])
-                for link in links
-                if link is not None and link["id"] in wanted
-            ),
-            key=lambda one: one.container_id,
-        )
-    )
+    found = [
+        ContainerName(wanted[link["id"]], link["namespace"], link["pod"], link["container"])
+        for link in links
+        if link is not None and link["id"] in wanted
+    ]
+    return tuple(sorted(found, key=lambda one: one.container_id))

@@ -94,11 +94,9 @@ class CircuitBreaker:
         self._was_active = False
 
     def remaining_seconds(self) -> float:
-        """Return the rest of the pause."""
         return max(self._until - self._clock(), 0.0)
 
     def record_hang(self) -> float:
-        """Begin a pause; return its duration."""
         longer = self._pause_seconds * 2 or policy.CONTROL_BACKOFF_SECONDS
         self._pause_seconds = min(longer, policy.MAX_CONTROL_BACKOFF_SECONDS)
         self._hung_at = self._clock()
@@ -113,7 +111,6 @@ class CircuitBreaker:
             self._was_active = True
 
     def record_success(self) -> None:
-        """End the pause."""
         self._pause_seconds, self._until, self._was_active = 0.0, float("-inf"), False
 
 
@@ -149,16 +146,7 @@ class _QueryState:
 class ControlTool:
     """The control tool, for any number of daemons.
 
-    Args:
-        binary: The tool, by name on PATH or by path.
-        timeout_seconds: Deadline for one run.
-        min_interval_seconds: Age up to which a probe returns the last observation (the same
-            object).
-        procfs: Where procfs is mounted.
-        budget: What ordinary users may cost; None: a budget of its own.
-        run: Runs a program.
-        now: Unix time.
-        clock: Monotonic time.
+    Up to an age of `min_interval_seconds`, a probe returns the last observation (the same object).
     """
 
     def __init__(
@@ -261,7 +249,6 @@ class ControlTool:
             state.pause_seconds = 0.0
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Return the runs of the tool for a daemon, and its failures by outcome."""
         return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
 
     def forget(self, present: Iterable[str]) -> None:
@@ -404,7 +391,6 @@ class ControlTool:
 
     @asynccontextmanager
     async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-        """Wait until the tool may run once more; yield whether it may."""
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(max(timeout_seconds, 0.0)):
@@ -552,7 +538,6 @@ def _error_text(exchange: Exchange) -> str:
 
 
 def start_error_text(binary: str, error: OSError) -> str:
-    """Return why the tool cannot be run, for a person."""
     if isinstance(error, FileNotFoundError):
         return (
             f"the control tool {binary} is not there: it comes with the NVIDIA driver (Debian:"

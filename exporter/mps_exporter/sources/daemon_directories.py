@@ -132,11 +132,7 @@ class PipeDirectory:
 
         The lock file has mode 0666, so every user may take the lock in a directory of root's after
         its daemon has exited. In a world-writable directory (/tmp), the owner of the lock file
-        counts.
-
-        Args:
-            uid: None: unknown.
-            strictly: The directory itself must be the user's, as for a configured directory.
+        counts, unless `strictly`: a configured directory must be the user's.
         """
         if uid == 0:
             return True
@@ -242,13 +238,7 @@ class DaemonDirectories:
     def locate(
         self, program: Program, configured: Sequence[str], before: DirectoryLookup | None = None
     ) -> DirectoryLookup:
-        """Find the directory where this process is the daemon.
-
-        Args:
-            program: The process.
-            configured: Configured pipe directories.
-            before: The last result for this process.
-        """
+        """Find the directory where this process is the daemon; `before` is the last result."""
         uid = self._processes.sole_user(program.pid)
         uid = None if uid == SEVERAL_USERS else uid
         place = self._place(program, configured, uid)
@@ -322,7 +312,6 @@ class DaemonDirectories:
     def _pipe_directories(
         self, program: Program, configured: Sequence[str]
     ) -> Iterator[PipeDirectory]:
-        """Yield the pipe directories that the daemon may have, the likely ones first."""
         environment = program.process.mps_environment
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")

@@ -54,16 +54,7 @@ _Place = tuple[PipeDirectory, tuple[int, ...]]
 
 
 class DaemonDiscovery:
-    """The control daemons and processes in /proc. Every method may block.
-
-    Args:
-        root: Where procfs is mounted.
-        passwd: File with the names of users.
-        container_logs: Folder with the kubelet's links to the logs of containers.
-        cgroups: Where cgroup version 2 is mounted.
-        now: Unix time.
-        clock: Monotonic time.
-    """
+    """The control daemons and processes in /proc. Every method may block."""
 
     def __init__(
         self,
@@ -99,11 +90,7 @@ class DaemonDiscovery:
     def discover(
         self, configured: Sequence[_Configured], *, search: bool
     ) -> tuple[DaemonFacts, ...]:
-        """Return the configured daemons and the daemons that run, sorted by name.
-
-        Args:
-            configured: Included even if nothing runs there.
-            search: Include daemons that are not configured.
+        """Return the configured daemons, and with `search` all that run, sorted by name.
 
         Raises:
             OSError: If /proc cannot be listed, or the daemons in it cannot be read now.
@@ -369,10 +356,6 @@ def _with_unique_names(
 
     A daemon whose name is taken gets its root in the name and keeps it, so that it is never
     mistaken for the other daemon after that one exits.
-
-    Args:
-        daemons: The daemons.
-        qualified: The processes that had their root in the name until now.
     """
     named: dict[str, DaemonFacts] = {}
     keep = set()

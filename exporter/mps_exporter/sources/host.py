@@ -71,9 +71,7 @@ class Host(Protocol):
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
         """Return new lines of the kernel log and address ranges of clients, without waiting.
 
-        Args:
-            clients: Processes whose address ranges a later call returns, and the user who must own
-                the process; None: any user.
+        A later call returns the ranges of `clients`: PID -> user who must own it (None: any).
         """
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:

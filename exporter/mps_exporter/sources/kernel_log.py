@@ -75,7 +75,6 @@ class KernelLogReader:
             self.error = f"{path} cannot be read: {error}"
 
     def new_lines(self) -> tuple[KernelLine, ...]:
-        """Return the lines since the last call."""
         found = []
         with suppress(Empty):
             while True:
@@ -83,7 +82,6 @@ class KernelLogReader:
         return tuple(found)
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
 
     def _follow(self) -> None:
@@ -104,7 +102,6 @@ class KernelLogReader:
             os.close(self._file)
 
     def _read(self) -> bytes | None:
-        """Read a record; return None if there is none now."""
         while True:
             try:
                 record = os.read(self._file, MAX_RECORD_BYTES)
@@ -154,11 +151,9 @@ class ClientMemory:
 
     @property
     def busy(self) -> bool:
-        """Return whether processes wait for being read."""
         return bool(self._requested)
 
     def results(self) -> tuple[AddressRanges, ...]:
-        """Return the ranges that have been read by now."""
         found = self._calls.results(self._requested)
         for pid in (*found, *self._calls.errors):
             self._requested.pop(cast("int", pid), None)
@@ -193,7 +188,6 @@ class KernelEvidence:
         self._memory = ClientMemory(procfs)
 
     def read(self, clients: Mapping[int, int | None]) -> KernelObservation:
-        """Implement Host.read_kernel()."""
         lines, ranges = self._log.new_lines(), self._memory.results()
         if clients or self._memory.busy:
             self._memory.request(clients)

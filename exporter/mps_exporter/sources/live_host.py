@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -49,13 +49,11 @@ class LiveHost:
     """Host over NVML, /proc, the control tool and the log files."""
 
     def __init__(self, settings: Settings, *, brief: bool = False) -> None:
-        """Open the sources.
+        """Open the sources, with `brief` for one or two collections.
 
-        Args:
-            settings: What to read, and how.
-            brief: For one or two collections. No driver events are requested: their thread leaves
-                NVML only every 0.5 s, and the end of the program would wait for it. The GPUs'
-                activity may cover the shortest interval that NVML supports.
+        Then no driver events are requested: their thread leaves NVML only every 0.5 s, and the end
+        of the program would wait for it. The GPUs' activity may cover the shortest interval that
+        NVML supports.
         """
         self._settings = settings
         self._procfs_path = settings.path_procfs
@@ -93,7 +91,7 @@ class LiveHost:
         )
         self._calls = BlockingCalls[Any]()
         # Calls of one source are serialized; no caller waits for a call that hangs.
-        self._locks = {name: asyncio.Lock() for name in ("procfs", "nvml", "logs")}
+        self._locks = {name: asyncio.Lock() for name in ("procfs", "nvml")}
 
     def now(self) -> float:
         return time.time()
@@ -154,7 +152,6 @@ class LiveHost:
         return found
 
     async def _scan_for_exits(self, pids: Collection[int], deadline_seconds: float) -> None:
-        """Detect exits of processes that have no pidfd."""
         observation = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
         before, self._without_pidfd = self._without_pidfd, _start_times(observation, pids)
         self._new |= self._without_pidfd.keys() - before.keys()
@@ -179,11 +176,9 @@ class LiveHost:
     ) -> LogsObservation:
         targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
         others = [_target(one, self._procfs_path) for one in daemons if one.foreground]
-        async with self._exclusive("logs", deadline_seconds) as left:
-            # A daemon that is started with -d again appends to its logs: keep the positions.
-            found = await self._logs.poll(
-                targets, left, kept=[one.pipe_directory for one in others]
-            )
+        # A daemon that is started with -d again appends to its logs: keep the positions.
+        kept = [one.pipe_directory for one in others]
+        found = await self._logs.poll(targets, deadline_seconds, kept=kept)
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self._control.record_activity(chunk.pipe_directory, at)
@@ -213,13 +208,7 @@ class LiveHost:
     async def _call(
         self, source: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
     ) -> T:
-        async with self._exclusive(source, deadline_seconds) as left:
-            found: T = await self._calls.call(source, function, *arguments, seconds=left)
-            return found
-
-    @asynccontextmanager
-    async def _exclusive(self, source: str, deadline_seconds: float) -> AsyncIterator[float]:
-        """Wait until no other call of a source is in progress; yield the remaining seconds."""
+        """Call a function when no other call of its source is in progress."""
         end = time.monotonic() + deadline_seconds
         try:
             async with asyncio.timeout(None if math.isinf(deadline_seconds) else deadline_seconds):
@@ -227,7 +216,9 @@ class LiveHost:
         except TimeoutError:
             raise SourceTimeoutError(f"{source} is busy with another question") from None
         try:
-            yield end - time.monotonic()
+            left = end - time.monotonic()
+            found: T = await self._calls.call(source, function, *arguments, seconds=left)
+            return found
         finally:
             self._locks[source].release()
 

@@ -77,7 +77,6 @@ class _DaemonLogs:
     last_data_at: float = float("-inf")
 
     def directories(self) -> list[tuple[str, tuple[LogTail, ...]]]:
-        """Return the logs of each directory, with the name of the server."""
         named = [(name, (tail,)) for name, tail in self.named_servers.items()]
         return [("", (self.control, self.server)), *named]
 
@@ -89,12 +88,6 @@ class LogReader:
     """The logs of many daemons.
 
     Several threads may call read_daemon() at the same time, for different daemons.
-
-    Args:
-        procfs: Where procfs is mounted.
-        clock: Unix time in seconds.
-        backlog_bytes: Maximum part of a log that its first read covers.
-        poll_bytes: Maximum part of a log that one poll reads.
     """
 
     def __init__(
@@ -145,11 +138,9 @@ class LogReader:
         return LogsObservation(at=at, chunks=tuple(chunks), states=tuple(states))
 
     def daemons(self) -> set[str]:
-        """Return the daemons with open logs (pipe directories)."""
         return set(self._daemons)
 
     def forget(self, pipe_directories: Iterable[str]) -> None:
-        """Close the files of these daemons."""
         for pipe_directory in pipe_directories:
             for tail in self._daemons.pop(pipe_directory).tails():
                 tail.close()
@@ -210,12 +201,7 @@ class LogReader:
 
 
 class LogFollower:
-    """The logs of many daemons, read by a blocking call for each daemon and poll.
-
-    Args:
-        reader: The open logs.
-        clock: Monotonic time.
-    """
+    """The logs of many daemons, read by a blocking call for each daemon and poll."""
 
     def __init__(
         self, reader: LogReader | None = None, clock: Callable[[], float] = time.monotonic
@@ -233,12 +219,7 @@ class LogFollower:
         """Return the new data of these daemons' logs, and close the files of all others.
 
         Nothing is reported of daemons whose logs are not read at the deadline; a later call returns
-        their data.
-
-        Args:
-            targets: The daemons.
-            deadline_seconds: Timeout.
-            kept: Pipe directories of other daemons whose positions are retained.
+        their data. The positions in the logs of the `kept` pipe directories are retained.
 
         Raises:
             SourceTimeoutError: None of the logs was read.
@@ -271,7 +252,6 @@ class LogFollower:
     def _read_calls(
         self, targets: Sequence[LogTarget], at: float
     ) -> dict[Hashable, tuple[int | None, Callable[[], LogsObservation | None]]]:
-        """Return the call that reads the logs of each daemon, with its user."""
         limits, read = _byte_limits(targets), self._reader.read_daemon
         return {
             one.pipe_directory: (

@@ -125,7 +125,6 @@ class LogZone:
     """Seconds east of Greenwich; None: the host's rules apply."""
 
     def at(self, moment: float) -> float:
-        """Return the offset at a Unix time."""
         if self.fixed_seconds is not None:
             return self.fixed_seconds
         return float(time.localtime(moment).tm_gmtoff)
@@ -159,11 +158,7 @@ def same_offset_prefix(
 ) -> tuple[int, LastLine | None]:
     """Return the length of the first lines that share an offset, and the last of these lines.
 
-    Args:
-        data: Lines; the first and the last may be incomplete.
-        zone: The zone of the log.
-        before: The last line before this data.
-        mtime: When the last line was written; None: unknown.
+    The first and the last line of `data` may be incomplete; the last was written at `mtime`.
     """
     last = last_stamp_in(data)
     if last is None:
@@ -237,7 +232,6 @@ def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
 
 
 def find_next_line(descriptor: int, offset: int, size: int) -> int:
-    """Return the position of the first line that begins after this offset."""
     while offset < size:
         block = os.pread(descriptor, BLOCK_BYTES, offset)
         end = block.find(b"\n")
@@ -331,11 +325,9 @@ class LogTail:
     """The last bytes before the offset."""
     _partial_line: bytes = b""
     """The beginning of the line that is not complete yet."""
-    _opened: bool = False
     _was_missing: bool = False
 
     def close(self) -> None:
-        """Close the file, and keep the position in it."""
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             with suppress(OSError):
@@ -372,12 +364,9 @@ class LogTail:
     # ------------------------------------------------------------------ which file
 
     def check_file(self, directory: int | OSError | None, control: LogTail) -> None:
-        """Follow the file that is in the directory now.
+        """Follow the file that is in the directory (None: unknown) now.
 
-        Args:
-            directory: Descriptor of the log directory, or why it cannot be opened; None: the
-                directory is unknown.
-            control: The same daemon's control.log, which shows the last start.
+        The same daemon's control.log shows the last start.
         """
         if directory is None:
             self.error = None if self.descriptor is not None else UNKNOWN
@@ -434,7 +423,7 @@ class LogTail:
                 if not self._is_same_file(descriptor, found):
                     self._choose_start(control, descriptor, found)
                 self._file = (found.st_dev, found.st_ino)
-                self.descriptor, self._opened = descriptor, True
+                self.descriptor = descriptor
         finally:
             if self.descriptor is None:
                 os.close(descriptor)
@@ -444,7 +433,7 @@ class LogTail:
 
         A network file system that was mounted again may have another device number.
         """
-        if not self._opened:
+        if self._file is None:
             return False
         if (found.st_dev, found.st_ino) == self._file:
             return True  # read() detects a truncation
@@ -479,13 +468,14 @@ class LogTail:
         lost = 0
         if begin is None:
             begin = lost = find_next_line(descriptor, bound, size) if bound else 0
-        if self._opened or self._was_missing:
+        known = self._file is not None
+        if known or self._was_missing:
             begin = min(begin, history_end)
         self.start_offset = self._offset = begin
         self._history_until = history_end
         self.zone, self._last_line = zone, None
         self._fingerprint = self._partial_line = b""
-        self._restarted, self._lost_bytes = self._opened, lost
+        self._restarted, self._lost_bytes = known, lost
 
     def _first_new_offset(
         self, descriptor: int, found: os.stat_result, stamp: float | None, zone: LogZone | None
@@ -518,12 +508,8 @@ class LogTail:
     ) -> LogChunk:
         """Return the new data, which has one offset to Unix time, and is either history or new.
 
-        A chunk that does not extend to the file's end has no complete_until.
-
-        Args:
-            descriptor: The open file.
-            fallback: The zone of the daemon's other log.
-            max_bytes: Maximum size, if smaller than the common limit.
+        A chunk that does not extend to the file's end has no complete_until. `fallback` is the zone
+        of the daemon's other log.
         """
         read_at, found = self.limits.clock(), os.fstat(descriptor)
         self._size_bytes = size = found.st_size

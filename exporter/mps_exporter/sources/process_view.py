@@ -312,7 +312,6 @@ def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonF
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    """Return whether two paths are certainly the same file."""
     try:
         return Path(one).samefile(other)
     except (OSError, ValueError):
@@ -361,7 +360,6 @@ def find_leftovers(
 
 
 def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[OpenFiles, ...]:
-    """Count the open files of the servers of daemons."""
     found = []
     for daemon in daemons:
         for server in daemon.servers:

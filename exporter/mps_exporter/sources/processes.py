@@ -175,13 +175,8 @@ class Processes:
 
     A reused PID is detected by its start time, an exec mostly by the new name; control group and
     user are read again every minute. A process keeps the start time first computed when the clock
-    is set, and so matches its log lines.
-
-    Args:
-        root: Where procfs is mounted.
-        passwd: File with the names of users. The host's own /etc/passwd stands for all users that
-            the host knows, those of a directory service included.
-        clock: Monotonic time.
+    is set, and so matches its log lines. The host's own /etc/passwd stands for all users that the
+    host knows, those of a directory service included.
     """
 
     def __init__(
@@ -238,7 +233,6 @@ class Processes:
         return ProcessOwner(status.real_uid, status.parent_pid)
 
     def arguments(self, pid: int) -> tuple[str, ...]:
-        """Return the arguments of a process whose facts are known."""
         return self._known[pid].arguments
 
     def sole_user(self, pid: int) -> int | None:
@@ -400,13 +394,7 @@ def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
     """Read a file of /proc that is one line, which the kernel returns in the first read.
 
     Hundreds of them are read in each collection; a second read, to find the end, would double that.
-
-    Args:
-        path: A file that every process has.
-        absent: Errors for which None is returned.
-
-    Raises:
-        OSError: Any other error.
+    The errors in `absent` return None; others are raised.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -430,10 +418,6 @@ class ProcessWatch:
     when the PID is reused, and becomes readable when the process ends. Processes without a
     descriptor (older kernel, seccomp filter, more than MAX_PIDFDS processes, procfs of another PID
     namespace) are left to the caller, who must poll them.
-
-    Args:
-        open_process: PID -> descriptor; None: the kernel or the procfs has none.
-        now: Unix time.
     """
 
     def __init__(
@@ -447,10 +431,9 @@ class ProcessWatch:
         self._new_exits: dict[int, float] = {}
 
     def watch_only(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Watch these processes and no others; if there are too many, the first ones.
+        """Watch these processes, if there are too many the first ones, and no others.
 
-        Returns:
-            PIDs that are watched from now on, and PIDs without a descriptor.
+        Return the PIDs that are watched from now on, and the PIDs without a descriptor.
         """
         wanted = dict.fromkeys(pid for pid in pids if pid > 0)
         for pid in self._descriptors.keys() - wanted:

@@ -85,8 +85,6 @@ class Header:
     started_at: float
     exporter_version: str
     anonymised: bool
-    format: str = FORMAT
-    version: int = VERSION
 
 
 @cache
@@ -306,7 +304,6 @@ class RecordingWriter:
         return replace(chunk, utc_offset_seconds=float(time.localtime(chunk.at).tm_gmtoff))
 
     def close(self) -> None:
-        """Write the end."""
         self._write({"kind": "end", "at": self._last_at})
         self._file.close()
 
@@ -352,13 +349,11 @@ class _GzipFile:
         self._try(self._zip.compress(text.encode()))
 
     def flush(self) -> None:
-        """Make all text readable."""
         if self._changed:
             self._changed = False
             self._try(self._zip.flush(zlib.Z_SYNC_FLUSH))
 
     def close(self) -> None:
-        """Write the end of the file."""
         self._try(self._zip.flush(zlib.Z_FINISH))
         try:
             os.close(self._file)
@@ -397,7 +392,6 @@ def stream_of(observation: Observation) -> str:
 
 
 def control_stream(pipe_directory: str, kind: Literal["probe", "reconciliation"]) -> str:
-    """Return the stream of one kind of query to one daemon."""
     return f"control {kind} {pipe_directory}"
 
 

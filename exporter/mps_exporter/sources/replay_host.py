@@ -62,7 +62,6 @@ class RecordingCursor:
         return observations[position - 1] if position else None
 
     def between(self, stream: str, since: float, until: float) -> Sequence[Observation]:
-        """Return the observations of this stream after a time, up to another."""
         times, observations = self._streams.get(stream, ([], []))
         return observations[bisect_right(times, since) : bisect_right(times, until)]
 
@@ -140,7 +139,6 @@ class ReplayHost:
         self._held = elapsed
 
     def play(self) -> None:
-        """Start the clock again."""
         self._started_at, self._held = self.played_from, None
 
     @property
@@ -151,7 +149,6 @@ class ReplayHost:
         return self._started_at
 
     def wall(self, moment: float) -> float:
-        """Return the viewer's time for a time of the recording."""
         return self.played_from + (moment - self._cursor.recording.header.started_at) / self._speed
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
@@ -254,7 +251,6 @@ class Scene:
 
     @property
     def duration_seconds(self) -> float:
-        """Duration at speed 1."""
         return (self.end - self.begin) / self.speed
 
 
@@ -267,7 +263,6 @@ class StandInNames:
     """User and recorded name -> name."""
 
     def apply(self, recording: Recording) -> Recording:
-        """Return the recording with these names."""
         observations = tuple(self._observation(one) for one in recording.observations)
         return replace(recording, observations=observations)
 
@@ -301,14 +296,12 @@ class Playlist:
 
     @classmethod
     def of(cls, recording: Recording) -> Playlist:
-        """Return a playlist of one complete recording."""
         path = Path()
         scene = Scene(path, 0.0, recording.duration_seconds, 1.0, 0.0)
         return cls((scene,), recordings={path: recording})
 
     @property
     def duration_seconds(self) -> float:
-        """Duration at speed 1."""
         return sum(scene.duration_seconds for scene in self.scenes)
 
     def recording(self, scene: Scene) -> Recording:
@@ -322,12 +315,10 @@ class Playlist:
         return self._recordings[scene.path]
 
     def scene_at(self, position: float) -> Scene:
-        """Return the scene at this many seconds after the start."""
         number = bisect_right([scene.starts_at for scene in self.scenes], position)
         return self.scenes[max(0, number - 1)]
 
     def chapter_at(self, position: float) -> Chapter | None:
-        """Return the chapter at this many seconds after the start."""
         begun = [chapter for chapter in self.chapters if chapter.at_seconds <= position]
         return begun[-1] if begun else None
 

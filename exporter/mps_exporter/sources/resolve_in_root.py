@@ -51,10 +51,8 @@ def process_root(path: str, procfs: str = "/proc") -> tuple[str, str]:
 def opened_directory(path: str, procfs: str = "/proc") -> Iterator[int]:
     """Open a directory (O_PATH), and close it afterwards.
 
-    Args:
-        path: Absolute path. The rest of ``/proc/PID/root/...`` is resolved below that root; every
-            other way into another process's file system is refused.
-        procfs: Where procfs is mounted.
+    The rest of ``/proc/PID/root/...`` is resolved below that root; every other way into another
+    process's file system is refused.
 
     Raises:
         OSError: If the directory is missing or must not be entered.

@@ -57,6 +57,5 @@ def text_response(
 
 
 def busy_response(what: str, *, retry_after: int = 1) -> web.Response:
-    """Return the response beyond a limit."""
     text = f"503 Service Unavailable: more than {what}, or most of them from one address"
     return text_response(text, status=503, headers={"Retry-After": str(retry_after)})

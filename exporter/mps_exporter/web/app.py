@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from html import escape
 
 from aiohttp import web
 
@@ -42,13 +41,7 @@ async def _add_headers(_request: web.Request, response: web.StreamResponse) -> N
 
 def _not_found(request: web.Request) -> web.Response:
     metrics = request.app[OPTIONS].telemetry_path
-    if "text/html" not in request.headers.get("Accept", ""):
-        return text_response(f"404 Not Found: try / or {metrics}", status=404)
-    text = (
-        '<!doctype html><html lang="en"><title>Not found</title><h1>404: nothing here</h1>'
-        f'<p><a href="/">Status</a> · <a href="{escape(metrics)}">Metrics</a></p></html>\n'
-    )
-    return web.Response(text=text, content_type="text/html", status=404)
+    return text_response(f"404 Not Found: try / or {metrics}", status=404)
 
 
 @web.middleware

@@ -78,7 +78,6 @@ class Events:
             self.history.add(snapshot)
 
     def add(self, daemon: str, incident: Incident) -> None:
-        """Send an incident to all readers."""
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         known = self._noted.daemons if self._noted is not None else ()

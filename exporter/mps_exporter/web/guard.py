@@ -125,12 +125,10 @@ class Connection(asyncio.Protocol):
             self._inner.data_received(data)
 
     def abort(self) -> None:
-        """Close immediately, and drop unsent data."""
         if self._transport is not None:
             self._transport.abort()
 
     def is_too_slow(self, now: float, options: WebOptions) -> bool:
-        """Return whether the client takes too long to send a request or to take a response."""
         if self._transport is None or not self._transport.get_write_buffer_size():
             self._unsent_since = None
         elif self._unsent_since is None:
@@ -153,7 +151,6 @@ class Connections:
         self._starting: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled. Close connections beyond a limit immediately."""
         loop = asyncio.get_running_loop()
         short = False
         while True:
@@ -200,7 +197,6 @@ class Connections:
         self._open.pop(connection, None)
 
     async def abort_slow_clients(self) -> None:
-        """Abort the connections of slow clients until cancelled."""
         while True:
             await asyncio.sleep(policy.SWEEP_INTERVAL_SECONDS)
             now = asyncio.get_running_loop().time()

@@ -124,7 +124,6 @@ class StatusRenderer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._latest: tuple[float, Snapshot] | None = None
         self._collecting: asyncio.Task[Snapshot] | None = None
-        self._renderings = SharedRenderings()
 
     async def _snapshot(self, request: web.Request) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
@@ -148,7 +147,6 @@ class StatusRenderer:
             self._collecting = None
 
     async def render(self, request: web.Request, *, as_json: bool) -> bytes:
-        """Return the status as JSON or as a page."""
         snapshot = await self._snapshot(request)
         events, options = request.app[EVENTS], request.app[OPTIONS]
         events.note(snapshot)
@@ -165,12 +163,11 @@ class StatusRenderer:
             return render_page(status, options).encode()
 
         loop = asyncio.get_running_loop()
-        return await self._renderings.join(
+        return await request.app[RENDERINGS].join(
             (id(snapshot), as_json, error), lambda: loop.run_in_executor(self._thread, encode)
         )
 
     def forget(self) -> None:
-        """Serve the next request with a new snapshot."""
         self._latest = None
 
     def close(self) -> None:
@@ -206,7 +203,6 @@ def asset_address(name: str) -> str:
 
 
 async def asset(request: web.Request) -> web.Response:
-    """Return one of the page's files."""
     name = request.match_info["name"]
     if name not in _ASSETS:
         raise web.HTTPNotFound

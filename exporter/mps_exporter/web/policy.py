@@ -94,10 +94,6 @@ SAMPLE_INTERVAL_SECONDS = 2.0
 MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1
 """Maximum number of samples of one GPU."""
 
-MAX_GPUS = 128
-"""Maximum number of GPUs and MIG instances with samples: eight GPUs with seven instances each are
-64."""
-
 LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)
 """Periods that the lanes of a daemon may show."""
 

@@ -195,7 +195,6 @@ class _ClientErrorFilter(logging.Filter):
     """Keeps clients' errors out of the log, which any client could fill otherwise."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record: not for an error that a client caused."""
         error = record.exc_info[1] if record.exc_info else None
         of_clients = HttpProcessingError, web.RequestPayloadError, ConnectionError
         return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)
@@ -228,7 +227,7 @@ async def serve_app(
 ) -> None:
     """Serve until ``stop`` is set, then finish the responses in progress.
 
-    ``on_listening`` is called with the addresses (with the real port for port 0).
+    ``on_listening`` gets the addresses, with the real port for port 0.
     """
     systemd = options.systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)

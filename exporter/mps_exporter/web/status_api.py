@@ -84,16 +84,18 @@ class History:
         self._first_seen = {
             key: self._first_seen.get(key, now) for key in map(_key_of, findings.findings(snapshot))
         }
-        for gpu in snapshot.gpus[: policy.MAX_GPUS]:
+        for gpu in snapshot.gpus:
             samples = self._samples.setdefault(gpu.uuid, deque(maxlen=policy.MAX_SAMPLES))
             if not samples or now - samples[-1].at >= policy.SAMPLE_INTERVAL_SECONDS:
                 busy, active = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
                 samples.append(Sample(now, busy, active))
-        while len(self._samples) > policy.MAX_GPUS:
-            del self._samples[next(iter(self._samples))]
+        self._samples = {
+            uuid: kept
+            for uuid, kept in self._samples.items()
+            if kept[-1].at >= now - policy.HISTORY_SECONDS
+        }
 
     def samples(self, uuid: str, now: float) -> tuple[Sample, ...]:
-        """Return the samples of the last ten minutes, oldest first."""
         begin = now - policy.HISTORY_SECONDS
         return tuple(one for one in self._samples.get(uuid, ()) if one.at >= begin)
 

@@ -269,7 +269,6 @@ def memory_pair(used: float, total: float) -> str:
 
 
 def facts(gpu: View) -> str:
-    """Return further facts about a GPU, as text."""
     found = []
     if gpu.power_watts is not None:
         found.append(f"{gpu.power_watts:.0f} W")
@@ -299,7 +298,6 @@ def reading_aid(gpu: View) -> str:
 
 
 def lone_daemons(status: View) -> list[View]:
-    """Return the daemons with clients on GPUs that are not shown."""
     return [daemon for daemon in status.daemons if groups(status, None, daemon)]
 
 
@@ -326,7 +324,6 @@ def contexts(server: View) -> str:
 
 
 def served_gpus(daemon: View, status: View) -> str:
-    """Return the GPUs of a daemon by index, as text."""
     indexes = [gpu.index for gpu in status.gpus if gpu.uuid in daemon.gpu_uuids]
     return f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}" if indexes else ""
 
@@ -462,7 +459,6 @@ def sm_limit_of(client: View, gpu: View | None) -> Amount:
 
 
 def memory_of(client: View, gpu: View | None) -> Amount:
-    """Return the memory in use and its limit, if any."""
     uuid = gpu.uuid if gpu is not None else ""
     used, limit = client.memory_used_bytes.get(uuid), client.memory_limit_bytes.get(uuid)
     total = gpu.memory_total_bytes if gpu is not None else None

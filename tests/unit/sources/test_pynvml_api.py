@@ -94,7 +94,7 @@ def test_errors_keep_their_code(binding: NvmlApi, nvml: Any, code: int) -> None:
 
 def test_codes_are_those_of_pynvml() -> None:
     known = [code for code in Code if hasattr(pynvml, f"NVML_ERROR_{code.name}")]
-    assert len(known) >= 28, "old releases lack a few"
+    assert len(known) >= 19, "old releases lack a few"
     for code in known:
         assert getattr(pynvml, f"NVML_ERROR_{code.name}") == code
 

@@ -183,9 +183,10 @@ def test_the_history_is_bounded() -> None:
     kept = history.samples(UUID, NOW + 900)
     assert len(kept) <= policy.MAX_SAMPLES
     assert kept[0].at >= NOW + 900 - policy.HISTORY_SECONDS
-    for number in range(policy.MAX_GPUS + 5):
-        history.add(replace(at(1000), gpus=(hosts.gpu(uuid=f"GPU-{number}"),)))
-    assert len(history._samples) == policy.MAX_GPUS
+    for number in range(5):
+        second = 1000 + number * (policy.HISTORY_SECONDS + 1)
+        history.add(replace(at(second), gpus=(hosts.gpu(uuid=f"GPU-{number}"),)))
+    assert history._samples.keys() == {"GPU-4"}
 
 
 def test_a_restarted_replay_begins_a_new_history() -> None:

@@ -54,12 +54,10 @@ class SampleIntegral:
         self.counted_at = now
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count the samples that are new.
+        """Count the new ones of these (timestamp in µs, percent) pairs.
 
-        Args:
-            samples: (timestamp in µs, percent) pairs in any order.
-            now: Monotonic time in seconds. The time since samples were last counted bounds a gap:
-                the timestamps follow the host's clock, which may jump.
+        The time since samples were last counted bounds a gap: the timestamps follow the host's
+        clock, which may jump.
         """
         elapsed_seconds = self.uncounted_seconds(now)
         self.counted_at = now
@@ -90,7 +88,6 @@ class SampleIntegral:
         self.start(samples, now)
 
     def uncounted_seconds(self, now: float) -> float:
-        """Return the time since samples were last counted."""
         return 0.0 if self.counted_at is None else now - self.counted_at
 
 
@@ -113,7 +110,6 @@ class RatioIntegral:
             self.seconds[name] = self.seconds.get(name, 0.0) + interval * ratio
 
     def skip(self, now: float) -> None:
-        """Count the time since the last call as unobserved."""
         self.unobserved_seconds += self._reach(now)
 
     def _reach(self, now: float) -> float:
@@ -135,11 +131,6 @@ def unwrapped_increment(before: int, now: int, expected: float) -> int:
     The counter alone shows the increment only modulo 2**32, which at 50 GB/s takes 90 ms. A second,
     coarser measurement of the same traffic shows how often it wrapped: the result is the possible
     increment nearest to that measurement, exact if its error is less than 2 GiB.
-
-    Args:
-        before: An earlier count.
-        now: The current count.
-        expected: The increment by the other measurement.
     """
     increment = (now - before) % COUNTER_32
     turns = round((expected - increment) / COUNTER_32)
@@ -203,7 +194,6 @@ class BusyAccumulator:
         """Whether the last sampling succeeded, so that the counter is current."""
 
     def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
-        """Count the new samples of the driver's buffer."""
         if self._observed and now - self._sampled_at < min_interval:
             return
         self._observed = False
@@ -353,7 +343,6 @@ class GpmAccumulator:
         }
 
     def close(self) -> None:
-        """Free the samples."""
         for sample in (self._base, self._spare):
             if sample is not None:
                 try:

@@ -41,16 +41,7 @@ LOST = (Reading("up", 0.0),)
 
 
 class DeviceReader:
-    """Reads a device for as long as NVML stays initialized.
-
-    Args:
-        api: NVML.
-        device: The device.
-        position: Its position among the others.
-        totals: UUID -> counters; the entry of a new device is added.
-        serials: Whether to read the board's serial number.
-        shortest: Minimum interval in seconds between two samples of its activity.
-    """
+    """Reads a device for as long as NVML stays initialized."""
 
     fields: tuple[FieldRow, ...] = FIELDS
 
@@ -458,11 +449,7 @@ def read_cgroup_memory(
 ) -> Iterator[CgroupMemory]:
     """Yield the memory of control groups that use some on a GPU, or have a limit there.
 
-    Args:
-        api: NVML, open.
-        devices: GPUs that are not divided.
-        root: Mount point of cgroup version 2.
-        paths: Control groups, below it.
+    `devices` are GPUs that are not divided, `root` is the mount point of cgroup version 2.
     """
     groups = tuple(islice(paths, policy.MAX_CGROUPS))
     for device in devices:

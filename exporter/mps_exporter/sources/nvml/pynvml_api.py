@@ -39,37 +39,27 @@ Argument = int | str
 
 
 class Code(IntEnum):
-    """NVML's return codes, as nvml.h numbers them."""
+    """The return codes of NVML that have a meaning here, as nvml.h numbers them."""
 
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
     NOT_SUPPORTED = 3
     NO_PERMISSION = 4
-    ALREADY_INITIALIZED = 5
     NOT_FOUND = 6
     INSUFFICIENT_SIZE = 7
-    INSUFFICIENT_POWER = 8
     DRIVER_NOT_LOADED = 9
     TIMEOUT = 10
-    IRQ_ISSUE = 11
     LIBRARY_NOT_FOUND = 12
     FUNCTION_NOT_FOUND = 13
-    CORRUPTED_INFOROM = 14
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
-    OPERATING_SYSTEM = 17
     LIB_RM_VERSION_MISMATCH = 18
     IN_USE = 19
-    MEMORY = 20
-    NO_DATA = 21
     VGPU_ECC_NOT_SUPPORTED = 22
-    INSUFFICIENT_RESOURCES = 23
     FREQ_NOT_SUPPORTED = 24
     ARGUMENT_VERSION_MISMATCH = 25
     DEPRECATED = 26
-    NOT_READY = 27
     GPU_NOT_FOUND = 28
-    INVALID_STATE = 29
     RESET_TYPE_NOT_SUPPORTED = 30
     UNKNOWN = 999
 
@@ -107,12 +97,16 @@ SESSION_GONE = frozenset(
 """Codes after which NVML must be initialized again: the driver was unloaded or replaced."""
 
 
+_CODE_NAMES: dict[int, str] = {
+    number: name.removeprefix("NVML_ERROR_")
+    for name, number in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
+}
+
+
 def code_name(code: int) -> str:
-    """``3`` -> ``"NOT_SUPPORTED"``; a code newer than this list -> ``"code 77"``."""
-    try:
-        return Code(code).name
-    except ValueError:
-        return f"code {code}"
+    """``3`` -> ``"NOT_SUPPORTED"``; a code that pynvml does not know -> ``"code 77"``."""
+    return _CODE_NAMES.get(code, f"code {code}")
 
 
 class NvmlError(Exception):
@@ -229,7 +223,6 @@ class NvmlApi:
             raise NvmlError(Code.UNKNOWN, name) from error
 
     def init(self) -> None:
-        """Load the library and initialize NVML."""
         self.call("nvmlInit")
         self._processes_version = ""
 
@@ -237,7 +230,6 @@ class NvmlApi:
         return Device(self.call("nvmlDeviceGetHandleByIndex", index))
 
     def number(self, function: str, *arguments: object) -> int:
-        """Call a function that returns one number."""
         return int(self.call(function, *arguments))
 
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
@@ -387,7 +379,6 @@ def _structure(name: str, function: str) -> Any:
 
 
 def device_key(device: Any) -> int:
-    """Return a number that identifies a device as long as NVML stays initialized."""
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
@@ -431,14 +422,7 @@ class QueryCache:
     ) -> T | None:
         """Query NVML, unless the cached value is fresh or the query was refused.
 
-        Args:
-            name: Identifies the query.
-            read: Queries NVML. Errors in DEFECTS are logged once.
-            now: Monotonic time in seconds.
-            every: Time in seconds for which a value is fresh.
-
-        Returns:
-            The value; None if there is none now.
+        Return None if there is no value now. A value stays fresh for `every` seconds.
 
         Raises:
             GpuGoneError: The GPU is gone.
@@ -460,7 +444,6 @@ class QueryCache:
         return value
 
     def cached(self, name: str, now: float) -> Any:
-        """Return a value that is fresh, or None."""
         fresh_until, value = self._cached.get(name, (now, None))
         return value if now < fresh_until else None
 
@@ -475,7 +458,6 @@ class QueryCache:
             self._cached.pop(name, None)
 
     def record_refusal(self, name: str, code: int, now: float) -> None:
-        """Record what a refusal means for the query."""
         self.forget(name)
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")

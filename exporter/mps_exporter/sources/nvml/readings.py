@@ -61,11 +61,9 @@ class FieldRow:
 
     @cached_property
     def call(self) -> str:
-        """Name of the row."""
         return f"nvmlDeviceGetFieldValues({self.field}, {self.scope})"
 
     def reading(self, value: float) -> Reading:
-        """Return the value as a reading in the base unit."""
         if self.states:
             return state(self.quantity, int(value), self.states)
         return Reading(self.quantity, scaled(value, self.scale), self.labels)
@@ -90,7 +88,6 @@ def number_row(
     every: float = EACH,
     **labels: str,
 ) -> Row:
-    """Return a row whose call returns one number."""
 
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         value = api.number(function, device, *arguments)
@@ -187,9 +184,7 @@ NVLINK_LINK_ERRORS = {"replay": 161, "recovery": 162, "crc": 163}
 def nvlink_rows(counting_links: dict[str, set[int]]) -> tuple[Row, ...]:
     """Return the rows that add up the links of one GPU.
 
-    Args:
-        counting_links: Kind of error -> links that have ever reported a count; updated here. It
-            outlives the session: a sum over fewer links would look like a counter reset.
+    `counting_links` outlives the session: a sum over fewer links would look like a counter reset.
     """
     links: set[int] = set()
     return (
@@ -220,13 +215,7 @@ def _nvlink_errors(known: set[int], kind: str, api: NvmlApi, device: Device) -> 
 
 
 def _query_links(api: NvmlApi, device: Device, field: int, known: set[int]) -> list[float]:
-    """Return the values of all links that the GPU has.
-
-    Args:
-        api: NVML.
-        device: The GPU.
-        field: The field to query; a link that the GPU lacks refuses it.
-        known: The links that have ever returned a value; updated here.
+    """Return the values of all links that the GPU has, and add these links to `known`.
 
     Raises:
         NvmlError: A known link returns no value now.

@@ -191,11 +191,7 @@ class NvmlSession:
     # The session: from nvmlInit to nvmlShutdown
 
     def _ensure_open(self, *, reopen: bool = False) -> bool:
-        """Open NVML if needed, and return whether it can be read.
-
-        Args:
-            reopen: Open NVML again also for a lost GPU, if that is due.
-        """
+        """Open NVML if needed, with `reopen` for a lost GPU; return whether it can be read."""
         now = self._clock.monotonic()
         bound = self._bound_gpus()
         lost = reopen and now >= self._reopen_at
@@ -239,9 +235,6 @@ class NvmlSession:
 
         Indexes shift when a GPU is missing: if the GPU of an unreadable index is found at another
         index, the unreadable index belongs to another missing GPU, if there is one.
-
-        Args:
-            gone: The indexes that cannot be opened.
         """
         here = {reader.uuid for reader in self._gpus}
         missing = [gpu for uuid, gpu in self._known_gpus.items() if uuid not in here]
@@ -377,7 +370,6 @@ class XidWatcher:
 
     @property
     def started(self) -> bool:
-        """Whether a thread waits for events."""
         return self._thread is not None and self._thread.is_alive()
 
     def readings(self, uuid: str) -> list[Reading]:

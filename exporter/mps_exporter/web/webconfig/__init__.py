@@ -1,12 +1,7 @@
 """The web configuration file of Prometheus programs (``--web.config.file``), for aiohttp.
 
 TLS, client certificates, basic authentication, response headers and a rate limit, in the format
-of Prometheus' exporter-toolkit::
-
-    watch = WebConfigWatch.start("web.yml")          # raises WebConfigError
-    install(app, watch)
-    context = await watch.tls_context()              # for the next connection; None: plain HTTP
-
+of Prometheus' exporter-toolkit.
 The file and the certificates are reloaded when they change. If a changed file is invalid, the
 active configuration stays, and the error is logged.
 """

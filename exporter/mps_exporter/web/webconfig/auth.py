@@ -10,13 +10,14 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
 import bcrypt
 from aiohttp import web
 
+from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 from mps_exporter.web.policy import WRONG_PASSWORD_SECONDS
 
@@ -26,8 +27,6 @@ from .tls import alternative_names
 
 MAX_PASSWORD_BYTES = 72
 """Bytes of a password that bcrypt reads. Go compares only these, too."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def has_hash(hashed: str, password: bytes) -> bool:
@@ -109,10 +108,6 @@ def credentials(header: str) -> tuple[str, bytes] | None:
     return (user.decode("utf-8", "surrogateescape"), password) if colon else None
 
 
-def _refusal(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(text=f"{status} {text}\n", status=status, headers=headers)
-
-
 class TokenBucket:
     """A burst of ``burst`` requests, and one more each ``interval`` seconds (0: no limit)."""
 
@@ -122,7 +117,6 @@ class TokenBucket:
         self._at = now
 
     def allow(self, now: float) -> bool:
-        """Take a token; return False if there is none."""
         interval, burst = self.rate
         if not interval:
             return True
@@ -144,11 +138,13 @@ class _Checks:
         """Return the response to a request that fails a check; None if it passes all."""
         config = await self._watch.config()
         if not self._is_within_rate(config):
-            return _refusal(429, "Too Many Requests", {"Retry-After": "1"})
+            return text_response("429 Too Many Requests", status=429, headers={"Retry-After": "1"})
         if not _has_allowed_name(request, config):
-            return _refusal(403, "Forbidden: no name of the client's certificate is allowed here")
+            text = "403 Forbidden: no name of the client's certificate is allowed here"
+            return text_response(text, status=403)
         if not await self._has_password(request, config):
-            return _refusal(401, "Unauthorized", {"WWW-Authenticate": "Basic"})
+            headers = {"WWW-Authenticate": "Basic"}
+            return text_response("401 Unauthorized", status=401, headers=headers)
         return None
 
     def _is_within_rate(self, config: WebConfig) -> bool:

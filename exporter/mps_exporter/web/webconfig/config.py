@@ -177,7 +177,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_node(self, node: yaml.Node) -> object:
-        """Return a node as Python objects."""
         if isinstance(node, yaml.MappingNode):
             return self._construct_keys(node)
         if isinstance(node, yaml.SequenceNode):
@@ -210,7 +209,6 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_web_config(content: bytes) -> WebConfig:
-    """Return the configuration, or raise WebConfigError."""
     if len(content) > MAX_CONFIG_BYTES:
         raise WebConfigError(f"is larger than {MAX_CONFIG_BYTES} bytes")
     if _DIRECTIVE.search(content):
@@ -255,7 +253,6 @@ def _to_mapping(value: object) -> dict[str, object]:
 
 
 def _to_string(value: object) -> str:
-    """Return the text of a string, a number or a truth value; "" for null."""
     if value is None:
         return ""
     if not isinstance(value, Scalar):

@@ -71,7 +71,6 @@ class WebConfigWatch:
 
     @classmethod
     def start(cls, path: str) -> WebConfigWatch:
-        """Load for the first time, or raise WebConfigError."""
         return cls(path, load_web_config(path))
 
     @property
