@@ -20,7 +20,7 @@ from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
 from mps_exporter.config import Settings, StartError
-from mps_exporter.logging import print_output, print_status
+from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
@@ -31,6 +31,7 @@ from mps_exporter.web.server import serve_app
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on
 
 FIRST_CHAPTER = "wait"
+PROGRESS_INTERVAL_SECONDS = 0.5
 MAX_HEADER_CHARACTERS = 500
 
 _log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
             tls = TLS_CONTEXT in app
             shown = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
             _print_replay_notice(player, settings, shown)
+            tasks.append(asyncio.create_task(_report_progress(player), name="progress"))
 
     web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
     try:
@@ -107,6 +109,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        show_progress("")
         await backend.close()
     return 0
 
@@ -190,6 +193,17 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
             f"  Recorded on {machine}, driver {driver}, {recorded_at}.\n\n"
         )
     print_status(f"\n{what}{addresses_text}\n  Ctrl-C ends it.\n\n")
+
+
+async def _report_progress(player: ReplayPlayer) -> None:
+    """Show the position, the speed and the chapter on a terminal until cancelled."""
+    playlist = player.playlist
+    while True:
+        at, speed = player.playing.position, player.playing.speed
+        text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {speed:g}"
+        chapter = playlist.chapter_at(at)
+        show_progress(text if chapter is None else f"{text}  {chapter.name}: {chapter.title}")
+        await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
 
 
 def clock(seconds: float) -> str:
