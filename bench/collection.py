@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
 from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, SparseSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.snapshot import Snapshot

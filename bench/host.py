@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Self, TextIO
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mps_exporter.collector import Collector
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, render
 from mps_exporter.snapshot import Histogram, Snapshot
 from mps_exporter.sources.recording import Recording, read_recording

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mps_exporter.collector import Collector
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import yaml
 
-from mps_exporter.config import COMMANDS, grouped, options_of
 from mps_exporter.findings import ADVICE, FindingType
+from mps_exporter.flags import COMMANDS, grouped, options_of
 from mps_exporter.metrics import CATALOGUE
 from tools import chart
 from tools.man_page import man_page

@@ -17,7 +17,7 @@ from prometheus_client import ProcessCollector
 import mps_exporter
 from mps_exporter import policy
 from mps_exporter.collector import Collector
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import mps_exporter
-from mps_exporter.config import (
+from mps_exporter.flags import (
     COMMANDS,
     DESCRIPTION,
     FLAGS,

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from mps_exporter import policy
-from mps_exporter.config import Settings
 from mps_exporter.daemon_registry import DaemonRecord
+from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import server_replies
 from mps_exporter.mps.server_queries import servers_due, with_probe, with_servers

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from mps_exporter import policy
 from mps_exporter.collection_run import CollectionRun, DaemonQueries
-from mps_exporter.config import Settings
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
+from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpus import label_values
@@ -36,6 +36,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Incident, KernelLog, Snapshot
+from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 _log = logging.getLogger(__name__)
@@ -343,7 +344,7 @@ class Collector:
                 sample_at = time.monotonic() + policy.GPU_SAMPLE_INTERVAL_SECONDS
                 with contextlib.suppress(SourceTimeoutError):  # a collection reports it
                     await self._host.tick_gpus()
-            await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+            await asyncio.sleep(sources_policy.LOG_POLL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
         for name, record in self._daemons.items():

@@ -2,9 +2,6 @@
 
 # ---------------------------------------------------------------------- between collections
 
-LOG_POLL_INTERVAL_SECONDS = 0.2
-"""Interval between polls of the logs."""
-
 GPU_SAMPLE_INTERVAL_SECONDS = 1.0
 """Interval between samples of the GPUs' activity: an integral in these steps has 2 % error."""
 

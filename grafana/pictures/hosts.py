@@ -16,7 +16,7 @@ from pathlib import Path
 from aiohttp import web
 
 from mps_exporter.backend import CollectorBackend
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.sources.recording import read_recording

@@ -27,7 +27,7 @@ from typing import Any
 
 import mps_exporter
 from mps_exporter.collector import Collector
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, RecordingWriter
 from testing.commands import output_of

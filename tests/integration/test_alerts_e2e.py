@@ -31,7 +31,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.sources.recording import read_recording

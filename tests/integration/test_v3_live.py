@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.collector import Collector
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.sources import daemon_directories
 from mps_exporter.sources.live_host import LiveHost
 from testing import fake_mps_v3 as published

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
-from mps_exporter.config import InvalidSettingError, Settings, StartError
 from mps_exporter.findings import Finding, findings, recent_incidents, trace_findings
 from mps_exporter.findings.one_process import Check, check_process, pids_of
+from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from mps_exporter.observations import DaemonConditions, Leftovers

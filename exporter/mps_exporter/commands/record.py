@@ -14,7 +14,7 @@ from pathlib import Path
 import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
-from mps_exporter.config import Settings, StartError
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.logging import print_status, show_progress
 from mps_exporter.observations import NvmlObservation
 from mps_exporter.sources.live_host import LiveHost

@@ -19,7 +19,7 @@ import mps_exporter
 from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
-from mps_exporter.config import Settings, StartError
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist

@@ -21,7 +21,7 @@ from mps_exporter.findings.finding import (
     show_processes,
     shown_path,
 )
-from mps_exporter.findings.hangs import ghost_commands, ghost_remedy
+from mps_exporter.findings.ghosts_and_hangs import ghost_commands, ghost_remedy
 from mps_exporter.humanize import capitalize, count, processes, sentence
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 

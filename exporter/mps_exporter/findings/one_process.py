@@ -22,8 +22,8 @@ from mps_exporter.findings.finding import (
     quoted_path,
     shown_path,
 )
+from mps_exporter.findings.ghosts_and_hangs import HANGS, halt_texts, resuming
 from mps_exporter.findings.gpus import use_daemon
-from mps_exporter.findings.hangs import HANGS, halt_texts, resuming
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, looser_limit
 from mps_exporter.humanize import memory, printable

@@ -14,6 +14,7 @@ from typing import get_args
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.policy import MAX_CLIENTS_PER_USER, MAX_LIMITED_CLIENTS
+from mps_exporter.merge.stranded import is_stranded, known_clients, stranded_pids
 from mps_exporter.observations import (
     GpuObservation,
     NvmlObservation,
@@ -139,14 +140,14 @@ def _merge_gpus(
     for client in clients:
         for uuid in {*client.contexts, *client.gpu_uuids}:
             by_gpu.setdefault(uuid, []).append(client)
-    known = _known_clients(clients, daemons, inputs)
+    known = known_clients(clients, daemons, inputs)
     queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     merged = list[Gpu]()
     for gpu in gpus:
         by_kind = _processes_by_kind(gpu, servers)
         # A server whose process cannot be read looks like a process without MPS.
         identified = by_kind.get("direct", set()) <= context.processes.keys()
-        seems = _stranded_pids(by_kind, queued, known, identified=identified)
+        seems = stranded_pids(by_kind, queued, known, identified=identified)
         on_it = by_gpu.get(gpu.uuid, ())
         merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, seems))
     return tuple(merged)
@@ -160,7 +161,7 @@ def _merge_gpu(
     by_kind: Mapping[ProcessKind, set[int]],
     seems: tuple[int, ...] | None,
 ) -> Gpu:
-    stranded = None if seems is None else tuple(filter(context.is_stranded, seems))
+    stranded = None if seems is None else tuple(pid for pid in seems if is_stranded(context, pid))
     direct = tuple(sorted(by_kind.get("direct", ())))
     return Gpu(
         observation=gpu,
@@ -221,53 +222,3 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     if "graphics" in lists:
         processes_by_kind["graphics"] = lists["graphics"]
     return {kind: processes_by_kind[kind] for kind in PROCESS_KINDS if kind in processes_by_kind}
-
-
-def _stranded_pids(
-    by_kind: Mapping[ProcessKind, set[int]],
-    queued: set[int],
-    known: set[int] | None,
-    *,
-    identified: bool,
-) -> tuple[int, ...] | None:
-    """Return the MPS processes without a server; None if unknown.
-
-    Certain if no server is on the GPU, or if every daemon's log shows all its clients. NVML also
-    lists a process that waits in a queue, which lacks a server for another reason.
-    """
-    if "mps_client" not in by_kind:
-        return None
-    candidates = by_kind["mps_client"] - queued
-    if not by_kind["mps_server"] and identified:
-        return tuple(sorted(candidates))
-    return None if known is None else tuple(sorted(candidates - known))
-
-
-def _known_clients(
-    clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
-) -> set[int] | None:
-    """Return the PIDs of all servers' clients; None if there may be others."""
-    all_readable = all(
-        daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
-    ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
-    connected = {client.pid for client in clients}
-    if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
-        return None
-    if any(map(_may_miss_clients, inputs)):
-        return None
-    return connected | _listed_client_pids(inputs)
-
-
-def _may_miss_clients(daemon: DaemonInputs) -> bool:
-    """Return whether a running server may have clients whose lines were not read."""
-    lost_at = daemon.state.server_log_lost_at
-    return any(
-        not server.has_log or (lost_at is not None and server.started_at <= lost_at)
-        for server in daemon.state.servers
-    )
-
-
-def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
-    """Return the clients that the control tool lists, in their daemons' PID namespaces."""
-    replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
-    return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mps_exporter.merge.policy import STRANDED_SECONDS
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import (
@@ -90,8 +89,9 @@ class MergeContext:
         self.cgroup_memory = _cgroup_memory(observed, processes)
         self._host_pids = _host_pids(self.processes.values())
         self._memory_by_process = _memory_by_process(observed)
-        self._stranded_since = stranded_since if gpus is not None else None
-        self._stranded_before = gpus.at - STRANDED_SECONDS if gpus is not None else math.inf
+        self.stranded_since = stranded_since if gpus is not None else None
+        self.gpus_at = gpus.at if gpus is not None else math.inf
+        """Time of the GPU readings."""
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
         """Return the process that a daemon names as its server or client; None if it cannot be one.
@@ -111,11 +111,6 @@ class MergeContext:
         process = inputs.facts.process
         namespace = process.pid_namespace if process is not None else None
         return self._host_pids.get((namespace, pid), 0) if pid and namespace is not None else 0
-
-    def is_stranded(self, pid: int) -> bool:
-        if self._stranded_since is None:
-            return True
-        return self._stranded_since.get(pid, math.inf) <= self._stranded_before
 
     def user(self, uid: int | None) -> str | None:
         return None if uid is None else self.users.get(uid)

@@ -5,7 +5,3 @@ MAX_CLIENTS_PER_USER = 256
 
 MAX_LIMITED_CLIENTS = 1024
 """Maximum number of such clients of all ordinary users together."""
-
-STRANDED_SECONDS = 1.0
-"""Minimum time without a server after which a client is stranded. A client that exits leaves NVML's
-list within this time after it left its server."""

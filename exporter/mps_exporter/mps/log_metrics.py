@@ -11,19 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
+from mps_exporter.mps.policy import WAIT_BOUNDS_SECONDS
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import EXIT_CAUSES, LOSS_CAUSES, REJECTION_CAUSES
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 BOTH_LOGS = "control.log, server.log"
-
-WAIT_BOUNDS = (
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
-    *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
-)
-"""Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
-Rules and dashboards do not use the distribution of other durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +186,7 @@ _ROWS = (
         "mps_uid_wait_seconds",
         CONTROL_LOG,
         "Waits behind another user's server that ended with service: the client got a context.",
-        bounds=WAIT_BOUNDS,
+        bounds=WAIT_BOUNDS_SECONDS,
         note="A wait ends when the user's server is ready, and is counted once the client has a "
         "context; where server.log cannot be read or does not name clients, once the daemon sends "
         "the client to its server.",

@@ -45,7 +45,6 @@ from mps_exporter.mps.control_protocol import (
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
 from mps_exporter.sources import policy
-from mps_exporter.sources.budget import UserBudget
 from mps_exporter.sources.child_process import (
     CAP_SYS_PTRACE,
     ChildRights,
@@ -55,6 +54,7 @@ from mps_exporter.sources.child_process import (
     run_process,
 )
 from mps_exporter.sources.resolve_in_root import opened_directory, process_root
+from mps_exporter.sources.user_budget import UserBudget
 
 DEFAULT_BINARY = "nvidia-cuda-mps-control"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

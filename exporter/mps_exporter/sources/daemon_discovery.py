@@ -6,7 +6,7 @@ program; it does neither. Directories: see daemon_directories.py.
 
 Users choose arguments and environment, so only facts from the kernel are trusted: the owner of the
 process, the owner of the directory it names, and the holder of the lock there. What ordinary users
-may cost is limited: see budget.py.
+may cost is limited: see user_budget.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.budget import UserBudget
 from mps_exporter.sources.control_groups import (
     CGROUPS,
     container_names,
@@ -42,7 +41,9 @@ from mps_exporter.sources.daemon_directories import (
     directory_status,
     parse_daemon_flags,
 )
-from mps_exporter.sources.processes import HOST_USERS, Processes
+from mps_exporter.sources.processes import Processes
+from mps_exporter.sources.user_budget import UserBudget
+from mps_exporter.sources.user_names import HOST_USERS
 
 CONTAINER_LOGS = "/var/log/containers"
 

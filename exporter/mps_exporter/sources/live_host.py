@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (

@@ -126,6 +126,9 @@ MAX_HUNG_CALLS_PER_USER = 4
 
 # ---------------------------------------------------------------------- logs
 
+LOG_POLL_INTERVAL_SECONDS = 0.2
+"""Interval between polls of the logs."""
+
 LOG_POLL_TIMEOUT_SECONDS = 2.0
 """Timeout of one poll of all logs."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import pwd
 import re
 import stat as stat_bits
 import time
@@ -26,8 +25,8 @@ from typing import NamedTuple
 
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
+from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
-HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
 
 _ENDED = frozenset("ZX")
@@ -141,16 +140,6 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
     return found
 
 
-def parse_passwd(raw: bytes) -> dict[int, str]:
-    """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
-    names: dict[int, str] = {}
-    for line in raw.split(b"\n"):
-        fields = line.split(b":")
-        if len(fields) >= 3 and re.fullmatch(rb"\d{1,10}", fields[2]) and fields[0]:
-            names.setdefault(int(fields[2]), text_of(fields[0]))
-    return names
-
-
 # ---------------------------------------------------------------------- processes
 
 
@@ -175,8 +164,7 @@ class Processes:
 
     A reused PID is detected by its start time, an exec mostly by the new name; control group and
     user are read again every minute. A process keeps the start time first computed when the clock
-    is set, and so matches its log lines. The host's own /etc/passwd stands for all users that the
-    host knows, those of a directory service included.
+    is set, and so matches its log lines.
     """
 
     def __init__(
@@ -187,9 +175,7 @@ class Processes:
     ) -> None:
         self.root = root
         self._clock = clock
-        self._passwd = passwd
-        self._names: dict[int, str | None] = {}
-        self._names_read_at = float("-inf")
+        self._user_names = PasswdNames(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
         self._owners: dict[tuple[int, int], ProcessOwner] = {}
         """Owners of the program's processes, keyed by PID and inode of the directory in /proc."""
@@ -324,7 +310,7 @@ class Processes:
             if before is not None
             else self._booted_at() + stat.start_ticks / os.sysconf("SC_CLK_TCK"),
             uid=status.uid,
-            user=self._user_name(status.uid),
+            user=self._user_names.name_of(status.uid),
             name=program_name(arguments) if arguments and arguments[0] else stat.comm,
             namespace_pids=status.namespace_pids,
             pid_namespace=self._namespace(pid),
@@ -354,19 +340,6 @@ class Processes:
             found = re.fullmatch(r"pid:\[(\d+)\]", link)
             return int(found[1]) if found else None
         return None
-
-    def _user_name(self, uid: int | None) -> str | None:
-        if uid is None:
-            return None
-        if self._clock() - self._names_read_at >= policy.PROCESS_REFRESH_INTERVAL_SECONDS:
-            self._names = {**parse_passwd(_read_file(self._passwd) or b"")}
-            self._names_read_at = self._clock()
-        if uid not in self._names:
-            self._names[uid] = None
-            if self._passwd == HOST_USERS:
-                with suppress(KeyError, OverflowError):
-                    self._names[uid] = pwd.getpwuid(uid).pw_name
-        return self._names[uid]
 
     def _status(self, pid: int) -> ProcessStatus:
         return parse_status(self._read(pid, "status") or b"")

@@ -31,7 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from mps_exporter.config import StartError
+from mps_exporter.flags import StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
 from mps_exporter.observations import (

@@ -27,6 +27,7 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import SourceTimeoutError
 from testing.mps_logs import EIGHT, PIPE, at, observation, script
 from testing.mps_script import HOLDER, arrives, client, pending, server_starts
@@ -406,7 +407,7 @@ async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:
 
 
 async def test_a_host_without_daemons_is_searched_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(sources_policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
     monkeypatch.setattr(policy, "DAEMON_SEARCH_INTERVAL_SECONDS", 2 * PATIENCE_SECONDS)
     host = ScriptedHost(script(""))
     host.facts = replace(host.facts, process=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.config import COMMANDS, FLAGS, GROUPS, PROGRAM, grouped, options_of
+from mps_exporter.flags import COMMANDS, FLAGS, GROUPS, PROGRAM, grouped, options_of
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"--(?:no-|\[no-\])?[a-z][a-z.-]*[a-z]")

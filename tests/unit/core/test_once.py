@@ -28,8 +28,8 @@ from mps_exporter.commands.doctor_report import (
     diagnosis_lines,
     status_of_check,
 )
-from mps_exporter.config import Settings
 from mps_exporter.findings import ADVICE
+from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.policy import BRIEF_SAMPLE_SECONDS

@@ -16,7 +16,7 @@ import pytest
 from mps_exporter.backend import CollectorBackend, advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import ProcfsObservation
 from mps_exporter.snapshot import Snapshot

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mps_exporter.config import FLAGS, REVISION_VARIABLE
 from mps_exporter.findings import findings
+from mps_exporter.flags import FLAGS, REVISION_VARIABLE
 from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.config import FLAGS, REVISION_VARIABLE
+from mps_exporter.flags import FLAGS, REVISION_VARIABLE
 from testing.commands import output_of
 from tests.unit.docs.markdown import ROOT, blocks, files, pages, quotes
 

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from mps_exporter.metrics import CATALOGUE
-from mps_exporter.mps.log_metrics import LOG_METRICS, WAIT_BOUNDS
-from mps_exporter.mps.policy import FULL
+from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.mps.policy import FULL, WAIT_BOUNDS_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import REJECTION_CAUSES, Histogram
@@ -121,12 +121,12 @@ def test_milliseconds_are_shown_as_seconds() -> None:
 def test_durations_are_counted_up_to_and_including_their_bucket_s_bound() -> None:
     """Queries and dashboards name these buckets."""
     named = "0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0 60.0 120.0 300.0 600.0 1800.0 3600.0 7200.0"
-    assert " ".join(map(str, WAIT_BOUNDS)) == named
+    assert " ".join(map(str, WAIT_BOUNDS_SECONDS)) == named
     counters = Counters()
     # A clock that was set back, the error of a sum of binary numbers, and a wait beyond all bounds.
     for seconds in (-5.0, 0.1 + 1e-12, 0.101, 0.25, 9000.0):
         counters.observe("mps_uid_wait_seconds", seconds, uid=1001)
     found = counters.snapshot()["mps_uid_wait_seconds"][1001,]
     assert isinstance(found, Histogram)
-    assert (found.bounds, found.sum_seconds) == (WAIT_BOUNDS, 9000.451)
+    assert (found.bounds, found.sum_seconds) == (WAIT_BOUNDS_SECONDS, 9000.451)
     assert found.counts == (2, 2, *(0,) * 13, 1)

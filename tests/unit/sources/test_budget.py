@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections import Counter
 
 from mps_exporter.sources import policy
-from mps_exporter.sources.budget import UserBudget, UserTokenBuckets
 from mps_exporter.sources.processes import ProcessOwner
+from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
 
 OWN, ALICE, BOB = 900, 2001, 2002
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources import live_host, policy
 from mps_exporter.sources.live_host import LiveHost

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk
 from mps_exporter.sources import policy
 from mps_exporter.sources.live_host import LiveHost

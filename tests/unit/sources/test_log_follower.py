@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError

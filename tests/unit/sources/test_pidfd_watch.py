@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.config import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import yaml
 
-from mps_exporter.config import StartError
+from mps_exporter.flags import StartError
 from mps_exporter.web.policy import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 
 TLS_KEY = "tls_server_config"
