@@ -87,7 +87,8 @@ golden: install ## Accept what the recordings show now; git diff shows what has 
 # The tests of a file share servers that take a minute to fill, so a file is not divided.
 .PHONY: test-integration
 test-integration: install tools-servers ## Only the tests against real servers: Prometheus, Alertmanager
-	REQUIRE_TOOLS=1 $(PYTEST) --dist loadscope --no-loadscope-reorder tests/integration $(TESTS)
+	@# They wait more than they compute: one more at a time than there are cores.
+	REQUIRE_TOOLS=1 pytest -n $$(($(JOBS) + 1)) --dist loadscope --no-loadscope-reorder tests/integration $(TESTS)
 
 # Not part of `make test`: before Python 3.12, watching the branches doubles the time. Every Python
 # process that a test starts, workers and programs alike, starts `coverage` where this is set.
