@@ -440,3 +440,10 @@ async def test_own_files(make_client: MakeClient) -> None:
         assert answer.content_type == kind
     for name in ("nothing", "..%2fapp.py", "%2e%2e/app.py", "", "../app.py"):
         assert (await client.get(f"/static/{name}")).status == 404
+
+
+def test_gpus_that_were_read_before_count_while_nvml_fails() -> None:
+    failed = (CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library"),)
+    seen = replace(hosts.healthy(), collectors=failed)
+    assert status_of(seen)["totals"]["gpus"] == len(seen.gpus) > 0
+    assert status_of(replace(seen, gpus=()))["totals"]["gpus"] is None
