@@ -18,8 +18,16 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.metrics import Build, render
-from mps_exporter.observations import DaemonFacts, LogsObservation, LogState, ProcessFacts, Reading
+from mps_exporter.observations import (
+    CgroupMemory,
+    DaemonFacts,
+    LogsObservation,
+    LogState,
+    ProcessFacts,
+    Reading,
+)
 from mps_exporter.snapshot import (
     Client,
     ClientState,
@@ -550,3 +558,28 @@ def test_limits_that_leave_a_gpu_idle(
     assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == expected
     beside = replace(one, direct_pids=(9,))
     assert "limit_idles_gpu" not in names(Snapshot(1.0, gpus=(beside,)))
+
+
+@pytest.mark.parametrize(
+    ("visible", "named"), [("7", True), ("0", False), (None, False)], ids=["none", "one", "all"]
+)
+def test_a_server_cannot_start_without_a_gpu(visible: str | None, named: bool) -> None:
+    failed = Incident(at=0.5, kind="server_start_failed", uid=1001)
+    broken = daemon(visible_devices=visible, incidents=(failed,))
+    (found,) = recent_incidents(host(broken, gpus=(gpu(),)))
+    assert ("names no GPU of this host" in found.evidence) == named
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"hard_unlimited": True}, "no hard limit"),
+        ({"hard_limit_bytes": 1 << 30}, "hard limit 1.0 GiB"),
+        ({}, "1.0 GiB used"),
+    ],
+)
+def test_memory_limits_of_a_control_group(limits: dict[str, Any], words: str) -> None:
+    memory = CgroupMemory("/job", "0000:06:00.0", used_bytes=1 << 30, **limits)
+    shown = client(cgroup="/job")
+    (line,) = partitioning_lines(shown, host(shown, cgroup_memory={"/job": {"GPU-a": memory}}))
+    assert line.endswith(words)

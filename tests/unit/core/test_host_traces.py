@@ -187,3 +187,12 @@ def test_the_doctor_looks_around_while_it_waits(
     assert main(["doctor", "--json", f"--path.procfs={tmp_path}"]) == 1
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["findings"]]
     assert "daemon_promised" in names
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "has not been reaped"), (2, "have not been")])
+def test_zombies_are_counted(number: int, words: str) -> None:
+    zombies = tuple(
+        ProcessFacts(pid, 0.0, parent_pid=10, state="Z") for pid in range(12, 12 + number)
+    )
+    (found,) = trace_findings(Leftovers(zombies=zombies))
+    assert words in found.evidence
