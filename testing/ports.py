@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 
-_LOCKS: list[socket.socket] = []
+_LOCKS = ExitStack()
+atexit.register(_LOCKS.close)
 
 
 def free_port() -> int:
@@ -29,7 +31,7 @@ def free_port() -> int:
             except OSError:
                 lock.close()
                 raise
-            _LOCKS.append(lock)
+            _LOCKS.enter_context(lock)
             return port
     raise AssertionError("no port is free")
 
