@@ -339,8 +339,9 @@ def test_the_client_that_a_hung_daemon_served_last(
     """Only a client whose server has exited is to be ended: another client may be healthy."""
     last = Handover(snapshot.taken_at, 77, 1001, server_pid)
     hung = [replace(one, state="unresponsive", handover=last) for one in snapshot.daemons]
-    found = answer(replace(snapshot, daemons=tuple(hung)), 77)
-    assert (found.outcome, found.command) == ("problem", command)
+    checks = check_process(77, replace(snapshot, daemons=tuple(hung)), (), None)
+    (found,) = [one for one in checks if one.outcome == "problem"]
+    assert (found.page, found.command) == (HANGS, command)
 
 
 async def test_processes_of_a_user() -> None:
