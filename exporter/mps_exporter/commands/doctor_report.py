@@ -23,7 +23,7 @@ from mps_exporter.findings import (
     trace_findings,
     unknowns,
 )
-from mps_exporter.findings.finding import symptom_url
+from mps_exporter.findings.finding import page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
 from mps_exporter.observations import Leftovers
@@ -316,7 +316,7 @@ def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> It
     if answer.command:
         yield f"    run:   {answer.command}"
     if answer.page:
-        yield f"    see:   {symptom_url(answer.page)}"
+        yield f"    see:   {page_url(answer.page)}"
     yield ""
     yield "Checked, in this order:"
     for check in checks:
@@ -346,7 +346,7 @@ def _advice(check: Check) -> dict[str, object]:
     return {
         "remedy": check.remedy or None,
         "command": check.command or None,
-        "page": symptom_url(check.page) if check.page else None,
+        "page": page_url(check.page) if check.page else None,
     }
 
 

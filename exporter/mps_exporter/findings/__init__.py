@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mps_exporter.findings import daemons, ghosts_and_hangs, gpus, incidents, limits, visibility
+from mps_exporter.findings import daemons, gpus, incidents, limits, visibility
 from mps_exporter.findings.finding import (
     SEVERITIES,
     Finding,
@@ -39,7 +39,7 @@ __all__ = [
 
 _DECLARED = [
     declared
-    for module in (ghosts_and_hangs, daemons, incidents, gpus, limits, visibility)
+    for module in (daemons, incidents, gpus, limits, visibility)
     for declared in vars(module).values()
     if isinstance(declared, FindingType)
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -36,8 +36,9 @@ def effective_severity(severity: Severity, *, limited: bool) -> Severity:
     return "warning" if limited and severity == "critical" else severity
 
 
-def symptom_url(page: str) -> str:
-    return f"{DOCS}docs/symptoms/{page}.md"
+def page_url(page: str) -> str:
+    """Return the URL of a page of docs, or by its bare name of one of docs/symptoms."""
+    return f"{DOCS}docs/{page}" if ".md" in page else f"{DOCS}docs/symptoms/{page}.md"
 
 
 def shown_path(path: str) -> str:
@@ -170,33 +171,49 @@ Cases = Iterator[Case]
 Condition = Callable[..., Cases]
 
 
+def _no_case(*_: object) -> Cases:
+    """Yield nothing: the condition of a declaration before its condition is known."""
+    yield from ()
+
+
 @dataclass(frozen=True, slots=True)
 class FindingType:
-    """One kind of finding: its meaning on any host, its condition, and its alert."""
+    """One kind of finding: its meaning on any host, its condition, and its alert.
 
-    name: str
+    A declaration is called with its condition, as a decorator.
+    """
+
+    scope: Scope
     severity: Severity
     title: str
     why: str
-    kind: Kind
-    alert: str
+    _: KW_ONLY
+    kind: Kind = "state"
+    alert: str = ""
     """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
-    summary: str
+    summary: str = ""
     """Summary of the alert; "" for the title."""
-    runbook: str
-    """Page of prometheus/runbooks without its suffix; "" if none."""
-    page: str
-    """Page of docs/symptoms without its folder and suffix, else a page of docs."""
-    scope: Scope
-    condition: Condition
+    runbook: str = ""
+    """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
+    page: str = "troubleshooting.md"
+    """See page_url()."""
+    condition: Condition = _no_case
+
+    def __call__(self, condition: Condition) -> FindingType:
+        return replace(self, condition=condition)
+
+    @property
+    def name(self) -> str:
+        return self.condition.__name__
 
     @property
     def runbook_url(self) -> str | None:
-        return f"{DOCS}prometheus/runbooks/{self.runbook}.md" if self.runbook else None
+        page = self.runbook or self.alert
+        return f"{DOCS}prometheus/runbooks/{page}.md" if page else None
 
     @property
     def docs_url(self) -> str:
-        return f"{DOCS}docs/{self.page}" if ".md" in self.page else symptom_url(self.page)
+        return page_url(self.page)
 
     def found(self, host: HostFacts) -> Iterator[Finding]:
         """Yield the cases on a host, with the permitted commands only."""
@@ -218,32 +235,8 @@ class FindingType:
                 )
 
 
-def _declare(
-    scope: Scope,
-    severity: Severity,
-    title: str,
-    why: str,
-    *,
-    kind: Kind = "state",
-    alert: str = "",
-    summary: str = "",
-    runbook: str | None = None,
-    page: str = "troubleshooting.md",
-) -> Callable[[Condition], FindingType]:
-    """Declare a finding, which has its condition's name. Its runbook is by default its alert's."""
-    shown = alert if runbook is None else runbook
-
-    def declare(condition: Condition) -> FindingType:
-        name = condition.__name__
-        return FindingType(
-            name, severity, title, why, kind, alert, summary, shown, page, scope, condition
-        )
-
-    return declare
-
-
-of_host, of_daemon = partial(_declare, "host"), partial(_declare, "daemon")
-of_server, of_gpu = partial(_declare, "server"), partial(_declare, "gpu")
+of_host, of_daemon = partial(FindingType, "host"), partial(FindingType, "daemon")
+of_server, of_gpu = partial(FindingType, "server"), partial(FindingType, "gpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from mps_exporter import humanize
 from mps_exporter.findings import policy
-from mps_exporter.findings.daemons import WITHOUT_MPS
+from mps_exporter.findings.daemons import HANGS, WITHOUT_MPS, halt_texts, resuming
 from mps_exporter.findings.finding import (
     Action,
     Finding,
@@ -22,7 +22,6 @@ from mps_exporter.findings.finding import (
     quoted_path,
     shown_path,
 )
-from mps_exporter.findings.ghosts_and_hangs import HANGS, halt_texts, resuming
 from mps_exporter.findings.gpus import use_daemon
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, looser_limit

@@ -16,8 +16,8 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import findings, trace_findings
-from mps_exporter.findings.finding import symptom_url
-from mps_exporter.findings.ghosts_and_hangs import HANGS
+from mps_exporter.findings.daemons import HANGS
+from mps_exporter.findings.finding import page_url
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.observations import (
@@ -361,7 +361,7 @@ def test_the_report_begins_with_the_conclusion() -> None:
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
-        f"    see:   {symptom_url('a-program-hangs-in-cuinit')}",
+        f"    see:   {page_url('a-program-hangs-in-cuinit')}",
     ]
     assert lines[5:] == [
         "  ok        process: It runs.",
