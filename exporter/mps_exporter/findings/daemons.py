@@ -17,6 +17,7 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
+    clients_of,
     end_clients,
     end_processes,
     may_be_ended,
@@ -536,7 +537,7 @@ def daemon_refuses(_: HostFacts, daemon: ControlDaemon) -> Cases:
 )
 def daemon_draining(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.state == "draining":
-        pids = [client.pid for server in daemon.servers for client in server.clients]
+        pids = [client.pid for client in clients_of(daemon)]
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} was asked to quit and waits "
             "for its clients to exit; it accepts no new ones.",

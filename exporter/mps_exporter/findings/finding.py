@@ -86,6 +86,10 @@ def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts | None) -> tupl
     return permitted([Action(f"chmod a+x {path}", "root, or its owner", effect)], daemon)
 
 
+def clients_of(daemon: ControlDaemon) -> list[Client]:
+    return [client for server in daemon.servers for client in server.clients]
+
+
 def may_be_ended(one: Server | Client) -> bool:
     """Return whether a PID may be put into a command: a log can contain the PID of any process.
 

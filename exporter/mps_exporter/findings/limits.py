@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mps_exporter.findings import policy
-from mps_exporter.findings.finding import Case, Cases, HostFacts, of_daemon
+from mps_exporter.findings.finding import Case, Cases, HostFacts, clients_of, of_daemon
 from mps_exporter.humanize import count, join_some, memory, percent, printable, sentence
 from mps_exporter.snapshot import (
     Client,
@@ -20,10 +20,6 @@ from mps_exporter.snapshot import (
 )
 
 NO_EFFECT = "a-limit-has-no-effect"
-
-
-def _all_clients(daemon: ControlDaemon) -> list[Client]:
-    return [client for server in daemon.servers for client in server.clients]
 
 
 def _sm_excess(own: float, default: float) -> str:
@@ -44,7 +40,7 @@ def _memory_excess(own: int | None, default: int) -> str:
     page=NO_EFFECT,
 )
 def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    found = [(one, looser_limit(one, daemon)) for one in _all_clients(daemon)]
+    found = [(one, looser_limit(one, daemon)) for one in clients_of(daemon)]
     if those := [f"{host.client(one)} may use {excess}" for one, excess in found if excess]:
         yield Case(
             sentence(join_some(those)),
@@ -75,7 +71,7 @@ def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     page=NO_EFFECT,
 )
 def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    ignored = [(one, one.percentage_ignored) for one in _all_clients(daemon)]
+    ignored = [(one, one.percentage_ignored) for one in clients_of(daemon)]
     if those := _with_values(host, ignored):
         yield Case(
             f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
@@ -92,7 +88,7 @@ def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     page=NO_EFFECT,
 )
 def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    ignored = [(one, one.memory_limit_ignored) for one in _all_clients(daemon)]
+    ignored = [(one, one.memory_limit_ignored) for one in clients_of(daemon)]
     if those := _with_values(host, ignored):
         yield Case(
             f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
@@ -124,7 +120,7 @@ def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     stray = [
         f"{host.client(one)} names {printable(one.sm_partition or '', 60)}, "
         + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
-        for one in (_all_clients(daemon) if daemon.partitioning is not None else ())
+        for one in (clients_of(daemon) if daemon.partitioning is not None else ())
         if one.sm_partition_fault is not None
     ]
     if stray:
@@ -155,7 +151,7 @@ def share_exceeded(_: HostFacts, daemon: ControlDaemon) -> Cases:
 def _exceeding(daemon: ControlDaemon) -> Iterator[str]:
     """Yield jobs and pods whose processes may together use more than one process may."""
     groups: dict[tuple[str, str], list[Client]] = {}
-    for client in _all_clients(daemon):
+    for client in clients_of(daemon):
         if client.slurm_job_id is not None:
             groups.setdefault(("Slurm job", client.slurm_job_id), []).append(client)
         elif client.pod_uid is not None:
@@ -303,7 +299,7 @@ def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
     def sized(text: str, size: float | None) -> str | None:
         return None if size is None else text.format(memory(size))
 
-    paths = {client.cgroup for client in _all_clients(daemon) if client.cgroup is not None}
+    paths = {client.cgroup for client in clients_of(daemon) if client.cgroup is not None}
     for path in sorted(paths):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
             facts = _facts(

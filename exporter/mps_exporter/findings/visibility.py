@@ -11,6 +11,7 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
+    clients_of,
     of_daemon,
     of_host,
     quoted_path,
@@ -271,8 +272,7 @@ def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
 def environment_unreadable(host: HostFacts) -> Cases:
     found = {}
     for daemon in host.daemons:
-        clients = (client for server in daemon.servers for client in server.clients)
-        pids = [client.pid for client in clients if client.environment_readable is False]
+        pids = [one.pid for one in clients_of(daemon) if one.environment_readable is False]
         if pids:
             found[daemon.pipe_directory] = processes(pids) or "some clients"
     if (number := host.snapshot.unreadable_environments) and not found:
@@ -314,7 +314,7 @@ def kernel_log_unreadable(host: HostFacts) -> Cases:
 )
 def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Cases:
     name, text = shown_path(daemon.pipe_directory), ""
-    nameless = sum(not client.pid for server in daemon.servers for client in server.clients)
+    nameless = sum(not client.pid for client in clients_of(daemon))
     process = daemon.facts.process if daemon.facts is not None else None
     if nameless:
         text = (
@@ -390,16 +390,22 @@ def _unknowns_of(daemon: ControlDaemon, at: str) -> Iterator[str]:
     if daemon.state is None:
         yield f"whether the daemon{at} answers is not known"
     if not daemon.shows_waits:
-        why = "an MPS v3 daemon does not tell"
-        if not daemon.follows("control"):
-            why = _why_not(daemon, "control")
-        yield f"whether clients wait{at} is not known: {why}"
+        yield f"whether clients wait{at} is not known: {why_waits_are_unknown(daemon)}"
     if not daemon.follows("server"):
         yield f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"
     if daemon.servers_count is None:
         yield f"whether a server runs{at} is not known"
     elif any(server.clients_connected is None for server in daemon.servers):
         yield f"how many clients are connected{at} is not known"
+
+
+def why_waits_are_unknown(daemon: ControlDaemon) -> str:
+    """Return why it cannot be seen whether a process of this host waits."""
+    if not daemon.follows("control"):
+        return _why_not(daemon, "control")
+    if daemon.has_own_pid_namespace:
+        return "the daemon has a PID namespace of its own, and logs no PID of this host"
+    return "an MPS v3 daemon does not tell"
 
 
 def _why_not(daemon: ControlDaemon, log: LogName) -> str:

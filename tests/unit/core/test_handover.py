@@ -117,14 +117,6 @@ def test_doctor_reports_it_for_any_hanging_process(pid: int) -> None:
     assert answer.page == "every-cuda-program-hangs-and-the-control-tool-too"
 
 
-def test_doctor_reports_it_for_the_process_itself() -> None:
-    snapshot = host()
-    checks = check_process(1835, snapshot, findings(snapshot), None)
-    (mine,) = [one for one in checks if one.name == "connection" and one.outcome == "problem"]
-    assert mine.text.startswith("The daemon sent it to server 1813, which has ended")
-    assert mine.command == "kill 1835"
-
-
 def test_an_ordinary_users_log_names_no_process_of_another_user() -> None:
     assert host(owner=1002).daemons[0].handover is not None
     forged = host(owner=1003)
@@ -147,13 +139,7 @@ def test_a_client_of_a_running_server_is_not_to_be_ended() -> None:
     assert asked_about(1835, running).command == ""
     snapshot = host(server=None)
     assert "waits for process" not in unresponsive(snapshot).evidence
-    (mine,) = [
-        one
-        for one in check_process(1835, snapshot, (), None)
-        if one.name == "connection" and one.outcome == "problem"
-    ]
-    assert mine.text.startswith("It is the last that the daemon sent to its server")
-    assert mine.command == ""
+    assert asked_about(1835, snapshot).command == ""
 
 
 @pytest.mark.parametrize(
