@@ -270,16 +270,13 @@ def _torn_down(server: Server) -> list[Client]:
     "critical",
     "A GPU has fallen off the bus",
     "No program can use it, and programs that ran there are lost.",
+    "Drain the host. Only a reset or a reboot may bring the GPU back.",
     alert="MpsGpuMissing",
     summary="A GPU that was present no longer responds.",
 )
 def gpu_lost(_: HostFacts, gpu: Gpu) -> Cases:
     if gpu.observation.lost:
-        yield Case(
-            f"GPU {gpu.index} ({gpu.uuid}) has fallen off the bus.",
-            "Drain the host. Only a reset or a reboot may bring the GPU back.",
-            KERNEL_LOG,
-        )
+        yield Case(f"GPU {gpu.index} ({gpu.uuid}) has fallen off the bus.", actions=KERNEL_LOG)
 
 
 @of_daemon(
@@ -287,6 +284,7 @@ def gpu_lost(_: HostFacts, gpu: Gpu) -> Cases:
     "A control daemon is gone",
     "CUDA silently continues without MPS if it finds no daemon: without sharing, and without "
     "limits.",
+    _START,
     alert="MpsControlDaemonDown",
     summary="An MPS control daemon is gone; new CUDA programs run without MPS and without its "
     "limits.",
@@ -298,9 +296,8 @@ def daemon_absent(_: HostFacts, daemon: ControlDaemon) -> Cases:
         yield Case(
             f"No MPS daemon runs at {shown_path(daemon.pipe_directory)}: programs started for "
             "it use the GPU without MPS, and without its limits.",
-            _START,
-            start_daemon(daemon),
-            died[-1] if died else None,
+            actions=start_daemon(daemon),
+            since=died[-1] if died else None,
         )
 
 
@@ -308,6 +305,7 @@ def daemon_absent(_: HostFacts, daemon: ControlDaemon) -> Cases:
     "info",
     "A control daemon has quit",
     "The daemon received quit. CUDA continues without MPS if it finds no daemon.",
+    _START,
     page=WITHOUT_MPS,
 )
 def daemon_quit(host: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -315,9 +313,8 @@ def daemon_quit(host: HostFacts, daemon: ControlDaemon) -> Cases:
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} received quit and exited "
             f"{humanize.ago(host.age(quit_at))}: programs started for it use the GPU without MPS.",
-            _START,
-            start_daemon(daemon),
-            quit_at,
+            actions=start_daemon(daemon),
+            since=quit_at,
         )
 
 
@@ -387,6 +384,9 @@ def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: 
     "A client that ends with GPU work in flight leaves it to the server. Where no other client "
     "is on the GPU, the next CUDA process fails with error 46 (cudaErrorDevicesUnavailable), "
     "and the one after it runs.",
+    "If the next process fails with this error, restart it: the one after it runs. Before "
+    "a client is killed, terminate it through its daemon: "
+    "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     runbook="MpsUnfinishedWork",
     page="cuda-error-46-devices-unavailable",
 )
@@ -399,9 +399,6 @@ def possible_unfinished_work(host: HostFacts, _: ControlDaemon, server: Server) 
         f"{author} of {host.user(work.uid)} ended on {host.server(server)} and may have left "
         f"GPU work behind: its end took {humanize.duration(work.seconds)}. The next CUDA "
         "process on this server may fail with error 46 (cudaErrorDevicesUnavailable).",
-        "If the next process fails with this error, restart it: the one after it runs. Before "
-        "a client is killed, terminate it through its daemon: "
-        "echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
         since=work.ended_at,
     )
 
@@ -492,6 +489,7 @@ def _show_holders(daemon: ControlDaemon) -> Iterable[Action]:
     "warning",
     "A server does not become ready",
     "Until it is ready its clients hang in cuInit; most servers are ready within a second.",
+    "Its server.log shows where it is stuck; in state D it hangs in the driver.",
     alert="MpsServerStuckStarting",
     summary="An MPS server does not become ready; the programs waiting for it hang.",
     page=_IN_CUINIT,
@@ -505,9 +503,8 @@ def server_starting_long(host: HostFacts, daemon: ControlDaemon, server: Server)
         age = humanize.age(host.age(started))
         yield Case(
             sentence(f"{host.server(server)} has been starting for {age}"),
-            "Its server.log shows where it is stuck; in state D it hangs in the driver.",
-            show_processes(starting, _IN_DRIVER),
-            started,
+            actions=show_processes(starting, _IN_DRIVER),
+            since=started,
         )
 
 
@@ -516,21 +513,20 @@ def server_starting_long(host: HostFacts, daemon: ControlDaemon, server: Server)
     "A control daemon refuses queries",
     "It refuses queries, also on retry. The logs are still followed. A daemon that answers no "
     "queries at all looks the same.",
+    "Run the exporter as root or as the daemon's user.",
     alert="MpsControlDaemonRefusing",
     summary="An MPS control daemon refuses the exporter's queries; its health is unknown.",
 )
 def daemon_refuses(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.state == "refused":
-        yield Case(
-            f"The MPS daemon {shown_path(daemon.pipe_directory)} refuses queries.",
-            "Run the exporter as root or as the daemon's user.",
-        )
+        yield Case(f"The MPS daemon {shown_path(daemon.pipe_directory)} refuses queries.")
 
 
 @of_daemon(
     "warning",
     "A control daemon is draining",
     "It was asked to quit and waits for its clients to exit: new clients are not served.",
+    "It exits when the last client does.",
     alert="MpsControlDaemonDraining",
     summary="An MPS control daemon was asked to quit and still waits for its clients.",
     page="quit-does-not-return",
@@ -541,6 +537,5 @@ def daemon_draining(_: HostFacts, daemon: ControlDaemon) -> Cases:
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} was asked to quit and waits "
             "for its clients to exit; it accepts no new ones.",
-            "It exits when the last client does.",
-            show_processes(pids, "shows the clients that it waits for"),
+            actions=show_processes(pids, "shows the clients that it waits for"),
         )

@@ -11,13 +11,13 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mps_exporter import humanize
 from mps_exporter.findings import policy
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot
 
 DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
 PROCESS_OWNER = "root, or the user of these processes"
@@ -149,10 +149,24 @@ class HostFacts:
     def client(self, client: Client) -> str:
         return humanize.process(client.pid, client.command, self.user(client.uid))
 
-    def subjects(self, scope: Scope) -> Iterator[tuple[ControlDaemon | Server | Gpu, ...]]:
-        """Yield the arguments of each call of a condition with this scope."""
+    def incident(self, one: Incident) -> str:
+        text = humanize.describe_incident(one, self.user).removesuffix(".")
+        return f"{text}, {humanize.ago(self.age(one.at))}."
+
+    def last_incident(self, daemon: ControlDaemon, kind: str) -> Incident | None:
+        """Return a daemon's last incident of a kind, while it is recent."""
+        last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
+        recent = last is not None and self.age(last.at) <= policy.RECENT_INCIDENT_SECONDS
+        return last if recent else None
+
+    def subjects(self, advice: FindingType) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of each call of a finding's condition."""
+        scope = advice.scope
         if scope == "server":
             yield from ((daemon, one) for daemon in self.daemons for one in daemon.servers)
+        elif advice.kind == "news":
+            last = ((daemon, self.last_incident(daemon, advice.name)) for daemon in self.daemons)
+            yield from ((daemon, one) for daemon, one in last if one is not None)
         elif scope == "host":
             yield ()
         else:
@@ -164,7 +178,8 @@ class Case(NamedTuple):
     """One occurrence of a finding."""
 
     evidence: str
-    remedy: str
+    remedy: str = ""
+    """Remedy of this case; "" for the remedy of the declaration."""
     actions: Iterable[Action] = ()
     since: float | None = None
     pipe_directory: str = ""
@@ -191,6 +206,8 @@ class FindingType:
     severity: Severity
     title: str
     why: str
+    remedy: str = ""
+    """Remedy of each case that has none of its own."""
     _: KW_ONLY
     kind: Kind = "state"
     alert: str = ""
@@ -221,7 +238,7 @@ class FindingType:
 
     def found(self, host: HostFacts) -> Iterator[Finding]:
         """Yield the cases on a host, with the permitted commands only."""
-        for subject in host.subjects(self.scope):
+        for subject in host.subjects(self):
             first = subject[0] if subject else None
             daemon = first if isinstance(first, ControlDaemon) else None
             gpu = first if isinstance(first, Gpu) else None
@@ -229,7 +246,7 @@ class FindingType:
                 yield Finding(
                     self,
                     evidence,
-                    remedy,
+                    remedy or self.remedy,
                     daemon.pipe_directory if daemon else pipe_directory,
                     gpu.index if gpu else "",
                     gpu.uuid if gpu else "",
@@ -241,6 +258,8 @@ class FindingType:
 
 of_host, of_daemon = partial(FindingType, "host"), partial(FindingType, "daemon")
 of_server, of_gpu = partial(FindingType, "server"), partial(FindingType, "gpu")
+of_incident = partial(FindingType, "daemon", kind="news")
+"""Declares a finding about the last incident of a daemon, of the kind with its name, if recent."""
 
 
 @dataclass(frozen=True, slots=True)

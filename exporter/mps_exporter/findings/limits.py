@@ -37,17 +37,15 @@ def _memory_excess(own: int | None, default: int) -> str:
     "A client has more than its daemon allows by default",
     "A running client keeps the limits that its server had when it connected. One that started "
     "before its daemon was configured has none, without a message.",
+    "Restart it, if the default is meant for it. A server that was started before "
+    "keeps its own limits for new clients, too, until all of its clients have exited. "
+    "Configure a daemon before programs can start.",
     page=NO_EFFECT,
 )
 def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:
     found = [(one, looser_limit(one, daemon)) for one in clients_of(daemon)]
     if those := [f"{host.client(one)} may use {excess}" for one, excess in found if excess]:
-        yield Case(
-            sentence(join_some(those)),
-            "Restart it, if the default is meant for it. A server that was started before "
-            "keeps its own limits for new clients, too, until all of its clients have exited. "
-            "Configure a daemon before programs can start.",
-        )
+        yield Case(sentence(join_some(those)))
 
 
 def looser_limit(client: Client, daemon: ControlDaemon) -> str:
@@ -68,15 +66,13 @@ def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     "An active thread percentage is ignored",
     "CUDA silently ignores a CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that is 0, negative, above 100 "
     "or not a number: the process may use all SMs.",
+    "Set a number above 0 and up to 100, and restart the process.",
     page=NO_EFFECT,
 )
 def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     ignored = [(one, one.percentage_ignored) for one in clients_of(daemon)]
     if those := _with_values(host, ignored):
-        yield Case(
-            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
-            "Set a number above 0 and up to 100, and restart the process.",
-        )
+        yield Case(f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.")
 
 
 @of_daemon(
@@ -85,16 +81,14 @@ def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
     "then silently ignores all of them. An ordinal counts in the process's own "
     "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
+    "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+    "CUDA_VISIBLE_DEVICES. Then restart the process.",
     page=NO_EFFECT,
 )
 def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     ignored = [(one, one.memory_limit_ignored) for one in clients_of(daemon)]
     if those := _with_values(host, ignored):
-        yield Case(
-            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
-            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
-            "CUDA_VISIBLE_DEVICES. Then restart the process.",
-        )
+        yield Case(f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.")
 
 
 def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) -> str:
@@ -114,6 +108,9 @@ _PARTITION_FAULTS = {
     "A client is in an SM partition that was not meant for it",
     "A process chooses its SM partition itself (CUDA_MPS_SM_PARTITION), and MPS does not check "
     "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
+    "Start the process with the ID that the daemon lists for the partition that was "
+    "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
+    "nvidia-cuda-mps-control.",
     page="cuda-error-invalid-resource-configuration",
 )
 def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -125,11 +122,7 @@ def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     ]
     if stray:
         yield Case(
-            f"{count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
-            f"{join_some(stray)}.",
-            "Start the process with the ID that the daemon lists for the partition that was "
-            "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
-            "nvidia-cuda-mps-control.",
+            f"{count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: {join_some(stray)}."
         )
 
 
@@ -137,15 +130,13 @@ def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     "info",
     "A job or pod may use more than one share",
     "MPS limits each process. Several processes of one job or pod have that much each.",
+    "Divide the limits by the number of processes, in the environment of the job "
+    "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
     page="one-pod-or-job-gets-more-than-its-share",
 )
 def share_exceeded(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if those := list(_exceeding(daemon)):
-        yield Case(
-            sentence(join_some(those)),
-            "Divide the limits by the number of processes, in the environment of the job "
-            "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
-        )
+        yield Case(sentence(join_some(those)))
 
 
 def _exceeding(daemon: ControlDaemon) -> Iterator[str]:

@@ -27,7 +27,7 @@ from mps_exporter.findings.finding import (
 )
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT
-from mps_exporter.humanize import UserNames, describe_incident, memory, printable
+from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
 from mps_exporter.observations import DaemonFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
@@ -561,14 +561,12 @@ def _host_memory_checks(one: Subject) -> Checks:
 
 
 def _history_checks(one: Subject) -> Checks:
-    name_of = UserNames(one.snapshot)
     for daemon in one.snapshot.daemons:
         for incident in daemon.incidents:
             took_part = one.pid in incident.pids or one.pid in incident.caused_by_pids
             if took_part and incident.kind in _HISTORY:
-                ago = humanize.ago(one.snapshot.taken_at - incident.at)
                 page = _REFUSALS.get(incident.detail, _HISTORY[incident.kind])
-                yield problem(f"{ago}: {describe_incident(incident, name_of)}", page=page)
+                yield problem(one.alone.incident(incident), page=page)
 
 
 _CHECKS: tuple[tuple[str, Callable[[Subject], Checks]], ...] = (
