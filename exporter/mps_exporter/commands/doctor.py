@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
-from mps_exporter.findings import Finding, findings, recent_incidents, trace_findings
-from mps_exporter.findings.one_process import Check, check_process, pids_of
+from mps_exporter.findings import recent_incidents
+from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.observations import DaemonConditions, Leftovers
@@ -74,23 +74,24 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     """Return the exit status and the report. procfs: None for a recording."""
     colour = supports_colour(sys.stdout, os.environ)
     paint = doctor_report.coloured if colour else doctor_report.plain
+    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
     recent = recent_incidents(snapshot, views=_failed_starts(snapshot, procfs))
+    traces = process_view.find_leftovers(facts, procfs) if procfs is not None else Leftovers()
+    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
     if {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}:
-        diagnosis = doctor_report.Diagnosis(snapshot, recent, _traces(snapshot, procfs))
         status = doctor_report.diagnosis_exit_status(diagnosis)
         if settings.doctor_json:
             return status, doctor_report.diagnosis_as_json(diagnosis)
         return status, "\n".join(doctor_report.diagnosis_lines(diagnosis, paint))
-    checks = _checks(settings, snapshot, recent, procfs)
+    found = (*diagnosis.found, *recent)
+    checks = {}
+    for pid in _selected_pids(settings, snapshot):
+        view = process_view.view_process(pid, facts, procfs) if procfs is not None else None
+        checks[pid] = check_process(pid, snapshot, found, view)
     status = doctor_report.checks_exit_status(checks)
     if settings.doctor_json:
         return status, doctor_report.checks_as_json(checks)
     return status, doctor_report.checks_as_text(checks, paint)
-
-
-def _traces(snapshot: Snapshot, procfs: str | None) -> Leftovers:
-    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts]
-    return process_view.find_leftovers(facts, procfs) if procfs is not None else Leftovers()
 
 
 def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
@@ -104,10 +105,7 @@ def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonCo
     return views
 
 
-def _checks(
-    settings: Settings, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
-) -> dict[int, list[Check]]:
-    """Return the checks of the selected processes, by PID."""
+def _selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
     pids = [pid] if pid is not None else pids_of(snapshot, uid=uid, job=job)
     if not pids:
@@ -116,20 +114,7 @@ def _checks(
             f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
             "one with --pid"
         )
-    daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
-    servers = Leftovers(
-        open_files=process_view.open_files(daemons, procfs) if procfs is not None else ()
-    )
-    found = (*findings(snapshot), *recent, *trace_findings(servers))
-    return {
-        pid: check_process(
-            pid,
-            snapshot,
-            found,
-            process_view.view_process(pid, daemons, procfs) if procfs is not None else None,
-        )
-        for pid in pids
-    }
+    return pids
 
 
 async def _collect_from_recording(settings: Settings) -> Snapshot:

@@ -29,7 +29,7 @@ from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
-from mps_exporter.observations import DaemonFacts, ProcessView
+from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
 
 HOPPER = (9, 0)
@@ -601,10 +601,9 @@ def check_process(
 
 def conclusion(checks: list[Check]) -> Check:
     """Return the first problem, else the first warning, else what remains unknown."""
-    for outcome in ("problem", "warning"):
-        for check in checks:
-            if check.outcome == outcome:
-                return check
+    serious = [check for check in checks if check.outcome in ("problem", "warning")]
+    if serious:
+        return min(serious, key=lambda check: check.outcome != "problem")
     open_checks = [check for check in checks if check.outcome == "unknown"]
     for check in open_checks:
         if check.name == "connection":
@@ -615,20 +614,15 @@ def conclusion(checks: list[Check]) -> Check:
     return Check("conclusion", "ok", "Nothing is wrong with this process as far as MPS goes.")
 
 
-def pids_of(snapshot: Snapshot, *, uid: int | None = None, job: str | None = None) -> list[int]:
+def pids_of(snapshot: Snapshot, *, uid: int | None, job: str | None) -> list[int]:
     """Return the clients, waiting processes and processes without MPS of a user, or of a job.
 
     A job is a Slurm job's number, or the UID of a pod. The job of a waiting process is unknown.
     """
-    found: set[int] = set()
-    for daemon in snapshot.daemons:
-        clients = clients_of(daemon)
-        if job is not None:
-            jobs = ((one.pid, (one.slurm_job_id, one.pod_uid)) for one in clients)
-            found |= {pid for pid, names in jobs if job in names}
-        if uid is not None:
-            members: tuple[Client | Wait, ...] = (*clients, *daemon.waits)
-            found |= {one.pid for one in members if one.uid == uid}
-    for gpu in snapshot.gpus:
-        found |= {one.pid for one in gpu.direct_processes if uid is not None and one.uid == uid}
-    return sorted(found)
+    clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
+    if job is not None:
+        return sorted({one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)})
+    waits = [wait for daemon in snapshot.daemons for wait in daemon.waits]
+    direct = [one for gpu in snapshot.gpus for one in gpu.direct_processes]
+    members: list[Client | Wait | ProcessFacts] = [*clients, *waits, *direct]
+    return sorted({one.pid for one in members if one.uid == uid})

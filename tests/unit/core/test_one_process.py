@@ -349,9 +349,9 @@ def test_the_client_that_a_hung_daemon_served_last(
 
 async def test_processes_of_a_user() -> None:
     snapshot = await snapshot_at("wait-served", 0.6)
-    assert pids_of(snapshot, uid=1002) == [705]
-    assert 694 in pids_of(snapshot, uid=1001)
-    assert pids_of(snapshot, job="17") == []
+    assert pids_of(snapshot, uid=1002, job=None) == [705]
+    assert 694 in pids_of(snapshot, uid=1001, job=None)
+    assert pids_of(snapshot, uid=None, job="17") == []
 
 
 def test_the_report_begins_with_the_conclusion() -> None:
