@@ -200,13 +200,11 @@ def _facts(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _if_known(template: str, value: object) -> str | None:
-    """Return a value within its text; None if it is unknown."""
-    return None if value is None else template.format(value)
-
-
-def _reply(text: str | None) -> str | None:
-    return printable(text, 400) if text else None
+def _if_known(value: str | float | None, template: str = "{}") -> str | None:
+    """Return a value within its text; None if it is unknown, or an empty reply."""
+    if value is None or value == "":
+        return None
+    return template.format(printable(value, 400) if isinstance(value, str) else value)
 
 
 def _of_server(name: str) -> str:
@@ -216,12 +214,12 @@ def _of_server(name: str) -> str:
 def _server_line(server: NamedServer) -> str:
     gpus = join_some([printable(one, 60) for one in server.allowed_devices])
     facts = _facts(
-        _reply(server.status),
-        _if_known("UID {}", server.uid),
-        _if_known("process {}", server.pid) or "no process",
-        _if_known("GPUs {}", gpus or None),
-        _if_known("contexts {}", _reply(server.context_ids)),
-        _reply(server.pipe_directory),
+        _if_known(server.status),
+        _if_known(server.uid, "UID {}"),
+        _if_known(server.pid, "process {}") or "no process",
+        _if_known(gpus, "GPUs {}"),
+        _if_known(server.context_ids, "contexts {}"),
+        _if_known(server.pipe_directory),
     )
     return f"Server {server.name}: {facts}"
 
@@ -231,12 +229,12 @@ def _namespace_line(namespace: Namespace, clients: int | None) -> str:
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
     facts = _facts(
-        _reply(namespace.status),
+        _if_known(namespace.status),
         sms if share is None else f"up to {percent(share, exact=True)} of the SMs",
         pinned if size is None else f"up to {memory(size)} on each GPU",
-        _if_known("priority {}", namespace.client_priority),
+        _if_known(namespace.client_priority, "priority {}"),
         count(clients, "client") if clients is not None else None,
-        _reply(namespace.pipe_directory),
+        _if_known(namespace.pipe_directory),
     )
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
@@ -252,9 +250,9 @@ def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot)
     facts = _facts(
         _size(one),
         "with the remaining SMs" if one.include_remainder else None,
-        _reply(one.status),
+        _if_known(one.status),
         clients,
-        _if_known("ID {}", _reply(one.partition_id) if one.name else None),
+        _if_known(one.partition_id if one.name else None, "ID {}"),
     )
     return f"SM partition {printable(one.label or 'without an ID', 60)}{where}: {facts}"
 
@@ -268,11 +266,11 @@ def _size(one: SmPartition | ServerDevice) -> str:
 
 def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
     facts = _facts(
-        _if_known("ordinal {}", device.ordinal),
-        _reply(device.name),
-        _reply(device.pci),
+        _if_known(device.ordinal, "ordinal {}"),
+        _if_known(device.name),
+        _if_known(device.pci),
         _size(device),
-        _reply(device.attributes),
+        _if_known(device.attributes),
     )
     return f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}: {facts}"
 
@@ -281,22 +279,19 @@ def _feature_text(one: Feature) -> str:
     more = _facts(
         "default" if one.default else None,
         f"module {one.module}" if one.module not in (None, one.name) else None,
-        _if_known("covers {}", _reply(one.covers)),
+        _if_known(one.covers, "covers {}"),
     )
     return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
 def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
-    def sized(text: str, size: float | None) -> str | None:
-        return None if size is None else text.format(memory(size))
-
     paths = {client.cgroup for client in clients_of(daemon) if client.cgroup is not None}
     for path in sorted(paths):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            facts = _facts(
-                sized("{} used", one.used_bytes),
-                sized("soft limit {}", one.soft_limit_bytes),
-                sized("hard limit {}", one.hard_limit_bytes)
-                or ("no hard limit" if one.hard_unlimited else None),
-            )
+            sizes = (("{} used", one.used_bytes), ("soft limit {}", one.soft_limit_bytes))
+            hard = "no hard limit" if one.hard_unlimited else None
+            if one.hard_limit_bytes is not None:
+                hard = f"hard limit {memory(one.hard_limit_bytes)}"
+            known = (text.format(memory(size)) for text, size in sizes if size is not None)
+            facts = _facts(*known, hard)
             yield f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}: {facts}"
