@@ -26,7 +26,7 @@ from mps_exporter.findings.finding import (
     shown_path,
 )
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
-from mps_exporter.findings.limits import NO_EFFECT
+from mps_exporter.findings.limits import NO_EFFECT, gpu_name
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
@@ -162,9 +162,6 @@ class Subject:
         """The command that sets the directory of the host's only daemon; "" if not exactly one."""
         running = [one for one in self.running if one.facts is None or not one.facts.root]
         return _first_command(gpus.use_daemon(running))
-
-    def gpu(self, uuid: str) -> str:
-        return self.snapshot.gpu_indexes.get(uuid, uuid)
 
 
 def _first_command(actions: Iterable[Action]) -> str:
@@ -419,7 +416,7 @@ def _connection_checks(one: Subject) -> Checks:
             NO_EFFECT,
             one.command_to_use_daemon,
         )
-    elif (check := _context_limit_check(one) or _hidden_wait_check(one)) is not None:
+    elif check := next(chain(_context_limit_checks(one), _hidden_wait_checks(one)), None):
         yield check
     elif one.daemon is None or one.daemon.handover is None:
         yield warning(
@@ -442,38 +439,36 @@ def _connected(client: Client, now: float) -> Check:
     return ok(f"It has been a client of server {client.server_pid}{age}.")
 
 
-def _context_limit_check(one: Subject) -> Check | None:
+def _context_limit_checks(one: Subject) -> Checks:
     for server in one.daemon.servers if one.daemon is not None else ():
         for uuid, limit in server.contexts_limit.items():
             if server.contexts.get(uuid, 0) >= limit:
-                return problem(
-                    f"Server {server.pid} has {limit} of at most {limit} contexts on GPU "
-                    f"{one.gpu(uuid)}: a process that starts now is refused (error 46 or 808).",
+                yield problem(
+                    f"Server {server.pid} has {limit} of at most {limit} contexts on "
+                    f"{gpu_name(uuid, one.snapshot)}: a process that starts now is refused (error "
+                    "46 or 808).",
                     "Let some of its clients end, or start a second daemon with a directory of "
                     "its own; then start the process again.",
                     _TOO_MANY,
                 )
-    return None
 
 
-def _hidden_wait_check(one: Subject) -> Check | None:
-    """Return a check if the process may wait although no wait shows its PID."""
+def _hidden_wait_checks(one: Subject) -> Checks:
+    """Yield the ways in which the process may wait although no wait shows its PID."""
     if one.daemon is None and one.view.pipe_directory is not None:
-        return None
+        return
     for daemon in one.snapshot.daemons:
-        sees_it = daemon.shows_waits and not daemon.has_own_pid_namespace
         another = one.daemon is not None and daemon.pipe_directory != one.daemon.pipe_directory
-        if not another and not sees_it and daemon.state != "absent":
-            return _wait_without_pid(one, daemon) or _unknown_wait(one, daemon)
-    return None
-
-
-def _wait_without_pid(one: Subject, daemon: ControlDaemon) -> Check | None:
-    """Return what waits for the user of the process, in the queue of a daemon with own PIDs."""
-    waits = tuple(wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid)
-    alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=waits),))
-    found = daemons.several_users_one_daemon.found(replace(one.alone, snapshot=alone))
-    return next(map(_as_check, found), None)
+        if another or daemon.state == "absent":
+            continue
+        if daemon.has_own_pid_namespace:
+            # In its queue a process has no PID of this host, but its user.
+            waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
+            alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
+            host = replace(one.alone, snapshot=alone)
+            yield from map(_as_check, daemons.several_users_one_daemon.found(host))
+        if daemon.has_own_pid_namespace or not daemon.shows_waits:
+            yield _unknown_wait(one, daemon)
 
 
 def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
@@ -508,8 +503,8 @@ def _client_limits(one: Subject, client: Client) -> Checks:
         used = client.memory_used_bytes.get(uuid)
         if used is not None and limit and used >= policy.NEAR_LIMIT_RATIO * limit:
             yield warning(
-                f"It uses {memory(used)} of at most {memory(limit)} on GPU {one.gpu(uuid)}: the "
-                "next allocation can fail.",
+                f"It uses {memory(used)} of at most {memory(limit)} on "
+                f"{gpu_name(uuid, one.snapshot)}: the next allocation can fail.",
                 "A higher limit, before it starts.",
                 _NO_MEMORY,
             )
@@ -609,7 +604,8 @@ def conclusion(checks: list[Check]) -> Check:
         if check.name == "connection":
             return replace(check, text=humanize.sentence(check.text))
     if open_checks:
-        text = f"Nothing wrong was seen, but {open_checks[0].text}"
+        text = open_checks[0].text
+        text = f"Nothing wrong was seen, but {text[:1].lower()}{text[1:]}"
         return Check("conclusion", "unknown", text)
     return Check("conclusion", "ok", "Nothing is wrong with this process as far as MPS goes.")
 

@@ -114,6 +114,11 @@ def test_a_process_is_ok_only_if_its_proc_files_were_read(snapshot: Snapshot) ->
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     view = process_using(daemon.pipe_directory, 1797)
     assert answer(snapshot, 1797, view).outcome == "ok"
+    (server,) = daemon.servers
+    clients = tuple(replace(one, environment_readable=False) for one in server.clients)
+    blind = replace(daemon, servers=(replace(server, clients=clients),))
+    found = answer(replace(snapshot, daemons=(blind,)), 1797, view)
+    assert found.text.startswith("Nothing wrong was seen, but the environment of process 1797")
 
 
 @pytest.mark.parametrize(
