@@ -258,6 +258,9 @@ class FindingType:
 
 of_host, of_daemon = partial(FindingType, "host"), partial(FindingType, "daemon")
 of_server, of_gpu = partial(FindingType, "server"), partial(FindingType, "gpu")
+of_leftovers = partial(FindingType, "host", kind="trace")
+of_host_blindness = partial(FindingType, "host", kind="blindness")
+of_daemon_blindness = partial(FindingType, "daemon", kind="blindness")
 of_incident = partial(FindingType, "daemon", kind="news")
 """Declares a finding about the last incident of a daemon, of the kind with its name, if recent."""
 

@@ -127,19 +127,15 @@ def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     "warning",
     "A process runs without MPS",
     "It shares the GPU by time slices with the MPS server, and no MPS limit applies to it.",
+    "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or set the GPU's compute "
+    "mode to EXCLUSIVE_PROCESS so that it is refused.",
     alert="MpsProcessBypassesMps",
     summary="A program uses a GPU without the MPS daemon that serves it; the MPS limits do not "
     "apply to it.",
     page=NO_EFFECT,
 )
 def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
-    yield from _past_mps(
-        host,
-        gpu,
-        "no directory",
-        "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or set the GPU's compute "
-        "mode to EXCLUSIVE_PROCESS so that it is refused.",
-    )
+    return _past_mps(host, gpu, "no directory", process_bypasses_mps.remedy)
 
 
 @of_gpu(
@@ -147,16 +143,12 @@ def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
     "A process looks for MPS in the wrong directory",
     "Its CUDA_MPS_PIPE_DIRECTORY is not the directory of a running daemon, so CUDA silently "
     "continued without MPS.",
+    "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and restart the "
+    "process.",
     runbook="MpsProcessBypassesMps",
 )
 def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
-    yield from _past_mps(
-        host,
-        gpu,
-        "no daemon runs",
-        "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and restart the "
-        "process.",
-    )
+    return _past_mps(host, gpu, "no daemon runs", pipe_directory_mismatch.remedy)
 
 
 @of_gpu(
@@ -165,16 +157,12 @@ def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
     "Its CUDA_MPS_PIPE_DIRECTORY is a running daemon's directory, but it is not its client: "
     "it runs in a container that does not see the directory, or started before the daemon. "
     "CUDA silently continued without MPS.",
+    "In a container: mount the daemon's pipe directory at the same path, and share the host's "
+    "PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
     runbook="MpsProcessBypassesMps",
 )
 def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
-    yield from _past_mps(
-        host,
-        gpu,
-        "a daemon runs",
-        "In a container: mount the daemon's pipe directory at the same path, and share the host's "
-        "PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
-    )
+    return _past_mps(host, gpu, "a daemon runs", daemon_not_reached.remedy)
 
 
 @of_gpu(

@@ -12,8 +12,8 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
-    of_host,
     of_incident,
+    of_leftovers,
     open_folder,
     quoted_path,
     shown_path,
@@ -225,12 +225,11 @@ def long_socket_path(directories: Iterable[str]) -> str:
     )
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A control daemon was set up and does not run",
     "A systemd unit is enabled, or Kubernetes has made a directory for it: programs that are "
     "started for it wait, or run without MPS.",
-    kind="trace",
     page="mps-daemon-never-starts-in-kubernetes",
 )
 def daemon_promised(host: HostFacts) -> Cases:
@@ -255,14 +254,13 @@ def daemon_promised(host: HostFacts) -> Cases:
         yield Case(text, remedy)
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A server has no file descriptor left",
     "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
     "or hangs.",
     "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it is started "
     "the next time. Nothing needs to be ended: each client that leaves makes room.",
-    kind="trace",
     page="mps-server-failed-to-create-shm-segment",
 )
 def server_out_of_descriptors(host: HostFacts) -> Cases:
@@ -275,13 +273,12 @@ def server_out_of_descriptors(host: HostFacts) -> Cases:
             )
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A server has lost its control daemon",
     "It accepts no clients, and keeps GPU memory and the driver.",
     "Wait until the programs that use it have ended: they are lost with it. nvidia-smi "
     "lists them as M+C. Ask its user about it.",
-    kind="trace",
     page=_AFTER_A_KILL,
 )
 def server_without_daemon(host: HostFacts) -> Cases:
@@ -293,11 +290,10 @@ def server_without_daemon(host: HostFacts) -> Cases:
         yield Case(f"{capitalize(those)} {have}: no program can connect.")
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A process of MPS has ended and was not reaped",
     "It was reported to keep a new server from working until its parent ended.",
-    kind="trace",
     page=_AFTER_A_KILL,
 )
 def process_not_reaped(host: HostFacts) -> Cases:
@@ -313,12 +309,11 @@ def process_not_reaped(host: HostFacts) -> Cases:
         )
 
 
-@of_host(
+@of_leftovers(
     "info",
     "A daemon that is gone has left its pipe directory",
     "Programs that are started for it run without MPS. Its files do no harm to a new daemon of "
     "the same user.",
-    kind="trace",
     page=_AFTER_A_KILL,
 )
 def directory_left(host: HostFacts) -> Cases:

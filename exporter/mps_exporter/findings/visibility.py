@@ -13,7 +13,8 @@ from mps_exporter.findings.finding import (
     HostFacts,
     clients_of,
     of_daemon,
-    of_host,
+    of_daemon_blindness,
+    of_host_blindness,
     quoted_path,
     shown_path,
 )
@@ -94,11 +95,10 @@ def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
         yield Action(f"{user}truncate -s 0 {path}", run_as, effect)
 
 
-@of_host(
+@of_host_blindness(
     "warning",
     "A source cannot be read",
     "Its metrics are absent.",
-    kind="blindness",
     alert="MpsExporterCollectorFailing",
     summary="The MPS exporter cannot read one of its sources; the metrics of that source are "
     "missing.",
@@ -120,12 +120,11 @@ def source_unreadable(host: HostFacts) -> Cases:
             yield Case(text, remedy, () if host.snapshot.gpus else show)
 
 
-@of_daemon(
+@of_daemon_blindness(
     "warning",
     "The control tool cannot be run",
     "Without nvidia-cuda-mps-control no daemon can be queried.",
     "Install the driver's nvidia-cuda-mps-control, or set its path with --mps.control-binary.",
-    kind="blindness",
     runbook="MpsExporterCollectorFailing",
 )
 def tool_missing(_: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -139,14 +138,13 @@ def _tool_missing(daemon: ControlDaemon) -> bool:
     return daemon.state is None and "the control tool" in (daemon.error or "")
 
 
-@of_daemon(
+@of_daemon_blindness(
     "warning",
     "Whether a control daemon serves clients is not known",
     "It accepts no queries. That happens while it drains (it was asked to quit and has clients), "
     "or when other programs query it all the time; control.log would show which.",
     "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
     "before you have checked there for Cmd:quit.",
-    kind="blindness",
 )
 def daemon_state_unknown(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if _takes_no_queries(daemon):
@@ -161,11 +159,10 @@ def _takes_no_queries(daemon: ControlDaemon) -> bool:
     return unknown and not _tool_missing(daemon) and not daemon.follows("control")
 
 
-@of_daemon(
+@of_daemon_blindness(
     "warning",
     "The logs of a daemon cannot be followed",
     "Crashes, faults and waits cannot be detected from any other source.",
-    kind="blindness",
     alert="MpsExporterLogsUnreadable",
     summary="The log of an MPS daemon cannot be read; crashes, faults and waits there are not "
     "detected.",
@@ -206,12 +203,11 @@ def _unreadable(log: LogState) -> str:
     return f"{shown_path(log.path)} cannot be read{reason}"
 
 
-@of_host(
+@of_host_blindness(
     "warning",
     "The web configuration cannot be used",
     "The previous one stays in force, including its certificates and passwords.",
     "Correct the file; it is reloaded automatically.",
-    kind="blindness",
     page="web-config.md",
 )
 def web_configuration_unusable(host: HostFacts) -> Cases:
@@ -222,13 +218,12 @@ def web_configuration_unusable(host: HostFacts) -> Cases:
         )
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "Replies of a control daemon are not fully understood",
     "This driver's lists are not as documented: what is not understood is left out.",
     "Update the exporter. If it is the newest: make a recording (mps-exporter record "
     "FILE --anonymise) and attach it to an issue.",
-    kind="blindness",
     page="mps-versions.md#how-to-help",
 )
 def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -244,13 +239,12 @@ def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
         yield Case(f"Of the last replies of {name} {join_some(parts)} {was} left out.")
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "The directories of a daemon are assumed",
     "Its environment cannot be read, and no other source shows its directories: if it has "
     "others, the replies and logs read here are not its own.",
     f"{_RIGHTS} Or set the directory with --mps.pipe-directory.",
-    kind="blindness",
     page=_PRIVILEGES,
 )
 def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -262,13 +256,12 @@ def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
         )
 
 
-@of_host(
+@of_host_blindness(
     "info",
     "Limits of some processes are not known",
     "A client may lower its own limits in its environment, which only its user, or a process "
     "with the required capabilities, may read.",
     _RIGHTS,
-    kind="blindness",
     page=_PRIVILEGES,
 )
 def environment_unreadable(host: HostFacts) -> Cases:
@@ -287,14 +280,13 @@ def environment_unreadable(host: HostFacts) -> Cases:
         )
 
 
-@of_host(
+@of_host_blindness(
     "info",
     "The kernel log cannot be read",
     "After a fatal GPU error only the address in the kernel log proves which client caused it. "
     "What MPS reports proves nothing.",
     "Give the exporter CAP_SYSLOG and CAP_SYS_PTRACE, or run it as root; a container needs "
     "the device /dev/kmsg, too.",
-    kind="blindness",
     page=_PRIVILEGES,
 )
 def kernel_log_unreadable(host: HostFacts) -> Cases:
@@ -306,12 +298,11 @@ def kernel_log_unreadable(host: HostFacts) -> Cases:
         )
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "A daemon runs in a different PID namespace",
     "It logs processes outside of its PID namespace as PID 0: its clients can be counted, but "
     "not always told apart.",
-    kind="blindness",
 )
 def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Cases:
     name, text = shown_path(daemon.pipe_directory), ""
@@ -332,14 +323,13 @@ def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Ca
         yield Case(text, f"{remedy}--pid host).")
 
 
-@of_host(
+@of_host_blindness(
     "info",
     "A user has too many control daemons",
     "Any user may start any number of programs with that name. Those above the limit are not "
     "read; configured daemons always are.",
     "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about "
     "the others.",
-    kind="blindness",
 )
 def processes_ignored(host: HostFacts) -> Cases:
     if ignored := host.snapshot.ignored_processes:
@@ -350,13 +340,12 @@ def processes_ignored(host: HostFacts) -> Cases:
         )
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "Not all clients are shown individually",
     "Each client costs series in Prometheus; so many clients are most often a mistake. The "
     "counts include them.",
     "Raise --collector.clients.max.",
-    kind="blindness",
 )
 def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.dropped_clients:
