@@ -122,13 +122,9 @@ def join_some(texts: Sequence[str], most: int = 5) -> str:
     return shown if len(texts) <= most else f"{shown}; and {len(texts) - most} more"
 
 
-def _lost_clients(incident: Incident) -> str:
-    if not incident.pids:
-        return "; no client was connected"
-    named = processes(incident.pids)
-    lost = count(len(incident.pids), "client")
-    verb = "was" if len(incident.pids) == 1 else "were"
-    return f"; {lost} {verb} lost" + (f" ({named})" if named else "")
+def _lost(pids: Sequence[int], client: str = "client") -> str:
+    named = f" ({text})" if (text := processes(pids)) else ""
+    return f"; {count(len(pids), client)} {'was' if len(pids) == 1 else 'were'} lost{named}"
 
 
 def _client_name(incident: Incident, name_of: UserNameLookup) -> str:
@@ -175,11 +171,7 @@ def _fault_sentence(incident: Incident, name_of: UserNameLookup) -> str:
         text += " (proved by the kernel log)"
     others = tuple(pid for pid in incident.pids if pid not in incident.caused_by_pids)
     if others:
-        named = processes(others)
-        other = "other " if len(others) < len(incident.pids) else ""
-        verb = "was" if len(others) == 1 else "were"
-        text += f"; {count(len(others), other + 'client')} {verb} lost"
-        text += f" ({named})" if named else ""
+        text += _lost(others, "other client" if len(others) < len(incident.pids) else "client")
     if incident.ended_before:
         ended = [
             f"{processes([one.pid]) or 'a client'} (ended {one.seconds:.1f} s before)"
@@ -223,7 +215,7 @@ def _sentence(one: Incident, name_of: UserNameLookup) -> str:
         server=_server_name(one, name_of),
         client=_client_name(one, name_of),
         user=name_of(one.uid),
-        lost=_lost_clients(one),
+        lost=_lost(one.pids) if one.pids else "; no client was connected",
         after="" if one.seconds is None else f" after {duration(one.seconds)}",
         died="ended" if one.detail else "died",
         gave_up="ended without a context" if one.detail else "stopped waiting",

@@ -204,4 +204,4 @@ async def stranded_without_a_daemon(stage: Stage) -> None:
     for pid in (*daemon.servers(), daemon.pid):
         os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(2)
-    await stage.ask(process, "has lost its MPS server")
+    await stage.ask(process, "lost the MPS server")

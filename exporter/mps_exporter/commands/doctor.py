@@ -13,61 +13,37 @@ from pathlib import Path
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
-from mps_exporter.findings import Finding, findings, recent_incidents, trace_findings
-from mps_exporter.findings.one_process import Check, check_process, pids_of
+from mps_exporter.findings import recent_incidents
+from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.logging import print_output, supports_colour
-from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from mps_exporter.observations import DaemonConditions, Leftovers
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.live_host import LiveHost
 
 MEASURING_SECONDS = 0.55
-"""Pause between two collections for metrics: the activity of a GPU is that of an interval."""
-
-BRIEF_PAUSE_SECONDS = 0.12
-"""Pause between two collections for a person, who should wait for a second at most. GPM needs
-0.1 s."""
+"""Least pause between two collections: the activity of a GPU is that of an interval."""
 
 CONFIRMING_SECONDS = 1.5
-"""Time from the start of the first collection to the second if there is something to confirm: a
-process must look stranded for 1 s before it is reported, and a server be 1 s old for queries."""
+"""Time from the start of the first collection to the second: a process must look stranded for 1 s
+before it is reported, and a server be 1 s old for queries."""
 
 
 # ------------------------------------------------------------------------- two collections
 
 
-async def collect_twice(settings: Settings, pause_seconds: float) -> Snapshot:
+async def collect_twice(settings: Settings) -> Snapshot:
     """Return the second of two collections. Only the first leaves findings to confirm."""
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
     try:
-        first = await collector.collect()
-        until = pause_until(first, began, time.monotonic(), pause_seconds)
-        await asyncio.sleep(until - time.monotonic())
+        await collector.collect()
+        await asyncio.sleep(max(MEASURING_SECONDS, began + CONFIRMING_SECONDS - time.monotonic()))
         return await collector.collect()
     finally:
         await host.close()
-
-
-def pause_until(first: Snapshot, began: float, ended: float, seconds: float) -> float:
-    """Return the start of the second collection, from the start and the end of the first."""
-    return ended + seconds if _needs_no_confirmation(first) else began + CONFIRMING_SECONDS
-
-
-def _needs_no_confirmation(snapshot: Snapshot) -> bool:
-    # A source that cannot be read now cannot be read a second later either.
-    states = [one for one in findings(snapshot) if one.advice.kind == "state"]
-    starts = [server.start_time_seconds for daemon in snapshot.daemons for server in daemon.servers]
-    return (
-        all(one.severity == "info" for one in states)
-        and not any(gpu.seems_stranded for gpu in snapshot.gpus)
-        and not any(daemon.waits for daemon in snapshot.daemons)
-        # A younger server was not queried.
-        and all(at and snapshot.taken_at - at >= MIN_QUERY_AGE_SECONDS for at in starts)
-    )
 
 
 # --------------------------------------------------------------------------------- doctor
@@ -81,11 +57,8 @@ async def diagnose(settings: Settings) -> int:
             f"--check: no finding {check!r}; docs/troubleshooting.md lists them"
         )
     live = settings.doctor_recording is None
-    snapshot = (
-        await collect_twice(settings, BRIEF_PAUSE_SECONDS)
-        if live
-        else await _collect_from_recording(settings)
-    )
+    collected = collect_twice(settings) if live else _collect_from_recording(settings)
+    snapshot = await collected
     if check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
     else:
@@ -101,23 +74,24 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     """Return the exit status and the report. procfs: None for a recording."""
     colour = supports_colour(sys.stdout, os.environ)
     paint = doctor_report.coloured if colour else doctor_report.plain
+    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
     recent = recent_incidents(snapshot, views=_failed_starts(snapshot, procfs))
+    traces = process_view.find_leftovers(facts, procfs) if procfs is not None else Leftovers()
+    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
     if {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}:
-        diagnosis = doctor_report.Diagnosis(snapshot, recent, _traces(snapshot, procfs))
         status = doctor_report.diagnosis_exit_status(diagnosis)
         if settings.doctor_json:
             return status, doctor_report.diagnosis_as_json(diagnosis)
         return status, "\n".join(doctor_report.diagnosis_lines(diagnosis, paint))
-    checks = _checks(settings, snapshot, recent, procfs)
+    found = (*diagnosis.found, *recent)
+    checks = {}
+    for pid in _selected_pids(settings, snapshot):
+        view = process_view.view_process(pid, facts, procfs) if procfs is not None else None
+        checks[pid] = check_process(pid, snapshot, found, view)
     status = doctor_report.checks_exit_status(checks)
     if settings.doctor_json:
         return status, doctor_report.checks_as_json(checks)
     return status, doctor_report.checks_as_text(checks, paint)
-
-
-def _traces(snapshot: Snapshot, procfs: str | None) -> Leftovers:
-    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts]
-    return process_view.find_leftovers(facts, procfs) if procfs is not None else Leftovers()
 
 
 def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
@@ -131,10 +105,7 @@ def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonCo
     return views
 
 
-def _checks(
-    settings: Settings, snapshot: Snapshot, recent: tuple[Finding, ...], procfs: str | None
-) -> dict[int, list[Check]]:
-    """Return the checks of the selected processes, by PID."""
+def _selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
     pids = [pid] if pid is not None else pids_of(snapshot, uid=uid, job=job)
     if not pids:
@@ -143,20 +114,7 @@ def _checks(
             f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
             "one with --pid"
         )
-    daemons = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
-    servers = Leftovers(
-        open_files=process_view.open_files(daemons, procfs) if procfs is not None else ()
-    )
-    found = (*findings(snapshot), *recent, *trace_findings(servers))
-    return {
-        pid: check_process(
-            pid,
-            snapshot,
-            found,
-            process_view.view_process(pid, daemons, procfs) if procfs is not None else None,
-        )
-        for pid in pids
-    }
+    return pids
 
 
 async def _collect_from_recording(settings: Settings) -> Snapshot:
@@ -176,18 +134,15 @@ async def _collect_from_recording(settings: Settings) -> Snapshot:
 
 
 async def expose_once(settings: Settings) -> int:
-    page = _encode_once(await collect_twice(settings, MEASURING_SECONDS))
+    page = _encode_once(await collect_twice(settings))
     try:
         if settings.serve_textfile is not None:
             write_atomically(Path(settings.serve_textfile), page)
         else:
             print_output(page.decode().removesuffix("\n"))
     except OSError as error:
-        place = (
-            "print the metrics"
-            if settings.serve_textfile is None
-            else f"write {settings.serve_textfile}"
-        )
+        file = settings.serve_textfile
+        place = "print the metrics" if file is None else f"write {file}"
         raise StartError(f"cannot {place}: {error.strerror}") from error
     return 0
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from textwrap import shorten
 
 from mps_exporter import humanize
 from mps_exporter.findings import (
@@ -23,7 +24,7 @@ from mps_exporter.findings import (
     trace_findings,
     unknowns,
 )
-from mps_exporter.findings.finding import symptom_url
+from mps_exporter.findings.finding import page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
 from mps_exporter.observations import Leftovers
@@ -32,7 +33,6 @@ from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 Painter = Callable[[str, str], str]
 EXIT_STATUS: dict[Severity | None, int] = {None: 0, "info": 0, "warning": 1, "critical": 2}
 _COLOURS = {"critical": "1;31", "warning": "1;33", "info": "1;34", "good": "1;32", "dim": "2"}
-_GIB = 1 << 30
 
 
 def plain(text: str, style: str) -> str:
@@ -108,8 +108,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
 
 
 def _brief(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_CHECK_CHARACTERS else f"{text[: MAX_CHECK_CHARACTERS - 3]}..."
+    return shorten(text, MAX_CHECK_CHARACTERS, placeholder="...")
 
 
 def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
@@ -175,8 +174,8 @@ def _gpu_lines(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
 
 
 _KINDS = {
-    "mps_client": ("MPS client", "MPS clients"),
-    "mps_server": ("MPS server", "MPS servers"),
+    "mps_client": ("MPS client", ""),
+    "mps_server": ("MPS server", ""),
     "direct": ("process without MPS", "processes without MPS"),
     "graphics": ("graphics process", "graphics processes"),
 }
@@ -190,9 +189,9 @@ def _gpu_use(gpu: Gpu) -> str:
             parts.append(f"{title} {ratio:.0%}")
     used, total = gpu.reading("memory_used"), gpu.reading("memory_total")
     if used is not None and total is not None:
-        parts.append(f"memory {used / _GIB:.1f} of {total / _GIB:.0f} GiB")
+        parts.append(f"memory {humanize.memory(used)} of {humanize.memory(total)}")
     kinds = gpu.processes_by_kind or {}
-    parts += [f"{count} {_KINDS[kind][count > 1]}" for kind, count in kinds.items() if count]
+    parts += [humanize.count(number, *_KINDS[kind]) for kind, number in kinds.items() if number]
     return ", ".join(parts)
 
 
@@ -224,10 +223,10 @@ def _daemon_lines(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> 
 def _client_line(client: Client, snapshot: Snapshot) -> str:
     owner = humanize.user_name(client.uid, client.user)
     parts = [f"{owner}  {humanize.printable(client.command or '?')}"]
+    sms = "/".join(str(count) for count in client.sm_limit.values())
+    limit = f" ({sms} SMs)" if sms else ""
     if client.active_thread_ratio is not None:
-        sms = "/".join(str(count) for count in client.sm_limit.values())
-        share = humanize.percent(client.active_thread_ratio, exact=True)
-        parts.append(f"up to {share}" + (f" ({sms} SMs)" if sms else ""))
+        parts.append(f"up to {humanize.percent(client.active_thread_ratio, exact=True)}{limit}")
     elif client.sm_partition is None:
         parts.append("limits not known")
     if client.gpu_uuids:
@@ -235,15 +234,13 @@ def _client_line(client: Client, snapshot: Snapshot) -> str:
     if client.namespace is not None:
         parts.append(f"namespace {client.namespace}")
     if client.sm_partition is not None:
-        sms = "/".join(str(count) for count in client.sm_limit.values())
         partition = humanize.printable(client.sm_partition_name or client.sm_partition, 60)
-        what = f"{sms} SMs" if client.sm_partition_fault is None and sms else ""
-        what = f"fault: {client.sm_partition_fault}" if client.sm_partition_fault else what
-        parts.append(f"SM partition {partition}" + (f" ({what})" if what else ""))
+        fault = client.sm_partition_fault
+        parts.append(f"SM partition {partition}" + (f" (fault: {fault})" if fault else limit))
     for uuid, used in client.memory_used_bytes.items():
-        limit = client.memory_limit_bytes.get(uuid)
-        of = f" of at most {limit / _GIB:.1f}" if limit is not None else ""
-        parts.append(f"{used / _GIB:.1f}{of} GiB")
+        most = client.memory_limit_bytes.get(uuid)
+        of = f" of at most {humanize.memory(most)}" if most is not None else ""
+        parts.append(f"{humanize.memory(used)}{of}")
     if client.state not in (None, "active"):
         parts.append(str(client.state).replace("_", " "))
     return ", ".join(parts)
@@ -287,15 +284,15 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
 # ---------------------------------------------------------------------- checks of processes
 
 
-CHECKS_EXIT_STATUS: Mapping[Outcome, int] = {"ok": 0, "unknown": 0, "warning": 1, "problem": 1}
 NOT_KNOWN = 3
 """Exit status if it is unknown whether a process waits."""
-_MARKS: Mapping[Outcome, tuple[str, str]] = {
-    "ok": ("ok", "good"),
-    "problem": ("PROBLEM", "critical"),
-    "warning": ("warning", "warning"),
-    "unknown": ("not seen", "dim"),
+_OUTCOMES: Mapping[Outcome, tuple[str, str, int]] = {
+    "ok": ("ok", "good", 0),
+    "problem": ("PROBLEM", "critical", 1),
+    "warning": ("warning", "warning", 1),
+    "unknown": ("not seen", "dim", 0),
 }
+"""Mark in the text, its style, and exit status."""
 
 
 def checks_as_text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
@@ -309,18 +306,18 @@ def checks_as_json(checks: Mapping[int, Sequence[Check]]) -> str:
 
 def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
     answer = conclusion(list(checks))
-    _, style = _MARKS[answer.outcome]
+    _, style, _ = _OUTCOMES[answer.outcome]
     yield f"{paint(f'Process {pid}', style)}: {answer.text}"
     if answer.remedy:
         yield f"    do:    {answer.remedy}"
     if answer.command:
         yield f"    run:   {answer.command}"
     if answer.page:
-        yield f"    see:   {symptom_url(answer.page)}"
+        yield f"    see:   {page_url(answer.page)}"
     yield ""
     yield "Checked, in this order:"
     for check in checks:
-        mark, style = _MARKS[check.outcome]
+        mark, style, _ = _OUTCOMES[check.outcome]
         yield f"  {paint(f'{mark:8}', style)}  {check.name}: {check.text}"
         if check is not answer and check.remedy and check.outcome != "ok":
             yield f"            do: {check.remedy}"
@@ -329,31 +326,25 @@ def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> It
 
 
 def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
-    answer = conclusion(list(checks))
+    answer = _check_object(conclusion(list(checks)))
+    del answer["name"]
     return {
         "pid": pid,
-        "outcome": answer.outcome,
-        "conclusion": answer.text,
-        **_advice(answer),
-        "checks": [
-            {"name": check.name, "outcome": check.outcome, "text": check.text, **_advice(check)}
-            for check in checks
-        ],
+        "conclusion": answer.pop("text"),
+        **answer,
+        "checks": [_check_object(check) for check in checks],
     }
 
 
-def _advice(check: Check) -> dict[str, object]:
-    return {
-        "remedy": check.remedy or None,
-        "command": check.command or None,
-        "page": symptom_url(check.page) if check.page else None,
-    }
+def _check_object(check: Check) -> dict[str, object]:
+    shown = replace(check, page=page_url(check.page) if check.page else "")
+    return {key: value or None for key, value in asdict(shown).items()}
 
 
 def checks_exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
     """Return 1 if a process has a problem, 3 if that is unknown, else 0."""
     answers = [conclusion(list(found)) for found in checks.values()]
-    if status := max(CHECKS_EXIT_STATUS[one.outcome] for one in answers):
+    if status := max(_OUTCOMES[one.outcome][2] for one in answers):
         return status
     unknown = any((one.name, one.outcome) == ("connection", "unknown") for one in answers)
     return NOT_KNOWN if unknown else 0

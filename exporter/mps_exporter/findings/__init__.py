@@ -7,9 +7,10 @@ operator: the exporter changes nothing on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from mps_exporter.findings import daemons, ghosts_and_hangs, gpus, incidents, limits, visibility
+from mps_exporter.findings import daemons, gpus, incidents, limits, visibility
 from mps_exporter.findings.finding import (
     SEVERITIES,
     Finding,
@@ -31,7 +32,6 @@ __all__ = [
     "findings",
     "in_order",
     "most_severe",
-    "of_web_configuration",
     "recent_incidents",
     "trace_findings",
     "unknowns",
@@ -39,7 +39,7 @@ __all__ = [
 
 _DECLARED = [
     declared
-    for module in (ghosts_and_hangs, daemons, incidents, gpus, limits, visibility)
+    for module in (daemons, incidents, gpus, limits, visibility)
     for declared in vars(module).values()
     if isinstance(declared, FindingType)
 ]
@@ -61,14 +61,19 @@ def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
     )
 
 
-def _findings_of(host: HostFacts, *kinds: Kind) -> tuple[Finding, ...]:
+def findings(
+    snapshot: Snapshot,
+    name_of: UserNameLookup | None = None,
+    kinds: Collection[Kind] = frozenset({"state", "blindness"}),
+    **facts: Any,
+) -> tuple[Finding, ...]:
+    """Return all current findings, the most urgent first; by default with the snapshot's names.
+
+    `facts` are the other fields of HostFacts.
+    """
+    host = HostFacts(snapshot, name_of or UserNames(snapshot), **facts)
     types = (one for one in ADVICE.values() if one.kind in kinds)
     return in_order(finding for one in types for finding in one.found(host))
-
-
-def findings(snapshot: Snapshot, name_of: UserNameLookup | None = None) -> tuple[Finding, ...]:
-    """Return all current findings, the most urgent first; by default with the snapshot's names."""
-    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot)), "state", "blindness")
 
 
 def recent_incidents(
@@ -80,20 +85,12 @@ def recent_incidents(
 
     `views` are HostFacts.conditions.
     """
-    return _findings_of(HostFacts(snapshot, name_of or UserNames(snapshot), views or {}), "news")
+    return findings(snapshot, name_of, {"news"}, conditions=views or {})
 
 
 def trace_findings(traces: Leftovers) -> tuple[Finding, ...]:
     """Return the findings about leftovers, which only the doctor searches for."""
-    empty = Snapshot(0.0)
-    return _findings_of(HostFacts(empty, UserNames(empty), leftovers=traces), "trace")
-
-
-def of_web_configuration(error: str) -> tuple[Finding, ...]:
-    """Return the finding that the changed file of --web.config.file is invalid."""
-    empty = Snapshot(0.0)
-    host = HostFacts(empty, UserNames(empty), config_error=error)
-    return tuple(visibility.web_configuration_unusable.found(host))
+    return findings(Snapshot(0.0), kinds={"trace"}, leftovers=traces)
 
 
 def most_severe(found: Iterable[Finding]) -> Severity | None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mps_exporter import humanize
 from mps_exporter.findings import policy
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Snapshot
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot
 
 DOCS = "https://github.com/mps-exporter/mps-exporter/blob/main/"
 PROCESS_OWNER = "root, or the user of these processes"
@@ -36,8 +36,9 @@ def effective_severity(severity: Severity, *, limited: bool) -> Severity:
     return "warning" if limited and severity == "critical" else severity
 
 
-def symptom_url(page: str) -> str:
-    return f"{DOCS}docs/symptoms/{page}.md"
+def page_url(page: str) -> str:
+    """Return the URL of a page of docs, or by its bare name of one of docs/symptoms."""
+    return f"{DOCS}docs/{page}" if ".md" in page else f"{DOCS}docs/symptoms/{page}.md"
 
 
 def shown_path(path: str) -> str:
@@ -83,6 +84,10 @@ def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts | None) -> tupl
         return ()
     effect = "lets the server pass; then start the process again"
     return permitted([Action(f"chmod a+x {path}", "root, or its owner", effect)], daemon)
+
+
+def clients_of(daemon: ControlDaemon) -> list[Client]:
+    return [client for server in daemon.servers for client in server.clients]
 
 
 def may_be_ended(one: Server | Client) -> bool:
@@ -144,10 +149,24 @@ class HostFacts:
     def client(self, client: Client) -> str:
         return humanize.process(client.pid, client.command, self.user(client.uid))
 
-    def subjects(self, scope: Scope) -> Iterator[tuple[ControlDaemon | Server | Gpu, ...]]:
-        """Yield the arguments of each call of a condition with this scope."""
+    def incident(self, one: Incident) -> str:
+        text = humanize.describe_incident(one, self.user).removesuffix(".")
+        return f"{text}, {humanize.ago(self.age(one.at))}."
+
+    def last_incident(self, daemon: ControlDaemon, kind: str) -> Incident | None:
+        """Return a daemon's last incident of a kind, while it is recent."""
+        last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
+        recent = last is not None and self.age(last.at) <= policy.RECENT_INCIDENT_SECONDS
+        return last if recent else None
+
+    def subjects(self, advice: FindingType) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of each call of a finding's condition."""
+        scope = advice.scope
         if scope == "server":
             yield from ((daemon, one) for daemon in self.daemons for one in daemon.servers)
+        elif advice.kind == "news":
+            last = ((daemon, self.last_incident(daemon, advice.name)) for daemon in self.daemons)
+            yield from ((daemon, one) for daemon, one in last if one is not None)
         elif scope == "host":
             yield ()
         else:
@@ -159,7 +178,8 @@ class Case(NamedTuple):
     """One occurrence of a finding."""
 
     evidence: str
-    remedy: str
+    remedy: str = ""
+    """Remedy of this case; "" for the remedy of the declaration."""
     actions: Iterable[Action] = ()
     since: float | None = None
     pipe_directory: str = ""
@@ -170,37 +190,55 @@ Cases = Iterator[Case]
 Condition = Callable[..., Cases]
 
 
+def _no_case(*_: object) -> Cases:
+    """Yield nothing: the condition of a declaration before its condition is known."""
+    yield from ()
+
+
 @dataclass(frozen=True, slots=True)
 class FindingType:
-    """One kind of finding: its meaning on any host, its condition, and its alert."""
+    """One kind of finding: its meaning on any host, its condition, and its alert.
 
-    name: str
+    A declaration is called with its condition, as a decorator.
+    """
+
+    scope: Scope
     severity: Severity
     title: str
     why: str
-    kind: Kind
-    alert: str
+    remedy: str = ""
+    """Remedy of each case that has none of its own."""
+    _: KW_ONLY
+    kind: Kind = "state"
+    alert: str = ""
     """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
-    summary: str
+    summary: str = ""
     """Summary of the alert; "" for the title."""
-    runbook: str
-    """Page of prometheus/runbooks without its suffix; "" if none."""
-    page: str
-    """Page of docs/symptoms without its folder and suffix, else a page of docs."""
-    scope: Scope
-    condition: Condition
+    runbook: str = ""
+    """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
+    page: str = "troubleshooting.md"
+    """See page_url()."""
+    condition: Condition = _no_case
+
+    def __call__(self, condition: Condition) -> FindingType:
+        return replace(self, condition=condition)
+
+    @property
+    def name(self) -> str:
+        return self.condition.__name__
 
     @property
     def runbook_url(self) -> str | None:
-        return f"{DOCS}prometheus/runbooks/{self.runbook}.md" if self.runbook else None
+        page = self.runbook or self.alert
+        return f"{DOCS}prometheus/runbooks/{page}.md" if page else None
 
     @property
     def docs_url(self) -> str:
-        return f"{DOCS}docs/{self.page}" if ".md" in self.page else symptom_url(self.page)
+        return page_url(self.page)
 
     def found(self, host: HostFacts) -> Iterator[Finding]:
         """Yield the cases on a host, with the permitted commands only."""
-        for subject in host.subjects(self.scope):
+        for subject in host.subjects(self):
             first = subject[0] if subject else None
             daemon = first if isinstance(first, ControlDaemon) else None
             gpu = first if isinstance(first, Gpu) else None
@@ -208,7 +246,7 @@ class FindingType:
                 yield Finding(
                     self,
                     evidence,
-                    remedy,
+                    remedy or self.remedy,
                     daemon.pipe_directory if daemon else pipe_directory,
                     gpu.index if gpu else "",
                     gpu.uuid if gpu else "",
@@ -218,32 +256,13 @@ class FindingType:
                 )
 
 
-def _declare(
-    scope: Scope,
-    severity: Severity,
-    title: str,
-    why: str,
-    *,
-    kind: Kind = "state",
-    alert: str = "",
-    summary: str = "",
-    runbook: str | None = None,
-    page: str = "troubleshooting.md",
-) -> Callable[[Condition], FindingType]:
-    """Declare a finding, which has its condition's name. Its runbook is by default its alert's."""
-    shown = alert if runbook is None else runbook
-
-    def declare(condition: Condition) -> FindingType:
-        name = condition.__name__
-        return FindingType(
-            name, severity, title, why, kind, alert, summary, shown, page, scope, condition
-        )
-
-    return declare
-
-
-of_host, of_daemon = partial(_declare, "host"), partial(_declare, "daemon")
-of_server, of_gpu = partial(_declare, "server"), partial(_declare, "gpu")
+of_host, of_daemon = partial(FindingType, "host"), partial(FindingType, "daemon")
+of_server, of_gpu = partial(FindingType, "server"), partial(FindingType, "gpu")
+of_leftovers = partial(FindingType, "host", kind="trace")
+of_host_blindness = partial(FindingType, "host", kind="blindness")
+of_daemon_blindness = partial(FindingType, "daemon", kind="blindness")
+of_incident = partial(FindingType, "daemon", kind="news")
+"""Declares a finding about the last incident of a daemon, of the kind with its name, if recent."""
 
 
 @dataclass(frozen=True, slots=True)

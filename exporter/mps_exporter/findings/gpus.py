@@ -54,6 +54,8 @@ def not_exclusive_mode(_: HostFacts, gpu: Gpu) -> Cases:
     "MPS would help here",
     "Several processes take turns on a GPU whose SMs are mostly idle: with MPS they would run "
     "at the same time.",
+    "Start a control daemon (nvidia-cuda-mps-control -d), restart the processes with "
+    "its environment, and compare: what it gains depends on the programs.",
     alert="MpsWouldHelp",
     summary="Processes take turns on a GPU whose SMs are mostly idle; with MPS they could run at "
     "the same time.",
@@ -66,9 +68,7 @@ def mps_would_help(_: HostFacts, gpu: Gpu) -> Cases:
     if utilization > policy.MIN_BUSY_UTILIZATION and activity < policy.MAX_IDLE_SM_ACTIVITY:
         yield Case(
             f"{len(gpu.direct_pids)} processes take turns on GPU {gpu.index}: its utilization "
-            f"is {percent(utilization)}, but only {percent(activity)} of its SMs are active.",
-            "Start a control daemon (nvidia-cuda-mps-control -d), restart the processes with "
-            "its environment, and compare: what it gains depends on the programs.",
+            f"is {percent(utilization)}, but only {percent(activity)} of its SMs are active."
         )
 
 
@@ -77,6 +77,8 @@ def mps_would_help(_: HostFacts, gpu: Gpu) -> Cases:
     "Limits leave a GPU partly idle",
     "An active thread percentage is a cap, also while no other program needs the SMs. Here the "
     "clients use all that their limits allow, and the rest of the GPU is idle.",
+    "Raise the percentages: they reserve nothing, and clients share what is there. "
+    "Measure the programs with and without.",
     page="a-percentage-slows-programs-down-while-the-gpu-is-idle",
 )
 def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
@@ -86,9 +88,7 @@ def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     if allowed <= policy.MAX_COMMITTED_RATIO and activity >= policy.MIN_USED_RATIO * allowed:
         yield Case(
             f"{percent(activity)} of the SMs of GPU {gpu.index} are active: as many as the limits "
-            f"of its clients allow together ({percent(allowed)}).",
-            "Raise the percentages: they reserve nothing, and clients share what is there. "
-            "Measure the programs with and without.",
+            f"of its clients allow together ({percent(allowed)})."
         )
 
 
@@ -97,6 +97,7 @@ def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     "Memory limits add up to more than the GPU has",
     "A memory limit reserves nothing: an allocation below its limit fails when the others have "
     "taken the memory.",
+    "Lower the limits, unless it is known that the programs do not need all of it at once.",
     page="one-pod-or-job-gets-more-than-its-share",
 )
 def memory_overcommitted(_: HostFacts, gpu: Gpu) -> Cases:
@@ -104,8 +105,7 @@ def memory_overcommitted(_: HostFacts, gpu: Gpu) -> Cases:
     if committed is not None and total is not None and committed > total:
         yield Case(
             f"The memory limits of the clients on GPU {gpu.index} add up to "
-            f"{humanize.memory(committed)}; it has {humanize.memory(total)}.",
-            "Lower the limits, unless it is known that the programs do not need all of it at once.",
+            f"{humanize.memory(committed)}; it has {humanize.memory(total)}."
         )
 
 
@@ -114,31 +114,28 @@ def memory_overcommitted(_: HostFacts, gpu: Gpu) -> Cases:
     "A GPU is too old for current MPS",
     "Before Volta clients share one address space, have no limits, and a fault of one ends "
     "all of them.",
+    "Use a Volta or later GPU.",
 )
 def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     if gpu.served_by and predates_volta(gpu):
         model = printable(gpu.observation.name or "its model")
         text = f"GPU {gpu.index} ({model}) is older than Volta."
-        yield Case(text, "Use a Volta or later GPU.")
+        yield Case(text)
 
 
 @of_gpu(
     "warning",
     "A process runs without MPS",
     "It shares the GPU by time slices with the MPS server, and no MPS limit applies to it.",
+    "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or set the GPU's compute "
+    "mode to EXCLUSIVE_PROCESS so that it is refused.",
     alert="MpsProcessBypassesMps",
     summary="A program uses a GPU without the MPS daemon that serves it; the MPS limits do not "
     "apply to it.",
     page=NO_EFFECT,
 )
 def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
-    yield from _past_mps(
-        host,
-        gpu,
-        "no directory",
-        "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or set the GPU's compute "
-        "mode to EXCLUSIVE_PROCESS so that it is refused.",
-    )
+    return _past_mps(host, gpu, "no directory", process_bypasses_mps.remedy)
 
 
 @of_gpu(
@@ -146,16 +143,12 @@ def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
     "A process looks for MPS in the wrong directory",
     "Its CUDA_MPS_PIPE_DIRECTORY is not the directory of a running daemon, so CUDA silently "
     "continued without MPS.",
+    "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and restart the "
+    "process.",
     runbook="MpsProcessBypassesMps",
 )
 def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
-    yield from _past_mps(
-        host,
-        gpu,
-        "no daemon runs",
-        "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and restart the "
-        "process.",
-    )
+    return _past_mps(host, gpu, "no daemon runs", pipe_directory_mismatch.remedy)
 
 
 @of_gpu(
@@ -164,16 +157,12 @@ def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
     "Its CUDA_MPS_PIPE_DIRECTORY is a running daemon's directory, but it is not its client: "
     "it runs in a container that does not see the directory, or started before the daemon. "
     "CUDA silently continued without MPS.",
+    "In a container: mount the daemon's pipe directory at the same path, and share the host's "
+    "PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
     runbook="MpsProcessBypassesMps",
 )
 def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
-    yield from _past_mps(
-        host,
-        gpu,
-        "a daemon runs",
-        "In a container: mount the daemon's pipe directory at the same path, and share the host's "
-        "PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
-    )
+    return _past_mps(host, gpu, "a daemon runs", daemon_not_reached.remedy)
 
 
 @of_gpu(
@@ -181,17 +170,15 @@ def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
     "A process asks for MPS, and no daemon runs",
     "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
     "without MPS, without sharing and without limits.",
+    "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
+    "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
     page=NO_EFFECT,
 )
 def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
     asking = [one for one in gpu.direct_processes if _wanted(one) is not None]
     if asking and not gpu.served_by:
         those = join_some([_process_text(host, one, "no daemon runs") for one in asking])
-        yield Case(
-            f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.",
-            "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
-            "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
-        )
+        yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.")
 
 
 @of_gpu(

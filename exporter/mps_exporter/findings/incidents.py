@@ -12,23 +12,14 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
-    of_daemon,
-    of_host,
+    of_incident,
+    of_leftovers,
     open_folder,
     quoted_path,
     shown_path,
 )
 from mps_exporter.findings.gpus import predates_volta
-from mps_exporter.humanize import (
-    ago,
-    capitalize,
-    count,
-    describe_incident,
-    join_some,
-    memory,
-    printable,
-    processes,
-)
+from mps_exporter.humanize import capitalize, count, join_some, memory, printable, processes
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
 from mps_exporter.mps.control_protocol import SOCKET_PATH_BYTES, control_socket_bytes
 from mps_exporter.observations import DaemonConditions
@@ -41,122 +32,95 @@ Cause = tuple[str, str]
 """Cause of a failed start and its remedy, each in words."""
 
 
-def _recent(host: HostFacts, daemon: ControlDaemon, kind: str) -> Iterator[tuple[Incident, str]]:
-    """Yield a daemon's last incident of a kind with its sentence, while it is recent."""
-    last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
-    if last is not None and (age := host.age(last.at)) <= policy.RECENT_INCIDENT_SECONDS:
-        yield last, f"{describe_incident(last, host.user).removesuffix('.')}, {ago(age)}."
-
-
-@of_daemon(
+@of_incident(
     "critical",
     "A control daemon died",
     "Its server and all clients are lost with it.",
-    kind="news",
     alert="MpsControlDaemonDied",
     summary="An MPS control daemon died; all its clients are lost.",
     page=WITHOUT_MPS,
 )
-def daemon_died(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    for last, text in _recent(host, daemon, "daemon_died"):
-        remedy = "Restart it; programs that start meanwhile use the GPU without MPS."
-        if daemon.state == "answering":
-            remedy = "The daemon was restarted; programs that were connected must be restarted too."
-        yield Case(text, remedy, start_daemon(daemon), last.at)
+def daemon_died(host: HostFacts, daemon: ControlDaemon, last: Incident) -> Cases:
+    remedy = "Restart it; programs that start meanwhile use the GPU without MPS."
+    if daemon.state == "answering":
+        remedy = "The daemon was restarted; programs that were connected must be restarted too."
+    yield Case(host.incident(last), remedy, start_daemon(daemon), last.at)
 
 
-@of_daemon(
+@of_incident(
     "critical",
     "A server crashed",
     "All its clients are lost at once; the log reports an exit with status 0.",
-    kind="news",
+    "Programs that were connected must be restarted; the kernel log may show the cause (Xid).",
     alert="MpsServerCrashed",
     summary="An MPS server crashed; its clients are lost.",
     page=_DIED_AT_ONCE,
 )
-def server_crashed(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    for last, text in _recent(host, daemon, "server_crashed"):
-        remedy = (
-            "Programs that were connected must be restarted; the kernel log may show the cause "
-            "(Xid)."
-        )
-        yield Case(text, remedy, KERNEL_LOG, last.at)
+def server_crashed(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
+    yield Case(host.incident(last), actions=KERNEL_LOG, since=last.at)
 
 
-@of_daemon(
+@of_incident(
     "critical",
     "A server could not start",
     "The daemon retries twenty times a second for as long as a client waits.",
-    kind="news",
     alert="MpsServerCrashLooping",
     summary="MPS servers fail to start repeatedly; no client is served.",
     page="server-encountered-a-fatal-exception",
 )
-def server_start_failed(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    for last, text in _recent(host, daemon, "server_start_failed"):
-        seen = host.conditions.get(daemon.pipe_directory, DaemonConditions())
-        cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
-        # Only if this host has the folder under the daemon's path.
-        facts = daemon.facts if daemon.facts is not None and not daemon.facts.root else None
-        opening = open_folder(seen.closed.get(last.uid or 0), facts)
-        yield Case(f"{text} {cause}", remedy, opening, last.at)
+def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) -> Cases:
+    seen = host.conditions.get(daemon.pipe_directory, DaemonConditions())
+    cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
+    # Only if this host has the folder under the daemon's path.
+    facts = daemon.facts if daemon.facts is not None and not daemon.facts.root else None
+    opening = open_folder(seen.closed.get(last.uid or 0), facts)
+    yield Case(f"{host.incident(last)} {cause}", remedy, opening, last.at)
 
 
-@of_daemon(
+@of_incident(
     "warning",
     "A client left GPU work unfinished; others were lost",
     "Its kernels were still queued when it ended, for whatever reason. That causes a fatal GPU "
     "error: all busy clients on that GPU fail, and MPS names one of them.",
-    kind="news",
+    "The lost programs must be restarted; they did nothing wrong. Before a client is killed, "
+    "terminate it through its daemon: echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     alert="MpsUnfinishedWork",
     summary="A client exited with GPU work in flight; other clients were lost because of it.",
     page=_DIED_AT_ONCE,
 )
-def unfinished_work(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    for last, text in _recent(host, daemon, "unfinished_work"):
-        remedy = (
-            "The lost programs must be restarted; they did nothing wrong. Before a client is "
-            "killed, terminate it through its daemon: "
-            "echo terminate_client SERVER PID | nvidia-cuda-mps-control."
-        )
-        yield Case(text, remedy, KERNEL_LOG, last.at)
+def unfinished_work(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
+    yield Case(host.incident(last), actions=KERNEL_LOG, since=last.at)
 
 
-@of_daemon(
+@of_incident(
     "warning",
     "A fatal GPU error hit clients",
     "All busy clients on that GPU are lost. A client's own bad pointer causes it, or GPU work "
     "that a client left unfinished when it ended.",
-    kind="news",
     alert="MpsServerFault",
     summary="A fatal GPU error; MPS tore down the clients on that GPU.",
     page=_DIED_AT_ONCE,
 )
-def fault(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    for last, text in _recent(host, daemon, "fault"):
-        remedy = "The lost programs must be restarted. Do not end the process that MPS names."
-        if last.caused_by_pids:
-            those = processes(last.caused_by_pids)
-            remedy = f"The lost programs must be restarted, and the program of {those} has a bug."
-        yield Case(text, remedy, KERNEL_LOG, last.at)
+def fault(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
+    remedy = "The lost programs must be restarted. Do not end the process that MPS names."
+    if last.caused_by_pids:
+        those = processes(last.caused_by_pids)
+        remedy = f"The lost programs must be restarted, and the program of {those} has a bug."
+    yield Case(host.incident(last), remedy, KERNEL_LOG, last.at)
 
 
-@of_daemon(
+@of_incident(
     "warning",
     "A client was refused",
     "The program got a CUDA error where it expected a GPU.",
-    kind="news",
+    "Start the program again when other clients have exited, or run fewer processes on "
+    "this server.",
     alert="MpsClientsRejected",
     summary="MPS refused clients; their programs cannot use the GPU through MPS.",
     page="cuda-error-808-809-mps-max-clients-reached",
 )
-def client_rejected(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    for last, text in _recent(host, daemon, "client_rejected"):
-        remedy = (
-            "Start the program again when other clients have exited, or run fewer processes on "
-            "this server."
-        )
-        yield Case(text, remedy, since=last.at)
+def client_rejected(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
+    yield Case(host.incident(last), since=last.at)
 
 
 def _start_failure(
@@ -261,12 +225,11 @@ def long_socket_path(directories: Iterable[str]) -> str:
     )
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A control daemon was set up and does not run",
     "A systemd unit is enabled, or Kubernetes has made a directory for it: programs that are "
     "started for it wait, or run without MPS.",
-    kind="trace",
     page="mps-daemon-never-starts-in-kubernetes",
 )
 def daemon_promised(host: HostFacts) -> Cases:
@@ -291,12 +254,13 @@ def daemon_promised(host: HostFacts) -> Cases:
         yield Case(text, remedy)
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A server has no file descriptor left",
     "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
     "or hangs.",
-    kind="trace",
+    "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it is started "
+    "the next time. Nothing needs to be ended: each client that leaves makes room.",
     page="mps-server-failed-to-create-shm-segment",
 )
 def server_out_of_descriptors(host: HostFacts) -> Cases:
@@ -305,18 +269,16 @@ def server_out_of_descriptors(host: HostFacts) -> Cases:
             yield Case(
                 f"Server {one.server_pid} has {one.count} of at most {one.limit} files open: a "
                 "program that starts now gets error 46, or hangs.",
-                "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it "
-                "is started the next time. Nothing needs to be ended: each client that leaves "
-                "makes room.",
                 pipe_directory=one.pipe_directory,
             )
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A server has lost its control daemon",
     "It accepts no clients, and keeps GPU memory and the driver.",
-    kind="trace",
+    "Wait until the programs that use it have ended: they are lost with it. nvidia-smi "
+    "lists them as M+C. Ask its user about it.",
     page=_AFTER_A_KILL,
 )
 def server_without_daemon(host: HostFacts) -> Cases:
@@ -325,18 +287,13 @@ def server_without_daemon(host: HostFacts) -> Cases:
         have = "have no control daemon"
         if len(orphans) == 1:
             have = "has no control daemon as its parent"
-        yield Case(
-            f"{capitalize(those)} {have}: no program can connect.",
-            "Wait until the programs that use it have ended: they are lost with it. nvidia-smi "
-            "lists them as M+C. Ask its user about it.",
-        )
+        yield Case(f"{capitalize(those)} {have}: no program can connect.")
 
 
-@of_host(
+@of_leftovers(
     "warning",
     "A process of MPS has ended and was not reaped",
     "It was reported to keep a new server from working until its parent ended.",
-    kind="trace",
     page=_AFTER_A_KILL,
 )
 def process_not_reaped(host: HostFacts) -> Cases:
@@ -352,12 +309,11 @@ def process_not_reaped(host: HostFacts) -> Cases:
         )
 
 
-@of_host(
+@of_leftovers(
     "info",
     "A daemon that is gone has left its pipe directory",
     "Programs that are started for it run without MPS. Its files do no harm to a new daemon of "
     "the same user.",
-    kind="trace",
     page=_AFTER_A_KILL,
 )
 def directory_left(host: HostFacts) -> Cases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mps_exporter.findings import policy
-from mps_exporter.findings.finding import Case, Cases, HostFacts, of_daemon
+from mps_exporter.findings.finding import Case, Cases, HostFacts, clients_of, of_daemon
 from mps_exporter.humanize import count, join_some, memory, percent, printable, sentence
 from mps_exporter.snapshot import (
     Client,
@@ -20,10 +20,6 @@ from mps_exporter.snapshot import (
 )
 
 NO_EFFECT = "a-limit-has-no-effect"
-
-
-def _all_clients(daemon: ControlDaemon) -> list[Client]:
-    return [client for server in daemon.servers for client in server.clients]
 
 
 def _sm_excess(own: float, default: float) -> str:
@@ -41,17 +37,15 @@ def _memory_excess(own: int | None, default: int) -> str:
     "A client has more than its daemon allows by default",
     "A running client keeps the limits that its server had when it connected. One that started "
     "before its daemon was configured has none, without a message.",
+    "Restart it, if the default is meant for it. A server that was started before "
+    "keeps its own limits for new clients, too, until all of its clients have exited. "
+    "Configure a daemon before programs can start.",
     page=NO_EFFECT,
 )
 def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    found = [(one, looser_limit(one, daemon)) for one in _all_clients(daemon)]
+    found = [(one, looser_limit(one, daemon)) for one in clients_of(daemon)]
     if those := [f"{host.client(one)} may use {excess}" for one, excess in found if excess]:
-        yield Case(
-            sentence(join_some(those)),
-            "Restart it, if the default is meant for it. A server that was started before "
-            "keeps its own limits for new clients, too, until all of its clients have exited. "
-            "Configure a daemon before programs can start.",
-        )
+        yield Case(sentence(join_some(those)))
 
 
 def looser_limit(client: Client, daemon: ControlDaemon) -> str:
@@ -72,15 +66,13 @@ def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     "An active thread percentage is ignored",
     "CUDA silently ignores a CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that is 0, negative, above 100 "
     "or not a number: the process may use all SMs.",
+    "Set a number above 0 and up to 100, and restart the process.",
     page=NO_EFFECT,
 )
 def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    ignored = [(one, one.percentage_ignored) for one in _all_clients(daemon)]
+    ignored = [(one, one.percentage_ignored) for one in clients_of(daemon)]
     if those := _with_values(host, ignored):
-        yield Case(
-            f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.",
-            "Set a number above 0 and up to 100, and restart the process.",
-        )
+        yield Case(f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.")
 
 
 @of_daemon(
@@ -89,16 +81,14 @@ def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     "One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT names no GPU that the process sees; CUDA "
     "then silently ignores all of them. An ordinal counts in the process's own "
     "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
+    "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
+    "CUDA_VISIBLE_DEVICES. Then restart the process.",
     page=NO_EFFECT,
 )
 def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    ignored = [(one, one.memory_limit_ignored) for one in _all_clients(daemon)]
+    ignored = [(one, one.memory_limit_ignored) for one in clients_of(daemon)]
     if those := _with_values(host, ignored):
-        yield Case(
-            f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.",
-            "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
-            "CUDA_VISIBLE_DEVICES. Then restart the process.",
-        )
+        yield Case(f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.")
 
 
 def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) -> str:
@@ -118,22 +108,21 @@ _PARTITION_FAULTS = {
     "A client is in an SM partition that was not meant for it",
     "A process chooses its SM partition itself (CUDA_MPS_SM_PARTITION), and MPS does not check "
     "the choice: it takes SMs from the clients of that partition, or fails as it starts.",
+    "Start the process with the ID that the daemon lists for the partition that was "
+    "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
+    "nvidia-cuda-mps-control.",
     page="cuda-error-invalid-resource-configuration",
 )
 def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     stray = [
         f"{host.client(one)} names {printable(one.sm_partition or '', 60)}, "
         + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
-        for one in (_all_clients(daemon) if daemon.partitioning is not None else ())
+        for one in (clients_of(daemon) if daemon.partitioning is not None else ())
         if one.sm_partition_fault is not None
     ]
     if stray:
         yield Case(
-            f"{count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: "
-            f"{join_some(stray)}.",
-            "Start the process with the ID that the daemon lists for the partition that was "
-            "meant: nvidia-cuda-mps-control sm-partition list --all (MPS v3) or echo lspart | "
-            "nvidia-cuda-mps-control.",
+            f"{count(len(stray), 'client')} with a wrong CUDA_MPS_SM_PARTITION: {join_some(stray)}."
         )
 
 
@@ -141,21 +130,19 @@ def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     "info",
     "A job or pod may use more than one share",
     "MPS limits each process. Several processes of one job or pod have that much each.",
+    "Divide the limits by the number of processes, in the environment of the job "
+    "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
     page="one-pod-or-job-gets-more-than-its-share",
 )
 def share_exceeded(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if those := list(_exceeding(daemon)):
-        yield Case(
-            sentence(join_some(those)),
-            "Divide the limits by the number of processes, in the environment of the job "
-            "(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT).",
-        )
+        yield Case(sentence(join_some(those)))
 
 
 def _exceeding(daemon: ControlDaemon) -> Iterator[str]:
     """Yield jobs and pods whose processes may together use more than one process may."""
     groups: dict[tuple[str, str], list[Client]] = {}
-    for client in _all_clients(daemon):
+    for client in clients_of(daemon):
         if client.slurm_job_id is not None:
             groups.setdefault(("Slurm job", client.slurm_job_id), []).append(client)
         elif client.pod_uid is not None:
@@ -213,13 +200,11 @@ def _facts(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _if_known(template: str, value: object) -> str | None:
-    """Return a value within its text; None if it is unknown."""
-    return None if value is None else template.format(value)
-
-
-def _reply(text: str | None) -> str | None:
-    return printable(text, 400) if text else None
+def _if_known(value: str | float | None, template: str = "{}") -> str | None:
+    """Return a value within its text; None if it is unknown, or an empty reply."""
+    if value is None or value == "":
+        return None
+    return template.format(printable(value, 400) if isinstance(value, str) else value)
 
 
 def _of_server(name: str) -> str:
@@ -229,12 +214,12 @@ def _of_server(name: str) -> str:
 def _server_line(server: NamedServer) -> str:
     gpus = join_some([printable(one, 60) for one in server.allowed_devices])
     facts = _facts(
-        _reply(server.status),
-        _if_known("UID {}", server.uid),
-        _if_known("process {}", server.pid) or "no process",
-        _if_known("GPUs {}", gpus or None),
-        _if_known("contexts {}", _reply(server.context_ids)),
-        _reply(server.pipe_directory),
+        _if_known(server.status),
+        _if_known(server.uid, "UID {}"),
+        _if_known(server.pid, "process {}") or "no process",
+        _if_known(gpus, "GPUs {}"),
+        _if_known(server.context_ids, "contexts {}"),
+        _if_known(server.pipe_directory),
     )
     return f"Server {server.name}: {facts}"
 
@@ -244,12 +229,12 @@ def _namespace_line(namespace: Namespace, clients: int | None) -> str:
     sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
     pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
     facts = _facts(
-        _reply(namespace.status),
+        _if_known(namespace.status),
         sms if share is None else f"up to {percent(share, exact=True)} of the SMs",
         pinned if size is None else f"up to {memory(size)} on each GPU",
-        _if_known("priority {}", namespace.client_priority),
+        _if_known(namespace.client_priority, "priority {}"),
         count(clients, "client") if clients is not None else None,
-        _reply(namespace.pipe_directory),
+        _if_known(namespace.pipe_directory),
     )
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
@@ -265,9 +250,9 @@ def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot)
     facts = _facts(
         _size(one),
         "with the remaining SMs" if one.include_remainder else None,
-        _reply(one.status),
+        _if_known(one.status),
         clients,
-        _if_known("ID {}", _reply(one.partition_id) if one.name else None),
+        _if_known(one.partition_id if one.name else None, "ID {}"),
     )
     return f"SM partition {printable(one.label or 'without an ID', 60)}{where}: {facts}"
 
@@ -281,11 +266,11 @@ def _size(one: SmPartition | ServerDevice) -> str:
 
 def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
     facts = _facts(
-        _if_known("ordinal {}", device.ordinal),
-        _reply(device.name),
-        _reply(device.pci),
+        _if_known(device.ordinal, "ordinal {}"),
+        _if_known(device.name),
+        _if_known(device.pci),
         _size(device),
-        _reply(device.attributes),
+        _if_known(device.attributes),
     )
     return f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}: {facts}"
 
@@ -294,22 +279,19 @@ def _feature_text(one: Feature) -> str:
     more = _facts(
         "default" if one.default else None,
         f"module {one.module}" if one.module not in (None, one.name) else None,
-        _if_known("covers {}", _reply(one.covers)),
+        _if_known(one.covers, "covers {}"),
     )
     return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
 def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
-    def sized(text: str, size: float | None) -> str | None:
-        return None if size is None else text.format(memory(size))
-
-    paths = {client.cgroup for client in _all_clients(daemon) if client.cgroup is not None}
+    paths = {client.cgroup for client in clients_of(daemon) if client.cgroup is not None}
     for path in sorted(paths):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            facts = _facts(
-                sized("{} used", one.used_bytes),
-                sized("soft limit {}", one.soft_limit_bytes),
-                sized("hard limit {}", one.hard_limit_bytes)
-                or ("no hard limit" if one.hard_unlimited else None),
-            )
+            sizes = (("{} used", one.used_bytes), ("soft limit {}", one.soft_limit_bytes))
+            hard = "no hard limit" if one.hard_unlimited else None
+            if one.hard_limit_bytes is not None:
+                hard = f"hard limit {memory(one.hard_limit_bytes)}"
+            known = (text.format(memory(size)) for text, size in sizes if size is not None)
+            facts = _facts(*known, hard)
             yield f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}: {facts}"

@@ -9,32 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.findings import policy
+from mps_exporter.findings import daemons, gpus, incidents, limits, policy, visibility
 from mps_exporter.findings.daemons import WITHOUT_MPS
 from mps_exporter.findings.finding import (
     Action,
     Finding,
+    HostFacts,
+    clients_of,
     open_folder,
     permitted,
     quoted_path,
     shown_path,
 )
-from mps_exporter.findings.ghosts_and_hangs import HANGS, halt_texts, resuming
-from mps_exporter.findings.gpus import use_daemon
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
-from mps_exporter.findings.limits import NO_EFFECT, looser_limit
-from mps_exporter.humanize import memory, printable
+from mps_exporter.findings.limits import NO_EFFECT, gpu_name
+from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
-from mps_exporter.observations import DaemonFacts, ProcessView
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Handover, Incident, Snapshot, Wait
+from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
 
 HOPPER = (9, 0)
 
-_BLOCKING = ("ghost_server", "daemon_unresponsive", "daemon_draining", "server_starting_long")
-_REFUSING = ("server_in_fault", "server_start_failed", "server_out_of_descriptors")
 _REFUSED = "cuda-error-805-mps-connection-failed"
 _HANGS_IN_INIT = "a-program-hangs-in-cuinit"
 _LOST = "all-programs-died-at-once"
@@ -49,6 +48,15 @@ _REFUSALS = {
     "server_not_ready": "cuda-error-807-mps-server-not-ready",
     "invalid_device": _NO_VISIBLE_GPU,
 }
+_HISTORY = {
+    "unfinished_work": _LOST,
+    "fault": _BAD_POINTER,
+    "server_crashed": _LOST_SERVER,
+    "daemon_died": _LOST_SERVER,
+    "client_terminated": "cuda-error-810-mps-client-terminated",
+    "client_rejected": _UNAVAILABLE,
+}
+"""Incidents that end a process's use of a GPU, and the page about its error."""
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
@@ -62,7 +70,7 @@ class Check:
     text: str
     remedy: str = ""
     page: str = ""
-    """Page of docs/symptoms, without its folder and suffix."""
+    """See page_url()."""
     command: str = ""
     """The remedy as one line of a shell; "" if no command is right on any host. A command that sets
     or unsets a variable is for the shell from which the process is restarted."""
@@ -72,6 +80,37 @@ Checks = Iterator[Check]
 # check_process() sets the names.
 ok, problem = partial(Check, "", "ok"), partial(Check, "", "problem")
 warning, unknown = partial(Check, "", "warning"), partial(Check, "", "unknown")
+
+
+_BLOCKING = (
+    daemons.ghost_server,
+    daemons.daemon_unresponsive,
+    daemons.daemon_draining,
+    daemons.server_starting_long,
+)
+_REFUSING = (
+    daemons.server_in_fault,
+    incidents.server_start_failed,
+    incidents.server_out_of_descriptors,
+)
+_CONNECTION = {
+    gpus.stranded_client: _LOST_SERVER,
+    daemons.queued_client_dead: "",
+    daemons.several_users_one_daemon: "",
+    daemons.client_stuck: "",
+    gpus.process_bypasses_mps: NO_EFFECT,
+    gpus.pipe_directory_mismatch: NO_EFFECT,
+    gpus.daemon_not_reached: NO_EFFECT,
+    gpus.daemon_missing: NO_EFFECT,
+}
+"""Findings about a process itself, and the pages about its error; "" for the finding's own."""
+_LIMITS = (
+    limits.percentage_ignored,
+    limits.memory_limit_ignored,
+    limits.limit_looser_than_default,
+    limits.sm_partition_mismatch,
+    visibility.environment_unreadable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +124,26 @@ class Subject:
     view: ProcessView
     recorded: bool
     """The view is empty: a recording has no /proc files of the process."""
+    alone: HostFacts
+    """The host as if this were its only process: its findings are about the process."""
     daemon: ControlDaemon | None = None
-    client: Client | None = None
-    wait: Wait | None = None
-    handover: Handover | None = None
-    """Set if the daemon does not answer, and the process was the last that it served."""
-    direct_on: tuple[Gpu, ...] = ()
-    stranded_on: tuple[Gpu, ...] = ()
-    """GPUs on which the process has memory and no server any more."""
 
     @property
     def ended(self) -> bool:
         return not self.view.present or self.view.state == "Z"
+
+    @property
+    def client(self) -> Client | None:
+        return next((one for each in self.alone.daemons for one in clients_of(each)), None)
+
+    @property
+    def direct_on(self) -> list[Gpu]:
+        return [gpu for gpu in self.snapshot.gpus if self.pid in gpu.direct_pids]
+
+    @property
+    def stranded(self) -> bool:
+        """Whether it has memory on a GPU and no server any more."""
+        return any(gpu.stranded_clients for gpu in self.alone.snapshot.gpus)
 
     @property
     def working(self) -> bool:
@@ -114,10 +161,7 @@ class Subject:
     def command_to_use_daemon(self) -> str:
         """The command that sets the directory of the host's only daemon; "" if not exactly one."""
         running = [one for one in self.running if one.facts is None or not one.facts.root]
-        return _first_command(use_daemon(running))
-
-    def gpu(self, uuid: str) -> str:
-        return self.snapshot.gpu_indexes.get(uuid, uuid)
+        return _first_command(gpus.use_daemon(running))
 
 
 def _first_command(actions: Iterable[Action]) -> str:
@@ -127,24 +171,43 @@ def _first_command(actions: Iterable[Action]) -> str:
 def _subject(
     pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
 ) -> Subject:
-    direct = tuple(gpu for gpu in snapshot.gpus if pid in gpu.direct_pids)
-    known = Subject(
-        pid, snapshot, found, view or ProcessView(pid), recorded=view is None, direct_on=direct
+    seen = view or ProcessView(pid)
+    alone = _with_one_process(snapshot, pid)
+    its = (
+        one
+        for one in alone.daemons
+        if clients_of(one) or one.waits or (one.handover is not None and one.handover.pid == pid)
     )
+    named = (one for one in alone.daemons if one.pipe_directory == seen.daemon_directory)
+    daemon = next(chain(its, named), None)
+    return Subject(pid, snapshot, found, seen, view is None, alone, daemon)
+
+
+def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
+    """Return the host without all other clients, waits, and processes on GPUs."""
+    hosts, devices = [], []
     for daemon in snapshot.daemons:
-        if daemon.handover is not None and daemon.handover.pid == pid:
-            return replace(known, daemon=daemon, handover=daemon.handover)
-        for server in daemon.servers:
-            for client in server.clients:
-                if client.pid == pid:
-                    return replace(known, daemon=daemon, client=client)
-        for wait in daemon.waits:
-            if wait.pid == pid:
-                return replace(known, daemon=daemon, wait=wait)
-    stranded = tuple(gpu for gpu in snapshot.gpus if pid in (gpu.stranded_pids or ()))
-    named = known.view.daemon_directory
-    of = (one for one in snapshot.daemons if named is not None and one.pipe_directory == named)
-    return replace(known, daemon=next(of, None), stranded_on=stranded)
+        servers = [
+            replace(server, clients=tuple(one for one in server.clients if one.pid == pid))
+            for server in daemon.servers
+        ]
+        waits = [one for one in daemon.waits if one.pid == pid]
+        hosts.append(replace(daemon, servers=tuple(servers), waits=tuple(waits)))
+    for gpu in snapshot.gpus:
+        direct = tuple(one for one in gpu.direct_processes if one.pid == pid)
+        lost = tuple(one for one in gpu.stranded_pids or () if one == pid)
+        own = replace(gpu, direct_processes=direct, stranded_pids=lost, stranded_clients=len(lost))
+        devices.append(own)
+    alone = replace(
+        snapshot, daemons=tuple(hosts), gpus=tuple(devices), unreadable_environments=None
+    )
+    return HostFacts(alone, UserNames(snapshot))
+
+
+def _as_check(found: Finding, outcome: Outcome = "problem", page: str = "") -> Check:
+    command = _first_command(action for action in found.actions if action.heals)
+    outcome = "unknown" if found.advice.kind == "blindness" else outcome
+    return Check("", outcome, found.evidence, found.remedy, page or found.advice.page, command)
 
 
 def _process_checks(one: Subject) -> Checks:
@@ -156,17 +219,13 @@ def _process_checks(one: Subject) -> Checks:
         if view.present:
             parent = f"its parent (process {view.parent_pid}) has not reaped it (state Z)"
             text = f"It ({name}) has ended; {parent}"
-        if one.wait is None:
-            yield warning(f"{text}.")
-            return
-        yield problem(
-            f"{text}; it died while it waited in the daemon's queue.",
-            "See the finding queued_client_dead of mps-exporter doctor.",
-            HANGS,
-        )
-    elif (halted := halt_texts(view)) is not None:
+        yield warning(f"{text}.")
+        yield from map(_as_check, daemons.queued_client_dead.found(one.alone))
+    elif (halted := daemons.halt_texts(view)) is not None:
         text, remedy = halted
-        yield problem(f"It ({name}) is {text}.", remedy, command=_first_command(resuming(view)))
+        yield problem(
+            f"It ({name}) is {text}.", remedy, command=_first_command(daemons.resuming(view))
+        )
     elif view.state == "D":
         yield warning(
             f"It ({name}) is inside the kernel and cannot be interrupted (state D): in the driver, "
@@ -249,9 +308,9 @@ def _foreign_proc_checks(one: Subject) -> Checks:
 
 def _variable_checks(one: Subject) -> Checks:
     visible = one.environment.get("CUDA_VISIBLE_DEVICES")
-    gpus = nameable_gpus(one.snapshot, one.daemon)
+    known = nameable_gpus(one.snapshot, one.daemon)
     # A process with a context has set the variable itself.
-    if visible is not None and not one.working and client_limits.visible_gpus(visible, gpus) == ():
+    if visible is not None and not one.working and client_limits.visible_gpus(visible, known) == ():
         yield problem(
             f"Its CUDA_VISIBLE_DEVICES is {printable(repr(visible))}, which names no GPU: it sees "
             "none.",
@@ -278,7 +337,7 @@ def _variable_checks(one: Subject) -> Checks:
 
 def _daemon_checks(one: Subject) -> Checks:
     view, own = one.view, one.daemon
-    if one.stranded_on:
+    if one.stranded:
         return  # no daemon helps it
     if own is None:
         if view.pipe_directory is None:
@@ -326,34 +385,28 @@ def _no_daemon_check(one: Subject, directory: str) -> Check:
 
 def _service_checks(one: Subject) -> Checks:
     """Yield the findings of its daemon that keep the process waiting, or refuse it."""
-    if one.daemon is None or one.stranded_on:
+    if one.daemon is None or one.stranded:
         return
     served = one.client is not None and one.client.state in ("active", "torn_down")
-    names = _BLOCKING if served else (*_BLOCKING, *_REFUSING)
-    check = warning if served else problem
+    types = _BLOCKING if served else (*_BLOCKING, *_REFUSING)
     # Without descriptors the daemon hangs as well: this cause comes first.
-    for found in sorted(one.found, key=lambda one: one.advice.name != "server_out_of_descriptors"):
-        if found.daemon == one.daemon.pipe_directory and found.advice.name in names:
-            command = _first_command(action for action in found.actions if action.heals)
-            yield check(found.evidence, found.remedy, found.advice.page, command)
+    none_left = incidents.server_out_of_descriptors
+    for found in sorted(one.found, key=lambda each: each.advice is not none_left):
+        if found.advice in types and found.daemon == one.daemon.pipe_directory:
+            yield _as_check(found, "warning" if served else "problem")
 
 
 def _connection_checks(one: Subject) -> Checks:
-    if one.handover is not None:
-        yield _last_served(one.handover)
-    elif one.wait is not None:
-        yield _waiting(one, one.wait, "It has waited in the daemon's queue")
+    fallen = one.client is not None and one.client.state == "torn_down"
+    found = [
+        _as_check(each, page=_BAD_POINTER if fallen else page)
+        for advice, page in _CONNECTION.items()
+        for each in advice.found(one.alone)
+    ]
+    if found:
+        yield from found
     elif one.client is not None:
         yield _connected(one.client, one.snapshot.taken_at)
-    elif one.stranded_on:
-        indexes = ", ".join(gpu.index for gpu in one.stranded_on)
-        yield problem(
-            f"It has lost its MPS server (error 806): it cannot use GPU {indexes} any more, and "
-            "keeps its memory there until it ends.",
-            "End it, and start it again.",
-            _LOST_SERVER,
-            f"kill {one.pid}",
-        )
     elif one.direct_on:
         indexes = ", ".join(gpu.index for gpu in one.direct_on)
         yield problem(
@@ -363,34 +416,15 @@ def _connection_checks(one: Subject) -> Checks:
             NO_EFFECT,
             one.command_to_use_daemon,
         )
-    elif (check := _context_limit_check(one) or _hidden_wait_check(one)) is not None:
+    elif check := next(chain(_context_limit_checks(one), _hidden_wait_checks(one)), None):
         yield check
-    else:
+    elif one.daemon is None or one.daemon.handover is None:
         yield warning(
             "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
             "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
             "root.",
         )
-
-
-def _last_served(last: Handover) -> Check:
-    if last.server_pid is None:
-        text = "It is the last that the daemon sent to its server, which has done nothing since."
-        return problem(text, "See what the daemon hangs on; it may be sound.", HANGS)
-    text = f"The daemon sent it to server {last.server_pid}, which has ended, and waits for it."
-    return problem(text, "End it, and start it again.", HANGS, f"kill {last.pid}")
-
-
-def _waiting(one: Subject, wait: Wait, text: str, because: str = "") -> Check:
-    behind = f" behind user {wait.behind_uid}" if wait.behind_uid is not None else ""
-    age = humanize.age(one.snapshot.taken_at - wait.since)
-    return problem(
-        f"{text}{behind} for {age}{because}.",
-        "Wait: killing it makes everything hang when its turn comes. It is served when the last "
-        "client of the other user has left, and up to 51 s after.",
-        _HANGS_IN_INIT,
-    )
 
 
 def _connected(client: Client, now: float) -> Check:
@@ -402,105 +436,78 @@ def _connected(client: Client, now: float) -> Check:
             return ok(text)
         remedy = "See the last lines of server.log, and whether the server is in state T or D."
         return problem(text, remedy, "a-client-is-connected-and-hangs")
-    if client.state == "torn_down":
-        return problem(
-            "A fatal GPU error destroyed its context: it cannot use the GPU any more.",
-            f"End process {client.pid} and restart it; until it ends, new clients get error 807.",
-            _BAD_POINTER,
-        )
     return ok(f"It has been a client of server {client.server_pid}{age}.")
 
 
-def _context_limit_check(one: Subject) -> Check | None:
+def _context_limit_checks(one: Subject) -> Checks:
     for server in one.daemon.servers if one.daemon is not None else ():
         for uuid, limit in server.contexts_limit.items():
             if server.contexts.get(uuid, 0) >= limit:
-                return problem(
-                    f"Server {server.pid} has {limit} of at most {limit} contexts on GPU "
-                    f"{one.gpu(uuid)}: a process that starts now is refused (error 46 or 808).",
+                yield problem(
+                    f"Server {server.pid} has {limit} of at most {limit} contexts on "
+                    f"{gpu_name(uuid, one.snapshot)}: a process that starts now is refused (error "
+                    "46 or 808).",
                     "Let some of its clients end, or start a second daemon with a directory of "
                     "its own; then start the process again.",
                     _TOO_MANY,
                 )
-    return None
 
 
-def _hidden_wait_check(one: Subject) -> Check | None:
-    """Return a check if the process may wait although no wait shows its PID."""
+def _hidden_wait_checks(one: Subject) -> Checks:
+    """Yield the ways in which the process may wait although no wait shows its PID."""
     if one.daemon is None and one.view.pipe_directory is not None:
-        return None
-    for daemon in (one.daemon,) if one.daemon is not None else one.snapshot.daemons:
-        inner, uid = daemon.has_own_pid_namespace, one.view.uid
-        if daemon.state == "absent" or (daemon.shows_waits and not inner):
+        return
+    for daemon in one.snapshot.daemons:
+        another = one.daemon is not None and daemon.pipe_directory != one.daemon.pipe_directory
+        if another or daemon.state == "absent":
             continue
-        own = [wait for wait in daemon.waits if wait.uid == uid and not wait.dead and not wait.pid]
-        if inner and own:
-            because = "; its daemon has a PID namespace of its own, so that one may be another's"
-            text = f"It waits, as a process of user {uid} does in the daemon's queue"
-            return _waiting(one, own[0], text, because)
-        return _unknown_wait(one, daemon)
-    return None
+        if daemon.has_own_pid_namespace:
+            # In its queue a process has no PID of this host, but its user.
+            waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
+            alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
+            host = replace(one.alone, snapshot=alone)
+            yield from map(_as_check, daemons.several_users_one_daemon.found(host))
+        if daemon.has_own_pid_namespace or not daemon.shows_waits:
+            yield _unknown_wait(one, daemon)
 
 
 def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
-    remedy, text, uid = "", "whether it waits is not known: ", one.view.uid
+    why = visibility.why_waits_are_unknown(daemon)
+    text, remedy, uid = f"whether it waits is not known: {why}.", "", one.view.uid
     if not daemon.follows("control"):
-        text += "control.log is not readable, or not known."
         named = quoted_path(one.environment.get("CUDA_MPS_LOG_DIRECTORY", ""))
         pipe = quoted_path(daemon.pipe_directory)
         remedy = (
             f"Name the log directory: mps-exporter doctor --mps.log-directory={named or 'DIR'} "
             f"--mps.pipe-directory={pipe or 'DIR'}; or ask root."
         )
-    elif daemon.has_own_pid_namespace:
-        text += "its daemon has a PID namespace of its own, and logs no PID of this host."
-    else:
-        text += "an MPS v3 daemon does not tell."
     holders = {server.uid for server in daemon.servers if server.uid is not None}
     if uid is not None and holders and uid not in holders and not daemon.multiuser:
         text += (
-            f" The daemon serves user {min(holders)} now: a process of user {uid} waits until all "
-            "clients of that user have left. Do not kill it."
+            f" The daemon serves user {min(holders)} now: a process of user {uid} waits until "
+            "all clients of that user have left. Do not kill it."
         )
     return unknown(text, remedy, _HANGS_IN_INIT)
 
 
 def _limit_checks(one: Subject) -> Checks:
     if one.client is not None:
+        yield from (_as_check(found) for each in _LIMITS for found in each.found(one.alone))
         yield from _client_limits(one, one.client)
-        if one.daemon is not None and (excess := looser_limit(one.client, one.daemon)):
-            yield warning(
-                f"It may use {excess}: it connected before the daemon was configured, or to a "
-                "server that was started before.",
-                "Restart it when all clients of its server have exited.",
-                NO_EFFECT,
-            )
     if one.daemon is not None and not one.working:
         yield from _limits_before_context(one, one.daemon)
 
 
 def _client_limits(one: Subject, client: Client) -> Checks:
-    if (text := client.percentage_ignored) is not None:
-        text = f"Its CUDA_MPS_ACTIVE_THREAD_PERCENTAGE ({printable(text)}) is ignored."
-        yield problem(text, "A number above 0 and at most 100.", NO_EFFECT)
-    if (text := client.memory_limit_ignored) is not None:
-        yield problem(
-            f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT ({printable(text)}) is ignored: an entry names "
-            "no GPU that the process sees.",
-            "UUIDs, or ordinals within its own CUDA_VISIBLE_DEVICES.",
-            NO_EFFECT,
-        )
     for uuid, limit in client.memory_limit_bytes.items():
         used = client.memory_used_bytes.get(uuid)
         if used is not None and limit and used >= policy.NEAR_LIMIT_RATIO * limit:
             yield warning(
-                f"It uses {memory(used)} of at most {memory(limit)} on GPU {one.gpu(uuid)}: the "
-                "next allocation can fail.",
+                f"It uses {memory(used)} of at most {memory(limit)} on "
+                f"{gpu_name(uuid, one.snapshot)}: the next allocation can fail.",
                 "A higher limit, before it starts.",
                 _NO_MEMORY,
             )
-    if client.environment_readable is False:
-        yield unknown("limits that it sets for itself cannot be seen.")
     if client.sm_limit:
         sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
         yield ok(f"It may use at most {sms}.")
@@ -551,36 +558,10 @@ def _host_memory_checks(one: Subject) -> Checks:
 def _history_checks(one: Subject) -> Checks:
     for daemon in one.snapshot.daemons:
         for incident in daemon.incidents:
-            text, page = _part_in(one.pid, incident)
-            if text:
-                ago = humanize.ago(one.snapshot.taken_at - incident.at)
-                yield problem(f"{ago}: {text}", page=page)
-
-
-def _part_in(pid: int, incident: Incident) -> tuple[str, str]:
-    """Return the part of a process in an incident, and the page; "" if it had none."""
-    if pid in incident.caused_by_pids:
-        left = incident.kind == "unfinished_work"
-        did = "left GPU work unfinished" if left else "used a bad pointer"
-        others = len({*incident.pids} - {pid})
-        took = f" and took {humanize.count(others, 'other client')} down" if others else ""
-        text = f"it {did}, which caused a fatal GPU error{took} (proved by the kernel log)."
-        return text, _LOST if left else _BAD_POINTER
-    kind = incident.kind if pid in incident.pids else ""
-    if kind in ("fault", "unfinished_work"):
-        causes = humanize.processes(incident.caused_by_pids)
-        by = f", which {causes} caused" if causes else "; which client caused it is not known"
-        text = f"it was lost to a fatal GPU error{by} (error 700 or 719)."
-        return text, _LOST if causes else _BAD_POINTER
-    if kind in ("server_crashed", "daemon_died"):
-        return "it lost its server (error 806).", _LOST_SERVER
-    if kind == "client_terminated":
-        page = "cuda-error-810-mps-client-terminated"
-        return "it was terminated through the daemon (error 810).", page
-    if kind == "client_rejected":
-        page = _REFUSALS.get(incident.detail, _UNAVAILABLE)
-        return f"it was refused: {printable(incident.detail)}.", page
-    return "", ""
+            took_part = one.pid in incident.pids or one.pid in incident.caused_by_pids
+            if took_part and incident.kind in _HISTORY:
+                page = _REFUSALS.get(incident.detail, _HISTORY[incident.kind])
+                yield problem(one.alone.incident(incident), page=page)
 
 
 _CHECKS: tuple[tuple[str, Callable[[Subject], Checks]], ...] = (
@@ -615,34 +596,29 @@ def check_process(
 
 def conclusion(checks: list[Check]) -> Check:
     """Return the first problem, else the first warning, else what remains unknown."""
-    for outcome in ("problem", "warning"):
-        for check in checks:
-            if check.outcome == outcome:
-                return check
+    serious = [check for check in checks if check.outcome in ("problem", "warning")]
+    if serious:
+        return min(serious, key=lambda check: check.outcome != "problem")
     open_checks = [check for check in checks if check.outcome == "unknown"]
     for check in open_checks:
         if check.name == "connection":
             return replace(check, text=humanize.sentence(check.text))
     if open_checks:
-        text = f"Nothing wrong was seen, but {open_checks[0].text}"
+        text = open_checks[0].text
+        text = f"Nothing wrong was seen, but {text[:1].lower()}{text[1:]}"
         return Check("conclusion", "unknown", text)
     return Check("conclusion", "ok", "Nothing is wrong with this process as far as MPS goes.")
 
 
-def pids_of(snapshot: Snapshot, *, uid: int | None = None, job: str | None = None) -> list[int]:
+def pids_of(snapshot: Snapshot, *, uid: int | None, job: str | None) -> list[int]:
     """Return the clients, waiting processes and processes without MPS of a user, or of a job.
 
     A job is a Slurm job's number, or the UID of a pod. The job of a waiting process is unknown.
     """
-    found: set[int] = set()
-    for daemon in snapshot.daemons:
-        clients = [client for server in daemon.servers for client in server.clients]
-        if job is not None:
-            jobs = ((one.pid, (one.slurm_job_id, one.pod_uid)) for one in clients)
-            found |= {pid for pid, names in jobs if job in names}
-        if uid is not None:
-            members: tuple[Client | Wait, ...] = (*clients, *daemon.waits)
-            found |= {one.pid for one in members if one.uid == uid}
-    for gpu in snapshot.gpus:
-        found |= {one.pid for one in gpu.direct_processes if uid is not None and one.uid == uid}
-    return sorted(found)
+    clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
+    if job is not None:
+        return sorted({one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)})
+    waits = [wait for daemon in snapshot.daemons for wait in daemon.waits]
+    direct = [one for gpu in snapshot.gpus for one in gpu.direct_processes]
+    members: list[Client | Wait | ProcessFacts] = [*clients, *waits, *direct]
+    return sorted({one.pid for one in members if one.uid == uid})

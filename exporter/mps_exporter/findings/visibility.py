@@ -11,8 +11,10 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
+    clients_of,
     of_daemon,
-    of_host,
+    of_daemon_blindness,
+    of_host_blindness,
     quoted_path,
     shown_path,
 )
@@ -32,25 +34,35 @@ _PRIVILEGES = "deployment.md#required-privileges"
 _RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
 
 _SOURCES = {
-    "nvml": "the GPUs",
-    "control": "the control daemons",
-    "logs": "the logs",
-    "process": "the processes",
+    "nvml": (
+        "the GPUs",
+        "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start it "
+        "with the NVIDIA runtime and the utility capability.",
+        "GPU activity is not known",
+    ),
+    "control": (
+        "the control daemons",
+        "Daemons are queried with nvidia-cuda-mps-control; set its path with "
+        "--mps.control-binary if it is not on PATH.",
+        "",
+    ),
+    "logs": ("the logs", "See the findings of each daemon.", ""),
+    "process": (
+        "the processes",
+        "In a container, share the host's PID namespace (hostPID), and mount its /proc.",
+        "whether other daemons run is not known",
+    ),
 }
-_SOURCE_REMEDIES = {
-    "nvml": "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start "
-    "it with the NVIDIA runtime and the utility capability.",
-    "control": "Daemons are queried with nvidia-cuda-mps-control; set its path with "
-    "--mps.control-binary if it is not on PATH.",
-    "process": "In a container, share the host's PID namespace (hostPID), and mount its /proc.",
-}
+"""What is read from each source, the remedy if that fails, and what is unknown then."""
 
 _DROP_IN = "/etc/systemd/system/mps-exporter.service.d"
 _PROOF = "CAP_SYSLOG CAP_SYS_PTRACE"
-_GIVE_SYSLOG = (
+_GIVE_SYSLOG = Action(
     f"mkdir -p {_DROP_IN} && printf '[Service]\\nAmbientCapabilities={_PROOF}\\n"
     f"CapabilityBoundingSet={_PROOF}\\nProtectKernelLogs=no\\nDeviceAllow=/dev/kmsg r\\n' "
-    f">{_DROP_IN}/proof.conf && systemctl daemon-reload && systemctl restart mps-exporter"
+    f">{_DROP_IN}/proof.conf && systemctl daemon-reload && systemctl restart mps-exporter",
+    "root, for the package's service",
+    "gives it both capabilities",
 )
 """For a unit without these capabilities; systemd reads the file after least.conf, which removes all
 of them."""
@@ -61,6 +73,7 @@ of them."""
     "A log has grown large",
     "Neither MPS nor the driver rotates it. Renaming does not help, since the daemon keeps the "
     "file open; only copying and truncating does.",
+    "Empty it in place, as its user (truncate). Then set up logrotate with copytruncate.",
     alert="MpsControlLogLarge",
     summary="An MPS log file is larger than 1 GiB; nothing rotates it.",
 )
@@ -68,10 +81,7 @@ def log_large(_: HostFacts, daemon: ControlDaemon) -> Cases:
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > policy.LARGE_LOG_BYTES:
             yield Case(
-                f"{shown_path(log.path)} has {memory(log.size_bytes)}.",
-                "Empty it in place, as its user (truncate). Then set up logrotate with "
-                "copytruncate.",
-                _truncate(daemon),
+                f"{shown_path(log.path)} has {memory(log.size_bytes)}.", actions=_truncate(daemon)
             )
 
 
@@ -85,11 +95,10 @@ def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
         yield Action(f"{user}truncate -s 0 {path}", run_as, effect)
 
 
-@of_host(
+@of_host_blindness(
     "warning",
     "A source cannot be read",
     "Its metrics are absent.",
-    kind="blindness",
     alert="MpsExporterCollectorFailing",
     summary="The MPS exporter cannot read one of its sources; the metrics of that source are "
     "missing.",
@@ -106,49 +115,42 @@ def source_unreadable(host: HostFacts) -> Cases:
     for result in host.snapshot.collectors:
         if not result.success and not (result.name == "control" and explained):
             error = printable(result.error or "no answer before the deadline", 400)
-            yield Case(
-                f"{capitalize(_SOURCES[result.name])} could not be read: {error}.",
-                _SOURCE_REMEDIES.get(result.name, "See the findings of each daemon."),
-                () if host.snapshot.gpus else show,
-            )
+            what, remedy, _unknown = _SOURCES[result.name]
+            text = f"{capitalize(what)} could not be read: {error}."
+            yield Case(text, remedy, () if host.snapshot.gpus else show)
 
 
-@of_daemon(
+@of_daemon_blindness(
     "warning",
     "The control tool cannot be run",
     "Without nvidia-cuda-mps-control no daemon can be queried.",
-    kind="blindness",
+    "Install the driver's nvidia-cuda-mps-control, or set its path with --mps.control-binary.",
     runbook="MpsExporterCollectorFailing",
 )
 def tool_missing(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if _tool_missing(daemon):
         # Omit the queries for which the tool was needed.
         _before, tool, reply = (daemon.error or "").partition("the control tool")
-        yield Case(
-            sentence(shown_path(tool + reply)),
-            "Install the driver's nvidia-cuda-mps-control, or set its path with "
-            "--mps.control-binary.",
-        )
+        yield Case(sentence(shown_path(tool + reply)))
 
 
 def _tool_missing(daemon: ControlDaemon) -> bool:
     return daemon.state is None and "the control tool" in (daemon.error or "")
 
 
-@of_daemon(
+@of_daemon_blindness(
     "warning",
     "Whether a control daemon serves clients is not known",
     "It accepts no queries. That happens while it drains (it was asked to quit and has clients), "
     "or when other programs query it all the time; control.log would show which.",
-    kind="blindness",
+    "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
+    "before you have checked there for Cmd:quit.",
 )
 def daemon_state_unknown(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if _takes_no_queries(daemon):
         yield Case(
             f"The MPS daemon {shown_path(daemon.pipe_directory)} accepts no queries, and its "
-            "control.log cannot be read: it may be draining, or busy with other callers.",
-            "Let the exporter read control.log (see the finding about it). Do not kill the daemon "
-            "before you have checked there for Cmd:quit.",
+            "control.log cannot be read: it may be draining, or busy with other callers."
         )
 
 
@@ -157,11 +159,10 @@ def _takes_no_queries(daemon: ControlDaemon) -> bool:
     return unknown and not _tool_missing(daemon) and not daemon.follows("control")
 
 
-@of_daemon(
+@of_daemon_blindness(
     "warning",
     "The logs of a daemon cannot be followed",
     "Crashes, faults and waits cannot be detected from any other source.",
-    kind="blindness",
     alert="MpsExporterLogsUnreadable",
     summary="The log of an MPS daemon cannot be read; crashes, faults and waits there are not "
     "detected.",
@@ -202,27 +203,27 @@ def _unreadable(log: LogState) -> str:
     return f"{shown_path(log.path)} cannot be read{reason}"
 
 
-@of_host(
+@of_host_blindness(
     "warning",
     "The web configuration cannot be used",
     "The previous one stays in force, including its certificates and passwords.",
-    kind="blindness",
+    "Correct the file; it is reloaded automatically.",
     page="web-config.md",
 )
 def web_configuration_unusable(host: HostFacts) -> Cases:
     if host.config_error is not None:
         yield Case(
             "The web configuration cannot be used; the previous one stays in force: "
-            f"{printable(host.config_error, 400)}.",
-            "Correct the file; it is reloaded automatically.",
+            f"{printable(host.config_error, 400)}."
         )
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "Replies of a control daemon are not fully understood",
     "This driver's lists are not as documented: what is not understood is left out.",
-    kind="blindness",
+    "Update the exporter. If it is the newest: make a recording (mps-exporter record "
+    "FILE --anonymise) and attach it to an issue.",
     page="mps-versions.md#how-to-help",
 )
 def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -235,19 +236,15 @@ def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if parts:
         was = "was" if sum(found.values()) == 1 else "were"
         name = shown_path(daemon.pipe_directory)
-        yield Case(
-            f"Of the last replies of {name} {join_some(parts)} {was} left out.",
-            "Update the exporter. If it is the newest: make a recording (mps-exporter record "
-            "FILE --anonymise) and attach it to an issue.",
-        )
+        yield Case(f"Of the last replies of {name} {join_some(parts)} {was} left out.")
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "The directories of a daemon are assumed",
     "Its environment cannot be read, and no other source shows its directories: if it has "
     "others, the replies and logs read here are not its own.",
-    kind="blindness",
+    f"{_RIGHTS} Or set the directory with --mps.pipe-directory.",
     page=_PRIVILEGES,
 )
 def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -255,24 +252,22 @@ def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
         yield Case(
             f"It is assumed that process {daemon.pid} is the daemon of "
             f"{shown_path(daemon.pipe_directory)}: its environment cannot be read, and nothing "
-            "in the directory identifies it.",
-            f"{_RIGHTS} Or set the directory with --mps.pipe-directory.",
+            "in the directory identifies it."
         )
 
 
-@of_host(
+@of_host_blindness(
     "info",
     "Limits of some processes are not known",
     "A client may lower its own limits in its environment, which only its user, or a process "
     "with the required capabilities, may read.",
-    kind="blindness",
+    _RIGHTS,
     page=_PRIVILEGES,
 )
 def environment_unreadable(host: HostFacts) -> Cases:
     found = {}
     for daemon in host.daemons:
-        clients = (client for server in daemon.servers for client in server.clients)
-        pids = [client.pid for client in clients if client.environment_readable is False]
+        pids = [one.pid for one in clients_of(daemon) if one.environment_readable is False]
         if pids:
             found[daemon.pipe_directory] = processes(pids) or "some clients"
     if (number := host.snapshot.unreadable_environments) and not found:
@@ -281,17 +276,17 @@ def environment_unreadable(host: HostFacts) -> Cases:
         yield Case(
             f"The environment of {those} cannot be read: limits that they set for themselves are "
             "not known and are omitted.",
-            _RIGHTS,
             pipe_directory=pipe_directory,
         )
 
 
-@of_host(
+@of_host_blindness(
     "info",
     "The kernel log cannot be read",
     "After a fatal GPU error only the address in the kernel log proves which client caused it. "
     "What MPS reports proves nothing.",
-    kind="blindness",
+    "Give the exporter CAP_SYSLOG and CAP_SYS_PTRACE, or run it as root; a container needs "
+    "the device /dev/kmsg, too.",
     page=_PRIVILEGES,
 )
 def kernel_log_unreadable(host: HostFacts) -> Cases:
@@ -299,22 +294,19 @@ def kernel_log_unreadable(host: HostFacts) -> Cases:
     if kernel is not None and not kernel.readable and host.daemons:
         yield Case(
             f"The kernel log is not being read: {printable(kernel.error, 400)}.",
-            "Give the exporter CAP_SYSLOG and CAP_SYS_PTRACE, or run it as root; a container needs "
-            "the device /dev/kmsg, too.",
-            [Action(_GIVE_SYSLOG, "root, for the package's service", "gives it both capabilities")],
+            actions=[_GIVE_SYSLOG],
         )
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "A daemon runs in a different PID namespace",
     "It logs processes outside of its PID namespace as PID 0: its clients can be counted, but "
     "not always told apart.",
-    kind="blindness",
 )
 def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Cases:
     name, text = shown_path(daemon.pipe_directory), ""
-    nameless = sum(not client.pid for server in daemon.servers for client in server.clients)
+    nameless = sum(not client.pid for client in clients_of(daemon))
     process = daemon.facts.process if daemon.facts is not None else None
     if nameless:
         text = (
@@ -331,53 +323,42 @@ def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Ca
         yield Case(text, f"{remedy}--pid host).")
 
 
-@of_host(
+@of_host_blindness(
     "info",
     "A user has too many control daemons",
     "Any user may start any number of programs with that name. Those above the limit are not "
     "read; configured daemons always are.",
-    kind="blindness",
+    "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about "
+    "the others.",
 )
 def processes_ignored(host: HostFacts) -> Cases:
     if ignored := host.snapshot.ignored_processes:
         users = [f"{uid} ({number})" for uid, number in ignored.items()]
         yield Case(
             "More daemons, MPS processes and clients than are shown run for "
-            f"{count(len(users), 'user')}, by UID: {join_some(users)}.",
-            "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about "
-            "the others.",
+            f"{count(len(users), 'user')}, by UID: {join_some(users)}."
         )
 
 
-@of_daemon(
+@of_daemon_blindness(
     "info",
     "Not all clients are shown individually",
     "Each client costs series in Prometheus; so many clients are most often a mistake. The "
     "counts include them.",
-    kind="blindness",
+    "Raise --collector.clients.max.",
 )
 def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if daemon.dropped_clients:
         yield Case(
             f"{count(daemon.dropped_clients, 'client')} of {shown_path(daemon.pipe_directory)} "
-            "more than --collector.clients.max are not shown.",
-            "Raise --collector.clients.max.",
+            "more than --collector.clients.max are not shown."
         )
-
-
-_UNKNOWN_SUBJECTS = {
-    "nvml": "GPU activity is not known",
-    "process": "whether other daemons run is not known",
-}
 
 
 def unknowns(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the facts about this host that are unknown; empty if everything could be read."""
-    found = [
-        f"{_UNKNOWN_SUBJECTS[result.name]}: {_SOURCES[result.name]} could not be read"
-        for result in snapshot.collectors
-        if not result.success and result.name in _UNKNOWN_SUBJECTS
-    ]
+    failed = [_SOURCES[result.name] for result in snapshot.collectors if not result.success]
+    found = [f"{unknown}: {what} could not be read" for what, _, unknown in failed if unknown]
     several = len(snapshot.daemons) > 1
     for daemon in snapshot.daemons:
         if daemon.state != "absent":
@@ -390,16 +371,22 @@ def _unknowns_of(daemon: ControlDaemon, at: str) -> Iterator[str]:
     if daemon.state is None:
         yield f"whether the daemon{at} answers is not known"
     if not daemon.shows_waits:
-        why = "an MPS v3 daemon does not tell"
-        if not daemon.follows("control"):
-            why = _why_not(daemon, "control")
-        yield f"whether clients wait{at} is not known: {why}"
+        yield f"whether clients wait{at} is not known: {why_waits_are_unknown(daemon)}"
     if not daemon.follows("server"):
         yield f"faults and hung clients{at} cannot be detected: {_why_not(daemon, 'server')}"
     if daemon.servers_count is None:
         yield f"whether a server runs{at} is not known"
     elif any(server.clients_connected is None for server in daemon.servers):
         yield f"how many clients are connected{at} is not known"
+
+
+def why_waits_are_unknown(daemon: ControlDaemon) -> str:
+    """Return why it cannot be seen whether a process of this host waits."""
+    if not daemon.follows("control"):
+        return _why_not(daemon, "control")
+    if daemon.has_own_pid_namespace:
+        return "the daemon has a PID namespace of its own, and logs no PID of this host"
+    return "an MPS v3 daemon does not tell"
 
 
 def _why_not(daemon: ControlDaemon, log: LogName) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mps_exporter import findings, humanize
-from mps_exporter.findings import ADVICE, Finding, of_web_configuration
+from mps_exporter.findings import ADVICE, Finding
 from mps_exporter.findings import Severity as FindingSeverity
 from mps_exporter.findings.finding import effective_severity
 from mps_exporter.findings.limits import partitioning_lines
@@ -352,12 +352,10 @@ def make_status(
     name_of = user_names or UserNames(snapshot)
     history = history or History()
     now = snapshot.taken_at
-    states = findings.findings(snapshot, name_of)
+    states = findings.findings(snapshot, name_of, config_error=config_error)
     news = findings.recent_incidents(snapshot, name_of)
     current = [one for one in (*states, *news) if one.advice.kind != "blindness"]
     blind = [one for one in states if one.advice.kind == "blindness"]
-    if config_error is not None:
-        blind += of_web_configuration(config_error)
     unknowns = tuple(_finding_view(one, history) for one in blind)
     views = [_finding_view(one, history) for one in findings.in_order(current)]
     found = _ordered(views, snapshot)

@@ -149,6 +149,8 @@ def test_each_trace_is_a_finding() -> None:
     (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
     assert "(10)" in held
     assert "\x1b" not in held
+    (two,) = trace_findings(Leftovers(zombies=(*traces.zombies, *traces.zombies)))
+    assert ("have not been reaped" in two.evidence, "they stay" in two.remedy) == (True, True)
     roots = Leftovers(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
     (one,) = trace_findings(roots)
     assert not one.actions
@@ -187,12 +189,3 @@ def test_the_doctor_looks_around_while_it_waits(
     assert main(["doctor", "--json", f"--path.procfs={tmp_path}"]) == 1
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["findings"]]
     assert "daemon_promised" in names
-
-
-@pytest.mark.parametrize(("number", "words"), [(1, "has not been reaped"), (2, "have not been")])
-def test_zombies_are_counted(number: int, words: str) -> None:
-    zombies = tuple(
-        ProcessFacts(pid, 0.0, parent_pid=10, state="Z") for pid in range(12, 12 + number)
-    )
-    (found,) = trace_findings(Leftovers(zombies=zombies))
-    assert words in found.evidence

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.one_process import check_process, conclusion
@@ -168,12 +166,6 @@ async def test_it_counts_until_a_server_has_started() -> None:
     assert doctor_report.diagnosis_exit_status(seen) == 2
     lines = list(doctor_report.diagnosis_lines(seen))
     assert "In the last five minutes:" in lines
-
-
-def test_doctor_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", f"--recording={RECORDING}", "--at=700ms", "--json"]) in (0, 1, 2)
-    recent = json.loads(capsys.readouterr().out)["recent"]
-    assert [one["name"] for one in recent] == ["server_start_failed"]
 
 
 def made_up_daemon(folder: Path) -> DaemonFacts:

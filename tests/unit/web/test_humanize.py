@@ -69,16 +69,7 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
             Incident(0, "server_crashed", 634, None, (0, 0)),
             "The server 634 crashed; 2 clients were lost.",
         ),
-        (
-            Incident(0, "server_start_failed", uid=1002, detail="no memory", count=40),
-            "A server for user 1002 could not start: no memory (40 times).",
-        ),
         (Incident(0, "fault"), "A fatal GPU error in a server."),
-        (
-            replace(FAULT, blamed_pid=642, proof="unread"),
-            f"{ERROR}which client caused it is not known without the kernel log; {LOST}; MPS names "
-            f"process 642, {MPS_NAMES}.",
-        ),
         (
             replace(FAULT, pids=(642,), proof="unknown", ended_before=ENDED),
             f"{ERROR}which client caused it is not known; 1 client was lost (process 642); "

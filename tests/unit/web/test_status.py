@@ -209,8 +209,8 @@ def test_blind_spots_have_a_remedy() -> None:
     assert [one.text.split(":")[0] for one in found] == [
         "The GPUs could not be read",
         "/var/log/nvidia-mps/control.log cannot be read",
-        "The environment of 3 processes cannot be read",
         "The web configuration cannot be used; the previous one stays in force",
+        "The environment of 3 processes cannot be read",
     ]
     assert all(one.remedy for one in found)
 
