@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from mps_exporter import policy
-from mps_exporter.daemon_registry import DaemonRecord
+from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import server_replies
@@ -40,73 +39,55 @@ class CollectionRun:
     started: float
     deadline_seconds: float
     collectors: frozenset[str]
+    transitions: TransitionLogger
     results: dict[CollectorName, CollectorResult] = field(default_factory=dict)
     gpus: NvmlObservation | None = None
     processes: ProcfsObservation | None = None
-    queried: set[str] = field(default_factory=set)
-    probes: dict[str, ControlObservation] = field(default_factory=dict)
-    """Pipe directory -> reply of its daemon in this collection."""
+    probes: dict[str, ControlObservation | None] = field(default_factory=dict)
+    """Pipe directory -> reply of its daemon in this collection; None: there is none, or not yet."""
+    reconciled: bool = False
+    """Whether servers were queried: their replies wait until the logs are read up to them."""
 
     @property
     def age_seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def remaining_seconds(self) -> float:
-        return max(0.01, self.deadline_seconds - self.age_seconds)
-
-    @asynccontextmanager
-    async def time_limit(self, ratio: float = 1.0) -> AsyncIterator[None]:
-        """Cancel the body after this part of the deadline, and raise SourceTimeoutError."""
-        limit = ratio * self.deadline_seconds
-        timeout = asyncio.timeout_at(self.started + limit)  # on time.monotonic()
-        try:
-            async with timeout:
-                yield
-        except TimeoutError as late:
-            if not timeout.expired():
-                raise
-            raise SourceTimeoutError(f"no answer within {limit:.3g} s") from late
+    def remaining_seconds(self, ratio: float = 1.0) -> float:
+        """Return the time that is left of this part of the deadline."""
+        return max(0.01, ratio * self.deadline_seconds - self.age_seconds)
 
     async def run_source(
-        self, transitions: TransitionLogger, name: CollectorName, work: Awaitable[None]
+        self, name: CollectorName, read: Callable[[CollectionRun], Awaitable[None]]
     ) -> None:
-        """Read one source, and record its duration and success."""
+        """Read one source, or a further part of it, and record its duration and success."""
         if name not in self.collectors:
-            if asyncio.iscoroutine(work):
-                work.close()
             return
         started = time.monotonic()
-        error: str | None = None
-        timed_out = False
+        before = self.results.get(name) or CollectorResult(name, success=True, duration_seconds=0.0)
+        error, timed_out = None, False
         try:
-            await work
+            await read(self)
         except (SourceTimeoutError, TimeoutError) as late:
-            timed_out, error = True, str(late) or "no answer before the deadline"
+            error, timed_out = str(late) or "no answer before the deadline", True
         except (SourceError, OSError) as failed:
             error = str(failed)
         except Exception as bug:  # noqa: BLE001 - a bug in one source leaves the others' metrics
             _log.exception("collector failed", extra={"fields": {"collector": name}})
             error = f"{type(bug).__name__}: {bug}"
-        self._add_result(name, time.monotonic() - started, error, timed_out=timed_out)
+        error = before.error or error
+        self.results[name] = CollectorResult(
+            name,
+            success=error is None,
+            duration_seconds=before.duration_seconds + time.monotonic() - started,
+            timed_out=before.timed_out or timed_out,
+            error=error,
+        )
         if name in SELF_LOGGING_COLLECTORS:
             return
         if error is None:
-            transitions.recovered(name, message="collector works again", collector=name)
+            self.transitions.recovered(name, message="collector works again", collector=name)
         else:
-            transitions.failed(name, message="collector failed", collector=name, err=error)
-
-    def _add_result(
-        self, name: CollectorName, seconds: float, error: str | None, *, timed_out: bool
-    ) -> None:
-        """Record the result of a source; join it with an earlier result in this collection."""
-        earlier = self.results.get(name)
-        if earlier is not None:
-            seconds += earlier.duration_seconds
-            error = earlier.error or error
-            timed_out = timed_out or earlier.timed_out
-        self.results[name] = CollectorResult(
-            name, success=error is None, duration_seconds=seconds, timed_out=timed_out, error=error
-        )
+            self.transitions.failed(name, message="collector failed", collector=name, err=error)
 
     def collector_results(self) -> tuple[CollectorResult, ...]:
         """Return the result of each source; a source in progress is late."""
@@ -128,36 +109,34 @@ class DaemonQueries:
         self,
         host: Host,
         settings: Settings,
-        *,
+        daemons: DaemonRegistry,
         on_observation: Callable[[Observation], None],
-        poll_logs: Callable[[float], Awaitable[object]],
     ) -> None:
         self._host = host
         self._settings = settings
+        self._daemons = daemons
         self._on_observation = on_observation
-        self._poll_logs = poll_logs
         self._users_tasks: dict[str, asyncio.Task[None]] = {}
         """Queries of ordinary users' daemons that are in progress, by pipe directory."""
 
-    async def query(self, run: CollectionRun, records: Sequence[DaemonRecord]) -> None:
+    async def query(self, run: CollectionRun) -> None:
         """Query every daemon; a daemon that fails or hangs does not affect the others.
 
         Daemons of ordinary users are waited for only briefly, and their failures are not the
         exporter's; the next collection shows a late reply.
         """
-        users = [record for record in records if record.facts.limited]
+        users = [record for record in self._daemons.values() if record.facts.limited]
+        others = [record for record in self._daemons.values() if not record.facts.limited]
         started = self._start_users_queries(run, users)
         outcomes = await asyncio.gather(
-            *(self._query_daemon(run, record) for record in records if not record.facts.limited),
-            return_exceptions=True,
+            *(self._query_daemon(run, record) for record in others), return_exceptions=True
         )
         if started:
             timeout = min(policy.USERS_QUERY_WAIT_SECONDS, run.remaining_seconds())
             await asyncio.wait(started, timeout=timeout)
         for record in users:
             name = record.facts.pipe_directory
-            if name not in run.probes and record.last_probe is not None:
-                run.probes[name] = record.last_probe
+            run.probes[name] = run.probes.get(name) or record.last_probe
         errors = [outcome for outcome in outcomes if outcome is not None]
         for error in errors:
             if not isinstance(error, SourceError | SourceTimeoutError):
@@ -172,14 +151,10 @@ class DaemonQueries:
     ) -> list[asyncio.Task[None]]:
         """Begin to query these daemons, except where an earlier query is in progress."""
         tasks = {name: task for name, task in self._users_tasks.items() if not task.done()}
-        started = []
-        for record in records:
-            name = record.facts.pipe_directory
-            run.queried.add(name)
-            if name not in tasks:
-                tasks[name] = asyncio.create_task(self._query_users_daemon(run, record))
-                started.append(tasks[name])
-        self._users_tasks = tasks
+        missing = [record for record in records if record.facts.pipe_directory not in tasks]
+        started = [asyncio.create_task(self._query_users_daemon(run, one)) for one in missing]
+        names = (record.facts.pipe_directory for record in missing)
+        self._users_tasks = {**tasks, **dict(zip(names, started, strict=True))}
         return started
 
     async def _query_users_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
@@ -188,11 +163,12 @@ class DaemonQueries:
 
     async def _query_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
         """Probe one daemon, and query its servers when that is due."""
-        run.queried.add(record.facts.pipe_directory)
+        run.probes[record.facts.pipe_directory] = None
         if record.known_absent:
             record.clear_answers()
             return
-        probe = self._valid_probe(record)
+        max_age_seconds = policy.PROBE_VALID_INTERVALS * self._settings.mps_min_query_interval
+        probe = record.valid_probe(self._host.now(), max_age_seconds)
         if probe is None:
             # Another process may have replaced it when the reply arrives.
             record.answered_by = record.facts.process_identity
@@ -208,52 +184,32 @@ class DaemonQueries:
         if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
             _raise_for_outcome(probe)
         if probe.outcome is Outcome.OK:
-            await self._reconcile(run, record)
+            await self._reconcile(run, record, probe)
 
-    def _valid_probe(self, record: DaemonRecord) -> ControlObservation | None:
-        """Return the last probe if the logs show that it is still valid."""
-        probe, reply = record.last_probe, record.answers.probe
-        max_age_seconds = policy.PROBE_VALID_INTERVALS * self._settings.mps_min_query_interval
-        # A negative age: the clock was set back.
-        if probe is None or not 0 <= self._host.now() - probe.at < max_age_seconds:
-            return None
-        if reply is None:  # the logs of a v3 daemon do not show its clients
-            return probe if record.v3_answer_holds(probe) else None
-        return probe if record.unchanged_since(probe, reply.server_pids) else None
-
-    async def _reconcile(self, run: CollectionRun, record: DaemonRecord) -> None:
-        if (probe := record.last_probe) is not None and record.answers.v3_due(probe):
-            reply = await self._host.reconcile(record.facts, (), run.remaining_seconds())
-            self._on_observation(reply)
-            record.answers = with_servers(record.answers, reply)
-            self._record_reconciliation(run, record, reply)
-            return
+    async def _reconcile(
+        self, run: CollectionRun, record: DaemonRecord, probe: ControlObservation
+    ) -> None:
+        """Query the servers that are due; an MPS v3 daemon for its clients and partitions."""
+        state = record.state
         servers = servers_due(
             now=self._host.now(),
             interval_seconds=self._settings.mps_reconcile_interval,
             blind_interval_seconds=self._settings.mps_min_query_interval,
             answers=record.answers,
             facts=record.facts,
-            state=record.tracker.state,
+            state=state,
             logs_readable=record.logs_readable,
         )
-        if not servers:
+        if not servers and not record.answers.v3_due(probe):
             return
-        logged = [server.pid for server in record.tracker.state.servers]
+        logged = [server.pid for server in state.servers] if servers else ()
         reply = await self._host.reconcile(record.facts, servers, run.remaining_seconds())
         self._on_observation(reply)
         record.answers = with_servers(record.answers, reply, servers, logged)
-        listed = record.answers.probe.server_pids if record.answers.probe is not None else None
-        record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
-        if run.remaining_seconds() >= policy.MIN_LOG_READ_SECONDS:
-            with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" reports it
-                await self._poll_logs(run.remaining_seconds())
-        self._record_reconciliation(run, record, reply)
-
-    @staticmethod
-    def _record_reconciliation(
-        run: CollectionRun, record: DaemonRecord, reply: ControlObservation
-    ) -> None:
+        if servers:
+            listed = record.answers.probe.server_pids if record.answers.probe is not None else None
+            record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
+            run.reconciled = True
         record.record_query(reply)
         if reply.outcome is Outcome.TIMEOUT:
             # The reply to the probe is no longer valid.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -55,19 +54,16 @@ class Collector:
     ) -> None:
         self._host = host
         self._settings = settings
+        self._enabled = settings.enabled_collectors()
         self._on_observation = on_observation
         self._on_incident = on_incident
         self._daemons = DaemonRegistry()
-        self._queries = DaemonQueries(
-            host, settings, on_observation=on_observation, poll_logs=self.poll_logs
-        )
+        self._queries = DaemonQueries(host, settings, self._daemons, on_observation)
         self._collections: dict[frozenset[str], tuple[CollectionRun, asyncio.Task[Snapshot]]] = {}
         """The collections in progress, by their collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
         self._stranded_since: dict[int, float] = {}
-        self._shown_readings: set[tuple[object, ...]] = set()
-        """Quantities with labels that a metric shows."""
         self._unknown_readings = 0
         self._kernel: KernelObservation | None = None
         self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_FAULTS)
@@ -76,10 +72,6 @@ class Collector:
         """PCI address -> UUID of the GPUs that were read last."""
         self._identified: frozenset[int] = frozenset()
         """The processes that the last collection requested."""
-
-    @property
-    def enabled(self) -> tuple[str, ...]:
-        return self._settings.enabled_collectors()
 
     # ------------------------------------------------------------------ collections
 
@@ -93,11 +85,11 @@ class Collector:
         """
         least = self._settings.collector_timeout
         deadline = deadline_seconds or least
-        chosen = frozenset(self.enabled if collectors is None else collectors)
+        chosen = frozenset(self._enabled if collectors is None else collectors)
         joined = self._collections.get(chosen)
         if joined is None or joined[0].age_seconds >= least:
             # The short deadline of one scraper must not apply to others that join.
-            run = CollectionRun(time.monotonic(), max(deadline, least), chosen)
+            run = CollectionRun(time.monotonic(), max(deadline, least), chosen, self._transitions)
             joined = run, asyncio.create_task(self._collect(run), name="collection")
             self._collections[chosen] = joined
         run, task = joined
@@ -108,9 +100,8 @@ class Collector:
         try:
             # In parallel, although the threads wait for the interpreter: one after the other takes
             # longer (docs/performance.md).
-            gpus = run.run_source(self._transitions, "nvml", self._read_gpus(run))
-            await asyncio.gather(gpus, self._read_mps(run))
-            await run.run_source(self._transitions, "process", self._identify(run))
+            await asyncio.gather(run.run_source("nvml", self._read_gpus), self._read_mps(run))
+            await run.run_source("process", self._identify)
             self._publish()
             return self._snapshot(run)
         finally:
@@ -119,8 +110,8 @@ class Collector:
                 del self._collections[run.collectors]
 
     async def _read_gpus(self, run: CollectionRun) -> None:
-        async with run.time_limit(policy.GPU_DEADLINE_RATIO):
-            observation = await self._host.read_gpus(math.inf)
+        left = run.remaining_seconds(policy.GPU_DEADLINE_RATIO)
+        observation = await self._host.read_gpus(left)
         run.gpus = observation
         self._on_observation(observation)
         self._gpu_addresses |= {
@@ -133,11 +124,7 @@ class Collector:
     def _count_unknown_readings(self, observation: NvmlObservation) -> None:
         """Count and log the readings that no metric shows."""
         for reading in (reading for gpu in observation.gpus for reading in gpu.readings):
-            kind = reading.quantity, reading.labels
-            if kind in self._shown_readings:
-                continue
             if label_values(reading.quantity, reading.labels) is not None:
-                self._shown_readings.add(kind)
                 continue
             self._unknown_readings += 1
             self._transitions.failed(
@@ -149,24 +136,24 @@ class Collector:
             )
 
     async def _read_mps(self, run: CollectionRun) -> None:
-        await run.run_source(self._transitions, "process", self._discover(run))
+        await run.run_source("process", self._discover)
         if "process" not in run.collectors:
             with contextlib.suppress(SourceTimeoutError, SourceError):
                 await self._discover(run)  # the configured daemons
-        await run.run_source(self._transitions, "logs", self._read_logs(run))
-        queries = self._queries.query(run, list(self._daemons.values()))
-        await run.run_source(self._transitions, "control", queries)
+        await run.run_source("logs", self._read_logs)
+        await run.run_source("control", self._queries.query)
+        if run.reconciled:
+            with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" reports it
+                await self.poll_logs(run.remaining_seconds())
 
     async def _discover(self, run: CollectionRun) -> None:
-        async with run.time_limit():
-            self._update_daemons(await self._host.discover(math.inf))
+        self._update_daemons(await self._host.discover(run.remaining_seconds()))
 
     async def _identify(self, run: CollectionRun) -> None:
         inputs = [self._inputs(run, record) for record in self._daemons.values()]
         pids = pids_of_interest(run.gpus, inputs).union(self._daemons.pids_to_look_up())
         self._identified = frozenset(pids)
-        async with run.time_limit():
-            observation = await self._host.identify(pids, math.inf)
+        observation = await self._host.identify(pids, run.remaining_seconds())
         run.processes = observation
         self._apply_processes(observation, self._daemons.values())
         if observation.error is not None:
@@ -194,17 +181,16 @@ class Collector:
         Return whether a log has more data to be read immediately. Logs of ordinary users' daemons
         wait for the next poll.
         """
-        if "logs" not in self.enabled:
+        if "logs" not in self._enabled:
             return False
         async with self._tail_lock:
+            limited = {name for name, one in self._daemons.items() if one.facts.limited}
             self._read_kernel(self._clients_to_map())
             facts = [record.facts for record in self._daemons.values()]
             observation = await self._host.poll_logs(facts, deadline_seconds)
             self._on_observation(observation)
-            if any(
-                _daemon_starts(chunk) and not self._is_limited(chunk.pipe_directory)
-                for chunk in observation.chunks
-            ):
+            roots = [one for one in observation.chunks if one.pipe_directory not in limited]
+            if any(_daemon_starts(chunk) for chunk in roots):
                 # The line may be of a new daemon that shares the logs.
                 with contextlib.suppress(SourceError, SourceTimeoutError):
                     self._update_daemons(await self._host.discover(deadline_seconds))
@@ -217,10 +203,7 @@ class Collector:
             if new_clients := self._clients_to_map():
                 self._read_kernel(new_clients)
         self._publish()
-        return any(
-            chunk.complete_until is None and not self._is_limited(chunk.pipe_directory)
-            for chunk in observation.chunks
-        )
+        return any(chunk.complete_until is None for chunk in roots)
 
     def _clients_to_map(self) -> dict[int, int | None]:
         """Return the clients whose memory is needed, and the user who must own the process."""
@@ -243,15 +226,11 @@ class Collector:
         for record in self._daemons.values():
             record.observe_kernel(observation, self._faults, self._ranges)
 
-    def _is_limited(self, pipe_directory: str) -> bool:
-        record = self._daemons.get(pipe_directory)
-        return record is not None and record.facts.limited
-
     async def watch_processes(
         self, deadline_seconds: float = policy.EXIT_DETAILS_TIMEOUT_SECONDS
     ) -> None:
         """Apply exits of daemons, servers and queued clients, with their times."""
-        if "process" not in self.enabled:
+        if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()
         for observation in await self._host.exit_observations(
@@ -298,7 +277,7 @@ class Collector:
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:
         name, now = record.facts.pipe_directory, self._host.now()
-        answers = record.answers if name in run.queried else ServerAnswers()
+        answers = record.answers if name in run.probes else ServerAnswers()
         if not record.logs_readable:
             # No log shows that the replies are still valid.
             interval = self._settings.mps_min_query_interval
@@ -334,10 +313,8 @@ class Collector:
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
-            except (SourceTimeoutError, SourceError, OSError) as error:
-                self._transitions.failed("tail", message="cannot follow the logs", err=error)
-            except Exception as bug:  # noqa: BLE001 - the next poll may succeed
-                self._transitions.failed("tail", message="cannot follow the logs", err=repr(bug))
+            except Exception as error:  # noqa: BLE001 - the next poll may succeed
+                self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
             if time.monotonic() >= sample_at:

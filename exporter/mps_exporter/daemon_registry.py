@@ -168,30 +168,28 @@ class DaemonRecord:
             return True
         return now - self.gone_since > policy.SHOWN_AFTER_DEATH_SECONDS
 
-    def v3_answer_holds(self, probe: ControlObservation) -> bool:
-        """Return whether this reply is of this v3 daemon's process, and not known to be stale."""
-        return (
-            self.answers.configured is not None
-            and probe.outcome is Outcome.OK
-            and self.answered_by == self.facts.process_identity
-            and (self.state.daemon.configured_at or 0.0) < probe.at
-        )
-
-    def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
-        """Return whether logs and processes show that this reply, with these servers, is valid."""
+    def valid_probe(self, now: float, max_age_seconds: float) -> ControlObservation | None:
+        """Return the last reply if logs and processes show that it is still valid."""
+        probe, reply, daemon = self.last_probe, self.answers.probe, self.state.daemon
+        if (
+            probe is None
+            or probe.outcome is not Outcome.OK
+            or not 0 <= now - probe.at < max_age_seconds  # negative: the clock was set back
+            or self.answered_by != self.facts.process_identity
+            or (daemon.configured_at or 0.0) >= probe.at
+        ):
+            return None
+        if reply is None:  # the logs of an MPS v3 daemon do not show its clients
+            return probe if self.answers.configured is not None else None
         silent_since = self.tracker.silent_since
-        if silent_since is not None and probe.at < silent_since:
-            return False
-        daemon = self.state.daemon
-        return (
-            probe.outcome is Outcome.OK
-            and self.logs_readable
-            and self.answered_by == self.facts.process_identity
-            and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
+        unchanged = (
+            self.logs_readable
+            and (silent_since is None or probe.at >= silent_since)
             and daemon.quit_requested_at is None
-            and (daemon.configured_at or 0.0) < probe.at
-            and {server.pid for server in self.state.servers} == set(server_pids)
+            and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
+            and {server.pid for server in self.state.servers} == set(reply.server_pids)
         )
+        return probe if unchanged else None
 
 
 class DaemonRegistry(UserDict[str, DaemonRecord]):

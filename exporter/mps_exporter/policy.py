@@ -19,9 +19,6 @@ DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0
 GPU_DEADLINE_RATIO = 0.7
 """Part of the deadline for reading the GPUs; the rest is for identifying their processes."""
 
-MIN_LOG_READ_SECONDS = 1.0
-"""Minimum time that must be left for reading the logs after the queries."""
-
 USERS_QUERY_WAIT_SECONDS = 0.25
 """Maximum time for which a collection waits only for daemons of ordinary users."""
 
