@@ -88,7 +88,7 @@ class ReplayPlayer:
         self._settings = settings
         self._on_incident = on_incident
         self._playing: Playing | None = None
-        self._jumped = asyncio.Event()
+        self._scene_end: asyncio.Timeout | None = None
         self._entering = asyncio.Lock()
 
     async def start(self, position: float = 0.0) -> None:
@@ -101,15 +101,10 @@ class ReplayPlayer:
         await self.start()
         while True:
             playing = self.playing
-            self._jumped.clear()
-            follower = asyncio.create_task(playing.collector.run_between_collections())
             seconds = max(playing.seconds_left(), policy.MIN_SCENE_SECONDS)
-            try:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._jumped.wait(), seconds)
-            finally:
-                follower.cancel()
-            await asyncio.wait((follower,))  # not `await follower`, which would raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds) as self._scene_end:
+                    await playing.collector.run_between_collections()
             async with self._entering:
                 if self._playing is playing:
                     scenes = self.playlist.scenes
@@ -122,7 +117,8 @@ class ReplayPlayer:
         if wanted is not None:
             async with self._entering:
                 await self._enter(wanted.at_seconds)
-            self._jumped.set()
+                if self._scene_end is not None and not self._scene_end.expired():
+                    self._scene_end.reschedule(asyncio.get_running_loop().time())
         return wanted is not None
 
     @property
@@ -142,8 +138,7 @@ class ReplayPlayer:
         def publish(daemon: str, incident: Incident) -> None:
             # Incidents before the wanted position are not reported.
             if self._playing is entered:
-                moment = host.wall(incident.at)
-                self._on_incident(daemon, replace(incident, at=moment))
+                self._on_incident(daemon, replace(incident, at=host.wall(incident.at)))
 
         collector = Collector(host, self._settings, on_incident=publish)
         number = 1 if self._playing is None else self._playing.number + 1
