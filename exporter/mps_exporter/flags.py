@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -88,15 +88,14 @@ class Flag:
     """A flag or an argument (its name is in capitals) of the command line."""
 
     name: str
-    """Empty: derived from the field."""
+    field: str
+    """Field of Settings."""
     default: Any
     kind: Kind
     help: str
     commands: tuple[str, ...]
     setting: bool
     """Whether it has an environment variable; False for an option of a single command."""
-    field: str = ""
-    """Field of Settings."""
 
     @property
     def repeatable(self) -> bool:
@@ -120,6 +119,11 @@ class Flag:
     @property
     def meaning(self) -> str:
         return self.help + " Repeatable." * self.repeatable
+
+    def explained(self, command: str = "serve") -> str:
+        """Return the meaning with the default for a command."""
+        default = self.default_text(command)
+        return f"{self.meaning} Default: {default}." if default else self.meaning
 
     def default_of(self, command: str) -> Any:
         """Return the default for a command: a demo is for the user who starts it."""
@@ -250,12 +254,11 @@ _PROCESS_ID = _matching("PID", "0*[1-9][0-9]{0,18}", "must be the number of a pr
 # ------------------------------------------------------------------------------ settings
 
 
-def _flags_of(*commands: str, setting: bool = True) -> Callable[..., Any]:
+def _flags_of(*commands: str) -> Callable[..., Any]:
     """Return a function that declares a field of Settings, with its flag, for these commands."""
 
     def declare(default: Any, kind: Kind, text: str, *, name: str = "") -> Any:
-        flag = Flag(name, default, kind, text, commands, setting)
-        return field(default=default, metadata={"flag": flag})
+        return field(default=default, metadata={"flag": (kind, text, commands, name)})
 
     return declare
 
@@ -266,10 +269,7 @@ _host = _flags_of("serve", "doctor", "record")
 _following = _flags_of("serve", "record")
 _logging = _flags_of("serve", "demo", "record")
 _everywhere = _flags_of(*COMMANDS)
-_serve_only = _flags_of("serve", setting=False)
-_demo_only = _flags_of("demo", setting=False)
-_doctor_only = _flags_of("doctor", setting=False)
-_record_only = _flags_of("record", setting=False)
+_option = _flags_of()
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,51 +378,51 @@ class Settings:
     )
     replay: str | None = _serve(None, _FILE, "Serve a recording instead of this host.")
     replay_speed: float = _serve(1.0, _FACTOR, "How fast a recording is replayed.")
-    serve_once: bool = _serve_only(
+    serve_once: bool = _option(
         False, _SWITCH, "Print the metrics once, without counters, and exit."
     )
-    serve_textfile: str | None = _serve_only(
+    serve_textfile: str | None = _option(
         None,
         _PROM_FILE,
         "Write the metrics to FILE (*.prom, for node_exporter's textfile collector), and exit.",
     )
-    demo_file: str | None = _demo_only(
+    demo_file: str | None = _option(
         None, Kind(), "Your own recording instead of the built-in ones."
     )
-    demo_chapter: str | None = _demo_only(None, Kind("NAME"), "Where to begin. Default: wait.")
-    demo_list_chapters: bool = _demo_only(False, _SWITCH, "List the chapters, and exit.")
-    demo_speed: float = _demo_only(1.0, _FACTOR, "Replay faster, or slower.")
-    doctor_pid: int | None = _doctor_only(
+    demo_chapter: str | None = _option(None, Kind("NAME"), "Where to begin. Default: wait.")
+    demo_list_chapters: bool = _option(False, _SWITCH, "List the chapters, and exit.")
+    demo_speed: float = _option(1.0, _FACTOR, "Replay faster, or slower.")
+    doctor_pid: int | None = _option(
         None, _PROCESS_ID, "Explain why this process hangs, fails or runs without MPS."
     )
-    doctor_user: int | None = _doctor_only(
+    doctor_user: int | None = _option(
         None, Kind("NAME", _user), "Like --pid, for each process of a user."
     )
-    doctor_job: str | None = _doctor_only(
+    doctor_job: str | None = _option(
         None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
     )
-    doctor_json: bool = _doctor_only(False, _SWITCH, "Print JSON.")
-    doctor_check: str | None = _doctor_only(
+    doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
+    doctor_check: str | None = _option(
         None,
         Kind("NAME"),
         "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 not "
         "found, 1 found, 2 unknown, 3 wrong usage.",
     )
-    doctor_recording: str | None = _doctor_only(
+    doctor_recording: str | None = _option(
         None, Kind("FILE"), "Diagnose the end of a recording instead."
     )
-    doctor_at: float | None = _doctor_only(
+    doctor_at: float | None = _option(
         None, _POSITIVE, "Diagnose the recording at this offset from its start, not at its end."
     )
-    record_file: str = _record_only("", Kind(), "The file to write.")
-    record_duration: float = _record_only(
+    record_file: str = _option("", Kind(), "The file to write.")
+    record_duration: float = _option(
         60.0, _POSITIVE, "How long; Ctrl-C ends it early and keeps the file."
     )
-    record_interval: float = _record_only(1.0, _POSITIVE, "Time between collections.")
-    record_anonymise: bool = _record_only(
+    record_interval: float = _option(1.0, _POSITIVE, "Time between collections.")
+    record_anonymise: bool = _option(
         False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
     )
-    record_scenario: str = _record_only("", Kind("TEXT"), "Description, stored in the recording.")
+    record_scenario: str = _option("", Kind("TEXT"), "Description, stored in the recording.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
         return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
@@ -432,18 +432,20 @@ class Settings:
         return tuple(zip_longest(self.mps_pipe_directory, self.mps_log_directory))
 
 
-def _named(flag: Flag, field_name: str) -> Flag:
-    """Return the flag with the names that follow from its field, unless it has a name."""
-    group, _, rest = field_name.partition("_")
-    name = rest.replace("_", "-")
-    if flag.setting:
-        name = f"{group}.{name}" if name else group
-    elif name == "file":
-        name = "FILE"  # an argument
-    return replace(flag, field=field_name, name=flag.name or name)
+def _flag(one: Field[Any]) -> Flag:
+    """Return the flag of a field: of a group of settings, or an option of one command."""
+    kind, text, commands, name = one.metadata["flag"]
+    first, _, rest = one.name.partition("_")
+    words, setting = rest.replace("_", "-"), first in GROUPS
+    if setting:
+        derived = f"{first}.{words}" if words else first
+    else:
+        derived = "FILE" if words == "file" else words
+    commands = commands or (first,)
+    return Flag(name or derived, one.name, one.default, kind, text, commands, setting)
 
 
-_DECLARED = [_named(one.metadata["flag"], one.name) for one in fields(Settings)]
+_DECLARED = tuple(map(_flag, fields(Settings)))
 FLAGS = tuple(flag for flag in _DECLARED if flag.setting)
 OPTIONS = tuple(flag for flag in _DECLARED if not flag.setting)
 """Flags and arguments of a single command."""
