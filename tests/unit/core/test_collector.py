@@ -532,7 +532,7 @@ async def test_slow_daemons_of_users_do_not_delay_a_collection(
         assert (await look(collector)).state == "answering"
     assert [run[0] for run in host.runs].count("get_server_list") == 2
     host.gate.set()
-    tasks = collector._queries._users_tasks
+    tasks = collector._users_queries
     await until(lambda: all(task.done() for task in tasks.values()))
     assert (await look(collector)).state == "answering"
 
