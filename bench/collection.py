@@ -1,7 +1,5 @@
 """Cost of one collection, from the sources to the bytes of the page.
 
-    python -m bench.collection [clients]
-
 Medians of several runs, next to each source alone.
 """
 
@@ -11,15 +9,14 @@ import asyncio
 import gc
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
+from bench.host import GPUS, FullHost
 from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
@@ -80,19 +77,8 @@ class Result:
     """A collection with a query to each daemon."""
     unasked: Cost
     """A collection without queries: cached replies are fresh, as in most collections."""
-    exposition: Cost
-    sources: dict[str, Cost]
-
-    @property
-    def floor(self) -> Cost:
-        """Sum of all parts: each source, and the page."""
-        parts = [*self.sources.values(), self.exposition]
-        return Cost(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
-
-    @property
-    def slowest(self) -> str:
-        """Name of the source that takes longest alone."""
-        return max(self.sources, key=lambda name: self.sources[name].wall)
+    alone: dict[str, Cost]
+    """Each source, and the page."""
 
 
 async def collection(clients: int, runs: int = RUNS) -> Result:
@@ -151,7 +137,6 @@ async def _result(
         "page": exposition,
     }
     costs = dict(zip(alone, await measure(list(alone.values()), runs), strict=True))
-    page_cost = costs.pop("page")
     page = _page(snapshot)
     found = sum(len(server.clients) for daemon in snapshot.daemons for server in daemon.servers)
     expected = sum(len(daemon.clients) for daemon in full.daemons)
@@ -163,31 +148,16 @@ async def _result(
         page_bytes=len(page),
         whole=whole[0],
         unasked=whole[1],
-        exposition=page_cost,
-        sources=costs,
+        alone=costs,
     )
 
 
 def report(result: Result) -> list[str]:
     """Return the lines of a report."""
-    alone = result.sources[result.slowest]
     return [
         f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "
         f"{result.page_bytes / 1e6:.2f} MB",
         f"  one collection, with its page  {result.whole}",
-        f"  of that, the page              {result.exposition}",
         f"  one that asks no daemon        {result.unasked}",
-        *(f"  {name + ' alone':30} {cost}" for name, cost in result.sources.items()),
-        f"  all of these one by one          {result.floor}",
-        f"  collection / slowest source ({result.slowest}): {result.whole.wall / alone.wall:.2f}",
+        *(f"  {name + ' alone':30} {cost}" for name, cost in result.alone.items()),
     ]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    clients = int(arguments[0]) if arguments else GPUS * CLIENTS_PER_GPU
-    print("\n".join(report(asyncio.run(collection(clients)))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

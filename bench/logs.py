@@ -1,22 +1,19 @@
-"""Speed of applying log lines, and whether memory grows with their number.
-
-    python -m bench.logs [lines]
+"""Speed of applying log lines.
 
 A synthetic daemon with a waiting user, short clients and a control tool that asks every second.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
-import tracemalloc
 from collections.abc import Iterator
+from itertools import islice
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation
 
-CHUNK_LINES = 5_000
+ROUNDS = 200
+"""Seconds of logs in one observation."""
 BEGIN = 1_795_000_000.0
 
 
@@ -80,29 +77,27 @@ def rounds() -> Iterator[tuple[float, list[str], list[str]]]:
 
 
 def observations(lines: int) -> Iterator[LogsObservation]:
-    """Yield this many lines, in observations of a few thousand."""
-    left = lines
-    logs: dict[LogName, list[str]] = {"control": [], "server": []}
-    for at, control, server in rounds():
-        logs["control"] += control
-        logs["server"] += server
-        left -= len(control) + len(server)
-        if left <= 0 or len(logs["control"]) + len(logs["server"]) >= CHUNK_LINES:
-            now = at + 0.5
-            chunks = tuple(
-                LogChunk(
-                    at=now,
-                    pipe_directory="/tmp/mps",
-                    log=log,
-                    data=("\n".join(text) + "\n").encode(),
-                    complete_until=now,
-                )
-                for log, text in logs.items()
+    """Yield at least this many lines, in observations of ROUNDS seconds."""
+    later = rounds()
+    while lines > 0:
+        part = list(islice(later, ROUNDS))
+        now = part[-1][0] + 0.5
+        logs: dict[LogName, list[str]] = {
+            "control": [line for _, control, _ in part for line in control],
+            "server": [line for _, _, server in part for line in server],
+        }
+        lines -= sum(map(len, logs.values()))
+        chunks = (
+            LogChunk(
+                at=now,
+                pipe_directory="/tmp/mps",
+                log=log,
+                data=("\n".join(text) + "\n").encode(),
+                complete_until=now,
             )
-            yield LogsObservation(at=now, chunks=chunks)
-            logs = {"control": [], "server": []}
-            if left <= 0:
-                return
+            for log, text in logs.items()
+        )
+        yield LogsObservation(at=now, chunks=tuple(chunks))
 
 
 def speed(lines: int) -> list[str]:
@@ -124,21 +119,3 @@ def speed(lines: int) -> list[str]:
         f"{total} lines of logs in {spent:.2f} s of CPU: {total / spent:,.0f} lines/s",
         f"{overtakes} overtakes, {queries} query lines",
     ]
-
-
-def main() -> None:
-    """Measure and print."""
-    lines = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    print("\n".join(speed(lines)))
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
-    for part in (lines // 20, lines // 10, lines // 5, 3 * lines // 10, lines // 2):
-        tracemalloc.start()
-        tracker = DaemonTracker("/tmp/mps")
-        for observation in observations(part):
-            tracker.add_logs(observation)
-        print(f"held after {part} lines: {tracemalloc.get_traced_memory()[0] / 1024:.0f} KiB")
-        tracemalloc.stop()
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.host import DROP_ONE_IN, Daemon, FullHost
-from bench.program import Program, running
+from bench.http import Program
+from bench.program import running
 from mps_exporter.policy import SHOWN_AFTER_QUIT_SECONDS
 
 WARM_UP_SHARE = 0.3
