@@ -26,7 +26,7 @@ def test_a_counter_that_goes_down_is_named() -> None:
     seen = Counters()
     assert seen.see('x_total{a="1"} 5.0\ny 9.0') == 1
     seen.see('x_total{a="1"} 4.0\ny 1.0')
-    assert seen.fallen == ['x_total{a="1"}: 5.0 -> 4.0']
+    assert seen.fallen == ["x_total {'a': '1'}: 5.0 -> 4.0"]
 
 
 def hour_of(**change: float) -> list[Reading]:

@@ -16,7 +16,6 @@ SCHEMA: dict[str, Any] = json.loads((chart.CHART / "values.schema.json").read_te
 
 
 def test_the_chart_carries_copies_of_the_projects_files() -> None:
-    assert chart.stale() == [], "run python -m tools.generate_docs"
     for folder, (source, pattern) in chart.COPIES.items():
         copies = {path.name: path.read_bytes() for path in (chart.CHART / folder).iterdir()}
         assert copies == {
@@ -25,8 +24,7 @@ def test_the_chart_carries_copies_of_the_projects_files() -> None:
         assert copies
 
 
-def test_every_value_is_documented_and_in_the_schema() -> None:
-    assert chart.undocumented(VALUES) == []
+def test_every_value_is_in_the_schema() -> None:
     given = yaml.safe_load(VALUES)
     assert given.keys() <= SCHEMA["properties"].keys()
     for name, value in given.items():
