@@ -73,7 +73,7 @@ class Result:
     unasked: Cost
     """The same without queries: cached replies are fresh, as in most collections."""
     page: Cost
-    """Of that, the page."""
+    """The page alone."""
 
 
 async def collection(clients: int, runs: int) -> Result:

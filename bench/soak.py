@@ -45,7 +45,7 @@ SETTLE_SECONDS = 30.0
 """Time in which the exporter must have counted all events, on a busy machine."""
 JOB_SECONDS = 3.0
 JOB_LOGS_SECONDS = SHOWN_AFTER_QUIT_SECONDS + 30.0
-"""So long after its end the logs of a job's daemon may be open: it is still shown for a while."""
+"""Time after its end for which the logs of a job's daemon may be open: it is still shown."""
 FIRST_JOB = 1000
 NVML_GPU_IS_LOST = 15
 
