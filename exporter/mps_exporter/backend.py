@@ -97,7 +97,8 @@ class ReplayPlayer:
             if self._playing is None:
                 await self._enter(position)
 
-    async def run(self) -> None:
+    async def run_between_collections(self) -> None:
+        """Play the scenes until cancelled."""
         await self.start()
         while True:
             playing = self.playing
@@ -196,30 +197,27 @@ class CollectorBackend:
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
+        self._host: LiveHost | None = None
+        self._source: Collector | ReplayPlayer
         if playlist is None:
-            self._live = LiveHost(settings)
-            self._live_collector = Collector(self._live, settings, on_incident=self._publish)
+            self._host = LiveHost(settings)
+            self._source = Collector(self._host, settings, on_incident=self._publish)
         else:
-            self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
+            self._source = self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
     async def run(self) -> None:
         """Follow the logs until cancelled; replay a recording in a loop."""
-        await (
-            self._live_collector.run_between_collections()
-            if self.player is None
-            else self.player.run()
-        )
+        await self._source.run_between_collections()
 
     async def close(self) -> None:
-        if self.player is None:
-            await self._live.close()
+        if self._host is not None:
+            await self._host.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
-        source = self._live_collector if self.player is None else self.player
-        snapshot = await source.collect(timeout_seconds, collectors)
+        snapshot = await self._source.collect(timeout_seconds, collectors)
         self.ready = True
         return snapshot
 

@@ -148,8 +148,8 @@ class Collector:
         self._stranded_since: dict[int, float] = {}
         self._unknown_readings = 0
         self._kernel: KernelObservation | None = None
-        self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_FAULTS)
-        self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_RANGES)
+        self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
+        self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._gpu_addresses: dict[str, str] = {}
         """PCI address -> UUID of the GPUs that were read last."""
         self._identified: frozenset[int] = frozenset()

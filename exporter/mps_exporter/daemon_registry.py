@@ -247,12 +247,9 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
             for name, record in self.items()
             if record.gone_since is not None and not record.facts.configured
         ]
-        limit, user_limit = policy.MAX_ABSENT_DAEMONS, policy.MAX_ABSENT_DAEMONS_PER_USER
-        kept, users = Counter[bool](), Counter[int | None]()
+        shares = _Shares(policy.MAX_ABSENT_DAEMONS), _Shares(policy.MAX_ABSENT_DAEMONS)
         for _, name, facts in sorted(gone, key=lambda one: one[0], reverse=True):
-            kept[facts.limited] += 1
-            users[facts.user] += facts.limited
-            if kept[facts.limited] > limit or users[facts.user] > user_limit:
+            if not shares[facts.limited].take(facts, 1):
                 del self[name]
 
     def _set_foreign_writers(self) -> None:
@@ -278,15 +275,26 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
                 ) - {process.own_pid for process in record.facts.processes}
 
 
+class _Shares:
+    """A limit for all daemons; of ordinary users, each can use a part of it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = Counter[int | None]()
+
+    def take(self, facts: DaemonFacts, wanted: int) -> int:
+        """Return how many of the wanted items this daemon gets."""
+        room = self._limit - self._used.total()
+        if facts.limited:
+            room = min(room, self._limit // policy.USERS_PER_LIMIT - self._used[facts.user])
+        taken = max(0, min(wanted, room))
+        self._used[facts.user] += taken
+        return taken
+
+
 def _within_quota(pids_of: Iterable[tuple[DaemonFacts, list[int]]]) -> list[int]:
     """Join the PIDs of all daemons; those of ordinary users' daemons come last, and are limited."""
-    found, users, total = list[int](), Counter[int | None](), 0
+    found, shares = list[int](), _Shares(policy.MAX_LOGGED_PIDS)
     for facts, pids in sorted(pids_of, key=lambda one: one[0].limited):
-        if facts.limited:
-            user_room = policy.MAX_LOGGED_PIDS_PER_USER - users[facts.user]
-            room = max(0, min(user_room, policy.MAX_LOGGED_PIDS - total))
-            del pids[room:]
-            users[facts.user] += len(pids)
-            total += len(pids)
-        found += pids
+        found += pids[: shares.take(facts, len(pids))] if facts.limited else pids
     return found
