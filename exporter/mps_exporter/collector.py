@@ -60,6 +60,7 @@ class CollectionRun:
     deadline_seconds: float
     collectors: frozenset[str]
     transitions: TransitionLogger
+    task: asyncio.Task[Snapshot] = field(init=False)
     results: dict[CollectorName, CollectorResult] = field(default_factory=dict)
     gpus: NvmlObservation | None = None
     processes: ProcfsObservation | None = None
@@ -141,7 +142,7 @@ class Collector:
         self._daemons = DaemonRegistry()
         self._users_queries: dict[str, asyncio.Task[None]] = {}
         """Queries of ordinary users' daemons that are in progress, by pipe directory."""
-        self._collections: dict[frozenset[str], tuple[CollectionRun, asyncio.Task[Snapshot]]] = {}
+        self._collections: dict[frozenset[str], CollectionRun] = {}
         """The collections in progress, by their collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
@@ -168,15 +169,14 @@ class Collector:
         least = self._settings.collector_timeout
         deadline = deadline_seconds or least
         chosen = frozenset(self._enabled if collectors is None else collectors)
-        joined = self._collections.get(chosen)
-        if joined is None or joined[0].age_seconds >= least:
+        run = self._collections.get(chosen)
+        if run is None or run.age_seconds >= least:
             # The short deadline of one scraper must not apply to others that join.
             run = CollectionRun(time.monotonic(), max(deadline, least), chosen, self._transitions)
-            joined = run, asyncio.create_task(self._collect(run), name="collection")
-            self._collections[chosen] = joined
-        run, task = joined
-        done, _ = await asyncio.wait((task,), timeout=deadline)
-        return task.result() if done else self._snapshot(run)
+            run.task = asyncio.create_task(self._collect(run), name="collection")
+            self._collections[chosen] = run
+        done, _ = await asyncio.wait((run.task,), timeout=deadline)
+        return run.task.result() if done else self._snapshot(run)
 
     async def _collect(self, run: CollectionRun) -> Snapshot:
         try:
@@ -187,8 +187,7 @@ class Collector:
             self._publish()
             return self._snapshot(run)
         finally:
-            current = self._collections.get(run.collectors)
-            if current is not None and current[0] is run:
+            if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
 
     async def _read_gpus(self, run: CollectionRun) -> None:

@@ -8,6 +8,7 @@ the flag wins. Repeatable settings are separated by commas in the environment.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -77,10 +78,24 @@ GROUPS = {
 
 
 class Kind(NamedTuple):
-    """A kind of value: its name in the help ("" for a switch), and its parser."""
+    """A kind of value: its name in the help ("" for a switch), and what is accepted."""
 
     metavar: str = ""
-    parse: Callable[[str], Any] = str
+    pattern: str = ".*"
+    reason: str = ""
+    """What a value that does not match must be."""
+    convert: Callable[[str], Any] = str
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """Of a number: both are accepted."""
+
+    def parse(self, text: str) -> Any:
+        """Return the value. Raise ValueError with the reason if it is not accepted."""
+        if not re.fullmatch(self.pattern, text, re.DOTALL):
+            raise ValueError(self.reason)
+        value, (low, high) = self.convert(text), self.bounds
+        if isinstance(value, int | float) and not low <= value <= high:
+            raise ValueError(f"must be from {low:g} to {high:g}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +162,6 @@ class Flag:
 # ------------------------------------------------------------------------------- values
 
 
-def _matching(metavar: str, pattern: str, reason: str, convert: Callable[[str], Any] = str) -> Kind:
-    """Return a kind whose values match a pattern; otherwise the reason is reported."""
-
-    def parse(value: str) -> Any:
-        if not re.fullmatch(pattern, value, re.DOTALL):
-            raise ValueError(reason)
-        return convert(value)
-
-    return Kind(metavar, parse)
-
-
 OWN_PATHS = ("/-/", "/api/v1/", "/static/")
 """Paths of the other pages."""
 
@@ -197,18 +201,6 @@ def parse_duration(value: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _bounded(convert: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
-    """Return a parser that accepts these bounds and what is between them."""
-
-    def parse(value: str) -> Any:
-        number = convert(value)
-        if not low <= number <= high:
-            raise ValueError(f"must be from {low:g} to {high:g}")
-        return number
-
-    return parse
-
-
 def _user(value: str) -> int:
     """Return the UID of a user, given by name or number."""
     import pwd  # only doctor --user needs it
@@ -222,33 +214,35 @@ def _user(value: str) -> int:
 
 
 def _integer(low: int, high: int) -> Kind:
-    return _matching("N", "[0-9]{1,9}", "must be a whole number", _bounded(int, low, high))
+    return Kind("N", "[0-9]{1,9}", "must be a whole number", int, (low, high))
 
 
 def _duration(low: float, high: float) -> Kind:
-    return Kind("DURATION", _bounded(parse_duration, low, high))
+    return Kind("DURATION", convert=parse_duration, bounds=(low, high))
 
 
 def _one_of(metavar: str, *words: str) -> Kind:
-    return _matching(metavar, "|".join(words), f"must be one of {', '.join(words)}")
+    return Kind(metavar, "|".join(words), f"must be one of {', '.join(words)}")
 
 
 _ABSOLUTE = "/.*", "must be an absolute path", lambda path: path.rstrip("/") or "/"
 _NOT_EMPTY = ".+", "must not be empty"
-_TRUE = ("true", "1", "yes")
-_SWITCH = _matching(
-    "", "(?i)true|1|yes|false|0|no", "must be true or false", lambda word: word.lower() in _TRUE
+_SWITCH = Kind(
+    "",
+    "(?i)true|1|yes|false|0|no",
+    "must be true or false",
+    lambda word: word.lower() in ("true", "1", "yes"),
 )
-_ADDRESS = Kind("ADDRESS", _listen_address)
-_DIRECTORY = _matching("DIR", *_ABSOLUTE)
-_FILE = _matching("FILE", *_NOT_EMPTY)
+_ADDRESS = Kind("ADDRESS", convert=_listen_address)
+_DIRECTORY = Kind("DIR", *_ABSOLUTE)
+_FILE = Kind("FILE", *_NOT_EMPTY)
 _POSITIVE = _duration(0.001, 31_536_000)
-_FACTOR = _matching("FACTOR", r"\d+(\.\d+)?", "must be a number", _bounded(float, 0.1, 1000))
-_URL_PATH = _matching(
+_FACTOR = Kind("FACTOR", r"\d+(\.\d+)?", "must be a number", float, (0.1, 1000))
+_URL_PATH = Kind(
     "PATH", r"/[A-Za-z0-9._~/-]+", 'must be a path such as "/metrics", not "/" itself', _free_path
 )
-_PROM_FILE = _matching("FILE", r".*\.prom", "must end in .prom: node_exporter reads no other files")
-_PROCESS_ID = _matching("PID", "0*[1-9][0-9]{0,18}", "must be the number of a process", int)
+_PROM_FILE = Kind("FILE", r".*\.prom", "must end in .prom: node_exporter reads no other files")
+_PROCESS_ID = Kind("PID", "0*[1-9][0-9]{0,18}", "must be the number of a process", int)
 
 
 # ------------------------------------------------------------------------------ settings
@@ -333,15 +327,15 @@ class Settings:
         "Time between two queries of the servers, which confirm the state read from the logs.",
     )
     path_procfs: str = _host("/proc", _DIRECTORY, "Where procfs is mounted.")
-    path_kmsg: str = _host("/dev/kmsg", _matching("FILE", *_ABSOLUTE), "The kernel log.")
+    path_kmsg: str = _host("/dev/kmsg", Kind("FILE", *_ABSOLUTE), "The kernel log.")
     path_passwd: str = _host("/etc/passwd", _FILE, "File with the names of users.")
     path_container_logs: str = _host(
         "/var/log/containers",
-        _matching("DIR", *_NOT_EMPTY),
+        Kind("DIR", *_NOT_EMPTY),
         "Directory of the kubelet that names containers.",
     )
     path_cgroupfs: str = _host(
-        "/sys/fs/cgroup", _matching("DIR", *_NOT_EMPTY), "Where cgroup version 2 is mounted."
+        "/sys/fs/cgroup", Kind("DIR", *_NOT_EMPTY), "Where cgroup version 2 is mounted."
     )
     collector_nvml: bool = _everywhere(True, _SWITCH, "Read GPUs and their processes, from NVML.")
     collector_control: bool = _everywhere(True, _SWITCH, "Query the MPS control daemons.")
@@ -396,7 +390,7 @@ class Settings:
         None, _PROCESS_ID, "Explain why this process hangs, fails or runs without MPS."
     )
     doctor_user: int | None = _option(
-        None, Kind("NAME", _user), "Like --pid, for each process of a user."
+        None, Kind("NAME", convert=_user), "Like --pid, for each process of a user."
     )
     doctor_job: str | None = _option(
         None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
