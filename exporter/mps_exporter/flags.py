@@ -86,7 +86,7 @@ class Kind(NamedTuple):
     """What a value that does not match must be."""
     convert: Callable[[str], Any] = str
     bounds: tuple[float, float] = (-math.inf, math.inf)
-    """Of a number: both are accepted."""
+    """Lowest and highest number."""
 
     def parse(self, text: str) -> Any:
         """Return the value. Raise ValueError with the reason if it is not accepted."""
