@@ -1,4 +1,4 @@
-"""Cost of a full host: one collection, the reading of logs, the whole program.
+"""Cost of a full host: one collection, and the whole program.
 
     python -m bench [--quick]
 
@@ -14,12 +14,11 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 
-from bench import logs, program
+from bench import program
 from bench.collection import collection, report
 from bench.host import CLIENTS_PER_GPU, GPUS
 
 FULL = GPUS * CLIENTS_PER_GPU
-LOG_LINES = 200_000
 
 CPU_MS, MEGABYTES, IDLE_PERCENT, START_SECONDS = 45.0, 75.0, 1.0, 1.0
 """Limits: CPU of a collection without queries, memory, CPU without scrapes, start."""
@@ -36,7 +35,7 @@ def everything(quick: bool) -> Iterator[str]:
     yield f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
     yield f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)"
     full = asyncio.run(collection(FULL, 7 if quick else 15))
-    yield from ["", *report(full), "", *logs.speed(LOG_LINES)]
+    yield from ["", *report(full)]
     seen = program.life(FULL, 5 if quick else 15)
     yield from ["", *program.report(FULL, seen), ""]
     yield against("CPU of a collection that asks no daemon", full.unasked.cpu, CPU_MS, " ms")

@@ -1,8 +1,6 @@
 """Cost of one collection, from the sources to the bytes of the page.
 
-    python -m bench.collection [clients]
-
-Medians of several runs, next to each source alone.
+Medians of several runs.
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ import asyncio
 import gc
 import resource
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from bench.host import CLIENTS_PER_GPU, GPUS, FullHost
+from bench.host import GPUS, FullHost
 from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
@@ -27,7 +25,6 @@ from mps_exporter.metrics import Build, SparseSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.snapshot import Snapshot
 
-RUNS = 15
 ENCODER = Encoder()
 SPARSE = SparseSeries()
 BUILD = Build("bench", "", "")
@@ -52,21 +49,16 @@ def _cpu(name_of: int) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-async def measure(works: Sequence[Callable[[], Awaitable[object]]], runs: int = RUNS) -> list[Cost]:
-    """Repeat these alternately with pauses, like scrapes; the first run does not count."""
-    found: list[list[tuple[float, ...]]] = [[] for _ in works]
-    for number in range(runs + 1):
-        for work, times in zip(works, found, strict=True):
-            began = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
-            await work()
-            ended = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
-            if number:
-                times.append(tuple(b - a for a, b in zip(began, ended, strict=True)))
-            await asyncio.sleep(0.02)
-    return [
-        Cost(*(1000 * statistics.median(column) for column in zip(*times, strict=True)))
-        for times in found
-    ]
+async def measure(work: Callable[[], Awaitable[object]], runs: int) -> Cost:
+    """Repeat this with pauses, like scrapes; the first two runs do not count."""
+    times: list[tuple[float, ...]] = []
+    for _ in range(runs + 2):
+        began = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
+        await work()
+        ended = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
+        times.append(tuple(b - a for a, b in zip(began, ended, strict=True)))
+        await asyncio.sleep(0.02)
+    return Cost(*(1000 * statistics.median(column) for column in zip(*times[2:], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -77,25 +69,14 @@ class Result:
     samples: int
     page_bytes: int
     whole: Cost
-    """A collection with a query to each daemon."""
+    """A collection with a query to each daemon, and its page."""
     unasked: Cost
-    """A collection without queries: cached replies are fresh, as in most collections."""
-    exposition: Cost
-    sources: dict[str, Cost]
-
-    @property
-    def floor(self) -> Cost:
-        """Sum of all parts: each source, and the page."""
-        parts = [*self.sources.values(), self.exposition]
-        return Cost(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
-
-    @property
-    def slowest(self) -> str:
-        """Name of the source that takes longest alone."""
-        return max(self.sources, key=lambda name: self.sources[name].wall)
+    """The same without queries: cached replies are fresh, as in most collections."""
+    page: Cost
+    """The page alone."""
 
 
-async def collection(clients: int, runs: int = RUNS) -> Result:
+async def collection(clients: int, runs: int) -> Result:
     """Measure a host with this many clients."""
     configure_malloc()  # as the program does
     gc.freeze()
@@ -109,85 +90,41 @@ async def collection(clients: int, runs: int = RUNS) -> Result:
             stack.push_async_callback(host.close)
             collectors.append(Collector(host, settings))
         await asyncio.sleep(1.1)  # servers are old enough to be queried
-        works = [_whole(collector) for collector in collectors]
-        for work in works * 2:
-            await work()
-        (whole,), (unasked,) = await measure(works[:1], runs), await measure(works[1:], runs)
-        return await _result(full, collectors[0], (whole, unasked), runs)
+        whole, unasked = [await measure(partial(_whole, one), runs) for one in collectors]
+        snapshot = await collectors[0].collect()
+        _check_complete(full, snapshot)
+        page = await _page(snapshot)
+        return Result(
+            clients=sum(len(daemon.clients) for daemon in full.daemons),
+            samples=sum(1 for line in page.splitlines() if not line.startswith(b"#")),
+            page_bytes=len(page),
+            whole=whole,
+            unasked=unasked,
+            page=await measure(partial(_page, snapshot), runs),
+        )
 
 
-def _page(snapshot: Snapshot) -> bytes:
+async def _whole(collector: Collector) -> None:
+    await _page(await collector.collect())
+
+
+async def _page(snapshot: Snapshot) -> bytes:
     return ENCODER.encode(SPARSE.shown(render(snapshot, BUILD)), (), TEXT_0_0_4)
 
 
-def _whole(collector: Collector) -> Callable[[], Awaitable[object]]:
-    async def whole() -> None:
-        _page(await collector.collect())
-
-    return whole
-
-
-async def _result(
-    full: FullHost, collector: Collector, whole: tuple[Cost, Cost], runs: int
-) -> Result:
-    host = collector._host  # noqa: SLF001 - its sources are read alone
-    snapshot = await collector.collect()
-
-    async def exposition() -> None:
-        _page(snapshot)
-
-    facts = await host.discover(5)
-    pids = [pid for daemon in full.daemons for pid in daemon.clients]
-
-    async def tools() -> None:
-        await asyncio.gather(*(host.probe(daemon, 5) for daemon in facts))
-
-    alone: dict[str, Callable[[], Awaitable[object]]] = {
-        "NVML": lambda: host.read_gpus(5),
-        "/proc, daemons": lambda: host.discover(5),
-        "/proc, clients": lambda: host.identify(pids, 5),
-        "control tool": tools,
-        "logs": lambda: host.poll_logs(facts, 5),
-        "page": exposition,
-    }
-    costs = dict(zip(alone, await measure(list(alone.values()), runs), strict=True))
-    page_cost = costs.pop("page")
-    page = _page(snapshot)
+def _check_complete(full: FullHost, snapshot: Snapshot) -> None:
     found = sum(len(server.clients) for daemon in snapshot.daemons for server in daemon.servers)
     expected = sum(len(daemon.clients) for daemon in full.daemons)
     if found != expected or not all(result.success for result in snapshot.collectors):
         raise AssertionError(f"{found} of {expected} clients seen; {snapshot.collectors}")
-    return Result(
-        clients=found,
-        samples=sum(1 for line in page.splitlines() if not line.startswith(b"#")),
-        page_bytes=len(page),
-        whole=whole[0],
-        unasked=whole[1],
-        exposition=page_cost,
-        sources=costs,
-    )
 
 
 def report(result: Result) -> list[str]:
     """Return the lines of a report."""
-    alone = result.sources[result.slowest]
     return [
         f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "
         f"{result.page_bytes / 1e6:.2f} MB",
         f"  one collection, with its page  {result.whole}",
-        f"  of that, the page              {result.exposition}",
         f"  one that asks no daemon        {result.unasked}",
-        *(f"  {name + ' alone':30} {cost}" for name, cost in result.sources.items()),
-        f"  all of these one by one          {result.floor}",
-        f"  collection / slowest source ({result.slowest}): {result.whole.wall / alone.wall:.2f}",
+        f"  of that, the page              {result.page}",
     ]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
-    clients = int(arguments[0]) if arguments else GPUS * CLIENTS_PER_GPU
-    print("\n".join(report(asyncio.run(collection(clients)))))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -17,7 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Self, TextIO
 
-from mps_exporter.flags import Settings
+from mps_exporter.cli import parse_words
+from mps_exporter.flags import Settings, load
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
@@ -463,11 +464,7 @@ class FullHost:
     @property
     def settings(self) -> Settings:
         """The same, as settings."""
-        return Settings(
-            path_procfs=str(self.proc.root),
-            mps_control_binary=str(self.tool),
-            mps_min_query_interval=0.0,
-        )
+        return load(parse_words(["serve", *self.flags]) or {}, {}, "serve")
 
     def live(self, settings: Settings | None = None) -> LiveHost:
         """Return the exporter's sources for this host."""

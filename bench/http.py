@@ -14,7 +14,6 @@ import argparse
 import http.client
 import os
 import platform
-import random
 import resource
 import shlex
 import statistics
@@ -22,10 +21,11 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 HEADERS = {
@@ -34,8 +34,10 @@ HEADERS = {
     "X-Prometheus-Scrape-Timeout-Seconds": "10",
 }
 START_SECONDS = 30.0
-WARM_UP, BURST = 5, 5
-"""Scrapes before the measurement; consecutive scrapes without a pause."""
+SCRAPE_SECONDS = 120.0
+"""Scrape timeout. 10 s ended a run of an hour on an overloaded machine."""
+WARM_UP = 5
+"""Scrapes before the measurement."""
 IDLE_SECONDS = 15.0
 
 
@@ -70,8 +72,6 @@ class Cost:
     name: str
     paced_ms: list[float] = field(default_factory=list)
     """Scrapes a second apart."""
-    burst_ms: list[float] = field(default_factory=list)
-    """Scrapes without a pause."""
     idle_cpu_percent: float | None = None
     """Percent of a core, without scrapes; None for a tool."""
     cpu_percent: float = 0.0
@@ -90,79 +90,108 @@ class Cost:
         ordered = sorted(self.paced_ms)
         return ordered[-(-len(ordered) * 95 // 100) - 1]
 
-    @property
-    def burst_median_ms(self) -> float:
-        """Median of the scrapes without a pause."""
-        return statistics.median(self.burst_ms)
 
+class Program:
+    """A running exporter, observed from outside, and scraped as Prometheus does."""
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time (utime + stime) of a process and all its descendants."""
-    total = 0.0
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop()
-        with suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-            for task in Path(f"/proc/{one}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
-    return total
-
-
-class Server:
-    """An exporter that runs and is scraped."""
-
-    def __init__(self, exporter: Exporter, stack: ExitStack) -> None:
-        address = urlsplit(exporter.url)
+    def __init__(self, pid: int, url: str) -> None:
+        self.pid = pid
+        self.started = time.monotonic()
+        address = urlsplit(url)
         self._path = urlunsplit(("", "", address.path or "/", address.query, ""))
-        self._connection = http.client.HTTPConnection(
-            address.hostname or "127.0.0.1", address.port, timeout=10
+        self.connection = http.client.HTTPConnection(
+            address.hostname or "127.0.0.1", address.port, timeout=SCRAPE_SECONDS
         )
-        self._process = stack.enter_context(
-            subprocess.Popen(exporter.command, stdout=subprocess.DEVNULL)
-        )
-        stack.callback(self._process.terminate)
-        stack.callback(self._connection.close)
-        end = time.monotonic() + START_SECONDS
-        while True:
-            with suppress(OSError, http.client.HTTPException):
-                self.scrape()
-                return
-            if time.monotonic() > end or self._process.poll() is not None:
-                raise RuntimeError(f"{exporter.name} gives no page")
-            self._connection.close()
-            time.sleep(0.1)
 
-    def scrape(self) -> bytes:
+    def scrape(self) -> str:
         """Fetch a page. Raise OSError or HTTPException."""
-        self._connection.request("GET", self._path, headers=HEADERS)
-        answer = self._connection.getresponse()
+        self.connection.request("GET", self._path, headers=HEADERS)
+        answer = self.connection.getresponse()
         body = answer.read()
         if answer.status != 200:
             raise http.client.HTTPException(f"status {answer.status}")
         gzipped = answer.headers["Content-Encoding"] == "gzip"
-        return zlib.decompress(body, wbits=31) if gzipped else body
+        return (zlib.decompress(body, wbits=31) if gzipped else body).decode()
+
+    def until_good(self, words: str = "") -> float:
+        """Scrape until the page contains these words; return the seconds since the start."""
+        while time.monotonic() < self.started + START_SECONDS:
+            with suppress(OSError, http.client.HTTPException):
+                if words in self.scrape():
+                    return time.monotonic() - self.started
+            self.connection.close()
+            time.sleep(0.005)
+        raise AssertionError(f"no page with {words!r} within {START_SECONDS:.0f} s")
 
     def cpu_seconds(self) -> float:
-        return cpu_seconds(self._process.pid)
+        """Return the CPU time (utime + stime) of the program and all its descendants."""
+        total = 0.0
+        waiting = [self.pid]
+        while waiting:
+            one = waiting.pop()
+            with suppress(OSError):
+                fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+                waiting += _children(one)
+        return total
 
-    def rss_megabytes(self) -> float:
-        status = Path(f"/proc/{self._process.pid}/status").read_text().split()
-        return int(status[status.index("VmRSS:") + 1]) / 1024
+    def status(self, key: str) -> int:
+        """Return a number of /proc/PID/status."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+    @property
+    def megabytes(self) -> float:
+        """Resident memory, in MiB."""
+        return self.status("VmRSS") / 1024
+
+    @property
+    def open_files(self) -> list[str]:
+        """Targets of its descriptors, with the kernel's names."""
+        found = []
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.append(str(descriptor.readlink()))
+        return found
+
+    @property
+    def children(self) -> int:
+        """Number of child processes, zombies included."""
+        return len(_children(self.pid))
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@contextmanager
+def started(command: Sequence[str], url: str, **options: Any) -> Iterator[Program]:
+    """Run a program that serves at this URL; the options are those of Popen."""
+    process = subprocess.Popen(command, **options)
+    program = Program(process.pid, url)
+    try:
+        yield program
+    finally:
+        program.connection.close()
+        process.terminate()
+        process.wait(15)
 
 
 class Tool:
     """A program that is run for each scrape."""
 
+    megabytes = 0.0
+    """Memory of a tool that runs for milliseconds is not measured."""
+
     def __init__(self, exporter: Exporter) -> None:
         self._command = exporter.command
         self._cpu = 0.0
 
-    def scrape(self) -> bytes:
+    def scrape(self) -> str:
         """Run the tool and return its output. Raise CalledProcessError."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(self._command, check=True, capture_output=True)
+        done = subprocess.run(self._command, check=True, capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._cpu += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return done.stdout
@@ -170,44 +199,46 @@ class Tool:
     def cpu_seconds(self) -> float:
         return self._cpu
 
-    def rss_megabytes(self) -> float:
-        """Return 0: memory of a tool that runs for milliseconds is not measured."""
-        return 0.0
+
+def _subject(exporter: Exporter, stack: ExitStack) -> Program | Tool:
+    if not exporter.url:
+        return Tool(exporter)
+    program = started(exporter.command, exporter.url, stdout=subprocess.DEVNULL)
+    subject = stack.enter_context(program)
+    subject.until_good()
+    return subject
 
 
 def compare(exporters: Sequence[Exporter], rounds: int = 30, interval: float = 1.0) -> list[Cost]:
-    """Start all; measure them without scrapes, with paced scrapes and in bursts; stop all."""
+    """Start all; measure them without scrapes, and with paced scrapes; stop all."""
     with ExitStack() as stack:
-        subjects: list[tuple[Server | Tool, Cost]] = [
-            (Server(one, stack) if one.url else Tool(one), Cost(one.name)) for one in exporters
-        ]
+        subjects = [(_subject(one, stack), Cost(one.name)) for one in exporters]
         for subject, _ in subjects * WARM_UP:
             subject.scrape()
         seconds = min(rounds * interval, IDLE_SECONDS)
         before = [subject.cpu_seconds() for subject, _ in subjects]
         time.sleep(seconds)
         for (subject, cost), was in zip(subjects, before, strict=True):
-            if isinstance(subject, Server):
+            if isinstance(subject, Program):
                 cost.idle_cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
         _paced(subjects, rounds, interval)
-        for _ in range(max(rounds // BURST, 3)):
-            for subject, cost in random.sample(subjects, len(subjects)):
-                cost.burst_ms += [_timed(subject) for _ in range(BURST)]
         for subject, cost in subjects:
             lines = subject.scrape().splitlines()
-            cost.series = sum(1 for line in lines if line and not line.startswith(b"#"))
-            cost.rss_megabytes = subject.rss_megabytes()
+            cost.series = sum(1 for line in lines if line and not line.startswith("#"))
+            cost.rss_megabytes = subject.megabytes
         return [cost for _, cost in subjects]
 
 
-def _paced(subjects: Sequence[tuple[Server | Tool, Cost]], rounds: int, interval: float) -> None:
+def _paced(subjects: Sequence[tuple[Program | Tool, Cost]], rounds: int, interval: float) -> None:
     """Scrape each once per interval, with equal pauses between them."""
     before = [subject.cpu_seconds() for subject, _ in subjects]
     began = due = time.monotonic()
     for _ in range(rounds):
         for subject, cost in subjects:
             time.sleep(max(0.0, due - time.monotonic()))
-            cost.paced_ms.append(_timed(subject))
+            began_at = time.perf_counter()
+            subject.scrape()
+            cost.paced_ms.append(1000 * (time.perf_counter() - began_at))
             due += interval / len(subjects)
     time.sleep(max(0.0, due - time.monotonic()))
     seconds = time.monotonic() - began
@@ -215,17 +246,10 @@ def _paced(subjects: Sequence[tuple[Server | Tool, Cost]], rounds: int, interval
         cost.cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
 
 
-def _timed(subject: Server | Tool) -> float:
-    """Return the milliseconds of one scrape, decompression included."""
-    began = time.perf_counter()
-    subject.scrape()
-    return 1000 * (time.perf_counter() - began)
-
-
 def report(costs: Sequence[Cost], base: str) -> list[str]:
     """Return a table with the ratios to the exporter of this name."""
     reference = next(cost for cost in costs if cost.name == base)
-    heads = ("median ms", "p95 ms", "burst ms", "CPU %", "idle %", "RSS MiB", "series")
+    heads = ("median ms", "p95 ms", "CPU %", "idle %", "RSS MiB", "series")
     lines = [
         f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         f"{'':22s}{''.join(f'{head:>10s}' for head in heads)}  median and CPU / {base}",
@@ -234,7 +258,7 @@ def report(costs: Sequence[Cost], base: str) -> list[str]:
         idle = "" if cost.idle_cpu_percent is None else f"{cost.idle_cpu_percent:.2f}"
         cpu = cost.cpu_percent / reference.cpu_percent if reference.cpu_percent else float("nan")
         lines.append(
-            f"{cost.name:22s}{cost.median_ms:10.2f}{cost.p95_ms:10.2f}{cost.burst_median_ms:10.2f}"
+            f"{cost.name:22s}{cost.median_ms:10.2f}{cost.p95_ms:10.2f}"
             f"{cost.cpu_percent:10.2f}{idle:>10s}{cost.rss_megabytes:10.1f}{cost.series:10d}"
             f"{cost.median_ms / reference.median_ms:8.2f}{cpu:8.2f}"
         )

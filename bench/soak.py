@@ -23,10 +23,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 
 from bench.host import DROP_ONE_IN, Daemon, FullHost
-from bench.program import Program, running
+from bench.http import Program
+from bench.program import running
 from mps_exporter.policy import SHOWN_AFTER_QUIT_SECONDS
+from testing.program import Page
 
 WARM_UP_SHARE = 0.3
 WARM_UP_SECONDS = 300.0
@@ -42,12 +45,10 @@ SETTLE_SECONDS = 30.0
 """Time in which the exporter must have counted all events, on a busy machine."""
 JOB_SECONDS = 3.0
 JOB_LOGS_SECONDS = SHOWN_AFTER_QUIT_SECONDS + 30.0
-"""So long after its end the logs of a job's daemon may be open: it is still shown for a while."""
+"""Time after its end for which the logs of a job's daemon may be open: it is still shown."""
 FIRST_JOB = 1000
 NVML_GPU_IS_LOST = 15
 
-_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _COUNTER = re.compile(r"_total$|_count$|_sum$|_bucket$")
 
 Sample = tuple[str, str, str]
@@ -75,7 +76,11 @@ class Counters:
 
     def see(self, page: str) -> int:
         """Check a page; return its number of counters."""
-        now = dict(counters(page.splitlines()))
+        now = {
+            f"{name} {labels}": value
+            for name, labels, value in Page(page).samples
+            if _COUNTER.search(name)
+        }
         self.fallen += [
             f"{name}: {self.last[name]} -> {value}"
             for name, value in now.items()
@@ -85,23 +90,13 @@ class Counters:
         return len(now)
 
 
-def counters(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
-    """Yield all counters of a page: names with labels, and values."""
-    for line in lines:
-        match = _SAMPLE.match(line)
-        if match and _COUNTER.search(match[1]):
-            yield f"{match[1]}{{{match[2] or ''}}}", float(match[3])
-
-
 def samples(page: str) -> dict[Sample, float]:
     """Return the samples of daemons that have at most one further label."""
     found: dict[Sample, float] = {}
-    for line in page.splitlines():
-        if match := _SAMPLE.match(line):
-            labels = dict(_LABEL.findall(match[2] or ""))
-            daemon = labels.pop("daemon", None)
-            if daemon is not None and len(labels) <= 1:
-                found[daemon, match[1], next(iter(labels.values()), "")] = float(match[3])
+    for name, labels, value in Page(page).samples:
+        daemon = labels.pop("daemon", None)
+        if daemon is not None and len(labels) <= 1:
+            found[daemon, name, next(iter(labels.values()), "")] = value
     return found
 
 
@@ -307,12 +302,6 @@ def judge(readings: Sequence[Reading], seen: Counters, missing: Sequence[str], c
     print(f"{len(readings)} scrapes, {len(seen.last)} counters watched, {chaos.happened}")
     print("\n".join(found) or "steady")
     return 1 if found else 0
-
-
-def mean(numbers: Iterable[float]) -> float:
-    """Return the mean."""
-    found = list(numbers)
-    return sum(found) / len(found)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -51,23 +51,6 @@ def _at(defaults: Any, path: list[str]) -> Any:
     return defaults
 
 
-def undocumented(text: str) -> list[str]:
-    """Return the values without a comment of their own or of a mapping that contains them."""
-    named = {path for path, _, _ in values(text)}
-
-    def missing(value: Any, path: str) -> Iterator[str]:
-        inside = any(name.startswith(f"{path}.") for name in named)
-        if path in named and not inside:
-            return
-        if isinstance(value, dict) and inside:
-            for key, below in value.items():
-                yield from missing(below, f"{path}.{key}")
-        else:
-            yield path
-
-    return [found for key, value in yaml.safe_load(text).items() for found in missing(value, key)]
-
-
 def table(text: str) -> Iterator[str]:
     """The rows of the README."""
     rows = list(values(text))
@@ -92,23 +75,7 @@ def files() -> dict[Path, str]:
     return made
 
 
-def stale() -> list[str]:
-    """Return the files that are missing, differ, or have no source."""
-    made = files()
+def obsolete() -> list[Path]:
+    """Return the copies without a source."""
     there = {path for folder in COPIES for path in (CHART / folder).iterdir()}
-    wrong = {
-        path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text
-    }
-    return sorted(str(path.relative_to(ROOT)) for path in wrong | (there - made.keys()))
-
-
-def write() -> None:
-    """Write what is stale."""
-    made = files()
-    for name in stale():
-        path = ROOT / name
-        if path in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made[path], "utf-8")
-        else:
-            path.unlink()
+    return sorted(there - files().keys())

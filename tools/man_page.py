@@ -49,8 +49,7 @@ def _flag(flag: Flag) -> Iterator[str]:
         name = name.replace("--", "--[no-]")
     yield ".TP"
     yield f"\\fB{_text(name)}\\fR" + (f"=\\fI{value}\\fR" if value else "")
-    default = f" Default: {text}." if (text := flag.default_text()) else ""
-    yield _text(flag.meaning + default)
+    yield _text(flag.explained())
 
 
 def _text(words: str) -> str:

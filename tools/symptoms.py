@@ -23,11 +23,7 @@ KINDS = {
     "log": "A line in the log",
 }
 _HEADER = re.compile(r"<!-- symptom\n(.*?)-->", re.DOTALL)
-_KEYS = ("kind", "findings", "alerts", "reported", "recordings")
-
-
-class SymptomError(ValueError):
-    """A page's header that cannot be read; says which page and why."""
+_KEYS = ("findings", "alerts", "reported", "recordings")
 
 
 @dataclass(frozen=True)
@@ -48,25 +44,25 @@ class Symptom:
         return FOLDER / f"{self.name}.md"
 
 
-def parse(name: str, text: str) -> Symptom:
-    """Read a page's title and header; raises SymptomError."""
-    title, header = text.partition("\n")[0], _HEADER.search(text)
-    if not title.startswith("# ") or header is None:
-        raise SymptomError(f"{name}.md: no title in the first line, or no <!-- symptom header")
-    values: dict[str, str] = {}
-    for line in header[1].splitlines():
-        key, colon, value = line.partition(":")
-        if not colon or key not in _KEYS:
-            raise SymptomError(f"{name}.md: {line!r} is not one of {', '.join(_KEYS)}")
-        values[key] = value.strip()
-    if values.get("kind") not in KINDS:
-        raise SymptomError(f"{name}.md: kind is not one of {', '.join(KINDS)}")
-    words = {key: tuple(values.get(key, "").split()) for key in _KEYS[1:]}
-    return Symptom(name, title[2:], values["kind"], **words)
+def parse(path: Path) -> Symptom:
+    """Read a page's title and header.
+
+    Raises:
+        ValueError: One of them is missing, or has an unknown kind or key.
+    """
+    text = path.read_text("utf-8")
+    header = _HEADER.search(text)
+    if not text.startswith("# ") or header is None:
+        raise ValueError(f"{path.name}: no title in the first line, or no <!-- symptom header")
+    values = dict(line.split(":", 1) for line in header[1].splitlines())
+    kind = values.pop("kind", "").strip()
+    if kind not in KINDS or not values.keys() <= {*_KEYS}:
+        raise ValueError(f"{path.name}: the header has kind, one of {', '.join(KINDS)}; {_KEYS}")
+    words = {key: tuple(values.get(key, "").split()) for key in _KEYS}
+    return Symptom(path.stem, text.partition("\n")[0][2:], kind, **words)
 
 
 def symptoms() -> list[Symptom]:
     """All pages, by their titles."""
     pages = [path for path in FOLDER.glob("*.md") if path.name != "README.md"]
-    found = [parse(path.stem, path.read_text("utf-8")) for path in pages]
-    return sorted(found, key=lambda symptom: symptom.title.lower())
+    return sorted(map(parse, pages), key=lambda symptom: symptom.title.lower())

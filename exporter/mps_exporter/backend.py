@@ -88,7 +88,7 @@ class ReplayPlayer:
         self._settings = settings
         self._on_incident = on_incident
         self._playing: Playing | None = None
-        self._jumped = asyncio.Event()
+        self._scene_end: asyncio.Timeout | None = None
         self._entering = asyncio.Lock()
 
     async def start(self, position: float = 0.0) -> None:
@@ -97,19 +97,15 @@ class ReplayPlayer:
             if self._playing is None:
                 await self._enter(position)
 
-    async def run(self) -> None:
+    async def run_between_collections(self) -> None:
+        """Play the scenes until cancelled."""
         await self.start()
         while True:
             playing = self.playing
-            self._jumped.clear()
-            follower = asyncio.create_task(playing.collector.run_between_collections())
             seconds = max(playing.seconds_left(), policy.MIN_SCENE_SECONDS)
-            try:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._jumped.wait(), seconds)
-            finally:
-                follower.cancel()
-            await asyncio.wait((follower,))  # not `await follower`, which would raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds) as self._scene_end:
+                    await playing.collector.run_between_collections()
             async with self._entering:
                 if self._playing is playing:
                     scenes = self.playlist.scenes
@@ -122,7 +118,8 @@ class ReplayPlayer:
         if wanted is not None:
             async with self._entering:
                 await self._enter(wanted.at_seconds)
-            self._jumped.set()
+                if self._scene_end is not None and not self._scene_end.expired():
+                    self._scene_end.reschedule(asyncio.get_running_loop().time())
         return wanted is not None
 
     @property
@@ -142,8 +139,7 @@ class ReplayPlayer:
         def publish(daemon: str, incident: Incident) -> None:
             # Incidents before the wanted position are not reported.
             if self._playing is entered:
-                moment = host.wall(incident.at)
-                self._on_incident(daemon, replace(incident, at=moment))
+                self._on_incident(daemon, replace(incident, at=host.wall(incident.at)))
 
         collector = Collector(host, self._settings, on_incident=publish)
         number = 1 if self._playing is None else self._playing.number + 1
@@ -201,30 +197,27 @@ class CollectorBackend:
         self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
+        self._host: LiveHost | None = None
+        self._source: Collector | ReplayPlayer
         if playlist is None:
-            self._live = LiveHost(settings)
-            self._live_collector = Collector(self._live, settings, on_incident=self._publish)
+            self._host = LiveHost(settings)
+            self._source = Collector(self._host, settings, on_incident=self._publish)
         else:
-            self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
+            self._source = self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
     async def run(self) -> None:
         """Follow the logs until cancelled; replay a recording in a loop."""
-        await (
-            self._live_collector.run_between_collections()
-            if self.player is None
-            else self.player.run()
-        )
+        await self._source.run_between_collections()
 
     async def close(self) -> None:
-        if self.player is None:
-            await self._live.close()
+        if self._host is not None:
+            await self._host.close()
         self._renderers.shutdown(wait=False, cancel_futures=True)
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
-        source = self._live_collector if self.player is None else self.player
-        snapshot = await source.collect(timeout_seconds, collectors)
+        snapshot = await self._source.collect(timeout_seconds, collectors)
         self.ready = True
         return snapshot
 

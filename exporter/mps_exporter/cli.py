@@ -32,7 +32,7 @@ from mps_exporter.flags import (
 from mps_exporter.humanize import printable
 from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
 
-WRONG_USAGE = 2
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 DIAGNOSIS_FAILED = 3
 """Exit status of doctor for every failure of the program: 1 and 2 describe the host."""
 
@@ -58,19 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor = command == "doctor"
     try:
         given = parse_words(words)
-        if given is None:
-            return 0
-        return _run(command, load(given, os.environ, command))
+        return 0 if given is None else _run(command, load(given, os.environ, command))
     except InvalidSettingError as error:
         known = f"{command} " if command in COMMANDS else ""
-        print_status(f"{PROGRAM}: {error}\nTry '{PROGRAM} {known}--help'.\n")
-        return DIAGNOSIS_FAILED if doctor else WRONG_USAGE
-    except Exception:
+        text, status = f"{error}\nTry '{PROGRAM} {known}--help'.", WRONG_USAGE
+    except StartError as error:
+        text, status = printable(str(error), MAX_MESSAGE_CHARACTERS), FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as bug:
         if not doctor:
             raise
         # Python's exit status for an internal error is 1, which here means warnings.
-        print_status(traceback.format_exc())
-        return DIAGNOSIS_FAILED
+        text, status = "".join(traceback.format_exception(bug)), DIAGNOSIS_FAILED
+    print_status(f"{PROGRAM}: {text}\n")
+    return DIAGNOSIS_FAILED if doctor else status
 
 
 # ------------------------------------------------------------------------------- parsing
@@ -145,11 +147,8 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
 
 def _add(parser: argparse._ActionsContainer, flag: Flag, command: str) -> None:
-    how: dict[str, Any] = {"help": flag.meaning, "default": argparse.SUPPRESS}
-    if default := flag.default_text(command):
-        how["help"] += f" Default: {default}."
-    if flag.setting:
-        how["help"] += f" ${flag.variable}"
+    variable = f" ${flag.variable}" if flag.setting else ""
+    how: dict[str, Any] = {"help": flag.explained(command) + variable, "default": argparse.SUPPRESS}
     if flag.name == "FILE":
         parser.add_argument(
             flag.field, metavar="FILE", nargs=None if command == "record" else "?", **how
@@ -182,14 +181,8 @@ def _run(command: str, settings: Settings) -> int:
     brief = command == "doctor" or settings.serve_once or settings.serve_textfile
     configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()
-    try:
-        started = _start_command(command, settings)
-        return started if isinstance(started, int) else asyncio.run(started)
-    except StartError as error:
-        print_status(f"{PROGRAM}: {printable(str(error), MAX_MESSAGE_CHARACTERS)}\n")
-        return DIAGNOSIS_FAILED if command == "doctor" else 1
-    except KeyboardInterrupt:
-        return 130
+    started = _start_command(command, settings)
+    return started if isinstance(started, int) else asyncio.run(started)
 
 
 def configure_malloc() -> None:

@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from mps_exporter import policy
-from mps_exporter.collection_run import CollectionRun, DaemonQueries
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpus import label_values
+from mps_exporter.mps.control_protocol import server_replies
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
-from mps_exporter.mps.server_queries import ServerAnswers
+from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_probe, with_servers
 from mps_exporter.observations import (
     AddressRanges,
+    ControlObservation,
     DaemonFacts,
     KernelObservation,
     LogChunk,
@@ -35,11 +35,92 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Incident, KernelLog, Snapshot
+from mps_exporter.snapshot import (
+    COLLECTORS,
+    CollectorName,
+    CollectorResult,
+    Incident,
+    KernelLog,
+    Snapshot,
+)
 from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
+SELF_LOGGING_COLLECTORS = ("nvml", "control")
+"""Sources that log their own failures and recoveries in more detail."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CollectionRun:
+    """A collection in progress."""
+
+    started: float
+    deadline_seconds: float
+    collectors: frozenset[str]
+    transitions: TransitionLogger
+    task: asyncio.Task[Snapshot] = field(init=False)
+    results: dict[CollectorName, CollectorResult] = field(default_factory=dict)
+    gpus: NvmlObservation | None = None
+    processes: ProcfsObservation | None = None
+    probes: dict[str, ControlObservation | None] = field(default_factory=dict)
+    """Pipe directory -> reply of its daemon in this collection; None: there is none, or not yet."""
+    reconciled: bool = False
+    """Whether servers were queried: their replies wait until the logs are read up to them."""
+
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def remaining_seconds(self, ratio: float = 1.0) -> float:
+        """Return the time that is left of this part of the deadline."""
+        return max(0.01, ratio * self.deadline_seconds - self.age_seconds)
+
+    async def run_source(
+        self, name: CollectorName, read: Callable[[CollectionRun], Awaitable[None]]
+    ) -> None:
+        """Read one source, or a further part of it, and record its duration and success."""
+        if name not in self.collectors:
+            return
+        started = time.monotonic()
+        before = self.results.get(name) or CollectorResult(name, success=True, duration_seconds=0.0)
+        error, timed_out = None, False
+        try:
+            await read(self)
+        except (SourceTimeoutError, TimeoutError) as late:
+            error, timed_out = str(late) or "no answer before the deadline", True
+        except (SourceError, OSError) as failed:
+            error = str(failed)
+        except Exception as bug:  # noqa: BLE001 - a bug in one source leaves the others' metrics
+            _log.exception("collector failed", extra={"fields": {"collector": name}})
+            error = f"{type(bug).__name__}: {bug}"
+        error = before.error or error
+        self.results[name] = CollectorResult(
+            name,
+            success=error is None,
+            duration_seconds=before.duration_seconds + time.monotonic() - started,
+            timed_out=before.timed_out or timed_out,
+            error=error,
+        )
+        if name in SELF_LOGGING_COLLECTORS:
+            return
+        if error is None:
+            self.transitions.recovered(name, message="collector works again", collector=name)
+        else:
+            self.transitions.failed(name, message="collector failed", collector=name, err=error)
+
+    def collector_results(self) -> tuple[CollectorResult, ...]:
+        """Return the result of each source; a source in progress is late."""
+        late = "no answer before the deadline"
+        return tuple(
+            self.results.get(name)
+            or CollectorResult(
+                name, success=False, duration_seconds=self.age_seconds, timed_out=True, error=late
+            )
+            for name in COLLECTORS
+            if name in self.collectors
+        )
 
 
 class Collector:
@@ -55,31 +136,25 @@ class Collector:
     ) -> None:
         self._host = host
         self._settings = settings
+        self._enabled = settings.enabled_collectors()
         self._on_observation = on_observation
         self._on_incident = on_incident
         self._daemons = DaemonRegistry()
-        self._queries = DaemonQueries(
-            host, settings, on_observation=on_observation, poll_logs=self.poll_logs
-        )
-        self._collections: dict[frozenset[str], tuple[CollectionRun, asyncio.Task[Snapshot]]] = {}
+        self._users_queries: dict[str, asyncio.Task[None]] = {}
+        """Queries of ordinary users' daemons that are in progress, by pipe directory."""
+        self._collections: dict[frozenset[str], CollectionRun] = {}
         """The collections in progress, by their collectors."""
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
         self._stranded_since: dict[int, float] = {}
-        self._shown_readings: set[tuple[object, ...]] = set()
-        """Quantities with labels that a metric shows."""
         self._unknown_readings = 0
         self._kernel: KernelObservation | None = None
-        self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_FAULTS)
-        self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_RANGES)
+        self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
+        self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._gpu_addresses: dict[str, str] = {}
         """PCI address -> UUID of the GPUs that were read last."""
         self._identified: frozenset[int] = frozenset()
         """The processes that the last collection requested."""
-
-    @property
-    def enabled(self) -> tuple[str, ...]:
-        return self._settings.enabled_collectors()
 
     # ------------------------------------------------------------------ collections
 
@@ -93,34 +168,31 @@ class Collector:
         """
         least = self._settings.collector_timeout
         deadline = deadline_seconds or least
-        chosen = frozenset(self.enabled if collectors is None else collectors)
-        joined = self._collections.get(chosen)
-        if joined is None or joined[0].age_seconds >= least:
+        chosen = frozenset(self._enabled if collectors is None else collectors)
+        run = self._collections.get(chosen)
+        if run is None or run.age_seconds >= least:
             # The short deadline of one scraper must not apply to others that join.
-            run = CollectionRun(time.monotonic(), max(deadline, least), chosen)
-            joined = run, asyncio.create_task(self._collect(run), name="collection")
-            self._collections[chosen] = joined
-        run, task = joined
-        done, _ = await asyncio.wait((task,), timeout=deadline)
-        return task.result() if done else self._snapshot(run)
+            run = CollectionRun(time.monotonic(), max(deadline, least), chosen, self._transitions)
+            run.task = asyncio.create_task(self._collect(run), name="collection")
+            self._collections[chosen] = run
+        done, _ = await asyncio.wait((run.task,), timeout=deadline)
+        return run.task.result() if done else self._snapshot(run)
 
     async def _collect(self, run: CollectionRun) -> Snapshot:
         try:
             # In parallel, although the threads wait for the interpreter: one after the other takes
             # longer (docs/performance.md).
-            gpus = run.run_source(self._transitions, "nvml", self._read_gpus(run))
-            await asyncio.gather(gpus, self._read_mps(run))
-            await run.run_source(self._transitions, "process", self._identify(run))
+            await asyncio.gather(run.run_source("nvml", self._read_gpus), self._read_mps(run))
+            await run.run_source("process", self._identify)
             self._publish()
             return self._snapshot(run)
         finally:
-            current = self._collections.get(run.collectors)
-            if current is not None and current[0] is run:
+            if self._collections.get(run.collectors) is run:
                 del self._collections[run.collectors]
 
     async def _read_gpus(self, run: CollectionRun) -> None:
-        async with run.time_limit(policy.GPU_DEADLINE_RATIO):
-            observation = await self._host.read_gpus(math.inf)
+        left = run.remaining_seconds(policy.GPU_DEADLINE_RATIO)
+        observation = await self._host.read_gpus(left)
         run.gpus = observation
         self._on_observation(observation)
         self._gpu_addresses |= {
@@ -133,11 +205,7 @@ class Collector:
     def _count_unknown_readings(self, observation: NvmlObservation) -> None:
         """Count and log the readings that no metric shows."""
         for reading in (reading for gpu in observation.gpus for reading in gpu.readings):
-            kind = reading.quantity, reading.labels
-            if kind in self._shown_readings:
-                continue
             if label_values(reading.quantity, reading.labels) is not None:
-                self._shown_readings.add(kind)
                 continue
             self._unknown_readings += 1
             self._transitions.failed(
@@ -149,24 +217,24 @@ class Collector:
             )
 
     async def _read_mps(self, run: CollectionRun) -> None:
-        await run.run_source(self._transitions, "process", self._discover(run))
+        await run.run_source("process", self._discover)
         if "process" not in run.collectors:
             with contextlib.suppress(SourceTimeoutError, SourceError):
                 await self._discover(run)  # the configured daemons
-        await run.run_source(self._transitions, "logs", self._read_logs(run))
-        queries = self._queries.query(run, list(self._daemons.values()))
-        await run.run_source(self._transitions, "control", queries)
+        await run.run_source("logs", self._read_logs)
+        await run.run_source("control", self._query)
+        if run.reconciled:
+            with contextlib.suppress(SourceError, SourceTimeoutError):  # "logs" reports it
+                await self.poll_logs(run.remaining_seconds())
 
     async def _discover(self, run: CollectionRun) -> None:
-        async with run.time_limit():
-            self._update_daemons(await self._host.discover(math.inf))
+        self._update_daemons(await self._host.discover(run.remaining_seconds()))
 
     async def _identify(self, run: CollectionRun) -> None:
         inputs = [self._inputs(run, record) for record in self._daemons.values()]
         pids = pids_of_interest(run.gpus, inputs).union(self._daemons.pids_to_look_up())
         self._identified = frozenset(pids)
-        async with run.time_limit():
-            observation = await self._host.identify(pids, math.inf)
+        observation = await self._host.identify(pids, run.remaining_seconds())
         run.processes = observation
         self._apply_processes(observation, self._daemons.values())
         if observation.error is not None:
@@ -194,17 +262,16 @@ class Collector:
         Return whether a log has more data to be read immediately. Logs of ordinary users' daemons
         wait for the next poll.
         """
-        if "logs" not in self.enabled:
+        if "logs" not in self._enabled:
             return False
         async with self._tail_lock:
+            limited = {name for name, one in self._daemons.items() if one.facts.limited}
             self._read_kernel(self._clients_to_map())
             facts = [record.facts for record in self._daemons.values()]
             observation = await self._host.poll_logs(facts, deadline_seconds)
             self._on_observation(observation)
-            if any(
-                _daemon_starts(chunk) and not self._is_limited(chunk.pipe_directory)
-                for chunk in observation.chunks
-            ):
+            roots = [one for one in observation.chunks if one.pipe_directory not in limited]
+            if any(_daemon_starts(chunk) for chunk in roots):
                 # The line may be of a new daemon that shares the logs.
                 with contextlib.suppress(SourceError, SourceTimeoutError):
                     self._update_daemons(await self._host.discover(deadline_seconds))
@@ -217,10 +284,7 @@ class Collector:
             if new_clients := self._clients_to_map():
                 self._read_kernel(new_clients)
         self._publish()
-        return any(
-            chunk.complete_until is None and not self._is_limited(chunk.pipe_directory)
-            for chunk in observation.chunks
-        )
+        return any(chunk.complete_until is None for chunk in roots)
 
     def _clients_to_map(self) -> dict[int, int | None]:
         """Return the clients whose memory is needed, and the user who must own the process."""
@@ -243,15 +307,11 @@ class Collector:
         for record in self._daemons.values():
             record.observe_kernel(observation, self._faults, self._ranges)
 
-    def _is_limited(self, pipe_directory: str) -> bool:
-        record = self._daemons.get(pipe_directory)
-        return record is not None and record.facts.limited
-
     async def watch_processes(
         self, deadline_seconds: float = policy.EXIT_DETAILS_TIMEOUT_SECONDS
     ) -> None:
         """Apply exits of daemons, servers and queued clients, with their times."""
-        if "process" not in self.enabled:
+        if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()
         for observation in await self._host.exit_observations(
@@ -267,6 +327,106 @@ class Collector:
         stop_at = time.monotonic() + run.remaining_seconds() / 2
         while await self.poll_logs(run.remaining_seconds()) and time.monotonic() < stop_at:
             pass
+
+    # ------------------------------------------------------------------ queries
+
+    async def _query(self, run: CollectionRun) -> None:
+        """Query every daemon; a daemon that fails or hangs does not affect the others.
+
+        Daemons of ordinary users are waited for only briefly, and their failures are not the
+        exporter's; the next collection shows a late reply.
+        """
+        users = [record for record in self._daemons.values() if record.facts.limited]
+        others = [record for record in self._daemons.values() if not record.facts.limited]
+        started = self._start_users_queries(run, users)
+        outcomes = await asyncio.gather(
+            *(self._query_daemon(run, record) for record in others), return_exceptions=True
+        )
+        if started:
+            timeout = min(policy.USERS_QUERY_WAIT_SECONDS, run.remaining_seconds())
+            await asyncio.wait(started, timeout=timeout)
+        for record in users:
+            name = record.facts.pipe_directory
+            run.probes[name] = run.probes.get(name) or record.last_probe
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        for error in errors:
+            if not isinstance(error, SourceError | SourceTimeoutError):
+                raise error
+        if errors:
+            text = "; ".join(sorted({str(error) for error in errors}))
+            late = any(isinstance(error, SourceTimeoutError) for error in errors)
+            raise SourceTimeoutError(text) if late else SourceError(text)
+
+    def _start_users_queries(
+        self, run: CollectionRun, records: Sequence[DaemonRecord]
+    ) -> list[asyncio.Task[None]]:
+        """Begin to query these daemons, except where an earlier query is in progress."""
+        tasks = {name: task for name, task in self._users_queries.items() if not task.done()}
+        missing = [record for record in records if record.facts.pipe_directory not in tasks]
+        started = [asyncio.create_task(self._query_users_daemon(run, one)) for one in missing]
+        names = (record.facts.pipe_directory for record in missing)
+        self._users_queries = {**tasks, **dict(zip(names, started, strict=True))}
+        return started
+
+    async def _query_users_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
+        with contextlib.suppress(SourceError, SourceTimeoutError):  # the daemon's metrics show it
+            await self._query_daemon(run, record)
+
+    async def _query_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
+        """Probe one daemon, and query its servers when that is due."""
+        run.probes[record.facts.pipe_directory] = None
+        if record.known_absent:
+            record.clear_answers()
+            return
+        max_age_seconds = policy.PROBE_VALID_INTERVALS * self._settings.mps_min_query_interval
+        probe = record.valid_probe(self._host.now(), max_age_seconds)
+        if probe is None:
+            # Another process may have replaced it when the reply arrives.
+            record.answered_by = record.facts.process_identity
+            since = record.tracker.silent_since or 0.0
+            probe = await self._host.probe(record.facts, run.remaining_seconds(), since)
+            self._on_observation(probe)
+        run.probes[record.facts.pipe_directory] = record.last_probe = probe
+        record.answers = with_probe(record.answers, probe)
+        record.record_query(probe)
+        if _confirmed_absent(probe, record.facts):
+            record.tracker.mark_absent(probe.at)
+        # A daemon without a process may be absent: that is not a failure.
+        if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
+            _raise_for_outcome(probe)
+        if probe.outcome is Outcome.OK:
+            await self._reconcile(run, record, probe)
+
+    async def _reconcile(
+        self, run: CollectionRun, record: DaemonRecord, probe: ControlObservation
+    ) -> None:
+        """Query the servers that are due; an MPS v3 daemon for its clients and partitions."""
+        state = record.state
+        servers = servers_due(
+            now=self._host.now(),
+            interval_seconds=self._settings.mps_reconcile_interval,
+            blind_interval_seconds=self._settings.mps_min_query_interval,
+            answers=record.answers,
+            facts=record.facts,
+            state=state,
+            logs_readable=record.logs_readable,
+        )
+        if not servers and not record.answers.v3_due(probe):
+            return
+        logged = [server.pid for server in state.servers] if servers else ()
+        reply = await self._host.reconcile(record.facts, servers, run.remaining_seconds())
+        self._on_observation(reply)
+        record.answers = with_servers(record.answers, reply, servers, logged)
+        if servers:
+            listed = record.answers.probe.server_pids if record.answers.probe is not None else None
+            record.tracker.reconcile(self._host.now(), reply.at, listed, server_replies(reply))
+            run.reconciled = True
+        record.record_query(reply)
+        if reply.outcome is Outcome.TIMEOUT:
+            # The reply to the probe is no longer valid.
+            run.probes[record.facts.pipe_directory] = reply
+            record.last_probe = None
+        _raise_for_outcome(reply)
 
     # ------------------------------------------------------------------ results
 
@@ -298,7 +458,7 @@ class Collector:
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:
         name, now = record.facts.pipe_directory, self._host.now()
-        answers = record.answers if name in run.queried else ServerAnswers()
+        answers = record.answers if name in run.probes else ServerAnswers()
         if not record.logs_readable:
             # No log shows that the replies are still valid.
             interval = self._settings.mps_min_query_interval
@@ -334,10 +494,8 @@ class Collector:
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
-            except (SourceTimeoutError, SourceError, OSError) as error:
-                self._transitions.failed("tail", message="cannot follow the logs", err=error)
-            except Exception as bug:  # noqa: BLE001 - the next poll may succeed
-                self._transitions.failed("tail", message="cannot follow the logs", err=repr(bug))
+            except Exception as error:  # noqa: BLE001 - the next poll may succeed
+                self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
             if time.monotonic() >= sample_at:
@@ -357,3 +515,17 @@ class Collector:
 
 def _daemon_starts(chunk: LogChunk) -> bool:
     return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None
+
+
+def _raise_for_outcome(observation: ControlObservation) -> None:
+    if observation.outcome is Outcome.OK:
+        return
+    text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"
+    late = observation.outcome is Outcome.TIMEOUT
+    raise SourceTimeoutError(text) if late else SourceError(text)
+
+
+def _confirmed_absent(probe: ControlObservation, facts: DaemonFacts) -> bool:
+    """Return whether no process was found, and the tool ran and found no daemon."""
+    ran = any(exchange.return_code is not None for exchange in probe.exchanges)
+    return facts.process is None and probe.outcome is Outcome.ABSENT and ran

@@ -168,30 +168,28 @@ class DaemonRecord:
             return True
         return now - self.gone_since > policy.SHOWN_AFTER_DEATH_SECONDS
 
-    def v3_answer_holds(self, probe: ControlObservation) -> bool:
-        """Return whether this reply is of this v3 daemon's process, and not known to be stale."""
-        return (
-            self.answers.configured is not None
-            and probe.outcome is Outcome.OK
-            and self.answered_by == self.facts.process_identity
-            and (self.state.daemon.configured_at or 0.0) < probe.at
-        )
-
-    def unchanged_since(self, probe: ControlObservation, server_pids: Iterable[int]) -> bool:
-        """Return whether logs and processes show that this reply, with these servers, is valid."""
+    def valid_probe(self, now: float, max_age_seconds: float) -> ControlObservation | None:
+        """Return the last reply if logs and processes show that it is still valid."""
+        probe, reply, daemon = self.last_probe, self.answers.probe, self.state.daemon
+        if (
+            probe is None
+            or probe.outcome is not Outcome.OK
+            or not 0 <= now - probe.at < max_age_seconds  # negative: the clock was set back
+            or self.answered_by != self.facts.process_identity
+            or (daemon.configured_at or 0.0) >= probe.at
+        ):
+            return None
+        if reply is None:  # the logs of an MPS v3 daemon do not show its clients
+            return probe if self.answers.configured is not None else None
         silent_since = self.tracker.silent_since
-        if silent_since is not None and probe.at < silent_since:
-            return False
-        daemon = self.state.daemon
-        return (
-            probe.outcome is Outcome.OK
-            and self.logs_readable
-            and self.answered_by == self.facts.process_identity
-            and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
+        unchanged = (
+            self.logs_readable
+            and (silent_since is None or probe.at >= silent_since)
             and daemon.quit_requested_at is None
-            and (daemon.configured_at or 0.0) < probe.at
-            and {server.pid for server in self.state.servers} == set(server_pids)
+            and all(can_answer(process.pid, (process,)) for process in self.facts.processes)
+            and {server.pid for server in self.state.servers} == set(reply.server_pids)
         )
+        return probe if unchanged else None
 
 
 class DaemonRegistry(UserDict[str, DaemonRecord]):
@@ -249,12 +247,9 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
             for name, record in self.items()
             if record.gone_since is not None and not record.facts.configured
         ]
-        limit, user_limit = policy.MAX_ABSENT_DAEMONS, policy.MAX_ABSENT_DAEMONS_PER_USER
-        kept, users = Counter[bool](), Counter[int | None]()
+        shares = _Shares(policy.MAX_ABSENT_DAEMONS), _Shares(policy.MAX_ABSENT_DAEMONS)
         for _, name, facts in sorted(gone, key=lambda one: one[0], reverse=True):
-            kept[facts.limited] += 1
-            users[facts.user] += facts.limited
-            if kept[facts.limited] > limit or users[facts.user] > user_limit:
+            if not shares[facts.limited].take(facts, 1):
                 del self[name]
 
     def _set_foreign_writers(self) -> None:
@@ -280,15 +275,26 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
                 ) - {process.own_pid for process in record.facts.processes}
 
 
+class _Shares:
+    """A limit for all daemons; of ordinary users, each can use a part of it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = Counter[int | None]()
+
+    def take(self, facts: DaemonFacts, wanted: int) -> int:
+        """Return how many of the wanted items this daemon gets."""
+        room = self._limit - self._used.total()
+        if facts.limited:
+            room = min(room, self._limit // policy.USERS_PER_LIMIT - self._used[facts.user])
+        taken = max(0, min(wanted, room))
+        self._used[facts.user] += taken
+        return taken
+
+
 def _within_quota(pids_of: Iterable[tuple[DaemonFacts, list[int]]]) -> list[int]:
     """Join the PIDs of all daemons; those of ordinary users' daemons come last, and are limited."""
-    found, users, total = list[int](), Counter[int | None](), 0
+    found, shares = list[int](), _Shares(policy.MAX_LOGGED_PIDS)
     for facts, pids in sorted(pids_of, key=lambda one: one[0].limited):
-        if facts.limited:
-            user_room = policy.MAX_LOGGED_PIDS_PER_USER - users[facts.user]
-            room = max(0, min(user_room, policy.MAX_LOGGED_PIDS - total))
-            del pids[room:]
-            users[facts.user] += len(pids)
-            total += len(pids)
-        found += pids
+        found += pids[: shares.take(facts, len(pids))] if facts.limited else pids
     return found

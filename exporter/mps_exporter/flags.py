@@ -8,9 +8,10 @@ the flag wins. Repeatable settings are separated by commas in the environment.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -77,10 +78,24 @@ GROUPS = {
 
 
 class Kind(NamedTuple):
-    """A kind of value: its name in the help ("" for a switch), and its parser."""
+    """A kind of value: its name in the help ("" for a switch), and what is accepted."""
 
     metavar: str = ""
-    parse: Callable[[str], Any] = str
+    pattern: str = ".*"
+    reason: str = ""
+    """What a value that does not match must be."""
+    convert: Callable[[str], Any] = str
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """Lowest and highest number."""
+
+    def parse(self, text: str) -> Any:
+        """Return the value. Raise ValueError with the reason if it is not accepted."""
+        if not re.fullmatch(self.pattern, text, re.DOTALL):
+            raise ValueError(self.reason)
+        value, (low, high) = self.convert(text), self.bounds
+        if isinstance(value, int | float) and not low <= value <= high:
+            raise ValueError(f"must be from {low:g} to {high:g}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +103,14 @@ class Flag:
     """A flag or an argument (its name is in capitals) of the command line."""
 
     name: str
-    """Empty: derived from the field."""
+    field: str
+    """Field of Settings."""
     default: Any
     kind: Kind
     help: str
     commands: tuple[str, ...]
     setting: bool
     """Whether it has an environment variable; False for an option of a single command."""
-    field: str = ""
-    """Field of Settings."""
 
     @property
     def repeatable(self) -> bool:
@@ -121,6 +135,11 @@ class Flag:
     def meaning(self) -> str:
         return self.help + " Repeatable." * self.repeatable
 
+    def explained(self, command: str = "serve") -> str:
+        """Return the meaning with the default for a command."""
+        default = self.default_text(command)
+        return f"{self.meaning} Default: {default}." if default else self.meaning
+
     def default_of(self, command: str) -> Any:
         """Return the default for a command: a demo is for the user who starts it."""
         demo = (command, self.name) == ("demo", "web.listen-address")
@@ -141,17 +160,6 @@ class Flag:
 
 
 # ------------------------------------------------------------------------------- values
-
-
-def _matching(metavar: str, pattern: str, reason: str, convert: Callable[[str], Any] = str) -> Kind:
-    """Return a kind whose values match a pattern; otherwise the reason is reported."""
-
-    def parse(value: str) -> Any:
-        if not re.fullmatch(pattern, value, re.DOTALL):
-            raise ValueError(reason)
-        return convert(value)
-
-    return Kind(metavar, parse)
 
 
 OWN_PATHS = ("/-/", "/api/v1/", "/static/")
@@ -193,18 +201,6 @@ def parse_duration(value: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _bounded(convert: Callable[[str], Any], low: float, high: float) -> Callable[[str], Any]:
-    """Return a parser that accepts these bounds and what is between them."""
-
-    def parse(value: str) -> Any:
-        number = convert(value)
-        if not low <= number <= high:
-            raise ValueError(f"must be from {low:g} to {high:g}")
-        return number
-
-    return parse
-
-
 def _user(value: str) -> int:
     """Return the UID of a user, given by name or number."""
     import pwd  # only doctor --user needs it
@@ -218,44 +214,45 @@ def _user(value: str) -> int:
 
 
 def _integer(low: int, high: int) -> Kind:
-    return _matching("N", "[0-9]{1,9}", "must be a whole number", _bounded(int, low, high))
+    return Kind("N", "[0-9]{1,9}", "must be a whole number", int, (low, high))
 
 
 def _duration(low: float, high: float) -> Kind:
-    return Kind("DURATION", _bounded(parse_duration, low, high))
+    return Kind("DURATION", convert=parse_duration, bounds=(low, high))
 
 
 def _one_of(metavar: str, *words: str) -> Kind:
-    return _matching(metavar, "|".join(words), f"must be one of {', '.join(words)}")
+    return Kind(metavar, "|".join(words), f"must be one of {', '.join(words)}")
 
 
 _ABSOLUTE = "/.*", "must be an absolute path", lambda path: path.rstrip("/") or "/"
 _NOT_EMPTY = ".+", "must not be empty"
-_TRUE = ("true", "1", "yes")
-_SWITCH = _matching(
-    "", "(?i)true|1|yes|false|0|no", "must be true or false", lambda word: word.lower() in _TRUE
+_SWITCH = Kind(
+    "",
+    "(?i)true|1|yes|false|0|no",
+    "must be true or false",
+    lambda word: word.lower() in ("true", "1", "yes"),
 )
-_ADDRESS = Kind("ADDRESS", _listen_address)
-_DIRECTORY = _matching("DIR", *_ABSOLUTE)
-_FILE = _matching("FILE", *_NOT_EMPTY)
+_ADDRESS = Kind("ADDRESS", convert=_listen_address)
+_DIRECTORY = Kind("DIR", *_ABSOLUTE)
+_FILE = Kind("FILE", *_NOT_EMPTY)
 _POSITIVE = _duration(0.001, 31_536_000)
-_FACTOR = _matching("FACTOR", r"\d+(\.\d+)?", "must be a number", _bounded(float, 0.1, 1000))
-_URL_PATH = _matching(
+_FACTOR = Kind("FACTOR", r"\d+(\.\d+)?", "must be a number", float, (0.1, 1000))
+_URL_PATH = Kind(
     "PATH", r"/[A-Za-z0-9._~/-]+", 'must be a path such as "/metrics", not "/" itself', _free_path
 )
-_PROM_FILE = _matching("FILE", r".*\.prom", "must end in .prom: node_exporter reads no other files")
-_PROCESS_ID = _matching("PID", "0*[1-9][0-9]{0,18}", "must be the number of a process", int)
+_PROM_FILE = Kind("FILE", r".*\.prom", "must end in .prom: node_exporter reads no other files")
+_PROCESS_ID = Kind("PID", "0*[1-9][0-9]{0,18}", "must be the number of a process", int)
 
 
 # ------------------------------------------------------------------------------ settings
 
 
-def _flags_of(*commands: str, setting: bool = True) -> Callable[..., Any]:
+def _flags_of(*commands: str) -> Callable[..., Any]:
     """Return a function that declares a field of Settings, with its flag, for these commands."""
 
     def declare(default: Any, kind: Kind, text: str, *, name: str = "") -> Any:
-        flag = Flag(name, default, kind, text, commands, setting)
-        return field(default=default, metadata={"flag": flag})
+        return field(default=default, metadata={"flag": (kind, text, commands, name)})
 
     return declare
 
@@ -266,10 +263,7 @@ _host = _flags_of("serve", "doctor", "record")
 _following = _flags_of("serve", "record")
 _logging = _flags_of("serve", "demo", "record")
 _everywhere = _flags_of(*COMMANDS)
-_serve_only = _flags_of("serve", setting=False)
-_demo_only = _flags_of("demo", setting=False)
-_doctor_only = _flags_of("doctor", setting=False)
-_record_only = _flags_of("record", setting=False)
+_option = _flags_of()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,15 +327,15 @@ class Settings:
         "Time between two queries of the servers, which confirm the state read from the logs.",
     )
     path_procfs: str = _host("/proc", _DIRECTORY, "Where procfs is mounted.")
-    path_kmsg: str = _host("/dev/kmsg", _matching("FILE", *_ABSOLUTE), "The kernel log.")
+    path_kmsg: str = _host("/dev/kmsg", Kind("FILE", *_ABSOLUTE), "The kernel log.")
     path_passwd: str = _host("/etc/passwd", _FILE, "File with the names of users.")
     path_container_logs: str = _host(
         "/var/log/containers",
-        _matching("DIR", *_NOT_EMPTY),
+        Kind("DIR", *_NOT_EMPTY),
         "Directory of the kubelet that names containers.",
     )
     path_cgroupfs: str = _host(
-        "/sys/fs/cgroup", _matching("DIR", *_NOT_EMPTY), "Where cgroup version 2 is mounted."
+        "/sys/fs/cgroup", Kind("DIR", *_NOT_EMPTY), "Where cgroup version 2 is mounted."
     )
     collector_nvml: bool = _everywhere(True, _SWITCH, "Read GPUs and their processes, from NVML.")
     collector_control: bool = _everywhere(True, _SWITCH, "Query the MPS control daemons.")
@@ -378,51 +372,51 @@ class Settings:
     )
     replay: str | None = _serve(None, _FILE, "Serve a recording instead of this host.")
     replay_speed: float = _serve(1.0, _FACTOR, "How fast a recording is replayed.")
-    serve_once: bool = _serve_only(
+    serve_once: bool = _option(
         False, _SWITCH, "Print the metrics once, without counters, and exit."
     )
-    serve_textfile: str | None = _serve_only(
+    serve_textfile: str | None = _option(
         None,
         _PROM_FILE,
         "Write the metrics to FILE (*.prom, for node_exporter's textfile collector), and exit.",
     )
-    demo_file: str | None = _demo_only(
+    demo_file: str | None = _option(
         None, Kind(), "Your own recording instead of the built-in ones."
     )
-    demo_chapter: str | None = _demo_only(None, Kind("NAME"), "Where to begin. Default: wait.")
-    demo_list_chapters: bool = _demo_only(False, _SWITCH, "List the chapters, and exit.")
-    demo_speed: float = _demo_only(1.0, _FACTOR, "Replay faster, or slower.")
-    doctor_pid: int | None = _doctor_only(
+    demo_chapter: str | None = _option(None, Kind("NAME"), "Where to begin. Default: wait.")
+    demo_list_chapters: bool = _option(False, _SWITCH, "List the chapters, and exit.")
+    demo_speed: float = _option(1.0, _FACTOR, "Replay faster, or slower.")
+    doctor_pid: int | None = _option(
         None, _PROCESS_ID, "Explain why this process hangs, fails or runs without MPS."
     )
-    doctor_user: int | None = _doctor_only(
-        None, Kind("NAME", _user), "Like --pid, for each process of a user."
+    doctor_user: int | None = _option(
+        None, Kind("NAME", convert=_user), "Like --pid, for each process of a user."
     )
-    doctor_job: str | None = _doctor_only(
+    doctor_job: str | None = _option(
         None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
     )
-    doctor_json: bool = _doctor_only(False, _SWITCH, "Print JSON.")
-    doctor_check: str | None = _doctor_only(
+    doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
+    doctor_check: str | None = _option(
         None,
         Kind("NAME"),
         "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 not "
         "found, 1 found, 2 unknown, 3 wrong usage.",
     )
-    doctor_recording: str | None = _doctor_only(
+    doctor_recording: str | None = _option(
         None, Kind("FILE"), "Diagnose the end of a recording instead."
     )
-    doctor_at: float | None = _doctor_only(
+    doctor_at: float | None = _option(
         None, _POSITIVE, "Diagnose the recording at this offset from its start, not at its end."
     )
-    record_file: str = _record_only("", Kind(), "The file to write.")
-    record_duration: float = _record_only(
+    record_file: str = _option("", Kind(), "The file to write.")
+    record_duration: float = _option(
         60.0, _POSITIVE, "How long; Ctrl-C ends it early and keeps the file."
     )
-    record_interval: float = _record_only(1.0, _POSITIVE, "Time between collections.")
-    record_anonymise: bool = _record_only(
+    record_interval: float = _option(1.0, _POSITIVE, "Time between collections.")
+    record_anonymise: bool = _option(
         False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
     )
-    record_scenario: str = _record_only("", Kind("TEXT"), "Description, stored in the recording.")
+    record_scenario: str = _option("", Kind("TEXT"), "Description, stored in the recording.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
         return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
@@ -432,18 +426,20 @@ class Settings:
         return tuple(zip_longest(self.mps_pipe_directory, self.mps_log_directory))
 
 
-def _named(flag: Flag, field_name: str) -> Flag:
-    """Return the flag with the names that follow from its field, unless it has a name."""
-    group, _, rest = field_name.partition("_")
-    name = rest.replace("_", "-")
-    if flag.setting:
-        name = f"{group}.{name}" if name else group
-    elif name == "file":
-        name = "FILE"  # an argument
-    return replace(flag, field=field_name, name=flag.name or name)
+def _flag(one: Field[Any]) -> Flag:
+    """Return the flag of a field: of a group of settings, or an option of one command."""
+    kind, text, commands, name = one.metadata["flag"]
+    first, _, rest = one.name.partition("_")
+    words, setting = rest.replace("_", "-"), first in GROUPS
+    if setting:
+        derived = f"{first}.{words}" if words else first
+    else:
+        derived = "FILE" if words == "file" else words
+    commands = commands or (first,)
+    return Flag(name or derived, one.name, one.default, kind, text, commands, setting)
 
 
-_DECLARED = [_named(one.metadata["flag"], one.name) for one in fields(Settings)]
+_DECLARED = tuple(map(_flag, fields(Settings)))
 FLAGS = tuple(flag for flag in _DECLARED if flag.setting)
 OPTIONS = tuple(flag for flag in _DECLARED if not flag.setting)
 """Flags and arguments of a single command."""

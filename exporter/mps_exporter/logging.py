@@ -22,14 +22,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "error": logging.ERROR,
-}
-_NAMES = {logging.WARNING: "warn", logging.CRITICAL: "error"}
-
 STDERR = 2
 
 MAX_FIELD_CHARACTERS = 1000
@@ -47,9 +39,10 @@ WRITE_TIMEOUT_SECONDS = 0.5
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    level = record.levelname
     fields: dict[str, object] = {
         "time": stamp.replace("+00:00", "Z"),
-        "level": _NAMES.get(record.levelno, record.levelname.lower()),
+        "level": {"WARNING": "warn", "CRITICAL": "error"}.get(level, level.lower()),
         "source": record.name.removeprefix("mps_exporter."),
         "msg": record.getMessage(),
     }
@@ -101,7 +94,7 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     handler: logging.Handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("mps_exporter").setLevel(_LEVELS[level])
+    logging.getLogger("mps_exporter").setLevel(level.upper())
 
 
 def write_stderr(text: str) -> None:

@@ -19,9 +19,6 @@ DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0
 GPU_DEADLINE_RATIO = 0.7
 """Part of the deadline for reading the GPUs; the rest is for identifying their processes."""
 
-MIN_LOG_READ_SECONDS = 1.0
-"""Minimum time that must be left for reading the logs after the queries."""
-
 USERS_QUERY_WAIT_SECONDS = 0.25
 """Maximum time for which a collection waits only for daemons of ordinary users."""
 
@@ -36,11 +33,8 @@ read: a stopped server is not queried, and may have changed since."""
 MIN_SERVER_REPLY_VALID_SECONDS = 15.0
 """Minimum time for which such a reply is shown."""
 
-MAX_KEPT_FAULTS = 64
-"""Maximum number of faults that are kept for a daemon that is found later."""
-
-MAX_KEPT_RANGES = 256
-"""Maximum number of clients' address ranges that are kept for such a daemon."""
+MAX_KEPT_EVIDENCE = 256
+"""Maximum number of faults, and of clients' address ranges, kept for a daemon found later."""
 
 # ---------------------------------------------------------------------- daemons
 
@@ -53,14 +47,11 @@ SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0
 MAX_ABSENT_DAEMONS = 32
 """Maximum number of absent daemons of root and the exporter's user, and of all other users."""
 
-MAX_ABSENT_DAEMONS_PER_USER = 8
-"""Maximum number of absent daemons of one of those other users."""
-
 MAX_LOGGED_PIDS = 2048
 """Maximum number of processes that are read because logs of ordinary users' daemons name them."""
 
-MAX_LOGGED_PIDS_PER_USER = 512
-"""The same limit for the daemons of one user."""
+USERS_PER_LIMIT = 4
+"""Number of ordinary users who can use up one of these limits together."""
 
 # ---------------------------------------------------------------------- replays
 

@@ -106,8 +106,7 @@ def _check(lab: Lab, costs: dict[str, Cost], most: float) -> None:
     ours = costs[OURS]
     for cost in costs.values():
         lab.facts[cost.name] = {
-            name: getattr(cost, name)
-            for name in ("median_ms", "p95_ms", "burst_median_ms", *_MEASURED)
+            name: getattr(cost, name) for name in ("median_ms", "p95_ms", *_MEASURED)
         }
     _at_most(lab, "CPU at 1 s scrapes, % of a core", ours.cpu_percent, MAX_CPU_PERCENT)
     _at_most(lab, "resident memory, MiB", ours.rss_megabytes, MAX_RSS_MEBIBYTES)

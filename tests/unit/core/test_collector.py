@@ -532,7 +532,7 @@ async def test_slow_daemons_of_users_do_not_delay_a_collection(
         assert (await look(collector)).state == "answering"
     assert [run[0] for run in host.runs].count("get_server_list") == 2
     host.gate.set()
-    tasks = collector._queries._users_tasks
+    tasks = collector._users_queries
     await until(lambda: all(task.done() for task in tasks.values()))
     assert (await look(collector)).state == "answering"
 
@@ -557,8 +557,8 @@ def test_absent_daemons_of_users_do_not_replace_roots(host: ScriptedHost) -> Non
         registry.refresh([hers], host.wall + 100 + number)
         registry.refresh([], host.wall + 100 + number)
     kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
-    assert kept[3000] == policy.MAX_ABSENT_DAEMONS_PER_USER
-    assert kept.total() > policy.MAX_ABSENT_DAEMONS_PER_USER
+    assert kept[3000] == policy.MAX_ABSENT_DAEMONS // policy.USERS_PER_LIMIT
+    assert kept.total() > policy.MAX_ABSENT_DAEMONS // policy.USERS_PER_LIMIT
     assert "/root" in registry
 
 
@@ -607,8 +607,8 @@ def test_pids_from_logs_of_users_are_limited_and_come_last(host: ScriptedHost) -
         record.tracker.add_logs(replace(found, chunks=chunks, states=states))
     assert registry.pids_to_watch()[:2] == [630, 110]
     assert {100, 110} <= set(registry.pids_to_look_up())
-    assert len(registry.pids_to_watch()) <= policy.MAX_LOGGED_PIDS_PER_USER + 2
-    assert len(registry.pids_to_look_up()) <= policy.MAX_LOGGED_PIDS_PER_USER + 2
+    assert len(registry.pids_to_watch()) <= policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
+    assert len(registry.pids_to_look_up()) <= policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
 
 
 def test_the_same_process_continues_after_a_stop() -> None:

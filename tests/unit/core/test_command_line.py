@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.flags import COMMANDS, FLAGS, GROUPS, PROGRAM, grouped, options_of
+from mps_exporter.flags import COMMANDS, FLAGS, PROGRAM, grouped, options_of
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"--(?:no-|\[no-\])?[a-z][a-z.-]*[a-z]")
@@ -24,10 +24,6 @@ def flags_in(text: str) -> set[str]:
 def flags_of(command: str) -> set[str]:
     settings = [flag for flags in grouped(command).values() for flag in flags]
     return {f"--{flag.name}" for flag in (*options_of(command), *settings)} - {"--FILE"}
-
-
-def test_every_setting_has_a_group() -> None:
-    assert {flag.name.split(".")[0] for flag in FLAGS} == GROUPS.keys()
 
 
 # ----------------------------------------------------------------------------------- help

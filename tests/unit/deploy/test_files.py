@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import yaml
 
 from mps_exporter.findings import findings
-from mps_exporter.flags import FLAGS, REVISION_VARIABLE
 from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
 
 ROOT = Path(__file__).parents[3]
@@ -33,31 +31,6 @@ def document(path: Path) -> Any:
 def manifests(name: str) -> dict[str, Any]:
     text = (DEPLOY / "kubernetes" / name).read_text("utf-8")
     return {one["kind"]: one for one in yaml.safe_load_all(text)}
-
-
-def texts() -> Iterator[tuple[str, str]]:
-    for path in sorted(DEPLOY.rglob("*")):
-        if path.is_file() and not {"files", "__pycache__"} & set(path.relative_to(DEPLOY).parts):
-            yield str(path.relative_to(ROOT)), path.read_text("utf-8")
-    yield "Dockerfile", (ROOT / "Dockerfile").read_text("utf-8")
-
-
-def test_every_flag_that_is_given_exists() -> None:
-    known = {f"--{flag.name}" for flag in FLAGS}
-    given: set[str] = set()
-    for _, text in texts():
-        given |= set(re.findall(r"--(?:web|mps|path|collector|log|replay)\.[a-z.-]+[a-z]", text))
-    ours = {flag for flag in given if not flag.startswith("--web.external")}
-    assert ours
-    assert ours <= known
-
-
-def test_every_variable_that_is_set_exists() -> None:
-    known = {flag.variable for flag in FLAGS} | {REVISION_VARIABLE}
-    for name, text in texts():
-        for variable in re.findall(r"\bMPS_EXPORTER_[A-Z_]+\b", text):
-            # The one that Kubernetes would make of a Service's name is what a comment warns of.
-            assert variable in known | {"MPS_EXPORTER_", "MPS_EXPORTER_PORT"}, name
 
 
 # ---------------------------------------------------------------------- compose
@@ -215,10 +188,14 @@ def test_chart_and_program_have_the_same_version() -> None:
     assert chart["appVersion"] == mps_exporter.__version__
 
 
-def test_the_documented_installation_checks_hashes() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text("utf-8")
-    assert "pip install" not in page
-    assert page.count("deploy/systemd/install-package.sh /opt/mps-exporter") == 1
+def test_every_value_of_the_chart_is_in_its_schema() -> None:
+    properties = document(CHART / "values.schema.json")["properties"]
+    for name, value in document(CHART / "values.yaml").items():
+        below = properties[name].get("properties")
+        assert not below or value.keys() == below.keys(), name
+
+
+def test_the_installation_checks_hashes() -> None:
     script = (SYSTEMD / "install-package.sh").read_text("utf-8")
     installs = [line for line in script.splitlines() if line.startswith('"$pip" install')]
     assert len(installs) == 3

@@ -6,12 +6,10 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +19,6 @@ from tools import release_notes, rules
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ROOT / "deploy" / "packages"
-NFPM: dict[str, Any] = yaml.safe_load((PACKAGES / "nfpm.yaml").read_text("utf-8"))
 bundle = runpy.run_path(str(PACKAGES / "bundle.py"))["bundle"]
 
 
@@ -179,8 +176,3 @@ def test_notes_are_the_section_of_the_version() -> None:
     assert release_notes.notes(changelog, "0.3.0") == "* new\n"
     with pytest.raises(SystemExit, match="no section for 9"):
         release_notes.notes("# C\n\n## Unreleased\n\n## 0.1 / now\n", "9")
-
-
-def test_shells_read_every_script() -> None:
-    for path in (INSTALLER, PACKAGES / "mps-exporter.sh", *(PACKAGES / "scripts").iterdir()):
-        subprocess.run([shutil.which("sh") or "sh", "-n", str(path)], check=True)

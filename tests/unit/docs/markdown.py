@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from testing.commands import output_of
 
 ROOT = Path(__file__).parents[3]
-MARK = re.compile(r"<!-- (needs|runs|in): (.+?) -->")
+MARK = re.compile(r"<!-- (needs|in): (.+?) -->")
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,6 @@ def links(page: Path) -> Iterator[str]:
         for name in ("href", "src"):
             if isinstance(target := token.attrs.get(name), str):
                 yield target
-
-
-def pictures(page: Path) -> Iterator[str]:
-    for token in _inline(page):
-        if token.type == "image":
-            yield str(token.attrs["src"])
 
 
 def quotes(page: Path) -> Iterator[str]:

@@ -3,12 +3,10 @@
 A block of shell commands (``sh``) is run in a copy of the tree, unless a comment right before it is
 
 - ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test does not have;
-- ``<!-- runs: tests/x.py -->``: another test that runs exactly these commands;
 - ``<!-- in: folder -->``: the folder of the tree in which it is run.
 
 A command that serves (``mps-exporter demo``) is scraped and stopped; it listens on a free port.
-Durations of minutes are shortened to seconds. The first line of the output of a dialogue
-(``console``) has to be that of the page, with a demo running.
+Durations of minutes are shortened to seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ NEEDS = {
     "cluster": "a Kubernetes cluster",
     "docker": "a container engine",
     "root": "root, and systemd",
+    "network": "PyPI; tests/e2e/test_fresh_clone.py runs these commands",
     "minutes": "some minutes, and a machine that does nothing else",
     "npm": "node, and npm with its registry",
 }
@@ -39,10 +38,8 @@ LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python",
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-_HERE = [block for block in SHELL if not block.mark("needs") and not block.mark("runs")]
-UNMARKED = list({block.text: block for block in _HERE}.values())
+UNMARKED = list({block.text: block for block in SHELL if not block.mark("needs")}.values())
 """Blocks to run here; several pages contain the same commands."""
-DIALOGUES = [block for block in BLOCKS if block.language == "console" and not block.mark("needs")]
 
 
 def commands(text: str) -> list[str]:
@@ -63,16 +60,6 @@ def test_every_block_is_shell() -> None:
         text = re.sub(r"<<<? ?(?=[A-Z]|$)", "", block.text)
         check = output_of("bash", "-n", input=text)
         assert (check.returncode, check.stderr) == (0, ""), str(block)
-
-
-@pytest.mark.parametrize("block", [one for one in SHELL if one.mark("runs")], ids=str)
-def test_another_test_runs_it(block: Block) -> None:
-    text = (ROOT / str(block.mark("runs"))).read_text("utf-8")
-    assert [
-        line
-        for line in commands(block.text)
-        if not re.search(rf"(?<![\w-]){re.escape(line)}(?![\w-])", text)
-    ] == []
 
 
 @pytest.fixture(scope="module")
@@ -132,21 +119,3 @@ async def _ends_well(folder: Path, line: str) -> None:
         assert any(answer in output for answer in answers), output.decode()
     else:
         assert process.returncode == 0, output.decode()
-
-
-@pytest.mark.parametrize("block", DIALOGUES, ids=str)
-async def test_it_answers(block: Block, tmp_path: Path) -> None:
-    command, answer, *_ = block.text.splitlines()
-    assert command.startswith("$ ")
-    async with running(tmp_path, "demo") as program:
-        line = command.removeprefix("$ ").replace("localhost:9400", f"localhost:{program.port}")
-        process = await asyncio.create_subprocess_exec(
-            "bash", "-c", line, cwd=ROOT, env=environment(), stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        try:
-            first = await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)
-        finally:
-            process.terminate()
-            await process.wait()
-    assert first.decode().strip() == answer

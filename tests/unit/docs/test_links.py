@@ -1,4 +1,4 @@
-"""Every link of every page leads somewhere, and every picture is made by a script."""
+"""Every link of every page leads somewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from tests.unit.docs.markdown import ROOT, anchors, files, links, pages, pictures
+from tests.unit.docs.markdown import ROOT, anchors, links, pages
 
 HOST = re.compile(r"(localhost|([a-z0-9-]+\.)+[a-z]{2,})(:\d+)?")
 
@@ -49,19 +49,3 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     # GitHub shows the template of a pull request by itself.
     unknowns = {str(page.relative_to(ROOT)) for page in pages() if page not in seen}
     assert unknowns - {".github/pull_request_template.md"} == set()
-
-
-def test_every_picture_is_made_by_a_script_and_used() -> None:
-    images = {name for name in files() if re.search(r"\.(png|svg|jpe?g|gif|webp)$", name)}
-    images = {name for name in images if name.startswith(("docs/", "grafana/", "bench/"))}
-    written = [name for name in files() if name.endswith((".py", ".sh", ".mjs", ".js", "Makefile"))]
-    scripts = "\n".join((ROOT / name).read_text("utf-8") for name in written)
-    shown = {
-        str((page.parent / picture).resolve().relative_to(ROOT))
-        for page in pages()
-        for picture in pictures(page)
-        if "://" not in picture
-    }
-    nameless = [name for name in images if Path(name).name not in scripts]
-    assert sorted(nameless) == [], "no script names them"
-    assert sorted(images - shown) == [], "no page shows them"
