@@ -136,9 +136,6 @@ CONFIG_WAIT_TIMEOUT_SECONDS = 1.0
 MAX_CONFIG_BYTES = 1 << 17
 """Maximum size of the file: PyYAML reads about 100 kB per second."""
 
-MAX_CONFIG_DEPTH = 8
-"""Maximum nesting; the keys need 3 levels."""
-
 MAX_CERTIFICATE_BYTES = 4 << 20
 """Maximum size of a file with certificates or a key."""
 

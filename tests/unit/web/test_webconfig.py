@@ -48,7 +48,7 @@ def refused(folder: Path, text: str) -> str:
         ("- " * 2000, "nested too deeply"),
         ("#" * 200_000, "is larger than 131072 bytes"),
         ("a: &a [1]\n" + "".join(f"{n}: &{n} [*a, *a]\n" for n in range(99)), "unknown key"),
-        ("basic_auth_users: &a {b: [*a]}", "unconstructable recursive node"),
+        ("basic_auth_users: &a {b: [*a]}", "basic_auth_users: must be a string"),
         ("http_server_config: {http3: true}", "http_server_config: unknown key http3"),
         ("tls_server_config: {cipher_suites: [a, [b]]}", "cipher_suites: must be a string"),
         (TLS.replace("server.crt", '"a\\0b"'), "no file has a NUL in its name"),
