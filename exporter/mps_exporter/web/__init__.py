@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from mps_exporter.web.webconfig import WebConfigWatch
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-TLSContext = Callable[[], Awaitable[ssl.SSLContext | None]]
 
 
 class Backend(Protocol):
@@ -43,9 +41,6 @@ class Backend(Protocol):
 
 BACKEND = web.AppKey[Backend]("BACKEND")
 OPTIONS = web.AppKey[WebOptions]("OPTIONS")
-TLS_CONTEXT = web.AppKey[TLSContext]("TLS_CONTEXT")
-"""Returns the context for the next connection; absent if TLS is off."""
-
 WEB_CONFIG: web.AppKey[WebConfigWatch] = web.AppKey("WEB_CONFIG")
 """Absent without a web configuration file."""
 

@@ -9,7 +9,6 @@ from aiohttp import web
 from mps_exporter.web import (
     BACKEND,
     OPTIONS,
-    TLS_CONTEXT,
     WEB_CONFIG,
     Backend,
     Handler,
@@ -88,11 +87,8 @@ def create_app(
         # Imported late: YAML and bcrypt take memory.
         from mps_exporter.web.webconfig import WebConfigWatch, install
 
-        watch = WebConfigWatch.start(options.config_file)
-        install(app, watch)
-        app[WEB_CONFIG] = watch
-        if watch.uses_tls:
-            app[TLS_CONTEXT] = watch.tls_context
+        app[WEB_CONFIG] = WebConfigWatch(options.config_file)
+        install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
     if jump is not None:

@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
@@ -18,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from mps_exporter.web import Handler, TLSContext, policy
+from mps_exporter.web import Handler, policy
 from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
@@ -141,11 +142,15 @@ class Connections:
     """All connections of the server."""
 
     def __init__(
-        self, server: Callable[[], asyncio.Protocol], options: WebOptions, tls: TLSContext | None
+        self,
+        server: Callable[[], asyncio.Protocol],
+        options: WebOptions,
+        tls: Callable[[], ssl.SSLContext | None],
     ) -> None:
         self._new_protocol = server
         self._options = options
         self._tls = tls
+        """Returns the context for a new connection; None without TLS."""
         self._open: dict[Connection, str] = {}
         """Connection -> address."""
         self._starting: set[asyncio.Task[None]] = set()
@@ -180,10 +185,10 @@ class Connections:
         tls: dict[str, Any] = {}
         try:
             async with asyncio.timeout(self._options.request_timeout):
-                if self._tls is not None:
+                if self._tls() is not None:
                     await _readable(client)
                     tls = {
-                        "ssl": await self._tls(),
+                        "ssl": self._tls(),
                         "ssl_shutdown_timeout": policy.TLS_CLOSE_TIMEOUT_SECONDS,
                     }
                 await loop.connect_accepted_socket(lambda: connection, client, **tls)

@@ -128,10 +128,7 @@ RECONNECT_MILLISECONDS = 3000
 # ------------------------------------------------------------------- web configuration file
 
 CONFIG_CHECK_INTERVAL_SECONDS = 1.0
-"""Minimum interval between checks of the files for changes."""
-
-CONFIG_WAIT_TIMEOUT_SECONDS = 1.0
-"""Maximum time that a request waits for a check of the files."""
+"""Interval between checks of the files for changes."""
 
 MAX_CONFIG_BYTES = 1 << 17
 """Maximum size of the file: PyYAML reads about 100 kB per second."""

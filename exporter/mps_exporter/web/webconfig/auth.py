@@ -90,14 +90,11 @@ class Passwords:
         message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hmac.digest(self._secret, message, hashlib.sha256)
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-
-def credentials(header: str) -> tuple[str, bytes] | None:
-    """Return user and password of an Authorization header; None if it has none."""
+def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
+    """Return user and password of the Authorization header, and the address; None without them."""
     # A single blank separates scheme and credentials, as in Go.
-    scheme, _, encoded = header.partition(" ")
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
@@ -105,7 +102,8 @@ def credentials(header: str) -> tuple[str, bytes] | None:
     except (binascii.Error, ValueError):
         return None
     user, colon, password = decoded.partition(b":")
-    return (user.decode("utf-8", "surrogateescape"), password) if colon else None
+    name = user.decode("utf-8", "surrogateescape")
+    return (name, password, request.remote or "") if colon else None
 
 
 class TokenBucket:
@@ -132,34 +130,24 @@ class _Checks:
     def __init__(self, watch: WebConfigWatch) -> None:
         self._watch = watch
         self._bucket = TokenBucket(0.0, 0, time.monotonic())
-        self.passwords = Passwords()
+        self._passwords = Passwords()
 
     async def refusal(self, request: web.Request) -> web.Response | None:
         """Return the response to a request that fails a check; None if it passes all."""
-        config = await self._watch.config()
-        if not self._is_within_rate(config):
+        config, now = self._watch.active.config, time.monotonic()
+        rate = config.rate_limit.interval, config.rate_limit.burst
+        if self._bucket.rate != rate:
+            self._bucket = TokenBucket(*rate, now)
+        if not self._bucket.allow(now):
             return text_response("429 Too Many Requests", status=429, headers={"Retry-After": "1"})
         if not _has_allowed_name(request, config):
             text = "403 Forbidden: no name of the client's certificate is allowed here"
             return text_response(text, status=403)
-        if not await self._has_password(request, config):
+        users, given = config.basic_auth_users, credentials(request)
+        if users and not (given and await self._passwords.verify(users, *given)):
             headers = {"WWW-Authenticate": "Basic"}
             return text_response("401 Unauthorized", status=401, headers=headers)
         return None
-
-    def _is_within_rate(self, config: WebConfig) -> bool:
-        now = time.monotonic()
-        rate = config.rate_limit.interval, config.rate_limit.burst
-        if self._bucket.rate != rate:
-            self._bucket = TokenBucket(*rate, now)
-        return self._bucket.allow(now)
-
-    async def _has_password(self, request: web.Request, config: WebConfig) -> bool:
-        users, address = config.basic_auth_users, request.remote or ""
-        given = credentials(request.headers.get("Authorization", ""))
-        return not users or (
-            given is not None and await self.passwords.verify(users, *given, address)
-        )
 
 
 def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
@@ -172,10 +160,7 @@ def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
 
 
 def install(app: web.Application, watch: WebConfigWatch) -> None:
-    """Add the checks and response headers of the configuration to the application.
-
-    The middleware follows the present ones. The watch is closed with the application.
-    """
+    """Add the checks and response headers of the configuration, after the present middlewares."""
     checks = _Checks(watch)
 
     @web.middleware
@@ -184,14 +169,9 @@ def install(app: web.Application, watch: WebConfigWatch) -> None:
         return refusal if refusal is not None else await handler(request)
 
     async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-        for name, value in watch.current.http_server_config.headers.items():
+        for name, value in watch.active.config.http_server_config.headers.items():
             if value:
                 response.headers[name] = value
 
-    async def close(_app: web.Application) -> None:
-        checks.passwords.close()
-        watch.close()
-
     app.middlewares.append(checked)
     app.on_response_prepare.append(add_headers)
-    app.on_cleanup.append(close)
