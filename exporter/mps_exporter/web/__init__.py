@@ -49,8 +49,3 @@ def text_response(
     text: str, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
     return web.Response(text=text + "\n", status=status, headers=headers)
-
-
-def busy_response(what: str, *, retry_after: int = 1) -> web.Response:
-    text = f"503 Service Unavailable: more than {what}, or most of them from one address"
-    return text_response(text, status=503, headers={"Retry-After": str(retry_after)})

@@ -12,9 +12,9 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from aiohttp import web
@@ -41,21 +41,19 @@ def network_of(address: str) -> str:
     return address
 
 
-class LimitExceededError(Exception):
-    """No slot is free."""
-
-
 class Limiter:
     """Slots for ``total`` concurrent requests (0: no limit), a fraction of them for one address."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, what: str, retry_after_seconds: int = 1) -> None:
         self._total = total
+        self._what = what
+        self._retry_after = str(retry_after_seconds)
         self._all = asyncio.Semaphore(total)
         self._addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def slot(self, address: str | None, timeout_seconds: float = 0.0) -> AsyncIterator[None]:
-        """Hold a slot. Raise LimitExceededError if none becomes free within this time."""
+        """Hold a slot. Respond with 503 if none becomes free within this time."""
         name = network_of(address or "")
         own = self._addresses.setdefault(name, asyncio.Semaphore(address_limit(self._total)))
         async with AsyncExitStack() as held:
@@ -64,23 +62,30 @@ class Limiter:
                     for slots in (own, self._all) if self._total else ():
                         await held.enter_async_context(slots)
             except TimeoutError:
-                raise LimitExceededError from None
+                many = f"more than {self._total} {self._what}, or most of them from one address"
+                raise web.HTTPServiceUnavailable(
+                    reason=f"Service Unavailable: {many}",
+                    headers={"Retry-After": self._retry_after},
+                ) from None
             yield
 
 
-class SharedRenderings:
-    """Pages that are being rendered; concurrent requests for the same page share them."""
+_T = TypeVar("_T")
+
+
+class SharedCalls(Generic[_T]):
+    """Calls in progress; concurrent calls with the same key share the result."""
 
     def __init__(self) -> None:
-        self._pending: dict[Hashable, asyncio.Future[bytes]] = {}
+        self._pending: dict[Hashable, asyncio.Future[_T]] = {}
 
-    async def join(self, key: Hashable, render: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Render, or wait for the same page. ``key`` may contain ids of objects in ``render``."""
-        page = self._pending.get(key)
-        if page is None:
-            page = self._pending[key] = asyncio.ensure_future(render())
-            page.add_done_callback(lambda _: self._pending.pop(key, None))
-        return await asyncio.shield(page)
+    async def join(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Call, or wait for the same call. ``key`` may contain ids of objects in ``call``."""
+        result = self._pending.get(key)
+        if result is None:
+            result = self._pending[key] = asyncio.create_task(call())
+            result.add_done_callback(lambda _: self._pending.pop(key, None))
+        return await asyncio.shield(result)
 
 
 class Connection(asyncio.Protocol):

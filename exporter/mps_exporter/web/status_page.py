@@ -6,20 +6,30 @@ error (StrictUndefined). Drawings are inline SVG with coordinates that are compu
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from itertools import pairwise
-from statistics import median
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from mps_exporter import humanize
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.web import policy
-from mps_exporter.web.handlers import asset_address
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import Sample, View
+
+if TYPE_CHECKING:
+    import jinja2
+
+ASSET_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+ASSETS = {
+    entry.name: entry.read_bytes()
+    for entry in (resources.files("mps_exporter.web") / "static").iterdir()
+    if entry.name.rpartition(".")[2] in ASSET_TYPES
+}
+"""The page's files, read once: no request accesses the file system."""
 
 _DAEMON_STATES = {
     "answering": "answers",
@@ -118,8 +128,15 @@ def render_page(status: View, options: WebOptions) -> str:
     return _template().render(status=status, options=options).lstrip()
 
 
+def asset_address(name: str) -> str:
+    """Return a file's address relative to /, which changes with the file's content."""
+    return f"static/{name}?{hashlib.sha256(ASSETS[name]).hexdigest()[:12]}"
+
+
 @cache
 def _template() -> jinja2.Template:
+    import jinja2  # late: it takes 3 MiB, and most exporters serve no page
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mps_exporter.web"),
         autoescape=True,
@@ -231,7 +248,9 @@ _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_
 def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
     """Return the path of a line, 600 wide and 20 high, with gaps between distant samples."""
     gaps = [after.at - before.at for before, after in pairwise(samples)]
-    longest = max(policy.GAP_SECONDS, 2.5 * median(gaps)) if gaps else policy.GAP_SECONDS
+    longest = (
+        max(policy.GAP_SECONDS, 2.5 * sorted(gaps)[len(gaps) // 2]) if gaps else policy.GAP_SECONDS
+    )
     path: list[str] = []
     last: float | None = None
     alone = False

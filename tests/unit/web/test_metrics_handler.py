@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from mps_exporter.web.guard import Limiter, LimitExceededError
+from mps_exporter.web.guard import Limiter
 from mps_exporter.web.handlers import TIMEOUT_HEADER, collection_deadline
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.fakes import FakeBackend
@@ -147,7 +148,7 @@ async def test_a_crowd_waits_for_its_turn(backend: FakeBackend, make_client: Mak
 
 
 async def test_a_crowd_of_one_address_leaves_places_for_another() -> None:
-    limiter, may_end = Limiter(4), asyncio.Event()
+    limiter, may_end = Limiter(4, "scrapes"), asyncio.Event()
     admitted = list[str]()
 
     async def scrape(address: str) -> None:
@@ -165,14 +166,14 @@ async def test_a_crowd_of_one_address_leaves_places_for_another() -> None:
 
 
 async def test_a_cancelled_request_takes_no_slot() -> None:
-    limiter = Limiter(1)
+    limiter = Limiter(1, "scrapes")
 
     async def scrape(seconds: float) -> None:
         async with limiter.slot("192.0.2.1", seconds):
             pass
 
     async with limiter.slot("192.0.2.2"):
-        with pytest.raises(LimitExceededError):
+        with pytest.raises(web.HTTPServiceUnavailable):
             await scrape(0.01)
         left = asyncio.create_task(scrape(PATIENCE_SECONDS))
         await asyncio.sleep(0)
