@@ -7,6 +7,7 @@ error (StrictUndefined). Drawings are inline SVG with coordinates that are compu
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -55,16 +56,6 @@ _SOURCES = {
     "logs": "logs",
     "process": "processes (/proc)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A number at the top of the page."""
-
-    label: str
-    value: str
-    note: str = ""
-    severity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +141,8 @@ def _template() -> jinja2.Template:
         *(humanize.memory, humanize.percent, humanize.printable, humanize.sentence),
     )
     functions = (
-        *(activity_note, asset_address, belongs_to, client_state, contexts, facts, groups),
-        *(lane_window, lanes, lone_daemons, memory_of, memory_pair, numbers, reading_aid),
-        *(served_gpus, sm_limit_of, sparkline),
+        *(asset_address, belongs_to, client_state, contexts, facts, groups, lane_window, lanes),
+        *(lone_daemons, memory_of, memory_pair, reading_aid, sm_limit_of, sparkline),
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
@@ -161,41 +151,6 @@ def _template() -> jinja2.Template:
         DOCS=DOCS, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
     )
     return environment.get_template("status.html")
-
-
-# ---------------------------------------------------------------------- the numbers
-
-
-def numbers(totals: View, now: float, daemons: int) -> tuple[Tile, ...]:
-    """Return the tiles: GPUs, clients, waiting, incidents, SM activity. daemons: their number."""
-    no_daemon = "" if daemons else "no MPS daemon was seen"
-    unknown = "not known"
-    clients = str(totals.clients)
-    if totals.clients is None:
-        clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
-    waiting = Tile("Waiting", unknown, "no readable log shows it")
-    if totals.waiting is not None:
-        longest = totals.longest_wait_seconds
-        note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"
-        note = no_daemon or note
-        waiting = Tile("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
-    since = totals.incidents_since
-    seen = "" if since is None else f"the exporter began {humanize.ago(now - since)}"
-    incidents = str(totals.incidents_24h)
-    if totals.incidents_24h is None:
-        incidents, seen = unknown, "not all logs can be read"
-    activity = totals.sm_active_ratio
-    return (
-        Tile("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
-        Tile("Clients", clients, no_daemon),
-        waiting,
-        Tile("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
-        Tile(
-            "SM activity",
-            unknown if activity is None else humanize.percent(activity),
-            "mean of all GPUs" if (totals.gpus or 0) > 1 and activity is not None else "",
-        ),
-    )
 
 
 # ---------------------------------------------------------------------- who held, who waited
@@ -247,38 +202,21 @@ _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_
 
 def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
     """Return the path of a line, 600 wide and 20 high, with gaps between distant samples."""
-    gaps = [after.at - before.at for before, after in pairwise(samples)]
-    longest = (
-        max(policy.GAP_SECONDS, 2.5 * sorted(gaps)[len(gaps) // 2]) if gaps else policy.GAP_SECONDS
-    )
-    path: list[str] = []
-    last: float | None = None
-    alone = False
+    gaps = sorted(after.at - before.at for before, after in pairwise(samples))
+    usual = gaps[len(gaps) // 2] if gaps else 0.0
+    path, last = "", -math.inf
     for sample in samples:
         ratio: float | None = getattr(sample, name)
         if ratio is None:
-            last = None
+            last = -math.inf
             continue
         x = max(0.0, sample.at - now + policy.HISTORY_SECONDS)
-        y = 20 - 18 * max(0.0, min(1.0, ratio)) - 1
-        starts = last is None or sample.at - last > longest
-        if starts and alone:
-            path.append("h1")  # a sample between two gaps shows as a dot
-        path.append(f"{'M' if starts else 'L'}{x:.0f} {y:.1f}")
-        alone = starts
+        y = 19 - 18 * max(0.0, min(1.0, ratio))
+        begins = sample.at - last > max(policy.GAP_SECONDS, 2.5 * usual)
+        # A line begins with a dot: the next sample may be behind a gap.
+        path += f"M{x:.0f} {y:.1f}h1" if begins else f"L{x:.0f} {y:.1f}"
         last = sample.at
-    if alone:
-        path.append("h1")
-    return "".join(path)
-
-
-def activity_note(status: View) -> str:
-    """Return the number of collections that the lines show."""
-    count = max((len(gpu.samples) for gpu in status.gpus), default=0)
-    if not count:
-        return ""
-    sparse = ": sparse, nothing is read between scrapes" if count < policy.SPARSE_SAMPLES else ""
-    return f"Lines: the last 10 minutes, {humanize.count(count, 'collection')}{sparse}."
+    return path
 
 
 def memory_pair(used: float, total: float) -> str:
@@ -340,11 +278,6 @@ def contexts(server: View) -> str:
         return ""
     used, limit = max(counts)
     return f"{used} of {limit} contexts{' on the fullest GPU' if len(counts) > 1 else ''}"
-
-
-def served_gpus(daemon: View, status: View) -> str:
-    indexes = [gpu.index for gpu in status.gpus if gpu.uuid in daemon.gpu_uuids]
-    return f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}" if indexes else ""
 
 
 def groups(status: View, gpu: View | None, only: View | None = None) -> list[Group]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -36,10 +37,11 @@ def page_of(snapshot: Snapshot) -> str:
 
 
 def number(snapshot: Snapshot, label: str) -> tuple[str, str]:
-    found = status_page.numbers(
-        status_of(snapshot).totals, snapshot.taken_at, len(snapshot.daemons)
-    )
-    return next((one.value, one.note) for one in found if one.label == label)
+    """Return the value and the note of a tile."""
+    tile = rf"<dt>{label}</dt><dd>([^<]*?)(?: <span [^>]*>(.*?)</span>)?</dd>"
+    found = re.search(tile, page_of(snapshot))
+    assert found is not None
+    return found[1], found[2] or ""
 
 
 # ---------------------------------------------------------------------- numbers
@@ -156,14 +158,14 @@ def line(history: History, now: float) -> str:
 
 
 def test_a_line_of_activity() -> None:
-    assert line(history_of((0, 0.0), (10, 1.0)), 10) == "M590 19.0L600 1.0"
+    assert line(history_of((0, 0.0), (10, 1.0)), 10) == "M590 19.0h1L600 1.0"
 
 
 def test_a_missing_reading_is_a_gap() -> None:
     missing = history_of((0, 0.5), (10, 0.5), (20, None), (30, 0.5), (40, 0.5))
-    assert line(missing, 40) == "M560 10.0L570 10.0M590 10.0L600 10.0"
+    assert line(missing, 40) == "M560 10.0h1L570 10.0M590 10.0h1L600 10.0"
     nobody = history_of((0, 0.5), (10, 0.5), (20, 0.5), (200, 0.5))
-    assert line(nobody, 200) == "M400 10.0L410 10.0L420 10.0M600 10.0h1"
+    assert line(nobody, 200) == "M400 10.0h1L410 10.0L420 10.0M600 10.0h1"
     assert line(history_of((0, None)), 0) == ""
 
 
@@ -173,9 +175,9 @@ def test_distant_scrapes_are_still_a_line() -> None:
 
 def test_few_collections_are_called_sparse() -> None:
     status = status_of(at(60), history_of((0, 0.5), (60, 0.5)))
-    assert status_page.activity_note(status) == (
+    assert (
         "Lines: the last 10 minutes, 2 collections: sparse, nothing is read between scrapes."
-    )
+    ) in status_page.render_page(status, WebOptions())
 
 
 def test_the_history_is_bounded() -> None:
