@@ -46,6 +46,15 @@ _CLIENT_STATES = {
     "torn_down": "torn down by a fatal GPU error",
 }
 """Client states to show; an active client is the normal case, and a waiting client is queued."""
+_SPANS = {
+    "held": ("held", "clients connected"),
+    "waited": ("waited", "waited"),
+    "idle": ("idle, others waited", "server idle while others waited"),
+    "ghost": ("ghost server", "ghost server"),
+}
+"""Kind of a span -> its words in the sum of a lane, and in the title of a bar."""
+_MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
+"""Kinds of incidents that mark the lanes."""
 _KINDS = (
     ("direct", "process without MPS", "processes without MPS"),
     ("graphics", "graphics process", "graphics processes"),
@@ -101,15 +110,9 @@ class Lane:
     @property
     def summary(self) -> str:
         """The times for which this user held the GPU and waited."""
-        words = {
-            "held": "held",
-            "waited": "waited",
-            "idle": "idle, others waited",
-            "ghost": "ghost server",
-        }
         parts = [
-            f"{words[kind]} {humanize.age(self.seconds[kind])}"
-            for kind in words
+            f"{words} {humanize.age(self.seconds[kind])}"
+            for kind, (words, _) in _SPANS.items()
             if self.seconds.get(kind, 0.0) >= 0.5
         ]
         return " · ".join(parts)
@@ -142,13 +145,13 @@ def _template() -> jinja2.Template:
     )
     functions = (
         *(asset_address, belongs_to, client_state, contexts, facts, groups, lane_window, lanes),
-        *(lone_daemons, memory_of, memory_pair, reading_aid, sm_limit_of, sparkline),
+        *(memory_of, memory_pair, reading_aid, sm_limit_of, sparkline),
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
     environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
-        DOCS=DOCS, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
+        DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
     )
     return environment.get_template("status.html")
 
@@ -175,7 +178,7 @@ def lanes(status: View, daemon: View) -> list[Lane]:
         if end <= start:
             continue
         lane = found.setdefault(span.user, Lane(span.user))
-        title = f"{span.user}: {_SPANS[span.kind]} for {humanize.age(span.end - span.start)}"
+        title = f"{span.user}: {_SPANS[span.kind][1]} for {humanize.age(span.end - span.start)}"
         lane.bars.append(Bar(span.kind, (start - begin) * scale, (end - start) * scale, title))
         lane.seconds[span.kind] = lane.seconds.get(span.kind, 0.0) + end - start
         lane.ends_at = max(lane.ends_at, end)
@@ -186,15 +189,6 @@ def lanes(status: View, daemon: View) -> list[Lane]:
             for lane in hit:
                 lane.bars.append(Bar("mark", (one.at - begin) * scale, 4.0, one.text))
     return sorted(found.values(), key=lambda lane: -lane.ends_at)
-
-
-_SPANS = {
-    "held": "clients connected",
-    "waited": "waited",
-    "idle": "server idle while others waited",
-    "ghost": "ghost server",
-}
-_MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
 
 
 # ---------------------------------------------------------------------- activity of a GPU
@@ -254,17 +248,16 @@ def reading_aid(gpu: View) -> str:
 # ---------------------------------------------------------------------- clients
 
 
-def lone_daemons(status: View) -> list[View]:
-    return [daemon for daemon in status.daemons if groups(status, None, daemon)]
+NO_GPU = View(uuid="", sm_count=None, memory_total_bytes=None)
+"""Stands in for the GPU of clients whose GPU is not shown."""
 
 
-def _card_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
+def _cards_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
     """Return the shown GPUs of a client; the first GPU of its daemon if its own are unknown."""
     used = {uuid for uuid, count in client.contexts.items() if count}
     used.update(client.memory_used_bytes, client.gpu_uuids)
-    if not used:
-        return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
-    return used.intersection(shown)
+    first = [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
+    return (used.intersection(shown) if used else first) or (NO_GPU.uuid,)
 
 
 def contexts(server: View) -> str:
@@ -280,36 +273,30 @@ def contexts(server: View) -> str:
     return f"{used} of {limit} contexts{' on the fullest GPU' if len(counts) > 1 else ''}"
 
 
-def groups(status: View, gpu: View | None, only: View | None = None) -> list[Group]:
-    """Return the groups of clients on a GPU (None: of a daemon whose GPUs are not shown)."""
+def groups(status: View, gpu: View, of_daemon: View | None = None) -> list[Group]:
+    """Return the groups of clients on a GPU, or of a daemon's clients without a shown GPU."""
     found: dict[tuple[str, int, str, str | None], tuple[View, View, list[View]]] = {}
-    shown = {one.uuid: None for one in status.gpus}
+    shown = {one.uuid for one in status.gpus}
     for daemon in status.daemons:
-        if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
+        if daemon is not of_daemon and gpu.uuid not in daemon.gpu_uuids:
             continue
         for server in daemon.servers:
             for client in server.clients:
-                cards = _card_of(client, daemon, shown)
-                if gpu.uuid in cards if gpu is not None else not cards:
+                if gpu.uuid in _cards_of(client, daemon, shown):
                     key = (daemon.pipe_directory, server.pid, client.user, client.program)
                     found.setdefault(key, (daemon, server, []))[2].append(client)
     made = [
-        _group(f"{gpu.uuid if gpu else ''}-{number}", gpu, *parts)
-        for number, parts in enumerate(found.values())
+        _group(f"{gpu.uuid}-{number}", gpu, *parts) for number, parts in enumerate(found.values())
     ]
     return sorted(made, key=lambda group: (not group.alarm, -len(group.clients)))
 
 
-def _group(
-    key: str, gpu: View | None, daemon: View, server: View, clients: Sequence[View]
-) -> Group:
-    total = gpu.memory_total_bytes if gpu is not None else None
-    ratios = [_sm_ratio(client, gpu) for client in clients]
-    known = [ratio for ratio in ratios if ratio is not None]
-    used = [client.memory_used_bytes.get(gpu.uuid) if gpu else None for client in clients]
+def _group(key: str, gpu: View, daemon: View, server: View, clients: Sequence[View]) -> Group:
+    total, count = gpu.memory_total_bytes, len(clients)
+    ratios = [ratio for one in clients if (ratio := _sm_ratio(one, gpu)) is not None]
+    used = [one.memory_used_bytes.get(gpu.uuid) for one in clients]
     sizes = [size for size in used if size is not None]
-    states = {state for client in clients if (state := _CLIENT_STATES.get(client.state or ""))}
-    odd = [client for client in clients if client.state in _CLIENT_STATES]
+    odd = [_CLIENT_STATES[one.state] for one in clients if one.state in _CLIENT_STATES]
     return Group(
         key=key,
         daemon=daemon,
@@ -317,38 +304,35 @@ def _group(
         user=clients[0].user,
         program=clients[0].program or "unknown program",
         clients=tuple(clients),
-        limit=_limit_text(known, len(ratios), gpu, clients),
-        memory=_memory_text(sizes, len(used)),
-        sm_ratios=(min(known), max(known)) if known and len(known) == len(ratios) else None,
-        memory_ratio=sum(sizes) / total if total and len(sizes) == len(used) else None,
-        state=f"{len(odd)} {' or '.join(sorted(states))}" if odd else "",
-        alarm=any(client.state == "torn_down" for client in clients) or server.ghost,
+        limit=_limit_text(ratios, gpu, clients),
+        memory=_memory_text(sizes, count),
+        sm_ratios=(min(ratios), max(ratios)) if len(ratios) == count else None,
+        memory_ratio=sum(sizes) / total if total and len(sizes) == count else None,
+        state=f"{len(odd)} {' or '.join(sorted({*odd}))}" if odd else "",
+        alarm=any(one.state == "torn_down" for one in clients) or server.ghost,
     )
 
 
-def _sm_ratio(client: View, gpu: View | None) -> float | None:
+def _sm_ratio(client: View, gpu: View) -> float | None:
     """Return the SM limit as a fraction of the GPU's SMs; 1 without a limit; None if unknown."""
-    limit = client.sm_limit.get(gpu.uuid) if gpu is not None else None
     ratio: float | None = client.active_thread_ratio
-    if limit is not None and gpu is not None and gpu.sm_count:
-        ratio = min(1.0, limit / gpu.sm_count)
+    if gpu.sm_count and gpu.uuid in client.sm_limit:
+        ratio = min(1.0, client.sm_limit[gpu.uuid] / gpu.sm_count)
     return ratio
 
 
-def _limit_text(
-    known: Sequence[float], count: int, gpu: View | None, clients: Sequence[View]
-) -> str:
+def _limit_text(known: Sequence[float], gpu: View, clients: Sequence[View]) -> str:
     """Return the SM limits of a group. They are not added up: each client has its own."""
-    if len(known) < count:
+    if len(known) < len(clients):
         return "SM limit not known" if not known else "some SM limits not known"
     low, high = min(known), max(known)
     if low >= 1:
         return "no SM limit"
-    total = gpu.sm_count if gpu is not None else None
+    total = gpu.sm_count
     # The rounding of the hardware is not known for every architecture: then show percentages.
-    rounded = gpu is not None and all(gpu.uuid in client.sm_limit for client in clients)
+    rounded = total and all(gpu.uuid in client.sm_limit for client in clients)
     shares = [
-        f"{ratio * total:.0f}" if total and rounded else humanize.percent(ratio, exact=True)
+        f"{ratio * total:.0f}" if rounded else humanize.percent(ratio, exact=True)
         for ratio in dict.fromkeys((low, high))
     ]
     return f"at most {' to '.join(shares)} of {total or 'the'} SMs"
@@ -400,20 +384,19 @@ class Amount:
     limit: float | None = None
 
 
-def sm_limit_of(client: View, gpu: View | None) -> Amount:
+def sm_limit_of(client: View, gpu: View) -> Amount:
     """Return the SM limit. The SMs that a client uses cannot be measured."""
     ratio = _sm_ratio(client, gpu)
     if ratio is None:
         return Amount("not known", -1)
     # "At most": a program may lower its limits at its start, which is not visible from outside.
-    text = "no limit" if ratio >= 1 else _limit_text([ratio], 1, gpu, [client])
+    text = "no limit" if ratio >= 1 else _limit_text([ratio], gpu, [client])
     return Amount(text, ratio, limit=ratio)
 
 
-def memory_of(client: View, gpu: View | None) -> Amount:
-    uuid = gpu.uuid if gpu is not None else ""
-    used, limit = client.memory_used_bytes.get(uuid), client.memory_limit_bytes.get(uuid)
-    total = gpu.memory_total_bytes if gpu is not None else None
+def memory_of(client: View, gpu: View) -> Amount:
+    used = client.memory_used_bytes.get(gpu.uuid)
+    limit, total = client.memory_limit_bytes.get(gpu.uuid), gpu.memory_total_bytes
     bound = limit / total if limit is not None and total else None
     if used is None:
         text = f"at most {humanize.memory(limit)}" if limit else "not known"
