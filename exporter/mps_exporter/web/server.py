@@ -171,19 +171,19 @@ def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def _inherited(descriptor: int) -> socket.socket:
+    refusal = ListenError(
+        f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
+        "(ListenStream= with Accept=no)"
+    )
     try:
         one = socket.socket(fileno=descriptor)
     except OSError as error:
-        raise ListenError(
-            f"--web.systemd-socket: descriptor {descriptor} is no socket: {error.strerror}"
-        ) from error
+        raise refusal from error
     if one.type != socket.SOCK_STREAM or not one.getsockopt(
         socket.SOL_SOCKET, socket.SO_ACCEPTCONN
     ):
-        raise ListenError(
-            f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
-            "(ListenStream= with Accept=no)"
-        )
+        one.close()
+        raise refusal
     one.setblocking(False)
     one.set_inheritable(False)
     return one

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -110,40 +108,18 @@ def test_systemd_handed_over_nothing() -> None:
     assert environment == {}
 
 
-_CHILD = """
-import os
-from mps_exporter.web.server import ListenError, from_systemd, display_address
-os.environ["LISTEN_PID"] = str(os.getpid())
-try:
-    print(*(display_address(one) for one in from_systemd(os.environ)))
-except ListenError as error:
-    print(error)
-"""
+def test_sockets_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inherit(descriptor: int) -> list[socket.socket]:
+        monkeypatch.setattr(server, "FIRST_SYSTEMD_FD", descriptor)
+        return from_systemd({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
 
-
-def _child(descriptor: int) -> str:
-    """Run with ``descriptor`` as number 3, as systemd does."""
-    program = f"exec {sys.executable} -c '{_CHILD}' 3<&{descriptor}"
-    done = subprocess.run(
-        ["bash", "-c", program],
-        pass_fds=[descriptor],
-        env={
-            **os.environ,
-            "LISTEN_FDS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[3] / "exporter"),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    return done.stdout.strip()
-
-
-def test_sockets_of_systemd(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
-        assert _child(one.fileno()) == f"127.0.0.1:{one.getsockname()[1]}"
-    with socket.socket() as one:
-        assert "not a listening stream socket" in _child(one.fileno())
-    with (tmp_path / "file").open("w") as file:
-        assert "is no socket" in _child(file.fileno())
+        address = display_address(one)
+        (inherited,) = inherit(one.detach())
+        assert display_address(inherited) == address
+        assert not inherited.get_inheritable()
+        server.close_sockets([inherited])
+    with socket.socket() as one, (tmp_path / "file").open("w") as file:
+        for descriptor in (one.detach(), file.fileno()):
+            with pytest.raises(ListenError, match="not a listening stream socket"):
+                inherit(descriptor)

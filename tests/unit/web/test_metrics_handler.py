@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,9 +9,8 @@ from aiohttp import web
 from mps_exporter.web.guard import Limiter
 from mps_exporter.web.handlers import TIMEOUT_HEADER, collection_deadline
 from testing.waiting import PATIENCE_SECONDS, until
+from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend
-
-MakeClient = Callable[..., Awaitable[Any]]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,9 @@ from mps_exporter.web.status_api import View, make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS, until
+from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend, PageReader
 
-MakeClient = Callable[..., Awaitable[Any]]
 NOW = hosts.NOW
 
 

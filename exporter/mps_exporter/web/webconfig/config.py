@@ -321,8 +321,6 @@ def _tls_problems(tls: TLSConfig, *, http2: bool) -> Iterator[Problem]:
     suites = {*TLS12_SUITES, *TLS13_SUITES}
     yield from _unknown("cipher_suites", tls.cipher_suites, suites, "cipher suite")
     yield from _unknown("curve_preferences", tls.curve_preferences, CURVES, "curve")
-    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
-        yield TLS_KEY, "no file has a NUL in its name"
     if not tls.enabled:
         return
     if not (tls.cert or tls.cert_file):
