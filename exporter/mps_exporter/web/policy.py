@@ -82,9 +82,6 @@ STATUS_TIMEOUT_SECONDS = 5.0
 INCIDENT_LEAD_SECONDS = 60.0
 """Age at which a past incident no longer precedes the current warnings."""
 
-MAX_PATH_CHARACTERS = 400
-"""Maximum length of a shown path or error text."""
-
 HISTORY_SECONDS = 600.0
 """Period of the drawings on the page."""
 
