@@ -115,12 +115,15 @@ async def test_a_wrong_choice_is_refused(
     assert backend.collections == []
 
 
-async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeClient) -> None:
+@pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/status"])
+async def test_too_many_requests_get_503(
+    backend: FakeBackend, make_client: MakeClient, path: str
+) -> None:
     backend.gate = asyncio.Event()
     client = await make_client(max_requests=4)
 
     hurry = {TIMEOUT_HEADER: "0.1"}
-    asking = [asyncio.create_task(client.get("/metrics", headers=hurry)) for _ in range(10)]
+    asking = [asyncio.create_task(client.get(path, headers=hurry)) for _ in range(10)]
     await until(lambda: sum(one.done() for one in asking) == 7)
     backend.gate.set()
     answers = await asyncio.gather(*asking)
@@ -130,7 +133,7 @@ async def test_too_many_scrapes_get_503(backend: FakeBackend, make_client: MakeC
     refused = next(answer for answer in answers if answer.status == 503)
     assert "--web.max-requests" in await refused.text()
     assert refused.headers["Retry-After"] == "1"
-    assert (await client.get("/metrics")).status == 200
+    assert (await client.get(path)).status == 200
 
 
 async def test_a_crowd_waits_for_its_turn(backend: FakeBackend, make_client: MakeClient) -> None:

@@ -406,26 +406,6 @@ async def test_concurrent_requests_share_a_page(
     assert len(made) == 1
 
 
-async def test_requests_beyond_the_limit_get_503(
-    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy, "STATUS_REUSE_SECONDS", 0.0)
-    client = await make_client(max_requests=4)
-
-    async def crowd(path: str) -> list[Any]:
-        backend.gate = asyncio.Event()
-        asking = [asyncio.create_task(client.get(path)) for _ in range(6)]
-        await until(lambda: sum(one.done() for one in asking) == 3)
-        backend.gate.set()
-        return await asyncio.gather(*asking)
-
-    for path in ("/", "/api/v1/status"):
-        answers = await crowd(path)
-        assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 3
-        refused = next(answer for answer in answers if answer.status == 503)
-        assert "--web.max-requests" in await refused.text()
-
-
 async def test_own_files(make_client: MakeClient) -> None:
     client = await make_client()
 
