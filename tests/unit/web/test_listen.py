@@ -41,17 +41,13 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("first", ["127.0.0.1", ""])
-def test_an_address_that_is_given_twice_names_the_other(first: str) -> None:
+def test_an_address_that_is_given_twice_names_the_other(first: str, tmp_path: Path) -> None:
     port = free_port()
     with pytest.raises(ListenError, match=rf"given twice or overlaps with .*:{port} "):
         listen([f"{first}:{port}", f"127.0.0.1:{port}"])
     server.close_sockets(listen([f"127.0.0.1:{port}"]))
-
-
-def test_a_path_that_is_given_twice(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/s"
     with pytest.raises(ListenError, match="it is given twice"):
-        listen([address, address])
+        listen([f"unix:{tmp_path}/s"] * 2)
 
 
 def test_an_address_of_another_host() -> None:
