@@ -12,7 +12,7 @@ from pathlib import Path
 from mps_exporter.web.policy import CONFIG_CHECK_INTERVAL_SECONDS
 
 from .config import TLS_KEY, WebConfig, WebConfigError, parse_web_config
-from .tls import make_context, read_file, read_files
+from .tls import make_context, read_file, read_pems
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ def _load(path: str, before: Loaded | None) -> Loaded:
     else:
         config = parse_web_config(content)
     tls = config.tls_server_config
-    files = read_files(tls, Path(path).parent) if tls.enabled else {}
-    contents = (content, *files.values())
+    pems = read_pems(tls, Path(path).parent) if tls.enabled else ()
+    contents = (content, *(pem.content for pem in pems))
     if before is not None and contents == before.contents:
         return before
-    context = make_context(tls, files) if tls.enabled else None
+    context = make_context(tls, *pems) if tls.enabled else None
     if before is not None and (context is None) != (before.context is None):
         reason = "TLS cannot be switched on or off while the program runs: restart it"
         raise WebConfigError(reason, key=TLS_KEY)
