@@ -143,6 +143,9 @@ class Connection(asyncio.Protocol):
         return now - receiving > options.request_timeout or now - sending > options.send_timeout
 
 
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
 class Connections:
     """All connections of the server."""
 
@@ -158,32 +161,31 @@ class Connections:
         """Returns the context for a new connection; None without TLS."""
         self._open: dict[Connection, str] = {}
         """Connection -> address."""
-        self._starting: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         short = False
-        while True:
-            try:
-                client, peer = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    if not short:
-                        _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
-                    short = True
-                    await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
-                continue
-            short = False
-            address = network_of(peer[0]) if isinstance(peer, tuple) else ""
-            limit, used = self._options.max_connections, list(self._open.values())
-            if len(used) >= limit or used.count(address) >= address_limit(limit):
-                client.close()
-                continue
-            connection = Connection(self._new_protocol(), self._open)
-            self._open[connection] = address
-            task = loop.create_task(self._start(connection, client))
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+        async with asyncio.TaskGroup() as starting:
+            while True:
+                try:
+                    client, peer = await loop.sock_accept(listener)
+                except OSError as error:
+                    if error.errno in _SHORTAGES:
+                        if not short:
+                            fields = {"err": error}
+                            _log.warning("cannot accept a connection", extra={"fields": fields})
+                        short = True
+                        await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
+                    continue
+                short = False
+                address = network_of(peer[0]) if isinstance(peer, tuple) else ""
+                limit, used = self._options.max_connections, list(self._open.values())
+                if len(used) >= limit or used.count(address) >= address_limit(limit):
+                    client.close()
+                    continue
+                connection = Connection(self._new_protocol(), self._open)
+                self._open[connection] = address
+                starting.create_task(self._start(connection, client))
 
     async def _start(self, connection: Connection, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -215,8 +217,6 @@ class Connections:
                     connection.abort()
 
     async def abort_all(self) -> None:
-        for task in self._starting:
-            task.cancel()
         for connection in list(self._open):
             connection.abort()
         await asyncio.sleep(0)

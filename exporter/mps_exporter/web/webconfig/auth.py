@@ -21,12 +21,16 @@ from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 from mps_exporter.web.policy import WRONG_PASSWORD_SECONDS
 
-from .config import WebConfig
+from .config import RateLimit, WebConfig
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
 MAX_PASSWORD_BYTES = 72
 """Bytes of a password that bcrypt reads. Go compares only these, too."""
+
+
+_ROUNDING_SECONDS = 1e-9
+"""More than the rounding of a time, and less than the interval between two requests."""
 
 
 def has_hash(hashed: str, password: bytes) -> bool:
@@ -106,39 +110,17 @@ def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
     return (name, password, request.remote or "") if colon else None
 
 
-class TokenBucket:
-    """A burst of ``burst`` requests, and one more each ``interval`` seconds (0: no limit)."""
-
-    def __init__(self, interval: float, burst: int, now: float) -> None:
-        self.rate = interval, burst
-        self._tokens = float(burst)
-        self._at = now
-
-    def allow(self, now: float) -> bool:
-        interval, burst = self.rate
-        if not interval:
-            return True
-        self._tokens = min(float(burst), self._tokens + max(0.0, now - self._at) / interval)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 class _Checks:
     def __init__(self, watch: WebConfigWatch) -> None:
         self._watch = watch
-        self._bucket = TokenBucket(0.0, 0, time.monotonic())
+        self._due = 0.0
+        """Time at which all tokens of the rate limit are back."""
         self._passwords = Passwords()
 
     async def refusal(self, request: web.Request) -> web.Response | None:
         """Return the response to a request that fails a check; None if it passes all."""
-        config, now = self._watch.active.config, time.monotonic()
-        rate = config.rate_limit.interval, config.rate_limit.burst
-        if self._bucket.rate != rate:
-            self._bucket = TokenBucket(*rate, now)
-        if not self._bucket.allow(now):
+        config = self._watch.active.config
+        if not self._takes_token(config.rate_limit):
             return text_response("429 Too Many Requests", status=429, headers={"Retry-After": "1"})
         if not _has_allowed_name(request, config):
             text = "403 Forbidden: no name of the client's certificate is allowed here"
@@ -148,6 +130,14 @@ class _Checks:
             headers = {"WWW-Authenticate": "Basic"}
             return text_response("401 Unauthorized", status=401, headers=headers)
         return None
+
+    def _takes_token(self, limit: RateLimit) -> bool:
+        now = time.monotonic()
+        due = max(self._due, now)
+        if due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
+            return False
+        self._due = due + limit.interval
+        return True
 
 
 def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
