@@ -145,7 +145,7 @@ def _template() -> jinja2.Template:
     )
     functions = (
         *(asset_address, belongs_to, client_state, contexts, facts, groups, lane_window, lanes),
-        *(memory_of, memory_pair, reading_aid, sm_limit_of, sparkline),
+        *(memory_of, reading_aid, sm_limit_of, sparkline),
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
@@ -211,12 +211,6 @@ def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
         path += f"M{x:.0f} {y:.1f}h1" if begins else f"L{x:.0f} {y:.1f}"
         last = sample.at
     return path
-
-
-def memory_pair(used: float, total: float) -> str:
-    """Return text such as "30.0 of 140 GiB": a common unit is written once."""
-    one, other = humanize.memory(used).split(), humanize.memory(total).split()
-    return f"{one[0] if one[1] == other[1] else ' '.join(one)} of {' '.join(other)}"
 
 
 def facts(gpu: View) -> str:

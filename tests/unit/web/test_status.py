@@ -245,7 +245,7 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
         "GPU 0 NVIDIA H200",
         "99 %",
         "12 %",
-        "30.0 of 140 GiB",
+        "30.0 GiB of 140 GiB",
         "195 W",
         "61 °C",
         "exclusive process",

@@ -116,11 +116,8 @@ class TLSConfig:
     @property
     def enabled(self) -> bool:
         """Whether a key that requires TLS is set."""
-        names = ("cert", "key", "client_ca")
-        return bool(
-            self.client_auth_type
-            or any(getattr(self, name) or getattr(self, f"{name}_file") for name in names)
-        )
+        files = self.cert_file, self.key_file, self.client_ca_file
+        return any((self.client_auth_type, self.cert, self.key, self.client_ca, *files))
 
 
 @dataclass(frozen=True, slots=True)
