@@ -55,10 +55,6 @@ _SPANS = {
 """Kind of a span -> its words in the sum of a lane, and in the title of a bar."""
 _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
 """Kinds of incidents that mark the lanes."""
-_KINDS = (
-    ("direct", "process without MPS", "processes without MPS"),
-    ("graphics", "graphics process", "graphics processes"),
-)
 _SOURCES = {
     "nvml": "GPUs (NVML)",
     "control": "control tool",
@@ -144,14 +140,19 @@ def _template() -> jinja2.Template:
         *(humanize.memory, humanize.percent, humanize.printable, humanize.sentence),
     )
     functions = (
-        *(asset_address, belongs_to, client_state, contexts, facts, groups, lane_window, lanes),
-        *(memory_of, reading_aid, sm_limit_of, sparkline),
+        *(asset_address, contexts, groups, lane_window, lanes),
+        *(memory_of, sm_limit_of, sparkline),
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
     environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
-        DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
+        DOCS=DOCS,
+        NO_GPU=NO_GPU,
+        policy=policy,
+        client_states=_CLIENT_STATES,
+        daemon_states=_DAEMON_STATES,
+        source_names=_SOURCES,
     )
     return environment.get_template("status.html")
 
@@ -211,32 +212,6 @@ def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
         path += f"M{x:.0f} {y:.1f}h1" if begins else f"L{x:.0f} {y:.1f}"
         last = sample.at
     return path
-
-
-def facts(gpu: View) -> str:
-    found = []
-    if gpu.power_watts is not None:
-        found.append(f"{gpu.power_watts:.0f} W")
-    if gpu.temperature_celsius is not None:
-        found.append(f"{gpu.temperature_celsius:.0f} °C")
-    if gpu.compute_mode not in (None, "default"):
-        found.append(str(gpu.compute_mode).replace("_", " "))
-    kinds = gpu.processes_by_kind or {}
-    found += [humanize.count(kinds[kind], *names) for kind, *names in _KINDS if kinds.get(kind)]
-    if gpu.stranded_clients:
-        found.append(f"{humanize.count(gpu.stranded_clients, 'client')} without a server")
-    return " · ".join(found)
-
-
-def reading_aid(gpu: View) -> str:
-    """Return the meaning of the two numbers if they differ much, otherwise ""."""
-    busy, active = gpu.utilization_ratio, gpu.sm_active_ratio
-    if busy is None or active is None or busy < 0.5 or active > busy / 2:
-        return ""
-    return (
-        f"Something ran {humanize.percent(busy)} of the time, on {humanize.percent(active)} of the "
-        "SMs on average: it does not fill this GPU."
-    )
 
 
 # ---------------------------------------------------------------------- clients
@@ -339,32 +314,6 @@ def _memory_text(sizes: Sequence[int], count: int) -> str:
     if low != high:
         return f"{low} to {high}"
     return f"{low} each" if count > 1 else low
-
-
-def client_state(client: View, now: float) -> str:
-    """Return an abnormal state of a client with its duration, otherwise ""."""
-    state = _CLIENT_STATES.get(client.state or "", "")
-    if state and client.state_since is not None:
-        state += f" for {humanize.age(now - client.state_since)}"
-    return state
-
-
-def belongs_to(client: View) -> str:
-    """Return the namespace, the SM partition, and the job, pod, container or unit of a client."""
-    owners = (
-        ("Slurm job", client.slurm_job_id, 40),
-        ("pod", client.pod_uid, 40),
-        ("container", client.container_id, 12),
-        ("unit", client.systemd_unit, 60),
-    )
-    owner = next((f"{kind} {name[:length]}" for kind, name, length in owners if name), "")
-    fault = f" (fault: {client.sm_partition_fault})" if client.sm_partition_fault else ""
-    parts = (
-        f"namespace {client.server_name}/{client.namespace}" if client.namespace else "",
-        f"SM partition {client.sm_partition[:60]}{fault}" if client.sm_partition else "",
-        owner,
-    )
-    return ", ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True)
