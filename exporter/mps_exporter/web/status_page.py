@@ -32,14 +32,6 @@ ASSETS = {
 }
 """The page's files, read once: no request accesses the file system."""
 
-_DAEMON_STATES = {
-    "answering": "answers",
-    "absent": "does not run",
-    "unresponsive": "does not answer",
-    "draining": "is draining",
-    "refused": "refuses to answer",
-    None: "state not known",
-}
 _CLIENT_STATES = {
     "connecting": "connected, without a context",
     "creating_context": "creating its context",
@@ -55,12 +47,6 @@ _SPANS = {
 """Kind of a span -> its words in the sum of a lane, and in the title of a bar."""
 _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
 """Kinds of incidents that mark the lanes."""
-_SOURCES = {
-    "nvml": "GPUs (NVML)",
-    "control": "control tool",
-    "logs": "logs",
-    "process": "processes (/proc)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +133,7 @@ def _template() -> jinja2.Template:
     environment.filters["upper_first"] = humanize.capitalize
     environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
-        DOCS=DOCS,
-        NO_GPU=NO_GPU,
-        policy=policy,
-        client_states=_CLIENT_STATES,
-        daemon_states=_DAEMON_STATES,
-        source_names=_SOURCES,
+        DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, client_states=_CLIENT_STATES
     )
     return environment.get_template("status.html")
 
