@@ -325,14 +325,23 @@ async def test_headers(site: Site) -> None:
             assert wanted.items() <= (await get(address, path=path))[2].items()
 
 
-async def test_rate_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rate_limit(site: Site, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
-    async with visited(site, "rate_limit: {interval: 200ms, burst: 3}\n") as address:
+    async with visited(site, "rate_limit: {interval: 1h, burst: 3}\n") as address:
         statuses = [await status(address) for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
+        site.write("rate_limit: {interval: 200ms, burst: 3}\n")
+
+        async def has_the_new_limit() -> bool:
+            nonlocal now
+            now += 0.25
+            return await status(address) == 200
+
+        await until_awaited(has_the_new_limit)
+        assert now < 3600.0
         now += 0.25
-        assert await status(address) == 200
+        assert [await status(address) for _ in range(2)] == [200, 429]
 
 
 # ------------------------------------------------------------------------- broken files

@@ -133,10 +133,11 @@ class _Checks:
 
     def _takes_token(self, limit: RateLimit) -> bool:
         now = time.monotonic()
-        due = max(self._due, now)
-        if due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
+        # A limit that was reloaded may have had a longer interval.
+        self._due = min(max(self._due, now), now + limit.interval * limit.burst)
+        if self._due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
             return False
-        self._due = due + limit.interval
+        self._due += limit.interval
         return True
 
 
