@@ -23,7 +23,7 @@ from mps_exporter.flags import Settings, StartError
 from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
-from mps_exporter.web import TLS_CONTEXT, WEB_CONFIG
+from mps_exporter.web import WEB_CONFIG
 from mps_exporter.web.app import create_app
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.server import serve_app
@@ -93,7 +93,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
 
     def listening(addresses: Sequence[str]) -> None:
         if player is not None:
-            tls = TLS_CONTEXT in app
+            tls = watch is not None and watch.active.context is not None
             shown = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
             _print_replay_notice(player, settings, shown)
             tasks.append(asyncio.create_task(_report_progress(player), name="progress"))

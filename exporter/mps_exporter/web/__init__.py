@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from mps_exporter.web.webconfig import WebConfigWatch
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-TLSContext = Callable[[], Awaitable[ssl.SSLContext | None]]
 
 
 class Backend(Protocol):
@@ -43,9 +41,6 @@ class Backend(Protocol):
 
 BACKEND = web.AppKey[Backend]("BACKEND")
 OPTIONS = web.AppKey[WebOptions]("OPTIONS")
-TLS_CONTEXT = web.AppKey[TLSContext]("TLS_CONTEXT")
-"""Returns the context for the next connection; absent if TLS is off."""
-
 WEB_CONFIG: web.AppKey[WebConfigWatch] = web.AppKey("WEB_CONFIG")
 """Absent without a web configuration file."""
 
@@ -54,8 +49,3 @@ def text_response(
     text: str, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
     return web.Response(text=text + "\n", status=status, headers=headers)
-
-
-def busy_response(what: str, *, retry_after: int = 1) -> web.Response:
-    text = f"503 Service Unavailable: more than {what}, or most of them from one address"
-    return text_response(text, status=503, headers={"Retry-After": str(retry_after)})

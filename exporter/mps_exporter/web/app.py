@@ -9,7 +9,6 @@ from aiohttp import web
 from mps_exporter.web import (
     BACKEND,
     OPTIONS,
-    TLS_CONTEXT,
     WEB_CONFIG,
     Backend,
     Handler,
@@ -17,7 +16,7 @@ from mps_exporter.web import (
     handlers,
     text_response,
 )
-from mps_exporter.web.guard import Limiter, SharedRenderings, track_request
+from mps_exporter.web.guard import Limiter, SharedCalls, track_request
 from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
@@ -31,6 +30,9 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+_ERROR_HEADERS = ("Allow", "Retry-After")
 
 
 async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
@@ -54,8 +56,8 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         if error.status == 404:
             return _not_found(request)
-        allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return text_response(f"{error.status} {error.reason}", status=error.status, headers=allowed)
+        kept = {name: error.headers[name] for name in _ERROR_HEADERS if name in error.headers}
+        return text_response(f"{error.status} {error.reason}", status=error.status, headers=kept)
     except (ConnectionError, TimeoutError):
         raise
     except Exception:  # noqa: BLE001 - logged here, and the client gets a response
@@ -74,25 +76,22 @@ def create_app(
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend
     app[OPTIONS] = options
-    app[handlers.SCRAPE_LIMITER] = Limiter(options.max_requests)
-    app[handlers.RENDERINGS] = SharedRenderings()
+    flag = "at once (--web.max-requests)"
+    app[handlers.SCRAPE_LIMITER] = Limiter(options.max_requests, f"scrapes {flag}")
+    app[handlers.RENDERINGS] = SharedCalls()
     app[handlers.RENDERER] = handlers.StatusRenderer()
-    app[handlers.PAGE_LIMITER] = Limiter(options.max_requests)
+    app[handlers.PAGE_LIMITER] = Limiter(options.max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
-    app[events.STREAM_LIMITER] = Limiter(options.max_event_streams)
+    app[events.STREAM_LIMITER] = Limiter(options.max_event_streams, "readers already", 30)
     app.cleanup_ctx.append(events.run_event_hub)
     app.on_shutdown.append(events.close_streams)
-    app.on_cleanup.append(handlers.close_renderer)
     app.on_response_prepare.append(_add_headers)
     if options.config_file is not None:
         # Imported late: YAML and bcrypt take memory.
         from mps_exporter.web.webconfig import WebConfigWatch, install
 
-        watch = WebConfigWatch.start(options.config_file)
-        install(app, watch)
-        app[WEB_CONFIG] = watch
-        if watch.uses_tls:
-            app[TLS_CONTEXT] = watch.tls_context
+        app[WEB_CONFIG] = WebConfigWatch(options.config_file)
+        install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
     if jump is not None:

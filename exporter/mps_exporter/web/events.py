@@ -7,14 +7,13 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 from aiohttp import web
 
 from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.web import BACKEND, OPTIONS, busy_response, policy
-from mps_exporter.web.guard import Limiter, LimitExceededError
+from mps_exporter.web import BACKEND, policy
+from mps_exporter.web.guard import Limiter
 from mps_exporter.web.status_api import History, incident_view, to_json
 
 _log = logging.getLogger(__name__)
@@ -24,35 +23,26 @@ class Stream:
     """The queue of one reader."""
 
     def __init__(self) -> None:
-        self._events: deque[bytes] = deque()
+        self._events: asyncio.Queue[bytes | None] = asyncio.Queue(policy.MAX_QUEUED_EVENTS)
         self._lost = 0
-        self._changed = asyncio.Event()
-        self._closed = False
 
-    def put(self, event: bytes) -> None:
-        """Add an event. If the queue is full, drop the oldest event."""
-        if len(self._events) >= policy.MAX_QUEUED_EVENTS:
-            self._events.popleft()
+    def put(self, event: bytes | None) -> None:
+        """Add an event; None ends the stream. If the queue is full, drop the oldest event."""
+        if self._events.full():
+            self._events.get_nowait()
             self._lost += 1
-        self._events.append(event)
-        self._changed.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._changed.set()
+        self._events.put_nowait(event)
 
     async def take(self) -> bytes | None:
-        """Return the new events, or a comment if there is none for a while. None at the end."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), policy.KEEP_ALIVE_INTERVAL_SECONDS)
-        self._changed.clear()
-        if self._closed:
-            return None
-        lost = f"event: lost\ndata: {self._lost}\n\n".encode() if self._lost else b""
-        part = lost + b"".join(self._events)
-        self._events.clear()
-        self._lost = 0
-        return part or b": still here\n\n"
+        """Return the next event, or a comment if there is none for a while. None at the end."""
+        try:
+            event = await asyncio.wait_for(self._events.get(), policy.KEEP_ALIVE_INTERVAL_SECONDS)
+        except TimeoutError:
+            return b": still here\n\n"
+        if event is None or not self._lost:
+            return event
+        lost, self._lost = self._lost, 0
+        return f"event: lost\ndata: {lost}\n\n".encode() + event
 
 
 class Events:
@@ -95,10 +85,6 @@ class Events:
         last = int(number[:12]) if known else 0
         return b"".join(event for number, event in self._past if number > last)
 
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
-
 
 EVENTS = web.AppKey[Events]("EVENTS")
 STREAM_LIMITER = web.AppKey[Limiter]("STREAMS")
@@ -110,12 +96,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     """Stream incidents until the reader or the program exits."""
     if request.method == "HEAD":
         return web.Response(headers=_STREAM_HEADERS)
-    try:
-        async with request.app[STREAM_LIMITER].slot(request.remote):
-            return await _stream(request, request.app[EVENTS])
-    except LimitExceededError:
-        limit = request.app[OPTIONS].max_event_streams
-        return busy_response(f"{limit} readers already", retry_after=30)
+    async with request.app[STREAM_LIMITER].slot(request.remote):
+        return await _stream(request, request.app[EVENTS])
 
 
 async def _stream(request: web.Request, hub: Events) -> web.StreamResponse:
@@ -154,4 +136,5 @@ async def run_event_hub(app: web.Application) -> AsyncIterator[None]:
 
 async def close_streams(app: web.Application) -> None:
     """End the event streams, which would delay the shutdown."""
-    app[EVENTS].close()
+    for stream in app[EVENTS].streams:
+        stream.put(None)

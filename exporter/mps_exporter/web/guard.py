@@ -11,14 +11,15 @@ import errno
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from mps_exporter.web import Handler, TLSContext, policy
+from mps_exporter.web import Handler, policy
 from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
@@ -40,21 +41,19 @@ def network_of(address: str) -> str:
     return address
 
 
-class LimitExceededError(Exception):
-    """No slot is free."""
-
-
 class Limiter:
     """Slots for ``total`` concurrent requests (0: no limit), a fraction of them for one address."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, what: str, retry_after_seconds: int = 1) -> None:
         self._total = total
+        self._what = what
+        self._retry_after = str(retry_after_seconds)
         self._all = asyncio.Semaphore(total)
         self._addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def slot(self, address: str | None, timeout_seconds: float = 0.0) -> AsyncIterator[None]:
-        """Hold a slot. Raise LimitExceededError if none becomes free within this time."""
+        """Hold a slot. Respond with 503 if none becomes free within this time."""
         name = network_of(address or "")
         own = self._addresses.setdefault(name, asyncio.Semaphore(address_limit(self._total)))
         async with AsyncExitStack() as held:
@@ -63,23 +62,30 @@ class Limiter:
                     for slots in (own, self._all) if self._total else ():
                         await held.enter_async_context(slots)
             except TimeoutError:
-                raise LimitExceededError from None
+                many = f"more than {self._total} {self._what}, or most of them from one address"
+                raise web.HTTPServiceUnavailable(
+                    reason=f"Service Unavailable: {many}",
+                    headers={"Retry-After": self._retry_after},
+                ) from None
             yield
 
 
-class SharedRenderings:
-    """Pages that are being rendered; concurrent requests for the same page share them."""
+_T = TypeVar("_T")
+
+
+class SharedCalls(Generic[_T]):
+    """Calls in progress; concurrent calls with the same key share the result."""
 
     def __init__(self) -> None:
-        self._pending: dict[Hashable, asyncio.Future[bytes]] = {}
+        self._pending: dict[Hashable, asyncio.Future[_T]] = {}
 
-    async def join(self, key: Hashable, render: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Render, or wait for the same page. ``key`` may contain ids of objects in ``render``."""
-        page = self._pending.get(key)
-        if page is None:
-            page = self._pending[key] = asyncio.ensure_future(render())
-            page.add_done_callback(lambda _: self._pending.pop(key, None))
-        return await asyncio.shield(page)
+    async def join(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Call, or wait for the same call. ``key`` may contain ids of objects in ``call``."""
+        result = self._pending.get(key)
+        if result is None:
+            result = self._pending[key] = asyncio.create_task(call())
+            result.add_done_callback(lambda _: self._pending.pop(key, None))
+        return await asyncio.shield(result)
 
 
 class Connection(asyncio.Protocol):
@@ -137,53 +143,59 @@ class Connection(asyncio.Protocol):
         return now - receiving > options.request_timeout or now - sending > options.send_timeout
 
 
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
 class Connections:
     """All connections of the server."""
 
     def __init__(
-        self, server: Callable[[], asyncio.Protocol], options: WebOptions, tls: TLSContext | None
+        self,
+        server: Callable[[], asyncio.Protocol],
+        options: WebOptions,
+        tls: Callable[[], ssl.SSLContext | None],
     ) -> None:
         self._new_protocol = server
         self._options = options
         self._tls = tls
+        """Returns the context for a new connection; None without TLS."""
         self._open: dict[Connection, str] = {}
         """Connection -> address."""
-        self._starting: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         short = False
-        while True:
-            try:
-                client, peer = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    if not short:
-                        _log.warning("cannot accept a connection", extra={"fields": {"err": error}})
-                    short = True
-                    await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
-                continue
-            short = False
-            address = network_of(peer[0]) if isinstance(peer, tuple) else ""
-            limit, used = self._options.max_connections, list(self._open.values())
-            if len(used) >= limit or used.count(address) >= address_limit(limit):
-                client.close()
-                continue
-            connection = Connection(self._new_protocol(), self._open)
-            self._open[connection] = address
-            task = loop.create_task(self._start(connection, client))
-            self._starting.add(task)
-            task.add_done_callback(self._starting.discard)
+        async with asyncio.TaskGroup() as starting:
+            while True:
+                try:
+                    client, peer = await loop.sock_accept(listener)
+                except OSError as error:
+                    if error.errno in _SHORTAGES:
+                        if not short:
+                            fields = {"err": error}
+                            _log.warning("cannot accept a connection", extra={"fields": fields})
+                        short = True
+                        await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
+                    continue
+                short = False
+                address = network_of(peer[0]) if isinstance(peer, tuple) else ""
+                limit, used = self._options.max_connections, list(self._open.values())
+                if len(used) >= limit or used.count(address) >= address_limit(limit):
+                    client.close()
+                    continue
+                connection = Connection(self._new_protocol(), self._open)
+                self._open[connection] = address
+                starting.create_task(self._start(connection, client))
 
     async def _start(self, connection: Connection, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         try:
             async with asyncio.timeout(self._options.request_timeout):
-                if self._tls is not None:
+                if self._tls() is not None:
                     await _readable(client)
                     tls = {
-                        "ssl": await self._tls(),
+                        "ssl": self._tls(),
                         "ssl_shutdown_timeout": policy.TLS_CLOSE_TIMEOUT_SECONDS,
                     }
                 await loop.connect_accepted_socket(lambda: connection, client, **tls)
@@ -205,8 +217,6 @@ class Connections:
                     connection.abort()
 
     async def abort_all(self) -> None:
-        for task in self._starting:
-            task.cancel()
         for connection in list(self._open):
             connection.abort()
         await asyncio.sleep(0)

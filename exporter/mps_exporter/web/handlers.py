@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import re
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -17,16 +14,17 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, busy_response, policy, text_response
+from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Backend, policy, text_response
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.guard import Limiter, LimitExceededError, SharedRenderings
+from mps_exporter.web.guard import Limiter, SharedCalls
 from mps_exporter.web.status_api import make_status, to_json
+from mps_exporter.web.status_page import ASSET_TYPES, ASSETS, render_page
 
 # --------------------------------------------------------------------------------- metrics
 
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 SCRAPE_LIMITER = web.AppKey[Limiter]("SCRAPES")
-RENDERINGS = web.AppKey[SharedRenderings]("RENDERINGS")
+RENDERINGS = web.AppKey[SharedCalls[bytes]]("RENDERINGS")
 
 
 def choose_format(accept: str) -> str:
@@ -57,16 +55,21 @@ def collection_deadline(header: str | None, offset: float) -> float | None:
     return seconds - min(offset, seconds / 10)
 
 
+def _bad_request(reason: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(reason=f"Bad Request: {reason}")
+
+
 def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> frozenset[str] | None:
     """Return the collectors that ``collect[]`` or ``exclude[]`` choose; None for all."""
     wanted = frozenset(request.query.getall("collect[]", ()))
     unwanted = frozenset(request.query.getall("exclude[]", ()))
     if wanted and unwanted:
-        raise ValueError("collect[] and exclude[] cannot be used together")
+        raise _bad_request("collect[] and exclude[] cannot be used together")
     unknown = sorted((wanted | unwanted) - set(enabled))
     if unknown:
         name = unknown[0][:64].encode("ascii", "backslashreplace").decode()
-        raise ValueError(f"no collector {name!r} here; enabled are {', '.join(enabled) or 'none'}")
+        known = ", ".join(enabled) or "none"
+        raise _bad_request(f"no collector {name!r} here; enabled are {known}")
     if unwanted:
         return frozenset(enabled) - unwanted
     return wanted or None
@@ -75,10 +78,7 @@ def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> froze
 async def metrics(request: web.Request) -> web.Response:
     """Collect and render. HEAD returns the headers only."""
     backend = request.app[BACKEND]
-    try:
-        collectors = selected_collectors(request, backend.enabled_collectors)
-    except ValueError as error:
-        return text_response(f"400 Bad Request: {error}", status=400)
+    collectors = selected_collectors(request, backend.enabled_collectors)
     form = choose_format(",".join(request.headers.getall("Accept", ())))
     gzip = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", ())))
     headers = {"Content-Type": form, "Vary": "Accept, Accept-Encoding"}
@@ -86,92 +86,66 @@ async def metrics(request: web.Request) -> web.Response:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":
         return web.Response(headers=headers)
-    options = request.app[OPTIONS]
-    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), options.timeout_offset)
+    offset = request.app[OPTIONS].timeout_offset
+    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), offset)
     began = time.monotonic()
     queued = policy.MAX_QUEUE_SECONDS if seconds is None else seconds / 2
-    try:
-        async with request.app[SCRAPE_LIMITER].slot(
-            request.remote, min(queued, policy.MAX_QUEUE_SECONDS)
-        ):
-            if seconds is not None:
-                seconds -= time.monotonic() - began
-            snapshot = await backend.collect(seconds, collectors)
-            request.app[EVENTS].note(snapshot)
-            body = await request.app[RENDERINGS].join(
-                (id(snapshot), form, gzip), lambda: backend.expose(snapshot, form, gzip)
-            )
-    except LimitExceededError:
-        return busy_response(f"{options.max_requests} scrapes at once (--web.max-requests)")
+    async with request.app[SCRAPE_LIMITER].slot(
+        request.remote, min(queued, policy.MAX_QUEUE_SECONDS)
+    ):
+        if seconds is not None:
+            seconds -= time.monotonic() - began
+        snapshot = await backend.collect(seconds, collectors)
+        request.app[EVENTS].note(snapshot)
+        body = await request.app[RENDERINGS].join(
+            (id(snapshot), form, gzip), lambda: backend.expose(snapshot, form, gzip)
+        )
     return web.Response(body=body, headers=headers)
 
 
 # ---------------------------------------------------------------------------------- status
 
-_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_ASSETS = {
-    entry.name: entry.read_bytes()
-    for entry in (resources.files("mps_exporter.web") / "static").iterdir()
-    if entry.name.rpartition(".")[2] in _TYPES
-}
-"""The page's files, read once: no request accesses the file system."""
-
 
 class StatusRenderer:
-    """Renders the status on a thread; concurrent requests share the result."""
+    """Renders the status on a thread; concurrent requests share the collection and the result."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._latest: tuple[float, Snapshot] | None = None
-        self._collecting: asyncio.Task[Snapshot] | None = None
+        self._collections = SharedCalls[Snapshot]()
 
-    async def _snapshot(self, request: web.Request) -> Snapshot:
+    async def _snapshot(self, app: web.Application) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
-        loop = asyncio.get_running_loop()
+        now = asyncio.get_running_loop().time()
         if self._latest is not None:
             taken_at, snapshot = self._latest
-            if request.app[EVENTS].last_at > taken_at:
-                await asyncio.sleep(taken_at + policy.AFTER_INCIDENT_SECONDS - loop.time())
-            elif loop.time() - taken_at < policy.STATUS_REUSE_SECONDS:
+            if app[EVENTS].last_at > taken_at:
+                await asyncio.sleep(taken_at + policy.AFTER_INCIDENT_SECONDS - now)
+            elif now - taken_at < policy.STATUS_REUSE_SECONDS:
                 return snapshot
-        if self._collecting is None:
-            self._collecting = loop.create_task(self._collect(request.app))
-        return await asyncio.shield(self._collecting)
+        return await self._collections.join("status", lambda: self._collect(app[BACKEND]))
 
-    async def _collect(self, app: web.Application) -> Snapshot:
-        try:
-            snapshot = await app[BACKEND].collect(policy.STATUS_TIMEOUT_SECONDS, None)
-            self._latest = asyncio.get_running_loop().time(), snapshot
-            return snapshot
-        finally:
-            self._collecting = None
+    async def _collect(self, backend: Backend) -> Snapshot:
+        snapshot = await backend.collect(policy.STATUS_TIMEOUT_SECONDS, None)
+        self._latest = asyncio.get_running_loop().time(), snapshot
+        return snapshot
 
-    async def render(self, request: web.Request, *, as_json: bool) -> bytes:
-        snapshot = await self._snapshot(request)
-        events, options = request.app[EVENTS], request.app[OPTIONS]
+    async def render(self, app: web.Application, *, as_json: bool) -> bytes:
+        snapshot = await self._snapshot(app)
+        events, options = app[EVENTS], app[OPTIONS]
         events.note(snapshot)
-        watch = request.app.get(WEB_CONFIG)
+        watch = app.get(WEB_CONFIG)
         error = str(watch.error) if watch is not None and watch.error is not None else None
 
         def encode() -> bytes:
             status = make_status(snapshot, options, error, events.user_names, events.history)
-            if as_json:
-                return to_json(status).encode() + b"\n"
-            # Imported late: Jinja takes 3 MiB, and most exporters serve no page.
-            from mps_exporter.web.status_page import render_page
+            return (to_json(status) + "\n" if as_json else render_page(status, options)).encode()
 
-            return render_page(status, options).encode()
-
-        loop = asyncio.get_running_loop()
-        return await request.app[RENDERINGS].join(
-            (id(snapshot), as_json, error), lambda: loop.run_in_executor(self._thread, encode)
+        return await app[RENDERINGS].join(
+            (id(snapshot), as_json, error), lambda: asyncio.to_thread(encode)
         )
 
     def forget(self) -> None:
         self._latest = None
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 RENDERER = web.AppKey[StatusRenderer]("RENDERER")
@@ -179,36 +153,23 @@ PAGE_LIMITER = web.AppKey[Limiter]("PAGES")
 """Separate from SCRAPE_LIMITER, so that readers of the page do not block scrapes."""
 
 
-async def close_renderer(app: web.Application) -> None:
-    app[RENDERER].close()
-
-
 async def status(request: web.Request) -> web.Response:
     """Return the page at /, otherwise the JSON."""
     as_json = request.path != "/"
-    try:
-        async with request.app[PAGE_LIMITER].slot(request.remote):
-            body = await request.app[RENDERER].render(request, as_json=as_json)
-    except LimitExceededError:
-        limit = request.app[OPTIONS].max_requests
-        return busy_response(f"{limit} readers at once (--web.max-requests)")
+    async with request.app[PAGE_LIMITER].slot(request.remote):
+        body = await request.app[RENDERER].render(request.app, as_json=as_json)
     if as_json:
         return web.Response(body=body, content_type="application/json")
     return web.Response(body=body, content_type="text/html", charset="utf-8")
 
 
-def asset_address(name: str) -> str:
-    """Return a file's address relative to /, which changes with the file's content."""
-    return f"static/{name}?{hashlib.sha256(_ASSETS[name]).hexdigest()[:12]}"
-
-
 async def asset(request: web.Request) -> web.Response:
     name = request.match_info["name"]
-    if name not in _ASSETS:
+    if name not in ASSETS:
         raise web.HTTPNotFound
     return web.Response(
-        body=_ASSETS[name],
-        content_type=_TYPES[name.rpartition(".")[2]],
+        body=ASSETS[name],
+        content_type=ASSET_TYPES[name.rpartition(".")[2]],
         charset="utf-8",
         headers={"Cache-Control": "public, max-age=86400"},
     )

@@ -82,9 +82,6 @@ STATUS_TIMEOUT_SECONDS = 5.0
 INCIDENT_LEAD_SECONDS = 60.0
 """Age at which a past incident no longer precedes the current warnings."""
 
-MAX_PATH_CHARACTERS = 400
-"""Maximum length of a shown path or error text."""
-
 HISTORY_SECONDS = 600.0
 """Period of the drawings on the page."""
 
@@ -128,16 +125,10 @@ RECONNECT_MILLISECONDS = 3000
 # ------------------------------------------------------------------- web configuration file
 
 CONFIG_CHECK_INTERVAL_SECONDS = 1.0
-"""Minimum interval between checks of the files for changes."""
-
-CONFIG_WAIT_TIMEOUT_SECONDS = 1.0
-"""Maximum time that a request waits for a check of the files."""
+"""Interval between checks of the files for changes."""
 
 MAX_CONFIG_BYTES = 1 << 17
 """Maximum size of the file: PyYAML reads about 100 kB per second."""
-
-MAX_CONFIG_DEPTH = 8
-"""Maximum nesting; the keys need 3 levels."""
 
 MAX_CERTIFICATE_BYTES = 4 << 20
 """Maximum size of a file with certificates or a key."""

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mps_exporter.flags import StartError, split_address
-from mps_exporter.web import TLS_CONTEXT, policy
+from mps_exporter.web import WEB_CONFIG, policy
 from mps_exporter.web.guard import Connections
 from mps_exporter.web.policy import WebOptions
 
@@ -170,19 +171,19 @@ def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def _inherited(descriptor: int) -> socket.socket:
+    refusal = ListenError(
+        f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
+        "(ListenStream= with Accept=no)"
+    )
     try:
         one = socket.socket(fileno=descriptor)
     except OSError as error:
-        raise ListenError(
-            f"--web.systemd-socket: descriptor {descriptor} is no socket: {error.strerror}"
-        ) from error
+        raise refusal from error
     if one.type != socket.SOCK_STREAM or not one.getsockopt(
         socket.SOL_SOCKET, socket.SO_ACCEPTCONN
     ):
-        raise ListenError(
-            f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
-            "(ListenStream= with Accept=no)"
-        )
+        one.close()
+        raise refusal
     one.setblocking(False)
     one.set_inheritable(False)
     return one
@@ -232,17 +233,23 @@ async def serve_app(
     systemd = options.systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)
     runner = _runner(app, options)
-    tls = app.get(TLS_CONTEXT)
+    watch = app.get(WEB_CONFIG)
+
+    def tls() -> ssl.SSLContext | None:
+        return None if watch is None else watch.active.context
+
     tasks: list[asyncio.Task[object]] = []
     try:
         await runner.setup()
         connections = Connections(cast("web.Server", runner.server), options, tls)
         addresses = [display_address(one) for one in sockets]
         for address in addresses:
-            _log.info("listening", extra={"fields": {"address": address, "tls": tls is not None}})
+            _log.info("listening", extra={"fields": {"address": address, "tls": tls() is not None}})
         if on_listening is not None:
             on_listening(addresses)
-        work = (stop.wait(), connections.abort_slow_clients(), *map(connections.accept, sockets))
+        work = [stop.wait(), connections.abort_slow_clients(), *map(connections.accept, sockets)]
+        if watch is not None:
+            work.append(watch.follow())
         tasks = [asyncio.create_task(one) for one in work]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

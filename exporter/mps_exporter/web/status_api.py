@@ -16,20 +16,11 @@ from typing import Any, Literal
 from mps_exporter import findings, humanize
 from mps_exporter.findings import ADVICE, Finding
 from mps_exporter.findings import Severity as FindingSeverity
-from mps_exporter.findings.finding import effective_severity
+from mps_exporter.findings.finding import effective_severity, shown_path
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
 from mps_exporter.humanize import UserNames
-from mps_exporter.snapshot import (
-    Client,
-    CollectorResult,
-    ControlDaemon,
-    Gpu,
-    Incident,
-    Server,
-    Snapshot,
-    Wait,
-)
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
 
@@ -159,22 +150,23 @@ def to_json(view: View) -> str:
     return json.dumps(view, default=asdict, allow_nan=False)
 
 
-def _path(text: str) -> str:
-    return humanize.printable(text, policy.MAX_PATH_CHARACTERS)
-
-
 def _shown(value: Any) -> Any:
     """Return the value to show: printable text; None for an empty text."""
     if isinstance(value, str):
-        return humanize.printable(value) or None
+        return shown_path(value) or None
+    if isinstance(value, tuple):
+        return tuple(map(_shown, value))
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _view(kind: str, source: object, **derived: Any) -> View:
-    """Return a view of a part of the snapshot; underived fields have the names of the source."""
+def _view(kind: str, *sources: object, **derived: Any) -> View:
+    """Return a view of a part of the snapshot; underived fields have the names of the sources."""
+
+    def field(name: str) -> Any:
+        return _shown(next(getattr(one, name) for one in sources if hasattr(one, name)))
+
     return View(
-        (name, derived[name] if name in derived else _shown(getattr(source, name)))
-        for name in FIELDS[kind].split()
+        (name, derived[name] if name in derived else field(name)) for name in FIELDS[kind].split()
     )
 
 
@@ -185,22 +177,16 @@ def finding_view(severity: Severity, text: str, remedy: str = "", **known: Any) 
 
 
 def gpu_view(gpu: Gpu, now: float, history: History) -> View:
-    seen = gpu.observation
     return _view(
         "gpu",
         gpu,
-        name=_shown(seen.name),
-        parent_uuid=seen.parent_uuid,
-        lost=seen.lost,
-        sm_count=seen.sm_count,
-        compute_mode=seen.compute_mode,
+        gpu.observation,
         utilization_ratio=gpu.reading("gpu_utilization"),
         sm_active_ratio=gpu.reading("sm_activity"),
         memory_used_bytes=gpu.reading("memory_used"),
         memory_total_bytes=gpu.reading("memory_total"),
         power_watts=gpu.reading("power"),
         temperature_celsius=gpu.reading("temperature", sensor="gpu"),
-        served_by=tuple(map(_path, gpu.served_by)),
         samples=history.samples(gpu.uuid, now),
     )
 
@@ -249,8 +235,6 @@ def daemon_view(
     return _view(
         "daemon",
         daemon,
-        pipe_directory=_path(daemon.pipe_directory),
-        log_directory=_path(daemon.log_directory),
         user=humanize.user_name(daemon.uid, daemon.user) if daemon.uid is not None else None,
         started_at=daemon.start_time_seconds,
         logs_readable=daemon.follows("control") and daemon.follows("server"),
@@ -281,10 +265,10 @@ def incident_view(
     return _view(
         "incident",
         one,
-        daemon=_path(daemon),
+        daemon=shown_path(daemon),
         severity=effective_severity(severity, limited=limited),
         text=humanize.describe_incident(one, name_of),
-        proof=one.proof,
+        proof=one.proof,  # empty: no fault
     )
 
 
@@ -296,15 +280,6 @@ def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[Vi
         for one in reversed(daemon.incidents)
     ]
     return tuple(sorted(found, key=lambda one: -one.at))
-
-
-def _source_view(result: CollectorResult, now: float, history: History) -> View:
-    return _view(
-        "source",
-        result,
-        error=_path(result.error) if result.error else None,
-        read_at=now if result.success else history.read_at.get(result.name),
-    )
 
 
 def _totals(
@@ -373,7 +348,10 @@ def make_status(
         findings=found,
         blind_spots=unknowns,
         totals=_totals(snapshot, daemons, incidents, history.began_at),
-        sources=tuple(_source_view(one, now, history) for one in snapshot.collectors),
+        sources=tuple(
+            _view("source", one, read_at=now if one.success else history.read_at.get(one.name))
+            for one in snapshot.collectors
+        ),
         gpus=tuple(gpu_view(gpu, now, history) for gpu in snapshot.gpus),
         daemons=daemons,
         incidents=incidents,
@@ -450,7 +428,7 @@ def _finding_view(one: Finding, history: History) -> View:
         severity=one.severity,
         text=one.evidence,
         remedy=one.remedy,
-        daemon=humanize.printable(one.daemon, 400) if one.daemon else None,
+        daemon=_shown(one.daemon),
         since=one.since,
         name=advice.name,
         why=advice.why,

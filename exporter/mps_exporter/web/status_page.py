@@ -6,55 +6,47 @@ error (StrictUndefined). Drawings are inline SVG with coordinates that are compu
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from itertools import pairwise
-from statistics import median
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from mps_exporter import humanize
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.web import policy
-from mps_exporter.web.handlers import asset_address
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import Sample, View
 
-_DAEMON_STATES = {
-    "answering": "answers",
-    "absent": "does not run",
-    "unresponsive": "does not answer",
-    "draining": "is draining",
-    "refused": "refuses to answer",
-    None: "state not known",
+if TYPE_CHECKING:
+    import jinja2
+
+ASSET_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+ASSETS = {
+    entry.name: entry.read_bytes()
+    for entry in (resources.files("mps_exporter.web") / "static").iterdir()
+    if entry.name.rpartition(".")[2] in ASSET_TYPES
 }
+"""The page's files, read once: no request accesses the file system."""
+
 _CLIENT_STATES = {
     "connecting": "connected, without a context",
     "creating_context": "creating its context",
     "torn_down": "torn down by a fatal GPU error",
 }
 """Client states to show; an active client is the normal case, and a waiting client is queued."""
-_KINDS = (
-    ("direct", "process without MPS", "processes without MPS"),
-    ("graphics", "graphics process", "graphics processes"),
-)
-_SOURCES = {
-    "nvml": "GPUs (NVML)",
-    "control": "control tool",
-    "logs": "logs",
-    "process": "processes (/proc)",
+_SPANS = {
+    "held": ("held", "clients connected"),
+    "waited": ("waited", "waited"),
+    "idle": ("idle, others waited", "server idle while others waited"),
+    "ghost": ("ghost server", "ghost server"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A number at the top of the page."""
-
-    label: str
-    value: str
-    note: str = ""
-    severity: str = ""
+"""Kind of a span -> its words in the sum of a lane, and in the title of a bar."""
+_MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
+"""Kinds of incidents that mark the lanes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +92,9 @@ class Lane:
     @property
     def summary(self) -> str:
         """The times for which this user held the GPU and waited."""
-        words = {
-            "held": "held",
-            "waited": "waited",
-            "idle": "idle, others waited",
-            "ghost": "ghost server",
-        }
         parts = [
-            f"{words[kind]} {humanize.age(self.seconds[kind])}"
-            for kind in words
+            f"{words} {humanize.age(self.seconds[kind])}"
+            for kind, (words, _) in _SPANS.items()
             if self.seconds.get(kind, 0.0) >= 0.5
         ]
         return " · ".join(parts)
@@ -118,8 +104,15 @@ def render_page(status: View, options: WebOptions) -> str:
     return _template().render(status=status, options=options).lstrip()
 
 
+def asset_address(name: str) -> str:
+    """Return a file's address relative to /, which changes with the file's content."""
+    return f"static/{name}?{hashlib.sha256(ASSETS[name]).hexdigest()[:12]}"
+
+
 @cache
 def _template() -> jinja2.Template:
+    import jinja2  # late: it takes 3 MiB, and most exporters serve no page
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mps_exporter.web"),
         autoescape=True,
@@ -133,52 +126,16 @@ def _template() -> jinja2.Template:
         *(humanize.memory, humanize.percent, humanize.printable, humanize.sentence),
     )
     functions = (
-        *(activity_note, asset_address, belongs_to, client_state, contexts, facts, groups),
-        *(lane_window, lanes, lone_daemons, memory_of, memory_pair, numbers, reading_aid),
-        *(served_gpus, sm_limit_of, sparkline),
+        *(asset_address, contexts, groups, lane_window, lanes),
+        *(memory_of, sm_limit_of, sparkline),
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
     environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
-        DOCS=DOCS, policy=policy, daemon_states=_DAEMON_STATES, source_names=_SOURCES
+        DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, client_states=_CLIENT_STATES
     )
     return environment.get_template("status.html")
-
-
-# ---------------------------------------------------------------------- the numbers
-
-
-def numbers(totals: View, now: float, daemons: int) -> tuple[Tile, ...]:
-    """Return the tiles: GPUs, clients, waiting, incidents, SM activity. daemons: their number."""
-    no_daemon = "" if daemons else "no MPS daemon was seen"
-    unknown = "not known"
-    clients = str(totals.clients)
-    if totals.clients is None:
-        clients = f"{totals.clients_at_least} or more" if totals.clients_at_least else unknown
-    waiting = Tile("Waiting", unknown, "no readable log shows it")
-    if totals.waiting is not None:
-        longest = totals.longest_wait_seconds
-        note = "no client waits" if longest is None else f"longest {humanize.age(longest)}"
-        note = no_daemon or note
-        waiting = Tile("Waiting", str(totals.waiting), note, "warning" if totals.waiting else "")
-    since = totals.incidents_since
-    seen = "" if since is None else f"the exporter began {humanize.ago(now - since)}"
-    incidents = str(totals.incidents_24h)
-    if totals.incidents_24h is None:
-        incidents, seen = unknown, "not all logs can be read"
-    activity = totals.sm_active_ratio
-    return (
-        Tile("GPUs", unknown if totals.gpus is None else str(totals.gpus)),
-        Tile("Clients", clients, no_daemon),
-        waiting,
-        Tile("Incidents in 24 h", incidents, seen, "warning" if totals.incidents_24h else ""),
-        Tile(
-            "SM activity",
-            unknown if activity is None else humanize.percent(activity),
-            "mean of all GPUs" if (totals.gpus or 0) > 1 and activity is not None else "",
-        ),
-    )
 
 
 # ---------------------------------------------------------------------- who held, who waited
@@ -203,7 +160,7 @@ def lanes(status: View, daemon: View) -> list[Lane]:
         if end <= start:
             continue
         lane = found.setdefault(span.user, Lane(span.user))
-        title = f"{span.user}: {_SPANS[span.kind]} for {humanize.age(span.end - span.start)}"
+        title = f"{span.user}: {_SPANS[span.kind][1]} for {humanize.age(span.end - span.start)}"
         lane.bars.append(Bar(span.kind, (start - begin) * scale, (end - start) * scale, title))
         lane.seconds[span.kind] = lane.seconds.get(span.kind, 0.0) + end - start
         lane.ends_at = max(lane.ends_at, end)
@@ -216,98 +173,41 @@ def lanes(status: View, daemon: View) -> list[Lane]:
     return sorted(found.values(), key=lambda lane: -lane.ends_at)
 
 
-_SPANS = {
-    "held": "clients connected",
-    "waited": "waited",
-    "idle": "server idle while others waited",
-    "ghost": "ghost server",
-}
-_MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_start_failed")
-
-
 # ---------------------------------------------------------------------- activity of a GPU
 
 
 def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
     """Return the path of a line, 600 wide and 20 high, with gaps between distant samples."""
-    gaps = [after.at - before.at for before, after in pairwise(samples)]
-    longest = max(policy.GAP_SECONDS, 2.5 * median(gaps)) if gaps else policy.GAP_SECONDS
-    path: list[str] = []
-    last: float | None = None
-    alone = False
+    gaps = sorted(after.at - before.at for before, after in pairwise(samples))
+    usual = gaps[len(gaps) // 2] if gaps else 0.0
+    path, last = "", -math.inf
     for sample in samples:
         ratio: float | None = getattr(sample, name)
         if ratio is None:
-            last = None
+            last = -math.inf
             continue
         x = max(0.0, sample.at - now + policy.HISTORY_SECONDS)
-        y = 20 - 18 * max(0.0, min(1.0, ratio)) - 1
-        starts = last is None or sample.at - last > longest
-        if starts and alone:
-            path.append("h1")  # a sample between two gaps shows as a dot
-        path.append(f"{'M' if starts else 'L'}{x:.0f} {y:.1f}")
-        alone = starts
+        y = 19 - 18 * max(0.0, min(1.0, ratio))
+        begins = sample.at - last > max(policy.GAP_SECONDS, 2.5 * usual)
+        # A line begins with a dot: the next sample may be behind a gap.
+        path += f"M{x:.0f} {y:.1f}h1" if begins else f"L{x:.0f} {y:.1f}"
         last = sample.at
-    if alone:
-        path.append("h1")
-    return "".join(path)
-
-
-def activity_note(status: View) -> str:
-    """Return the number of collections that the lines show."""
-    count = max((len(gpu.samples) for gpu in status.gpus), default=0)
-    if not count:
-        return ""
-    sparse = ": sparse, nothing is read between scrapes" if count < policy.SPARSE_SAMPLES else ""
-    return f"Lines: the last 10 minutes, {humanize.count(count, 'collection')}{sparse}."
-
-
-def memory_pair(used: float, total: float) -> str:
-    """Return text such as "30.0 of 140 GiB": a common unit is written once."""
-    one, other = humanize.memory(used).split(), humanize.memory(total).split()
-    return f"{one[0] if one[1] == other[1] else ' '.join(one)} of {' '.join(other)}"
-
-
-def facts(gpu: View) -> str:
-    found = []
-    if gpu.power_watts is not None:
-        found.append(f"{gpu.power_watts:.0f} W")
-    if gpu.temperature_celsius is not None:
-        found.append(f"{gpu.temperature_celsius:.0f} °C")
-    if gpu.compute_mode not in (None, "default"):
-        found.append(str(gpu.compute_mode).replace("_", " "))
-    kinds = gpu.processes_by_kind or {}
-    found += [humanize.count(kinds[kind], *names) for kind, *names in _KINDS if kinds.get(kind)]
-    if gpu.stranded_clients:
-        found.append(f"{humanize.count(gpu.stranded_clients, 'client')} without a server")
-    return " · ".join(found)
-
-
-def reading_aid(gpu: View) -> str:
-    """Return the meaning of the two numbers if they differ much, otherwise ""."""
-    busy, active = gpu.utilization_ratio, gpu.sm_active_ratio
-    if busy is None or active is None or busy < 0.5 or active > busy / 2:
-        return ""
-    return (
-        f"Something ran {humanize.percent(busy)} of the time, on {humanize.percent(active)} of the "
-        "SMs on average: it does not fill this GPU."
-    )
+    return path
 
 
 # ---------------------------------------------------------------------- clients
 
 
-def lone_daemons(status: View) -> list[View]:
-    return [daemon for daemon in status.daemons if groups(status, None, daemon)]
+NO_GPU = View(uuid="", sm_count=None, memory_total_bytes=None)
+"""Stands in for the GPU of clients whose GPU is not shown."""
 
 
-def _card_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
+def _cards_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
     """Return the shown GPUs of a client; the first GPU of its daemon if its own are unknown."""
     used = {uuid for uuid, count in client.contexts.items() if count}
     used.update(client.memory_used_bytes, client.gpu_uuids)
-    if not used:
-        return [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
-    return used.intersection(shown)
+    first = [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
+    return (used.intersection(shown) if used else first) or (NO_GPU.uuid,)
 
 
 def contexts(server: View) -> str:
@@ -323,41 +223,30 @@ def contexts(server: View) -> str:
     return f"{used} of {limit} contexts{' on the fullest GPU' if len(counts) > 1 else ''}"
 
 
-def served_gpus(daemon: View, status: View) -> str:
-    indexes = [gpu.index for gpu in status.gpus if gpu.uuid in daemon.gpu_uuids]
-    return f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)}" if indexes else ""
-
-
-def groups(status: View, gpu: View | None, only: View | None = None) -> list[Group]:
-    """Return the groups of clients on a GPU (None: of a daemon whose GPUs are not shown)."""
+def groups(status: View, gpu: View, of_daemon: View | None = None) -> list[Group]:
+    """Return the groups of clients on a GPU, or of a daemon's clients without a shown GPU."""
     found: dict[tuple[str, int, str, str | None], tuple[View, View, list[View]]] = {}
-    shown = {one.uuid: None for one in status.gpus}
+    shown = {one.uuid for one in status.gpus}
     for daemon in status.daemons:
-        if daemon is not only and (gpu is None or gpu.uuid not in daemon.gpu_uuids):
+        if daemon is not of_daemon and gpu.uuid not in daemon.gpu_uuids:
             continue
         for server in daemon.servers:
             for client in server.clients:
-                cards = _card_of(client, daemon, shown)
-                if gpu.uuid in cards if gpu is not None else not cards:
+                if gpu.uuid in _cards_of(client, daemon, shown):
                     key = (daemon.pipe_directory, server.pid, client.user, client.program)
                     found.setdefault(key, (daemon, server, []))[2].append(client)
     made = [
-        _group(f"{gpu.uuid if gpu else ''}-{number}", gpu, *parts)
-        for number, parts in enumerate(found.values())
+        _group(f"{gpu.uuid}-{number}", gpu, *parts) for number, parts in enumerate(found.values())
     ]
     return sorted(made, key=lambda group: (not group.alarm, -len(group.clients)))
 
 
-def _group(
-    key: str, gpu: View | None, daemon: View, server: View, clients: Sequence[View]
-) -> Group:
-    total = gpu.memory_total_bytes if gpu is not None else None
-    ratios = [_sm_ratio(client, gpu) for client in clients]
-    known = [ratio for ratio in ratios if ratio is not None]
-    used = [client.memory_used_bytes.get(gpu.uuid) if gpu else None for client in clients]
+def _group(key: str, gpu: View, daemon: View, server: View, clients: Sequence[View]) -> Group:
+    total, count = gpu.memory_total_bytes, len(clients)
+    ratios = [ratio for one in clients if (ratio := _sm_ratio(one, gpu)) is not None]
+    used = [one.memory_used_bytes.get(gpu.uuid) for one in clients]
     sizes = [size for size in used if size is not None]
-    states = {state for client in clients if (state := _CLIENT_STATES.get(client.state or ""))}
-    odd = [client for client in clients if client.state in _CLIENT_STATES]
+    odd = [_CLIENT_STATES[one.state] for one in clients if one.state in _CLIENT_STATES]
     return Group(
         key=key,
         daemon=daemon,
@@ -365,38 +254,35 @@ def _group(
         user=clients[0].user,
         program=clients[0].program or "unknown program",
         clients=tuple(clients),
-        limit=_limit_text(known, len(ratios), gpu, clients),
-        memory=_memory_text(sizes, len(used)),
-        sm_ratios=(min(known), max(known)) if known and len(known) == len(ratios) else None,
-        memory_ratio=sum(sizes) / total if total and len(sizes) == len(used) else None,
-        state=f"{len(odd)} {' or '.join(sorted(states))}" if odd else "",
-        alarm=any(client.state == "torn_down" for client in clients) or server.ghost,
+        limit=_limit_text(ratios, gpu, clients),
+        memory=_memory_text(sizes, count),
+        sm_ratios=(min(ratios), max(ratios)) if len(ratios) == count else None,
+        memory_ratio=sum(sizes) / total if total and len(sizes) == count else None,
+        state=f"{len(odd)} {' or '.join(sorted({*odd}))}" if odd else "",
+        alarm=any(one.state == "torn_down" for one in clients) or server.ghost,
     )
 
 
-def _sm_ratio(client: View, gpu: View | None) -> float | None:
+def _sm_ratio(client: View, gpu: View) -> float | None:
     """Return the SM limit as a fraction of the GPU's SMs; 1 without a limit; None if unknown."""
-    limit = client.sm_limit.get(gpu.uuid) if gpu is not None else None
     ratio: float | None = client.active_thread_ratio
-    if limit is not None and gpu is not None and gpu.sm_count:
-        ratio = min(1.0, limit / gpu.sm_count)
+    if gpu.sm_count and gpu.uuid in client.sm_limit:
+        ratio = min(1.0, client.sm_limit[gpu.uuid] / gpu.sm_count)
     return ratio
 
 
-def _limit_text(
-    known: Sequence[float], count: int, gpu: View | None, clients: Sequence[View]
-) -> str:
+def _limit_text(known: Sequence[float], gpu: View, clients: Sequence[View]) -> str:
     """Return the SM limits of a group. They are not added up: each client has its own."""
-    if len(known) < count:
+    if len(known) < len(clients):
         return "SM limit not known" if not known else "some SM limits not known"
     low, high = min(known), max(known)
     if low >= 1:
         return "no SM limit"
-    total = gpu.sm_count if gpu is not None else None
+    total = gpu.sm_count
     # The rounding of the hardware is not known for every architecture: then show percentages.
-    rounded = gpu is not None and all(gpu.uuid in client.sm_limit for client in clients)
+    rounded = total and all(gpu.uuid in client.sm_limit for client in clients)
     shares = [
-        f"{ratio * total:.0f}" if total and rounded else humanize.percent(ratio, exact=True)
+        f"{ratio * total:.0f}" if rounded else humanize.percent(ratio, exact=True)
         for ratio in dict.fromkeys((low, high))
     ]
     return f"at most {' to '.join(shares)} of {total or 'the'} SMs"
@@ -411,32 +297,6 @@ def _memory_text(sizes: Sequence[int], count: int) -> str:
     return f"{low} each" if count > 1 else low
 
 
-def client_state(client: View, now: float) -> str:
-    """Return an abnormal state of a client with its duration, otherwise ""."""
-    state = _CLIENT_STATES.get(client.state or "", "")
-    if state and client.state_since is not None:
-        state += f" for {humanize.age(now - client.state_since)}"
-    return state
-
-
-def belongs_to(client: View) -> str:
-    """Return the namespace, the SM partition, and the job, pod, container or unit of a client."""
-    owners = (
-        ("Slurm job", client.slurm_job_id, 40),
-        ("pod", client.pod_uid, 40),
-        ("container", client.container_id, 12),
-        ("unit", client.systemd_unit, 60),
-    )
-    owner = next((f"{kind} {name[:length]}" for kind, name, length in owners if name), "")
-    fault = f" (fault: {client.sm_partition_fault})" if client.sm_partition_fault else ""
-    parts = (
-        f"namespace {client.server_name}/{client.namespace}" if client.namespace else "",
-        f"SM partition {client.sm_partition[:60]}{fault}" if client.sm_partition else "",
-        owner,
-    )
-    return ", ".join(part for part in parts if part)
-
-
 @dataclass(frozen=True, slots=True)
 class Amount:
     """A quantity of a client, as text and as fractions of the GPU's total."""
@@ -448,20 +308,19 @@ class Amount:
     limit: float | None = None
 
 
-def sm_limit_of(client: View, gpu: View | None) -> Amount:
+def sm_limit_of(client: View, gpu: View) -> Amount:
     """Return the SM limit. The SMs that a client uses cannot be measured."""
     ratio = _sm_ratio(client, gpu)
     if ratio is None:
         return Amount("not known", -1)
     # "At most": a program may lower its limits at its start, which is not visible from outside.
-    text = "no limit" if ratio >= 1 else _limit_text([ratio], 1, gpu, [client])
+    text = "no limit" if ratio >= 1 else _limit_text([ratio], gpu, [client])
     return Amount(text, ratio, limit=ratio)
 
 
-def memory_of(client: View, gpu: View | None) -> Amount:
-    uuid = gpu.uuid if gpu is not None else ""
-    used, limit = client.memory_used_bytes.get(uuid), client.memory_limit_bytes.get(uuid)
-    total = gpu.memory_total_bytes if gpu is not None else None
+def memory_of(client: View, gpu: View) -> Amount:
+    used = client.memory_used_bytes.get(gpu.uuid)
+    limit, total = client.memory_limit_bytes.get(gpu.uuid), gpu.memory_total_bytes
     bound = limit / total if limit is not None and total else None
     if used is None:
         text = f"at most {humanize.memory(limit)}" if limit else "not known"

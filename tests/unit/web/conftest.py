@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,7 +12,7 @@ from mps_exporter.web.policy import WebOptions
 from tests.unit.web.fakes import FakeBackend
 
 Client = TestClient[web.Request, web.Application]
-MakeClient = Callable[..., Awaitable[Client]]
+MakeClient = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,17 +41,13 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("first", ["127.0.0.1", ""])
-def test_an_address_that_is_given_twice_names_the_other(first: str) -> None:
+def test_an_address_that_is_given_twice_names_the_other(first: str, tmp_path: Path) -> None:
     port = free_port()
     with pytest.raises(ListenError, match=rf"given twice or overlaps with .*:{port} "):
         listen([f"{first}:{port}", f"127.0.0.1:{port}"])
     server.close_sockets(listen([f"127.0.0.1:{port}"]))
-
-
-def test_a_path_that_is_given_twice(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/s"
     with pytest.raises(ListenError, match="it is given twice"):
-        listen([address, address])
+        listen([f"unix:{tmp_path}/s"] * 2)
 
 
 def test_an_address_of_another_host() -> None:
@@ -110,40 +104,18 @@ def test_systemd_handed_over_nothing() -> None:
     assert environment == {}
 
 
-_CHILD = """
-import os
-from mps_exporter.web.server import ListenError, from_systemd, display_address
-os.environ["LISTEN_PID"] = str(os.getpid())
-try:
-    print(*(display_address(one) for one in from_systemd(os.environ)))
-except ListenError as error:
-    print(error)
-"""
+def test_sockets_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inherit(descriptor: int) -> list[socket.socket]:
+        monkeypatch.setattr(server, "FIRST_SYSTEMD_FD", descriptor)
+        return from_systemd({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
 
-
-def _child(descriptor: int) -> str:
-    """Run with ``descriptor`` as number 3, as systemd does."""
-    program = f"exec {sys.executable} -c '{_CHILD}' 3<&{descriptor}"
-    done = subprocess.run(
-        ["bash", "-c", program],
-        pass_fds=[descriptor],
-        env={
-            **os.environ,
-            "LISTEN_FDS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[3] / "exporter"),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    return done.stdout.strip()
-
-
-def test_sockets_of_systemd(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
-        assert _child(one.fileno()) == f"127.0.0.1:{one.getsockname()[1]}"
-    with socket.socket() as one:
-        assert "not a listening stream socket" in _child(one.fileno())
-    with (tmp_path / "file").open("w") as file:
-        assert "is no socket" in _child(file.fileno())
+        address = display_address(one)
+        (inherited,) = inherit(one.detach())
+        assert display_address(inherited) == address
+        assert not inherited.get_inheritable()
+        server.close_sockets([inherited])
+    with socket.socket() as one, (tmp_path / "file").open("w") as file:
+        for descriptor in (one.detach(), file.fileno()):
+            with pytest.raises(ListenError, match="not a listening stream socket"):
+                inherit(descriptor)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +16,9 @@ from mps_exporter.web.status_api import View, make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS, until
+from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend, PageReader
 
-MakeClient = Callable[..., Awaitable[Any]]
 NOW = hosts.NOW
 
 
@@ -32,28 +31,6 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
     return found.severity, found.text
 
 
-@pytest.mark.parametrize(
-    ("snapshot", "expected"),
-    [
-        (hosts.snapshot(), ("info", "No MPS control daemon runs on this host.")),
-        (
-            hosts.snapshot(hosts.daemon()),
-            ("ok", "MPS is up and idle: no server runs, and no client waits."),
-        ),
-        (
-            hosts.snapshot(hosts.daemon(state="absent", pid=None)),
-            (
-                "critical",
-                "No MPS daemon runs at /tmp/nvidia-mps: programs started for it use the "
-                "GPU without MPS, and without its limits.",
-            ),
-        ),
-    ],
-)
-def test_headline(snapshot: Snapshot, expected: tuple[str, str]) -> None:
-    assert headline(snapshot) == expected
-
-
 NO_CONTROL = replace(hosts.daemon().logs[0], readable=False)
 NO_SERVER = replace(hosts.daemon().logs[1], readable=False)
 BOTH = hosts.daemon().logs
@@ -62,6 +39,7 @@ BOTH = hosts.daemon().logs
 @pytest.mark.parametrize(
     ("snapshot", "text"),
     [
+        (hosts.snapshot(), "No MPS control daemon runs on this host."),
         (
             hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), logs=(NO_CONTROL, BOTH[1]))),
             "1 client uses 1 GPU through 1 server; whether clients wait is not known: "
@@ -267,7 +245,7 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
         "GPU 0 NVIDIA H200",
         "99 %",
         "12 %",
-        "30.0 of 140 GiB",
+        "30.0 GiB of 140 GiB",
         "195 W",
         "61 °C",
         "exclusive process",
@@ -347,31 +325,21 @@ async def test_a_demo_is_marked(backend: FakeBackend, make_client: MakeClient) -
     assert "4 times its speed" in text
 
 
-async def test_names_of_others_stay_text(backend: FakeBackend, make_client: MakeClient) -> None:
+async def test_names_of_others_are_printable(backend: FakeBackend, make_client: MakeClient) -> None:
     backend.snapshot = hosts.nasty()
     client = await make_client()
 
     html = await (await client.get("/")).text()
-    reader = PageReader(html)
+    answer = await client.get("/api/v1/status")
+    status = json.loads((await answer.read()).decode("ascii"))
+
+    shown = "\\x1b[31m\\u202egpj.exe\N{REPLACEMENT CHARACTER}"
     for hidden in ("\x1b", "\u202e", "\udcff"):
         assert hidden not in html
-    assert "\\x1b[31m\\u202egpj.exe\N{REPLACEMENT CHARACTER}" in reader.text
-
-
-async def test_names_of_others_in_json(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.snapshot = hosts.nasty()
-    client = await make_client()
-
-    answer = await client.get("/api/v1/status")
-    raw = await answer.read()
-    status = json.loads(raw)
-
+    assert shown in PageReader(html).text
     program = status["daemons"][0]["servers"][0]["clients"][0]["program"]
-    assert program == (
-        "<script>alert(1)</script>\"'&\\n\\x1b[31m\\u202egpj.exe\N{REPLACEMENT CHARACTER}"
-    )
+    assert program == f"<script>alert(1)</script>\"'&\\n{shown}"
     assert answer.content_type == "application/json"
-    raw.decode("ascii")
 
 
 async def test_requests_in_a_row_share_a_collection(
@@ -405,26 +373,6 @@ async def test_concurrent_requests_share_a_page(
     backend.gate.set()
     assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
     assert len(made) == 1
-
-
-async def test_requests_beyond_the_limit_get_503(
-    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy, "STATUS_REUSE_SECONDS", 0.0)
-    client = await make_client(max_requests=4)
-
-    async def crowd(path: str) -> list[Any]:
-        backend.gate = asyncio.Event()
-        asking = [asyncio.create_task(client.get(path)) for _ in range(6)]
-        await until(lambda: sum(one.done() for one in asking) == 3)
-        backend.gate.set()
-        return await asyncio.gather(*asking)
-
-    for path in ("/", "/api/v1/status"):
-        answers = await crowd(path)
-        assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 3
-        refused = next(answer for answer in answers if answer.status == 503)
-        assert "--web.max-requests" in await refused.text()
 
 
 async def test_own_files(make_client: MakeClient) -> None:

@@ -7,7 +7,7 @@ active configuration stays, and the error is logged.
 """
 
 from .auth import install
-from .config import WebConfig, WebConfigError
+from .config import WebConfigError
 from .reload import WebConfigWatch
 
-__all__ = ["WebConfig", "WebConfigError", "WebConfigWatch", "install"]
+__all__ = ["WebConfigError", "WebConfigWatch", "install"]

@@ -21,12 +21,16 @@ from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 from mps_exporter.web.policy import WRONG_PASSWORD_SECONDS
 
-from .config import WebConfig
+from .config import RateLimit, WebConfig
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
 MAX_PASSWORD_BYTES = 72
 """Bytes of a password that bcrypt reads. Go compares only these, too."""
+
+
+_ROUNDING_SECONDS = 1e-9
+"""More than the rounding of a time, and less than the interval between two requests."""
 
 
 def has_hash(hashed: str, password: bytes) -> bool:
@@ -90,14 +94,11 @@ class Passwords:
         message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hmac.digest(self._secret, message, hashlib.sha256)
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
-
-def credentials(header: str) -> tuple[str, bytes] | None:
-    """Return user and password of an Authorization header; None if it has none."""
+def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
+    """Return user and password of the Authorization header, and the address; None without them."""
     # A single blank separates scheme and credentials, as in Go.
-    scheme, _, encoded = header.partition(" ")
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
@@ -105,61 +106,39 @@ def credentials(header: str) -> tuple[str, bytes] | None:
     except (binascii.Error, ValueError):
         return None
     user, colon, password = decoded.partition(b":")
-    return (user.decode("utf-8", "surrogateescape"), password) if colon else None
-
-
-class TokenBucket:
-    """A burst of ``burst`` requests, and one more each ``interval`` seconds (0: no limit)."""
-
-    def __init__(self, interval: float, burst: int, now: float) -> None:
-        self.rate = interval, burst
-        self._tokens = float(burst)
-        self._at = now
-
-    def allow(self, now: float) -> bool:
-        interval, burst = self.rate
-        if not interval:
-            return True
-        self._tokens = min(float(burst), self._tokens + max(0.0, now - self._at) / interval)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+    name = user.decode("utf-8", "surrogateescape")
+    return (name, password, request.remote or "") if colon else None
 
 
 class _Checks:
     def __init__(self, watch: WebConfigWatch) -> None:
         self._watch = watch
-        self._bucket = TokenBucket(0.0, 0, time.monotonic())
-        self.passwords = Passwords()
+        self._due = 0.0
+        """Time at which all tokens of the rate limit are back."""
+        self._passwords = Passwords()
 
     async def refusal(self, request: web.Request) -> web.Response | None:
         """Return the response to a request that fails a check; None if it passes all."""
-        config = await self._watch.config()
-        if not self._is_within_rate(config):
+        config = self._watch.active.config
+        if not self._takes_token(config.rate_limit):
             return text_response("429 Too Many Requests", status=429, headers={"Retry-After": "1"})
         if not _has_allowed_name(request, config):
             text = "403 Forbidden: no name of the client's certificate is allowed here"
             return text_response(text, status=403)
-        if not await self._has_password(request, config):
+        users, given = config.basic_auth_users, credentials(request)
+        if users and not (given and await self._passwords.verify(users, *given)):
             headers = {"WWW-Authenticate": "Basic"}
             return text_response("401 Unauthorized", status=401, headers=headers)
         return None
 
-    def _is_within_rate(self, config: WebConfig) -> bool:
+    def _takes_token(self, limit: RateLimit) -> bool:
         now = time.monotonic()
-        rate = config.rate_limit.interval, config.rate_limit.burst
-        if self._bucket.rate != rate:
-            self._bucket = TokenBucket(*rate, now)
-        return self._bucket.allow(now)
-
-    async def _has_password(self, request: web.Request, config: WebConfig) -> bool:
-        users, address = config.basic_auth_users, request.remote or ""
-        given = credentials(request.headers.get("Authorization", ""))
-        return not users or (
-            given is not None and await self.passwords.verify(users, *given, address)
-        )
+        # A limit that was reloaded may have had a longer interval.
+        self._due = min(max(self._due, now), now + limit.interval * limit.burst)
+        if self._due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
+            return False
+        self._due += limit.interval
+        return True
 
 
 def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
@@ -172,10 +151,7 @@ def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
 
 
 def install(app: web.Application, watch: WebConfigWatch) -> None:
-    """Add the checks and response headers of the configuration to the application.
-
-    The middleware follows the present ones. The watch is closed with the application.
-    """
+    """Add the checks and response headers of the configuration, after the present middlewares."""
     checks = _Checks(watch)
 
     @web.middleware
@@ -184,14 +160,9 @@ def install(app: web.Application, watch: WebConfigWatch) -> None:
         return refusal if refusal is not None else await handler(request)
 
     async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
-        for name, value in watch.current.http_server_config.headers.items():
+        for name, value in watch.active.config.http_server_config.headers.items():
             if value:
                 response.headers[name] = value
 
-    async def close(_app: web.Application) -> None:
-        checks.passwords.close()
-        watch.close()
-
     app.middlewares.append(checked)
     app.on_response_prepare.append(add_headers)
-    app.on_cleanup.append(close)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, NamedTuple, get_type_hints
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
 from mps_exporter.flags import StartError
-from mps_exporter.web.policy import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
+from mps_exporter.web.policy import MAX_CONFIG_BYTES
 
 TLS_KEY = "tls_server_config"
+_T = TypeVar("_T")
 
 
 class WebConfigError(StartError):
@@ -114,11 +116,8 @@ class TLSConfig:
     @property
     def enabled(self) -> bool:
         """Whether a key that requires TLS is set."""
-        names = ("cert", "key", "client_ca")
-        return bool(
-            self.client_auth_type
-            or any(getattr(self, name) or getattr(self, f"{name}_file") for name in names)
-        )
+        files = self.cert_file, self.key_file, self.client_ca_file
+        return any((self.client_auth_type, self.cert, self.key, self.client_ca, *files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,61 +150,11 @@ class WebConfig:
 # ------------------------------------------------------------------------------------ YAML
 
 _TAG = "tag:yaml.org,2002:"
-_NO_KEY = frozenset({f"{_TAG}null", f"{_TAG}binary"})
+_NULL, _BOOL, _INT = f"{_TAG}null", f"{_TAG}bool", f"{_TAG}int"
+_YAML = yaml.SafeLoader("")
+"""Resolves and converts single values; the file itself is only composed into nodes."""
+
 _DIRECTIVE = re.compile(rb"^(?:\xef\xbb\xbf)?%", re.MULTILINE)
-
-
-class Scalar(NamedTuple):
-    """A scalar of the file: its type in YAML, its text, and the value of a bool or an int."""
-
-    kind: str
-    text: str
-    value: object = None
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads mappings, lists, None and :class:`Scalar`."""
-
-    _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self._depth += 1
-        if self._depth > MAX_CONFIG_DEPTH:
-            raise yaml.YAMLError("nested too deeply")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def construct_node(self, node: yaml.Node) -> object:
-        if isinstance(node, yaml.MappingNode):
-            return self._construct_keys(node)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.construct_object(one, deep=True) for one in node.value]
-        if node.tag == f"{_TAG}null":
-            return None
-        implicit = self.resolve(  # type: ignore[no-untyped-call]
-            yaml.ScalarNode, node.value, (True, False)
-        )
-        if node.tag not in (implicit, f"{_TAG}str"):
-            raise yaml.YAMLError("a value has a tag that cannot be used here")
-        kind = node.tag.removeprefix(_TAG)
-        if kind in ("bool", "int"):
-            return Scalar(kind, node.value, getattr(self, f"construct_yaml_{kind}")(node))
-        return Scalar(kind, node.value)
-
-    def _construct_keys(self, node: yaml.MappingNode) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for name, value in node.value:
-            if name.tag == f"{_TAG}merge":
-                raise yaml.YAMLError("merge keys (<<) are not supported: write the keys out")
-            if not isinstance(name, yaml.ScalarNode) or name.tag in _NO_KEY:
-                raise yaml.YAMLError("a key must be a plain word")
-            if name.value in found:
-                raise yaml.YAMLError(f"the key {name.value} is there twice")
-            found[name.value] = self.construct_object(value, deep=True)
-        return found
-
-    yaml_constructors = {None: construct_node}  # noqa: RUF012 - as in its base class
 
 
 def parse_web_config(content: bytes) -> WebConfig:
@@ -215,74 +164,86 @@ def parse_web_config(content: bytes) -> WebConfig:
         # Go programs accept %YAML 1.1 only, PyYAML accepts any version.
         raise WebConfigError("no valid YAML here: directives (%) are not supported")
     try:
-        value = _Loader(content).get_single_data()
+        node = yaml.SafeLoader(content).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise WebConfigError(f"no valid YAML: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise WebConfigError("no valid YAML: nested too deeply") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # OverflowError: "\UFFFFFFFF"
         raise WebConfigError(f"no valid YAML: {' '.join(str(error).split())}") from error
-    config = WebConfig(**_section(WebConfig, {} if value is None else value))
+    config = WebConfig() if node is None or node.tag == _NULL else _section(WebConfig, node)
     for key, reason in _problems(config):
         raise WebConfigError(reason, key=key)
     return config
 
 
-def _section(kind: type, value: object) -> dict[str, Any]:
-    """Return the given fields of a dataclass. A key without a value has its default."""
+def _section(kind: type[_T], node: yaml.Node) -> _T:
+    """Return a dataclass with the given fields. A key without a value has its default."""
     hints, given = get_type_hints(kind), dict[str, Any]()
-    values = _to_mapping(value)
+    values = _to_mapping(node)
     if unknown := sorted(values.keys() - hints.keys()):
         raise WebConfigError(f"unknown key {', '.join(unknown)}")
-    for name, one in values.items():
-        hint = hints[name]
-        convert = _CONVERTERS.get(hint)
+    for name, value in values.items():
         try:
-            if convert is None:
-                given[name] = hint(**_section(hint, {} if one is None else one))
-            elif one is not None:
-                given[name] = convert(one)
+            if value.tag != _NULL:
+                given[name] = _CONVERTERS[hints[name]](value)
         except WebConfigError as error:
             error.key = f"{name}.{error.key}".rstrip(".")
             raise
-    return given
+    return kind(**given)
 
 
-def _to_mapping(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
+def _to_mapping(node: yaml.Node) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
         raise WebConfigError("must be a mapping of keys to values")
-    return value
+    found: dict[str, yaml.Node] = {}
+    for name, value in node.value:
+        if name.tag == f"{_TAG}merge":
+            raise WebConfigError("merge keys (<<) are not supported: write the keys out")
+        if not isinstance(name, yaml.ScalarNode) or name.tag in (_NULL, f"{_TAG}binary"):
+            raise WebConfigError("a key must be a plain word")
+        if name.value in found:
+            raise WebConfigError(f"the key {name.value} is there twice")
+        found[name.value] = value
+    return found
 
 
-def _to_string(value: object) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, Scalar):
+def _to_string(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
         raise WebConfigError("must be a string")
-    return value.text
+    if node.tag == _NULL:
+        return ""
+    implicit = _YAML.resolve(  # type: ignore[no-untyped-call]
+        yaml.ScalarNode, node.value, (True, False)
+    )
+    if node.tag not in (implicit, f"{_TAG}str"):
+        raise WebConfigError("has a tag that cannot be used here")
+    return str(node.value)
 
 
-def _to_strings(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
+def _to_strings(node: yaml.Node) -> tuple[str, ...]:
+    if not isinstance(node, yaml.SequenceNode):
         raise WebConfigError("must be a list")
-    return tuple(map(_to_string, value))
+    return tuple(map(_to_string, node.value))
 
 
-def _to_texts(value: object) -> dict[str, str]:
-    return {name: _to_string(one) for name, one in _to_mapping(value).items()}
+def _to_texts(node: yaml.Node) -> dict[str, str]:
+    return {name: _to_string(value) for name, value in _to_mapping(node).items()}
 
 
-def _to_flag(value: object) -> bool:
-    if not isinstance(value, Scalar) or value.kind != "bool":
+def _to_flag(node: yaml.Node) -> bool:
+    if node.tag != _BOOL:
         raise WebConfigError("must be true or false")
-    return bool(value.value)
+    return _YAML.bool_values[_to_string(node).lower()]
 
 
 _MAX_INTEGER = 2**63 - 1
 
 
-def _to_integer(value: object) -> int:
+def _to_integer(node: yaml.Node) -> int:
     # YAML 1.1 has numbers to the base of 60, Go does not.
-    if isinstance(value, Scalar) and value.kind == "int" and ":" not in value.text:
-        number = int(str(value.value))
+    if isinstance(node, yaml.ScalarNode) and node.tag == _INT and ":" not in _to_string(node):
+        number = _YAML.construct_yaml_int(node)
         if abs(number) <= _MAX_INTEGER:
             return number
     raise WebConfigError("must be a whole number below 2^63, to the base of ten")
@@ -293,9 +254,9 @@ _NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "
 _NANOSECONDS |= {"m": 60 * 10**9, "h": 3600 * 10**9}
 
 
-def _to_seconds(value: object) -> float:
+def _to_seconds(node: yaml.Node) -> float:
     """Return Go's durations, "1s", "1m30s", "1.5h", in seconds."""
-    text = _to_string(value)
+    text = _to_string(node)
     parts = _DURATION_PART.findall(text)
     if text == "0":
         return 0.0
@@ -307,7 +268,10 @@ def _to_seconds(value: object) -> float:
     return float(nanoseconds) / 1e9
 
 
-_CONVERTERS = {
+_CONVERTERS: Mapping[object, Callable[[yaml.Node], object]] = {
+    TLSConfig: partial(_section, TLSConfig),
+    HTTPConfig: partial(_section, HTTPConfig),
+    RateLimit: partial(_section, RateLimit),
     str: _to_string,
     bool: _to_flag,
     int: _to_integer,
@@ -354,8 +318,6 @@ def _tls_problems(tls: TLSConfig, *, http2: bool) -> Iterator[Problem]:
     suites = {*TLS12_SUITES, *TLS13_SUITES}
     yield from _unknown("cipher_suites", tls.cipher_suites, suites, "cipher suite")
     yield from _unknown("curve_preferences", tls.curve_preferences, CURVES, "curve")
-    if any("\0" in path for path in (tls.cert_file, tls.key_file, tls.client_ca_file)):
-        yield TLS_KEY, "no file has a NUL in its name"
     if not tls.enabled:
         return
     if not (tls.cert or tls.cert_file):

@@ -6,18 +6,19 @@ import contextlib
 import errno
 import ipaddress
 import os
+import re
 import ssl
 import stat
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mps_exporter.web.policy import MAX_CERTIFICATE_BYTES
 
 from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 _GO_KEYS = tuple(
     bytes.fromhex(oid)
@@ -33,14 +34,37 @@ _GO_KEYS = tuple(
 """Keys that Go supports: algorithm and curve as encoded in a certificate (RFC 5480)."""
 
 
-def read_files(config: TLSConfig, directory: Path) -> dict[str, bytes]:
-    """Return the content of the named files (relative to ``directory``), by key."""
-    files = {key: getattr(config, key) for key in ("cert_file", "key_file", "client_ca_file")}
-    return {key: _read_pem(str(directory / path), key) for key, path in files.items() if path}
+class Pem(NamedTuple):
+    """A certificate or a key, and the key of the configuration that gives it."""
+
+    key: str
+    content: bytes
 
 
-def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContext:
-    """Return a context with the certificates in ``files`` (see read_files)."""
+def read_pems(config: TLSConfig, directory: Path) -> tuple[Pem, ...]:
+    """Return the certificate, its key and the client CA. Files are relative to ``directory``."""
+    return tuple(
+        _pem(f"{name}_file", read_file, str(directory / path))
+        if (path := getattr(config, f"{name}_file"))
+        else _pem(name, str.encode, getattr(config, name))
+        for name in ("cert", "key", "client_ca")
+    )
+
+
+def _pem(name: str, read: Callable[[str], bytes], source: str) -> Pem:
+    key = f"{TLS_KEY}.{name}"
+    try:
+        content = read(source)
+    except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
+        reason = getattr(error, "strerror", None) or error
+        raise WebConfigError(f"cannot read {source!r}: {reason}", key=key) from error
+    if content.startswith(b"\xef\xbb\xbf"):
+        raise WebConfigError("begins with a byte order mark: no PEM data", key=key)
+    return Pem(key, content)
+
+
+def make_context(config: TLSConfig, cert: Pem, key: Pem, client_ca: Pem) -> ssl.SSLContext:
+    """Return a context for new connections."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -52,8 +76,10 @@ def make_context(config: TLSConfig, files: Mapping[str, bytes]) -> ssl.SSLContex
         _versions_and_ciphers(context, config)
     with _refusals("curve_preferences"):
         _curves(context, config)
-    _certificate(context, config, files)
-    _verify_clients(context, config, files)
+    _load_certificate(context, cert, key)
+    context.verify_mode = CLIENT_AUTH[config.client_auth_type]
+    if context.verify_mode != ssl.CERT_NONE:
+        _load_authority(context, client_ca)
     return context
 
 
@@ -112,14 +138,6 @@ def read_file(path: str) -> bytes:
         return file.read(MAX_CERTIFICATE_BYTES)
 
 
-def _read_pem(path: str, key: str) -> bytes:
-    try:
-        return read_file(path)
-    except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
-        reason = getattr(error, "strerror", None) or error
-        raise WebConfigError(f"cannot read {path!r}: {reason}", key=f"{TLS_KEY}.{key}") from error
-
-
 @contextlib.contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
     """Yield the path of a file in memory: OpenSSL reads certificates and keys from files only."""
@@ -136,59 +154,36 @@ def _no_passphrase() -> str:
     raise ValueError("the key is encrypted, and a passphrase cannot be entered")
 
 
-def _certificate(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
-    cert = files.get("cert_file", config.cert.encode())
-    key = files.get("key_file", config.key.encode())
-    place = f"{TLS_KEY}.cert_file" if config.cert_file else f"{TLS_KEY}.cert"
-    for name, content in ((place, cert), (place.replace("cert", "key"), key)):
-        _refuse_byte_order_mark(content, name)
+def _load_certificate(context: ssl.SSLContext, cert: Pem, key: Pem) -> None:
     try:
-        with _as_file(cert) as cert_path, _as_file(key) as key_path:
+        with _as_file(cert.content) as cert_path, _as_file(key.content) as key_path:
             context.load_cert_chain(cert_path, key_path, password=_no_passphrase)
     except ValueError as error:
-        raise WebConfigError(str(error), key=place.replace("cert", "key")) from error
+        raise WebConfigError(str(error), key=key.key) from error
     except ssl.SSLError as error:
         reason = error.reason or "no PEM data in one of them"
         if reason == "KEY_VALUES_MISMATCH":
             reason = "the key does not belong to the certificate"
-        raise WebConfigError(f"certificate and key cannot be used: {reason}", key=place) from error
-    certificate = _first_certificate(cert)
-    if not any(key in certificate for key in _GO_KEYS):
-        raise WebConfigError(
-            "the certificate's key must be RSA, Ed25519, or ECDSA with P-224 to P-521", key=place
-        )
+        reason = f"certificate and key cannot be used: {reason}"
+        raise WebConfigError(reason, key=cert.key) from error
+    first = _CERTIFICATE.search(cert.content.decode("latin-1"))
+    certificate = ssl.PEM_cert_to_DER_cert(first[0]) if first is not None else b""
+    if not any(encoded in certificate for encoded in _GO_KEYS):
+        reason = "the certificate's key must be RSA, Ed25519, or ECDSA with P-224 to P-521"
+        raise WebConfigError(reason, key=cert.key)
 
 
-def _refuse_byte_order_mark(content: bytes, key: str) -> None:
-    if content.startswith(_BYTE_ORDER_MARK):
-        raise WebConfigError("begins with a byte order mark: no PEM data", key=key)
-
-
-def _first_certificate(pem: bytes) -> bytes:
-    """Return the first certificate of a file that OpenSSL could read, in DER."""
-    text = pem.decode("latin-1")
-    start = text.index("-----BEGIN CERTIFICATE-----")
-    end = text.index("-----END CERTIFICATE-----", start) + len("-----END CERTIFICATE-----")
-    return ssl.PEM_cert_to_DER_cert(text[start:end])
-
-
-def _verify_clients(context: ssl.SSLContext, config: TLSConfig, files: Mapping[str, bytes]) -> None:
-    context.verify_mode = CLIENT_AUTH[config.client_auth_type]
-    if context.verify_mode == ssl.CERT_NONE:
-        return
-    if not (config.client_ca or config.client_ca_file):
+def _load_authority(context: ssl.SSLContext, client_ca: Pem) -> None:
+    if client_ca.key == f"{TLS_KEY}.client_ca" and not client_ca.content:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)  # the host's, as Go does
         return
-    key = "client_ca_file" if config.client_ca_file else "client_ca"
-    content = files.get("client_ca_file", config.client_ca.encode())
-    _refuse_byte_order_mark(content, f"{TLS_KEY}.{key}")
     # An intermediate authority may be trusted alone, as in Go: many PKIs provide only that.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
-        context.load_verify_locations(cadata=content.decode("ascii", "ignore"))
+        context.load_verify_locations(cadata=client_ca.content.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:  # ValueError: it is empty
         reason = getattr(error, "reason", None) or error
-        raise WebConfigError(f"no certificate in it: {reason}", key=f"{TLS_KEY}.{key}") from error
+        raise WebConfigError(f"no certificate in it: {reason}", key=client_ca.key) from error
 
 
 def alternative_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
