@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mps_exporter.mps import policy
-from mps_exporter.mps.clients import ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import Verdict, same_gpu
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.waits import NEVER
 from mps_exporter.snapshot import EndedBefore, FaultProof, Incident, PossibleUnfinishedWork
+
+if TYPE_CHECKING:
+    from mps_exporter.mps.servers import TrackedServer
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +46,10 @@ class Ending:
 class ClientEndings:
     """Clients of one server that ended recently or are ending."""
 
-    def __init__(self, server: ServerInfo, clients: ServerClients) -> None:
+    def __init__(self, server: TrackedServer) -> None:
         self._server = server
-        self._clients = clients
-        self._evidence = server.shared.evidence
+        self._clients = server.clients
+        self._evidence = server.daemon.evidence
         self._endings: deque[Ending] = deque(maxlen=policy.MAX_RECENT)
         self._possible: list[tuple[PossibleUnfinishedWork, float]] = []
         """Work that the last client on a GPU may have left, and until when it is expected."""
@@ -197,12 +199,12 @@ class Fault:
 class ServerFaults:
     """The faults of one server."""
 
-    def __init__(self, server: ServerInfo, clients: ServerClients) -> None:
+    def __init__(self, server: TrackedServer) -> None:
         self._server = server
-        self._clients = clients
-        self._gpus = server.shared.gpus
-        self._evidence = server.shared.evidence
-        self.endings = ClientEndings(server, clients)
+        self._clients = server.clients
+        self._gpus = server.daemon.gpus
+        self._evidence = server.daemon.evidence
+        self.endings = ClientEndings(server)
         self._open: list[Fault] = []
         """Faults whose devices are not reset yet."""
         self._current: Fault | None = None
