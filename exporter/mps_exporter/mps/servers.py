@@ -192,10 +192,6 @@ class TrackedServer:
         if self.clients.open_context(pid, context, when):
             self.faults.endings.client_continues(pid, when.at)
 
-    def connect_process(self, pid: int, when: Moment) -> None:
-        """Connect a client process (first release)."""
-        self.connect(pid, 0, when)
-
     def associate_gpu(self, uuid: str, _when: Moment) -> None:
         """Assign a GPU to the context that is being created."""
         self.daemon.gpus.add_gpu(uuid)

@@ -45,8 +45,6 @@ class DaemonLifetime:
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
     """Time of its last line, if that is a line that another line follows at once."""
-    sent_at: float | None = None
-    """Time at which it sent a client to a server, if neither log has had a line since."""
     handover: Handover | None = None
     """Its last line, if that shows that a client was sent to a server."""
     logs_shutdown_requests: bool = False
@@ -60,13 +58,6 @@ class DaemonLifetime:
         default_factory=lambda: BoundedDict(policy.MAX_RECENT)
     )
     """User -> successive servers that the daemon was not allowed to start."""
-
-    @property
-    def stuck_since(self) -> float | None:
-        """Time of a line that another line follows at once, if none has followed."""
-        if self.quit_requested_at is not None or self.ended_at is not None:
-            return None
-        return self.sent_at if self.silent_since is None else self.silent_since
 
     def match_credentials(self) -> bool:
         """Match NEW CLIENT with the oldest caller without credentials. Return whether there was."""
@@ -132,6 +123,15 @@ class DaemonState:
         if last is None or log_at is None:
             return last
         return replace(last, answered=log_at >= last.at)
+
+    @property
+    def stuck_since(self) -> float | None:
+        """Time of a line that another line of either log follows at once, if none has followed."""
+        daemon, sent = self.daemon, self.handover
+        if daemon.quit_requested_at is not None or daemon.ended_at is not None:
+            return None
+        unanswered = sent is not None and not sent.answered and self.readable["server"]
+        return sent.at if sent is not None and unanswered else daemon.silent_since
 
     @property
     def devices(self) -> dict[int, str]:
@@ -385,8 +385,6 @@ class DaemonState:
         """
         daemon = self.daemon
         daemon.served_at = when.at
-        if self.readable["server"] and (self.server_log_at or 0) < when.at:
-            daemon.sent_at = when.at
         daemon.handover = Handover(when.at, pid, uid)
         server = self.servers.latest(uid)
         if server is None:

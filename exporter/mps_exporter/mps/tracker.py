@@ -13,12 +13,11 @@ second after it: the lines of an orderly end would be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from mps_exporter.mps import policy
 from mps_exporter.mps.control_protocol import ServerReply
-from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.log_lines import (
     CONTINUATION,
     KNOWN,
@@ -33,7 +32,7 @@ from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonLifetime, DaemonState
-from mps_exporter.observations import AddressRanges, DaemonFacts, LogsObservation, ProcessFacts
+from mps_exporter.observations import DaemonFacts, LogsObservation, ProcessFacts
 
 IsAlive = Callable[[int, float], bool | None]
 """(PID as the log prints it, a time at which it was alive) -> whether that process exists.
@@ -124,7 +123,7 @@ class DaemonTracker:
 
         Only a query of the daemon proves that it is stuck.
         """
-        since, complete = self.state.daemon.stuck_since, self._merger.complete_until
+        since, complete = self.state.stuck_since, self._merger.complete_until
         if since is None or complete is None or complete < since + policy.SILENCE_SECONDS:
             return None
         return since
@@ -188,18 +187,6 @@ class DaemonTracker:
     def mark_absent(self, at: float) -> None:
         """Record that no process of the daemon was found, and that its lock is free."""
         self.update_liveness(at, lambda _pid, _at: None, daemon=False)
-
-    def observe_kernel(
-        self, *, readable: bool, faults: Sequence[KernelFault], ranges: Iterable[AddressRanges]
-    ) -> None:
-        """Apply the last faults in the kernel log, and clients' memory read since the last call.
-
-        `readable` is whether the kernel log is being read.
-        """
-        evidence = self.state.evidence
-        evidence.readable, evidence.faults = readable, faults
-        for found in ranges:
-            evidence.add_ranges(found)
 
     def _confirm_exits(self, complete_until: float) -> None:
         """Apply the exits that are certain, given that the logs are read up to this time."""

@@ -113,7 +113,7 @@ Worker created -> known
 Creating worker thread -> known
 Creating worker thread for client {PID: 440, Context ID: 1} -> known
 Client {PID: 440, Context ID: 1} connected -> server.connect (440, 1)
-New client 14781 connected -> server.connect_process (14781,)
+New client 14781 connected -> server.connect (14781, 0)
 Device NVIDIA H200 (uuid GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893) is associated
 -> server.associate_gpu ('GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893',)
 Volta MPS: Device Tesla T4 (uuid 0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated
