@@ -331,7 +331,7 @@ _Reader = Callable[[_LineReader, Sequence[str]], Any]
 """Takes the lines of a reply to a command with these arguments; None if they cannot be one."""
 
 
-def _line(shape: re.Pattern[str], convert: Callable[[str], object]) -> _Reader:
+def _one_line(shape: re.Pattern[str], convert: Callable[[str], object]) -> _Reader:
     """Return the reader of a reply that is one line."""
 
     def read(reader: _LineReader, _arguments: Sequence[str]) -> object:
@@ -341,18 +341,18 @@ def _line(shape: re.Pattern[str], convert: Callable[[str], object]) -> _Reader:
     return read
 
 
-def _limit(reader: _LineReader, arguments: Sequence[str]) -> dict[int, int]:
+def _read_limit(reader: _LineReader, arguments: Sequence[str]) -> dict[int, int]:
     """Return device ordinal -> limit in bytes; empty without a limit."""
     found = None if reader.take_match(_NO_LIMIT) else reader.take_match(_LIMIT)
     limit = parse_memory(found[0]) if found else None
     return {} if limit is None else {int(arguments[-1]): limit}
 
 
-def _client_pids(reader: _LineReader, _arguments: Sequence[str]) -> tuple[int, ...]:
+def _read_client_pids(reader: _LineReader, _arguments: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(pid[0]) for pid in reader.take_all(_PID))
 
 
-def _contexts(reader: _LineReader, _arguments: Sequence[str]) -> dict[int, dict[int, int]]:
+def _read_contexts(reader: _LineReader, _arguments: Sequence[str]) -> dict[int, dict[int, int]]:
     """Return device ordinal -> client PID -> contexts."""
     contexts: dict[int, Counter[int]] = {}
     while (device := reader.take_match(_LISTED_DEVICE)) is not None:
@@ -361,7 +361,7 @@ def _contexts(reader: _LineReader, _arguments: Sequence[str]) -> dict[int, dict[
     return {device: dict(counts) for device, counts in contexts.items()}
 
 
-def _devices(reader: _LineReader, arguments: Sequence[str]) -> dict[int, str] | None:
+def _read_devices(reader: _LineReader, arguments: Sequence[str]) -> dict[int, str] | None:
     """Return the section "Server N", else "Default" (for later servers): ordinal -> GPU UUID."""
     sections: dict[str, dict[int, str]] = {}
     rows: dict[int, str] = {}
@@ -384,19 +384,23 @@ _SERVER = r" [1-9][0-9]{0,9}"
 _DEVICE = r" [0-9]{1,4}"
 _COMMANDS: Mapping[str, _Command] = {
     "get_server_list": _Command(),
-    FENCE: _Command("", "default_active_thread_ratio", _line(_PERCENTAGE, _ratio)),
-    "get_default_client_priority": _Command("", "default_client_priority", _line(_PRIORITY, int)),
+    FENCE: _Command("", "default_active_thread_ratio", _one_line(_PERCENTAGE, _ratio)),
+    "get_default_client_priority": _Command(
+        "", "default_client_priority", _one_line(_PRIORITY, int)
+    ),
     "get_default_device_pinned_mem_limit": _Command(
-        _DEVICE, "default_pinned_memory_limit_bytes", _limit
+        _DEVICE, "default_pinned_memory_limit_bytes", _read_limit
     ),
-    "get_server_status": _Command(_SERVER, "state", _line(_STATE, str)),
+    "get_server_status": _Command(_SERVER, "state", _one_line(_STATE, str)),
     "get_active_thread_percentage": _Command(
-        _SERVER, "active_thread_ratio", _line(_PERCENTAGE, _ratio)
+        _SERVER, "active_thread_ratio", _one_line(_PERCENTAGE, _ratio)
     ),
-    "get_device_pinned_mem_limit": _Command(_SERVER + _DEVICE, "pinned_memory_limit_bytes", _limit),
-    "get_client_list": _Command(_SERVER, "client_pids", _client_pids),
-    "get_device_client_list": _Command(_SERVER, "contexts", _contexts),
-    "device_query": _Command(rf"{_SERVER} --csv", "devices", _devices),
+    "get_device_pinned_mem_limit": _Command(
+        _SERVER + _DEVICE, "pinned_memory_limit_bytes", _read_limit
+    ),
+    "get_client_list": _Command(_SERVER, "client_pids", _read_client_pids),
+    "get_device_client_list": _Command(_SERVER, "contexts", _read_contexts),
+    "device_query": _Command(rf"{_SERVER} --csv", "devices", _read_devices),
     V2_PARTITIONS: _Command(),
 }
 """Every command that is ever sent on standard input. None of them changes anything."""

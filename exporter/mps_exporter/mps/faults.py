@@ -14,14 +14,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from mps_exporter.mps import policy
 from mps_exporter.mps.fault_evidence import Verdict, same_gpu
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.waits import NEVER
-from mps_exporter.snapshot import EndedBefore, FaultProof, Incident, PossibleUnfinishedWork
+from mps_exporter.snapshot import (
+    EndedBefore,
+    FaultProof,
+    Incident,
+    IncidentKind,
+    PossibleUnfinishedWork,
+)
 
 if TYPE_CHECKING:
     from mps_exporter.mps.servers import TrackedServer
@@ -402,28 +408,22 @@ class ServerFaults:
             proof = "unit"
         else:
             ended_before = self.endings.before(fault.at, fault.uuids)
-        incident = Incident(
-            fault.at,
-            "unfinished_work" if verdict.cause == "unfinished_work" else "fault",
-            server_pid=self._server.pid,
-            uid=self._server.uid,
+        incident = replace(
+            self._incident(fault, fault.at, "fault"),
+            kind="unfinished_work" if verdict.cause == "unfinished_work" else "fault",
             pids=tuple(fault.victims),
             blamed_pid=min((pid for pid, _ in fault.blamed), default=None),
             caused_by_pids=tuple(owner.pid for owner in verdict.owners),
             proof=proof,
             ended_before=ended_before,
-            gpu_uuids=tuple(filter(None, fault.uuids)),
         )
         when.add_incident(incident)
 
     def _report_recovery(self, fault: Fault, when: Moment) -> None:
         at = when.at if fault.recovered_at is None else fault.recovered_at
-        incident = Incident(
-            at,
-            "fault_recovered",
-            server_pid=self._server.pid,
-            uid=self._server.uid,
-            gpu_uuids=tuple(filter(None, fault.uuids)),
-            seconds=at - fault.at,
-        )
-        when.add_incident(incident)
+        incident = self._incident(fault, at, "fault_recovered")
+        when.add_incident(replace(incident, seconds=at - fault.at))
+
+    def _incident(self, fault: Fault, at: float, kind: IncidentKind) -> Incident:
+        uuids, server = tuple(filter(None, fault.uuids)), self._server
+        return Incident(at, kind, server_pid=server.pid, uid=server.uid, gpu_uuids=uuids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ from mps_exporter.snapshot import Incident, PossibleUnfinishedWork, Wait
 
 if TYPE_CHECKING:
     from mps_exporter.mps.state import DaemonState
+
+_REFUSALS = {807: "server_not_ready", 808: "context_limit", 809: "context_limit"}
+"""CUDA error with which a client is refused -> cause."""
 
 _LOSSES = {"crashed": "server_crashed", "daemon_died": "daemon_died", "requested": "terminated"}
 """Cause of a server's exit -> loss cause of its clients."""
@@ -63,6 +67,8 @@ class TrackedServer:
     _credentials_missing: bool = False
     """Its log shows that a queued client sent no credentials: that client was dead already.
     From then on the server serves nothing, whatever connects."""
+    _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
+    """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
     """PIDs that were queued for it -> known to have exited."""
     _queued_unnamed: bool = False
@@ -233,17 +239,27 @@ class TrackedServer:
         """Count the refusal of a client: the GPU has as many contexts as it can serve."""
         self.client_limit = limit
         pid = self.clients.sole_new_client()
-        self.clients.admissions.count_refusal(self.uid, "context_limit", when, pid)
+        self._count_refusal("context_limit", () if pid is None else (pid,), when)
 
     def refuse_in_teardown(self, pid: int, context: int, when: Moment) -> None:
         """Count the refusal of a client: the server is recovering from a fault."""
-        self.clients.admissions.count_refusal(self.uid, "server_not_ready", when, pid)
+        self._count_refusal("server_not_ready", (pid,), when)
         self._refuse(pid, context, when)
 
     def accept_failed(self, pid: int, context: int, status: int, when: Moment) -> None:
         """Count a refusal with this CUDA error, which often follows a line with the cause."""
-        self.clients.admissions.count_status(self.uid, pid, status, when)
+        counted = self._counted_refusals
+        while counted and when.at - counted[0] > policy.REFUSAL_SECONDS:
+            counted.popleft()
+        if counted:
+            counted.popleft()
+        elif status in _REFUSALS:
+            when.count_rejection(self.uid, _REFUSALS[status], (pid,))
         self._refuse(pid, context, when)
+
+    def _count_refusal(self, cause: str, pids: tuple[int, ...], when: Moment) -> None:
+        when.count_rejection(self.uid, cause, pids)
+        self._counted_refusals.append(when.at)
 
     def _refuse(self, pid: int, context: int, when: Moment) -> None:
         if pid and not context and self.clients.get(pid) is None:

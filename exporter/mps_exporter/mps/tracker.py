@@ -53,7 +53,7 @@ class DaemonTracker:
         self.state = DaemonState(quota)
         self._control = ControlLogReader(self.state)
         self._server = ServerLogReader(self.state)
-        self._merger = LogMerger()
+        self._merger = LogMerger(self.state.readable)
         self._process: tuple[int, float] | None = None
         """The last known process of the daemon: PID, start time."""
         self._pending_reply: (
@@ -74,7 +74,6 @@ class DaemonTracker:
         busy_servers = {chunk.server_name for chunk in chunks if chunk.log == "server"}
         for log_state in observation.states:
             if log_state.pipe_directory == own_directory:
-                merger.set_readable(log_state.log, log_state.readable)
                 self.state.readable[log_state.log] = log_state.readable
                 if log_state.readable and log_state.log not in busy:
                     merger.mark_idle(log_state.log, observation.at, busy_servers)
@@ -103,7 +102,6 @@ class DaemonTracker:
         state, log = self.state, entry.log
         when = Moment(entry.at, entry.counted, state.counters, state.incidents)
         when.increment("mps_control_log_lines_total", log=log)
-        state.readable[log] = True
         state.timeline.line_read(entry.at)
         if entry.event.name not in _TIMELESS:
             state.advance_to(entry.at)
@@ -235,7 +233,7 @@ class DaemonTracker:
             return
         at, complete_until = self._pending_reply[0], self._merger.complete_until
         known = complete_until is not None and complete_until >= at
-        no_readable_log = now >= at and not self._merger.any_readable
+        no_readable_log = now >= at and not any(self.state.readable.values())
         if known or no_readable_log or now - at > policy.MAX_HOLD_SECONDS:
             self._apply_reply()
 

@@ -18,9 +18,6 @@ from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, Timeline
 
 NEVER = float("inf")
 
-_REFUSALS = {807: "server_not_ready", 808: "context_limit", 809: "context_limit"}
-"""CUDA error with which a client is refused -> cause."""
-
 
 @dataclass(slots=True, eq=False)
 class QueuedClient:
@@ -145,8 +142,6 @@ class Admissions:
         self.admitted: BoundedDict[int, None] = BoundedDict(FULL.clients)
         """PIDs that were sent here and have not disconnected."""
         self._refused_at: BoundedDict[int, float] = BoundedDict(policy.MAX_RECENT)
-        self._counted_refusals: deque[float] = deque(maxlen=policy.MAX_RECENT)
-        """Times of counted refusals whose status lines may follow."""
 
     def __iter__(self) -> Iterator[QueuedClient]:
         return iter(list(self._open))
@@ -179,23 +174,6 @@ class Admissions:
         """Drop the clients that have not connected in time; all of them if the server ended."""
         while self._open and (ended or self.next_timer() <= when.at):
             self._open.pop(0).abandon(when)
-
-    def count_refusal(
-        self, uid: int | None, cause: str, when: Moment, pid: int | None = None
-    ) -> None:
-        """Count a refusal whose line has the cause; a line with the status may follow."""
-        when.count_rejection(uid, cause, () if pid is None else (pid,))
-        self._counted_refusals.append(when.at)
-
-    def count_status(self, uid: int | None, pid: int, status: int, when: Moment) -> None:
-        """Count a refusal with a CUDA error, unless its line with the cause was counted."""
-        refusals = self._counted_refusals
-        while refusals and when.at - refusals[0] > policy.REFUSAL_SECONDS:
-            refusals.popleft()
-        if refusals:
-            refusals.popleft()
-        elif status in _REFUSALS:
-            when.count_rejection(uid, _REFUSALS[status], (pid,))
 
     def refuse(self, pid: int, when: Moment) -> None:
         """Record that a client process that was sent here may not connect."""
