@@ -173,7 +173,7 @@ class DaemonRecord:
     def v3_answer_holds(self, probe: ControlObservation) -> bool:
         """Return whether this reply is of this v3 daemon's process, and not known to be stale."""
         return (
-            self.answers.configured is not None
+            self.answers.partitioning is not None
             and probe.outcome is Outcome.OK
             and self.answered_by == self.facts.process_identity
             and (self.state.daemon.configured_at or 0.0) < probe.at

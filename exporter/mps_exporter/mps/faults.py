@@ -57,8 +57,8 @@ class ClientEndings:
         self._clients = server.clients
         self._evidence = server.daemon.evidence
         self._endings: deque[Ending] = deque(maxlen=policy.MAX_RECENT)
-        self._possible: list[tuple[PossibleUnfinishedWork, float]] = []
-        """Work that the last client on a GPU may have left, and until when it is expected."""
+        self._possible: list[PossibleUnfinishedWork] = []
+        """Work that the last client on a GPU may have left there."""
 
     def context_ends(self, pid: int, context: int, when: Moment) -> None:
         """Record that a client has closed a context's connection, usually because it ends."""
@@ -96,7 +96,7 @@ class ClientEndings:
         self.forget(ending.gpus)
         gpus = tuple(sorted({gpu for gpu in ending.gpus if gpu}))
         left = PossibleUnfinishedWork(pid, ending.uid, when.at, round(seconds, 3), gpus)
-        self._possible = [*self._possible, (left, NEVER)][-policy.MAX_GPUS :]
+        self._possible = [*self._possible, left][-policy.MAX_GPUS :]
 
     def _ending(self, pid: int) -> Ending | None:
         """Return the end of a client that is in progress; for PID 0, the oldest."""
@@ -127,29 +127,14 @@ class ClientEndings:
             and same_gpu(ending.gpus[-1:], gpus)
         )
 
-    def context_ready(self, gpu: str, when: Moment) -> None:
-        """Record a usable context: it meets work that was left on its GPU soon, or never."""
-        deadline = when.at + policy.NEW_CLIENT_SECONDS
-        self._possible = [
-            (left, min(until, deadline) if same_gpu(left.gpu_uuids, (gpu,)) else until)
-            for left, until in self._possible
-        ]
-
     def forget(self, gpus: Collection[str]) -> None:
-        """Forget work that was left on these GPUs: a fault has ended it."""
-        self._possible = [one for one in self._possible if not same_gpu(one[0].gpu_uuids, gpus)]
-
-    def next_timer(self) -> float:
-        return min((until for _, until in self._possible), default=NEVER)
-
-    def expire(self, at: float) -> None:
-        """Forget work that a new client has not met: none was left."""
-        self._possible = [one for one in self._possible if one[1] > at]
+        """Forget work that was left on these GPUs: a fault has ended it, or a client meets it."""
+        self._possible = [one for one in self._possible if not same_gpu(one.gpu_uuids, gpus)]
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """Work that the last client on a GPU may have left there."""
-        return self._possible[0][0] if self._possible else None
+        """The oldest such work."""
+        return self._possible[0] if self._possible else None
 
 
 @dataclass(slots=True, eq=False)
@@ -356,7 +341,7 @@ class ServerFaults:
         return self._gpus.uuid_of(device, self._server.devices)
 
     def next_timer(self) -> float:
-        due = self.endings.next_timer()
+        due = NEVER
         if self._current is not None:
             due = min(due, self._current.at + policy.SAME_FAULT_SECONDS)
         if self._undecided:
@@ -364,13 +349,12 @@ class ServerFaults:
         return due
 
     def run_timers(self, when: Moment) -> None:
-        """Close the report, decide the causes and forget the possible work that are due."""
+        """Close the report and decide the causes that are due."""
         if self._current is not None and self._current.at + policy.SAME_FAULT_SECONDS <= when.at:
             self.close_report(when)
         for fault in list(self._undecided):
             if fault.at + policy.FAULT_DECISION_SECONDS <= when.at:
                 self._decide(fault, when, final=True)
-        self.endings.expire(when.at)
 
     def decide_all(self, when: Moment) -> None:
         """Decide all causes: the server has exited, so no more evidence follows."""

@@ -211,7 +211,7 @@ class TrackedServer:
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False
             self.daemon.evidence.client_active(pid)
-        self.faults.endings.context_ready(self.clients.gpu_of(pid, context), when)
+        self.faults.endings.forget((self.clients.gpu_of(pid, context),))
         self.clients.associations.confirm(pid, context, active=True)
 
     def context_inactive(self, pid: int, context: int, _when: Moment) -> None:

@@ -102,13 +102,13 @@ def warnings(name: str) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_warning_of_unfinished_work_lasts_until_the_next_client_has_met_it(name: str) -> None:
+def test_the_warning_of_unfinished_work_lasts_until_the_next_client(name: str) -> None:
     expected = {
         "left-work-sole-then-wait-5": [
             ("55:29.616", 1077),
-            ("55:34.966", None),
+            ("55:34.711", None),
             ("55:37.516", 1097),
-            ("55:42.865", None),
+            ("55:42.607", None),
         ]
     }
     assert warnings(name) == expected.get(name, [])

@@ -267,7 +267,8 @@ def test_a_v3_daemon_is_queried_for_details_once_after_each_probe() -> None:
 
 def test_details_are_of_the_last_probe_or_later() -> None:
     probe = asked(SERVERS, published.MANUAL[SERVERS])
-    answers = with_servers(ServerAnswers(), asked(CLIENTS, published.MANUAL[CLIENTS]))
+    answers = with_probe(ServerAnswers(), probe)
+    answers = with_servers(answers, asked(CLIENTS, published.MANUAL[CLIENTS]))
     known = with_probe(answers, probe).partitioning
     assert known is not None
     assert known.clients is not None
@@ -275,5 +276,5 @@ def test_details_are_of_the_last_probe_or_later() -> None:
     later = with_probe(answers, asked(SERVERS, published.MANUAL[SERVERS], NOW + 1.0)).partitioning
     assert later is not None
     assert later.clients is None
-    assert with_probe(answers, listed("20\n100.0\n")).details is None
-    assert with_probe(answers, None).details is None
+    assert with_probe(answers, listed("20\n100.0\n")).partitioning is None
+    assert with_probe(answers, None).partitioning is None
