@@ -412,7 +412,7 @@ class ServerLogReader:
         self._pid = entry.pid
         if name == NUMBER:
             server = state.servers.get(entry.pid)
-            if server is not None and not server.faults.add_number(int(values[0]), when):
+            if server is not None and not server.faults.add_number(int(values[0])):
                 name = UNRECOGNIZED
         if name == UNRECOGNIZED:
             when.increment("mps_control_log_unrecognized_lines_total", log="server")

@@ -263,7 +263,7 @@ def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int])
         elif server.ready_at is not None:
             server.unlisted_since = server.unlisted_since or now.at
             if now.at - server.unlisted_since >= CONTRADICTION_CONFIRM_SECONDS:
-                servers.mark_vanished(server, now)
+                servers.mark_vanished(server)
 
 
 def _reconcile_clients(

@@ -316,7 +316,7 @@ class TrackedServer:
         return cause, seen if status is None else f"{seen}, judged by control.log alone"
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
-        self.faults.decide_all(when)
+        self.faults.decide_all()
         lost = tuple(self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost))
         when.counters.set_latest("mps_server_last_exit_timestamp_seconds", when.at, cause=cause)
         when.increment("mps_server_exits_total", cause=cause)
@@ -393,9 +393,9 @@ class Servers:
         del self._servers[server.pid]
         self._ended_pids[server.pid] = None
 
-    def mark_vanished(self, server: TrackedServer, when: Moment) -> None:
+    def mark_vanished(self, server: TrackedServer) -> None:
         """Remove a server that disappeared without a line in the log: its cause is unknown."""
-        server.faults.decide_all(when)
+        server.faults.decide_all()
         self.remove(server)
         self._vanished[server.pid] = server
 

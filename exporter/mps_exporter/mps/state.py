@@ -241,7 +241,7 @@ class DaemonState:
     def _run_timers(self, when: Moment) -> None:
         for server in self.servers:
             server.clients.admissions.expire(when)
-            server.faults.run_timers(when)
+            server.faults.run_timers(when.at)
         unmatched = self.daemon.missing_credentials
         while unmatched and unmatched[0] + policy.ADMISSION_TIMEOUT_SECONDS <= when.at:
             unmatched.popleft()

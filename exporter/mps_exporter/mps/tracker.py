@@ -211,7 +211,7 @@ class DaemonTracker:
         if state.daemon.missing_since is not None and state.daemon.ended_at is None:
             return  # the daemon has exited, too, which explains it
         if state.readable["control"]:
-            state.servers.mark_vanished(server, when)  # a line was lost, not recognized, or is late
+            state.servers.mark_vanished(server)  # a line was lost, not recognized, or is late
         elif state.readable["server"]:
             state.judge_server_exit(server, when)
         else:
