@@ -120,17 +120,6 @@ def test_a_log_read_in_parts_is_settled_up_to_its_last_line() -> None:
     assert sequencer.complete_until == at("00:01")
 
 
-def test_halves_of_lines_are_put_together() -> None:
-    data = script("00:01.000 C630 NEW UI\n00:01.000 C630 UI closed").control
-    for cut in range(len(data)):
-        sequencer = merger()
-        sequencer.add_chunk(chunk("control", data[:cut]))
-        found = out(sequencer)
-        sequencer.add_chunk(chunk("control", data[cut:]))
-        found += out(sequencer)
-        assert [entry.event for entry in found] == [Event("ui_opened"), Event("ui_closed")]
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("gap", [{"restarted": True}, {"lost_bytes": 99}])
 @pytest.mark.parametrize("half", ["short", "too long"])
