@@ -236,11 +236,11 @@ def reconcile(
                 state.gpus.add_ordinal(ordinal, uuid)
                 state.gpus.add_gpu(uuid)
             if reply.client_pids is not None:
-                _reconcile_clients(state, server, now, reply.client_pids)
+                _reconcile_clients(server, now, reply.client_pids)
             if state.readable["server"]:
                 server.reported_state = None
             else:
-                _without_log(state, server, reply)
+                _without_log(server, reply)
 
 
 def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
@@ -266,10 +266,8 @@ def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int])
                 servers.mark_vanished(server)
 
 
-def _reconcile_clients(
-    state: DaemonState, server: TrackedServer, now: Moment, client_pids: Collection[int]
-) -> None:
-    reported = {pid for pid in client_pids if pid}
+def _reconcile_clients(server: TrackedServer, now: Moment, client_pids: Collection[int]) -> None:
+    state, reported = server.daemon, {pid for pid in client_pids if pid}
     gone: Collection[TrackedClient] = ()
     if server.logs_pids is not None and state.readable["server"] and not server.start_unknown:
         # The server's log shows all clients, except those whose lines were lost.
@@ -306,7 +304,7 @@ def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> froze
     return frozenset()
 
 
-def _without_log(state: DaemonState, server: TrackedServer, reply: ServerReply) -> None:
+def _without_log(server: TrackedServer, reply: ServerReply) -> None:
     """Set what only the control tool shows without server.log: state, limit and contexts."""
     server.reported_state = reply.state
     if reply.active_thread_ratio is not None:
@@ -316,7 +314,7 @@ def _without_log(state: DaemonState, server: TrackedServer, reply: ServerReply) 
     for client in server.clients:
         client.contexts = {}
     for device, counts in reply.contexts.items():
-        uuid = state.gpus.uuid_of(device, server.devices)
+        uuid = server.daemon.gpus.uuid_of(device, server.devices)
         for pid, count in counts.items():
             owner = server.clients.get(pid)
             if owner is not None:
