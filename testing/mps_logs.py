@@ -158,9 +158,10 @@ def observation(
 
 
 def start(
-    logs: Logs, now: float | None = None, *, readable: Iterable[LogName] = LOGS
+    logs: Logs | str, now: float | None = None, *, readable: Iterable[LogName] = LOGS
 ) -> DaemonTracker:
-    """An exporter that has counted all of these logs, from their first line on."""
+    """An exporter that has counted all of these logs, or scripted lines, from the first on."""
+    logs = script(logs) if isinstance(logs, str) else logs
     moment = (logs.stamps()[-1] if now is None else now) + SETTLED
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(moment, logs.data, readable=readable))
@@ -175,14 +176,14 @@ def more(tracker: DaemonTracker, text: str) -> float:
     return end
 
 
-def read(logs: Logs, **settings: Any) -> DaemonState:
+def read(logs: Logs | str, **settings: Any) -> DaemonState:
     """What is known at the end of logs that were counted from the beginning."""
     return start(logs, **settings).state
 
 
 def counts(text: str, **settings: Any) -> dict[str, Any]:
     """The counters after scripted lines, in the words of truth.json."""
-    return summary(read(script(text), **settings).counters)
+    return summary(read(text, **settings).counters)
 
 
 def incidents(state: DaemonState, kind: str) -> list[Incident]:

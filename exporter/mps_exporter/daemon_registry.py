@@ -92,9 +92,11 @@ class DaemonRecord:
         The address ranges of an ordinary user's daemon are limited to processes of that user.
         """
         facts, found = self.facts, observation.ranges if self.knows_ranges else earlier
-        self.knows_ranges = True
-        own = (one for one in found if not facts.limited or one.uid == facts.user)
-        self.tracker.observe_kernel(readable=observation.readable, faults=faults, ranges=own)
+        self.knows_ranges, evidence = True, self.state.evidence
+        evidence.readable, evidence.faults = observation.readable, faults
+        for ranges in found:
+            if not facts.limited or ranges.uid == facts.user:
+                evidence.add_ranges(ranges)
 
     def missing_process(self) -> list[int]:
         """Return its last PID if no process is found: a failed scan does not prove an exit."""
@@ -180,7 +182,7 @@ class DaemonRecord:
         ):
             return None
         if reply is None:  # the logs of an MPS v3 daemon do not show its clients
-            return probe if self.answers.configured is not None else None
+            return probe if self.answers.partitioning is not None else None
         silent_since = self.tracker.silent_since
         unchanged = (
             self.logs_readable

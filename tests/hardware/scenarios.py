@@ -323,7 +323,7 @@ async def wedge_times(lab: Lab) -> None:
     ghost = await _ghost_of(lab, d)
     third = lab.client("spin", 5, daemon=daemon, uid=1003)
     metrics = await lab.until("mps_control_up", 0, daemon=d, seconds=30)
-    stuck_since = _state_of(lab, daemon).state.daemon.stuck_since
+    stuck_since = _state_of(lab, daemon).state.stuck_since
     fell = None if stuck_since is None else metrics.snapshot.taken_at - stuck_since
     lab.note("mps_control_up falls", ok=fell is not None and fell <= 3.0, wanted="<= 3 s", got=fell)
     advised = [one for one in _offered(metrics.snapshot) if "kill -9" in one]

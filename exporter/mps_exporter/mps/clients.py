@@ -5,67 +5,18 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mps_exporter.mps import policy
-from mps_exporter.mps.fault_evidence import FaultEvidence
-from mps_exporter.mps.policy import FULL, Quota
-from mps_exporter.mps.record import GpuNames, Moment
-from mps_exporter.mps.waits import Admission, Admissions, ClientQueue, QueuedClient
-from mps_exporter.observations import LogName
+from mps_exporter.mps.record import Moment
+from mps_exporter.mps.waits import Admissions, QueuedClient
 from mps_exporter.snapshot import ClientState, Incident
+
+if TYPE_CHECKING:
+    from mps_exporter.mps.servers import TrackedServer
 
 NO_CONTEXT = "no_context"
 """Detail of an abandoned wait: the client connected to its server, and never had a context."""
-
-
-class DaemonShared:
-    """State of a daemon that its servers use."""
-
-    def __init__(self, quota: Quota = FULL) -> None:
-        self.quota = quota
-        self.readable: dict[LogName, bool] = {"control": False, "server": False}
-        """Logs of the daemon -> readable now."""
-        self.queue = ClientQueue(quota)
-        self.gpus = GpuNames()
-        self.evidence = FaultEvidence()
-
-
-@dataclass(slots=True, eq=False)
-class ServerInfo:
-    """A server process."""
-
-    pid: int
-    uid: int | None
-    started_at: float
-    shared: DaemonShared
-    start_unknown: bool = False
-    """Its start is not in the log that was read."""
-    ready_at: float | None = None
-    failure: str = ""
-    """Reason of a failed start, as the logs show it."""
-    logs_pids: bool | None = None
-    """False if its log does not name the client of a line (before driver 580)."""
-    thread_ratio: float | None = None
-    memory_limits: Mapping[int, int] = field(default_factory=dict)
-    """Device ordinal -> bytes. Replaced, never changed: clients keep their limits."""
-    devices: set[int] = field(default_factory=set)
-    """Ordinals."""
-
-    @property
-    def names_clients(self) -> bool:
-        """Whether server.log shows which clients connect and disconnect."""
-        return self.shared.readable["server"] and self.logs_pids is not False
-
-    def set_owner(self, uid: int, _when: Moment) -> None:
-        self.uid = uid if self.uid is None else self.uid
-
-    def set_memory_limit(self, device: int, limit_bytes: int, _when: Moment) -> None:
-        if device in self.memory_limits or len(self.memory_limits) < policy.MAX_GPUS:
-            self.memory_limits = {**self.memory_limits, device: limit_bytes}
-
-    def add_device(self, device: int, _when: Moment) -> None:
-        if len(self.devices) < policy.MAX_GPUS:
-            self.devices.add(device)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +38,7 @@ class TrackedClient:
     torn_down_at: float | None = None
     """Time of the fatal GPU error that hit it. It cannot use the GPU any more."""
     wait: QueuedClient | None = None
-    """Its wait behind another user's server, which is over once it has a context."""
+    """Its way through the queue, which is over once it has a context."""
     terminating: bool = False
     """An operator requested its termination."""
     lost: bool = False
@@ -195,7 +146,7 @@ class Associations:
 class ServerClients:
     """The clients of one server."""
 
-    def __init__(self, server: ServerInfo) -> None:
+    def __init__(self, server: TrackedServer) -> None:
         self.unfollowed = 0
         """Connections beyond the quota, less disconnections of unknown clients."""
         self.admissions = Admissions()
@@ -251,13 +202,13 @@ class ServerClients:
         client = self.find(pid, context)
         return "" if client is None else client.contexts.get(context, "")
 
-    def admit(self, pid: int, uid: int, when: Moment, wait: QueuedClient | None = None) -> None:
-        self.admissions.mark_admitted(pid)
-        if pid and pid in self._clients:
+    def admit(self, entry: QueuedClient, when: Moment) -> None:
+        self.admissions.mark_admitted(entry.pid)
+        if entry.pid and entry.pid in self._clients:
             return  # the timestamps are equal, and server.log came first
-        self.admissions.add(Admission(pid, uid, when.at, wait))
+        self.admissions.add(entry, when)
         if not self._server.names_clients:
-            self.connect(pid, when)
+            self.connect(entry.pid, when)
 
     def readmit(self, pid: int) -> None:
         """Record that the daemon sends a connected client again, for a context."""
@@ -268,8 +219,8 @@ class ServerClients:
 
     def connect_admitted(self, when: Moment) -> None:
         """Connect all admitted clients: the server's log does not name its clients."""
-        for admission in self.admissions:
-            self.connect(admission.pid, when._replace(at=admission.at))
+        for entry in self.admissions:
+            self.connect(entry.pid, when._replace(at=entry.sent_at))
 
     def connect(self, pid: int, when: Moment) -> TrackedClient | None:
         """Add a client process that is connected. Return None beyond the quota."""
@@ -279,9 +230,9 @@ class ServerClients:
                 when.increment("mps_client_connections_total", uid=known.uid)
             known.from_control_tool = known.inferred = False
             return known
-        server, admission = self._server, self.admissions.pop(pid)
-        uid = server.uid if admission is None else admission.uid
-        wait = server.shared.queue.pop_client(pid, uid) if admission is None else admission.wait
+        server = self._server
+        wait = self.admissions.pop(pid) or server.daemon.queue.pop_client(pid, server.uid)
+        uid = server.uid if wait is None else wait.uid
         if known is not None:  # the PID was reused: the older client has exited
             self.disconnect(pid, when)
         client = TrackedClient(
@@ -292,7 +243,7 @@ class ServerClients:
             thread_ratio=server.thread_ratio,
             memory_limits=None if server.start_unknown else server.memory_limits,
         )
-        client.had_context = client.inferred and admission is not None and admission.for_context
+        client.had_context = client.inferred and wait is not None and wait.for_context
         if not self._add(client):
             return None
         when.increment("mps_client_connections_total", uid=uid)
@@ -310,7 +261,7 @@ class ServerClients:
             self._add(TrackedClient(pid, self._server.uid, at, from_control_tool=True))
 
     def _add(self, client: TrackedClient) -> bool:
-        if len(self._clients) >= self._server.shared.quota.clients:
+        if len(self._clients) >= self._server.daemon.quota.clients:
             self.unfollowed += 1
             return False
         if client.pid == 0:
@@ -383,7 +334,7 @@ class ServerClients:
             client.count_termination(when)
 
     def disconnect(self, pid: int, when: Moment) -> None:
-        self.admissions.disconnected(pid)
+        self.admissions.admitted.pop(pid, None)
         client = self.find(pid)
         if client is None:
             self.unfollowed = max(0, self.unfollowed - 1)
@@ -402,7 +353,7 @@ class ServerClients:
         """Remove a client whose process has exited, and whose end no line of the log shows."""
         if self._unnamed_disconnections:
             self._unnamed_disconnections -= 1  # counted when it disconnected
-            self.admissions.disconnected(client.pid)
+            self.admissions.admitted.pop(client.pid, None)
             del self._clients[client.key]
         else:
             self.drop(client, when)
@@ -417,7 +368,7 @@ class ServerClients:
         when.increment("mps_client_disconnections_total", uid=self._server.uid)
         if self.count == 0:
             self._clients.clear()
-            self.admissions.disconnected_all()
+            self.admissions.admitted.clear()
             self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:

@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.mps.policy import MAX_QUOTED_CHARACTERS
@@ -38,32 +38,10 @@ from mps_exporter.mps.protocol_v3 import (
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 
-_SERVER = r"[1-9][0-9]{0,9}"
-_DEVICE = r"[0-9]{1,4}"
-READ_ONLY = (
-    re.compile(r"get_server_list"),
-    re.compile(r"get_default_active_thread_percentage"),
-    re.compile(r"get_default_client_priority"),
-    re.compile(rf"get_default_device_pinned_mem_limit {_DEVICE}"),
-    re.compile(rf"get_server_status {_SERVER}"),
-    re.compile(rf"get_active_thread_percentage {_SERVER}"),
-    re.compile(rf"get_device_pinned_mem_limit {_SERVER} {_DEVICE}"),
-    re.compile(rf"get_client_list {_SERVER}"),
-    re.compile(rf"get_device_client_list {_SERVER}"),
-    re.compile(rf"device_query {_SERVER} --csv"),
-    re.compile(V2_PARTITIONS),
-)
-"""Every command that is ever sent on standard input. None of them changes anything."""
-
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)
 """Commands that the daemon replies to without a server's help. Without the fence, an empty list of
 servers and a collision would look the same."""
-
-_SERVER_COMMANDS = frozenset(
-    known.pattern.partition(" ")[0] for known in READ_ONLY if _SERVER in known.pattern
-)
-"""Commands whose first argument is a server."""
 
 SOCKET_PATH_BYTES = 107
 """Maximum length of a Unix socket's path in the kernel; the daemon's is DIRECTORY/control."""
@@ -77,7 +55,7 @@ def stdin_text(commands: Iterable[str]) -> bytes:
     """Return the text for the tool's standard input. Nothing else is ever sent."""
     lines = list(commands)
     for command in lines:
-        if not any(allowed.fullmatch(command) for allowed in READ_ONLY):
+        if _known(command) is None:
             raise ForbiddenCommandError(f"not a command that only reads: {command!r}")
     return "".join(f"{command}\n" for command in lines).encode("ascii")
 
@@ -247,9 +225,9 @@ def server_replies(observation: ControlObservation) -> list[ServerReply]:
 
 def _server_of(commands: Sequence[str]) -> int | None:
     for command in commands:
-        words = command.split(" ")
-        if len(words) > 1 and words[0] in _SERVER_COMMANDS and words[1].isdecimal():
-            return int(words[1])
+        known = _known(command)
+        if known is not None and known.arguments.startswith(_SERVER):
+            return int(command.split(" ")[1])
     return None
 
 
@@ -325,14 +303,20 @@ class _LineReader:
 
 
 def _read_exchange(server_pid: int, exchange: Exchange, fields: dict[str, Any]) -> Failure | None:
+    """Add the replies to `fields`; return a failure if a line cannot be one."""
     reader = _LineReader(exchange.stdout)
     for command in exchange.commands:
         if (gone := reader.take_match(_NOT_FOUND)) is not None:
             return Failure("server_not_found", gone[0])
-        if reader.take_match(_UNKNOWN_COMMAND) is None and not _read_reply(
-            server_pid, command, reader, fields
-        ):
+        if reader.take_match(_UNKNOWN_COMMAND) is not None:
+            continue
+        known = _known(command)
+        value = None if known is None else known.read(reader, command.split(" ")[1:])
+        if known is None or value is None:
             return _unparsable(exchange)
+        if isinstance(value, dict):
+            value = {**fields.get(known.field, {}), **value}
+        fields[known.field] = value
     # The daemon complains once for each command.
     if reader.take_match(_NOT_FOUND) is not None:
         return Failure("server_not_found", f"Server {server_pid} not found")
@@ -343,54 +327,32 @@ def _ratio(percentage: str) -> float:
     return float(percentage) / 100.0
 
 
-_LINES: Mapping[str, tuple[str, re.Pattern[str], Callable[[str], object]]] = {
-    "get_server_status": ("state", _STATE, str),
-    "get_active_thread_percentage": ("active_thread_ratio", _PERCENTAGE, _ratio),
-    "get_default_active_thread_percentage": ("default_active_thread_ratio", _PERCENTAGE, _ratio),
-    "get_default_client_priority": ("default_client_priority", _PRIORITY, int),
-}
-"""Command whose reply is one line -> field of ServerReply, shape of the line, converter."""
-
-_LIMITS: Mapping[str, str] = {
-    "get_device_pinned_mem_limit": "pinned_memory_limit_bytes",
-    "get_default_device_pinned_mem_limit": "default_pinned_memory_limit_bytes",
-}
-"""Command about the memory limit of a device -> field of ServerReply."""
+_Reader = Callable[[_LineReader, Sequence[str]], Any]
+"""Takes the lines of a reply to a command with these arguments; None if they cannot be one."""
 
 
-def _read_reply(server_pid: int, command: str, reader: _LineReader, fields: dict[str, Any]) -> bool:
-    """Take one command's reply; return False if the next line cannot be one."""
-    verb, *arguments = command.split(" ")
-    if verb in _LINES:
-        name, shape, convert = _LINES[verb]
-        if (line := reader.take_match(shape)) is None:
-            return False
-        fields[name] = convert(line[0])
-    elif verb in _LIMITS:
-        limits = fields.setdefault(_LIMITS[verb], {})
-        if (limit := _read_limit(reader)) is not None:
-            limits[int(arguments[-1])] = limit
-    elif verb == "get_client_list":
-        fields["client_pids"] = tuple(int(pid[0]) for pid in reader.take_all(_PID))
-    elif verb == "get_device_client_list":
-        fields["contexts"] = _read_contexts(reader)
-    elif verb == "device_query":
-        sections = _read_devices(reader)
-        fields["devices"] = sections.get(f"Server {server_pid}") or sections.get("Default")
-        return bool(sections)
-    else:
-        return False
-    return True
+def _one_line(shape: re.Pattern[str], convert: Callable[[str], object]) -> _Reader:
+    """Return the reader of a reply that is one line."""
+
+    def read(reader: _LineReader, _arguments: Sequence[str]) -> object:
+        line = reader.take_match(shape)
+        return None if line is None else convert(line[0])
+
+    return read
 
 
-def _read_limit(reader: _LineReader) -> int | None:
-    if reader.take_match(_NO_LIMIT) is not None:
-        return None
-    text = reader.take_match(_LIMIT)
-    return parse_memory(text[0]) if text else None
+def _read_limit(reader: _LineReader, arguments: Sequence[str]) -> dict[int, int]:
+    """Return device ordinal -> limit in bytes; empty without a limit."""
+    found = None if reader.take_match(_NO_LIMIT) else reader.take_match(_LIMIT)
+    limit = parse_memory(found[0]) if found else None
+    return {} if limit is None else {int(arguments[-1]): limit}
 
 
-def _read_contexts(reader: _LineReader) -> dict[int, dict[int, int]]:
+def _read_client_pids(reader: _LineReader, _arguments: Sequence[str]) -> tuple[int, ...]:
+    return tuple(int(pid[0]) for pid in reader.take_all(_PID))
+
+
+def _read_contexts(reader: _LineReader, _arguments: Sequence[str]) -> dict[int, dict[int, int]]:
     """Return device ordinal -> client PID -> contexts."""
     contexts: dict[int, Counter[int]] = {}
     while (device := reader.take_match(_LISTED_DEVICE)) is not None:
@@ -399,15 +361,55 @@ def _read_contexts(reader: _LineReader) -> dict[int, dict[int, int]]:
     return {device: dict(counts) for device, counts in contexts.items()}
 
 
-def _read_devices(reader: _LineReader) -> dict[str, dict[int, str]]:
-    """Return the section "Server N", and "Default" (for later servers): ordinal -> GPU UUID."""
+def _read_devices(reader: _LineReader, arguments: Sequence[str]) -> dict[int, str] | None:
+    """Return the section "Server N", else "Default" (for later servers): ordinal -> GPU UUID."""
     sections: dict[str, dict[int, str]] = {}
     rows: dict[int, str] = {}
     while (heading := reader.take_match(_DEVICE_SECTION)) is not None:
         if not heading[0].startswith("Device Ordinal,"):
             rows = sections.setdefault(heading[0], {})
         rows.update((int(row[1]), row[2]) for row in reader.take_all(_DEVICE_ROW))
-    return sections
+    return sections.get(f"Server {arguments[0]}") or sections.get("Default")
+
+
+class _Command(NamedTuple):
+    arguments: str = ""
+    """Regular expression of the text after the command's name."""
+    field: str = ""
+    """Field of ServerReply."""
+    read: _Reader = lambda _reader, _arguments: None
+
+
+_SERVER = r" [1-9][0-9]{0,9}"
+_DEVICE = r" [0-9]{1,4}"
+_COMMANDS: Mapping[str, _Command] = {
+    "get_server_list": _Command(),
+    FENCE: _Command("", "default_active_thread_ratio", _one_line(_PERCENTAGE, _ratio)),
+    "get_default_client_priority": _Command(
+        "", "default_client_priority", _one_line(_PRIORITY, int)
+    ),
+    "get_default_device_pinned_mem_limit": _Command(
+        _DEVICE, "default_pinned_memory_limit_bytes", _read_limit
+    ),
+    "get_server_status": _Command(_SERVER, "state", _one_line(_STATE, str)),
+    "get_active_thread_percentage": _Command(
+        _SERVER, "active_thread_ratio", _one_line(_PERCENTAGE, _ratio)
+    ),
+    "get_device_pinned_mem_limit": _Command(
+        _SERVER + _DEVICE, "pinned_memory_limit_bytes", _read_limit
+    ),
+    "get_client_list": _Command(_SERVER, "client_pids", _read_client_pids),
+    "get_device_client_list": _Command(_SERVER, "contexts", _read_contexts),
+    "device_query": _Command(rf"{_SERVER} --csv", "devices", _read_devices),
+    V2_PARTITIONS: _Command(),
+}
+"""Every command that is ever sent on standard input. None of them changes anything."""
+
+
+def _known(command: str) -> _Command | None:
+    name, blank, arguments = command.partition(" ")
+    known = _COMMANDS.get(name)
+    return known if known and re.fullmatch(known.arguments, blank + arguments) else None
 
 
 def control_socket_bytes(pipe_directory: str) -> int:

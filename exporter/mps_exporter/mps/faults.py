@@ -14,15 +14,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from mps_exporter.mps import policy
-from mps_exporter.mps.clients import ServerClients, ServerInfo
 from mps_exporter.mps.fault_evidence import Verdict, same_gpu
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.waits import NEVER
-from mps_exporter.snapshot import EndedBefore, FaultProof, Incident, PossibleUnfinishedWork
+from mps_exporter.snapshot import (
+    EndedBefore,
+    FaultProof,
+    Incident,
+    IncidentKind,
+    PossibleUnfinishedWork,
+)
+
+if TYPE_CHECKING:
+    from mps_exporter.mps.servers import TrackedServer
 
 
 @dataclass(slots=True, eq=False)
@@ -44,13 +52,13 @@ class Ending:
 class ClientEndings:
     """Clients of one server that ended recently or are ending."""
 
-    def __init__(self, server: ServerInfo, clients: ServerClients) -> None:
+    def __init__(self, server: TrackedServer) -> None:
         self._server = server
-        self._clients = clients
-        self._evidence = server.shared.evidence
+        self._clients = server.clients
+        self._evidence = server.daemon.evidence
         self._endings: deque[Ending] = deque(maxlen=policy.MAX_RECENT)
-        self._possible: list[tuple[PossibleUnfinishedWork, float]] = []
-        """Work that the last client on a GPU may have left, and until when it is expected."""
+        self._possible: list[PossibleUnfinishedWork] = []
+        """Work that the last client on a GPU may have left there."""
 
     def context_ends(self, pid: int, context: int, when: Moment) -> None:
         """Record that a client has closed a context's connection, usually because it ends."""
@@ -88,7 +96,7 @@ class ClientEndings:
         self.forget(ending.gpus)
         gpus = tuple(sorted({gpu for gpu in ending.gpus if gpu}))
         left = PossibleUnfinishedWork(pid, ending.uid, when.at, round(seconds, 3), gpus)
-        self._possible = [*self._possible, (left, NEVER)][-policy.MAX_GPUS :]
+        self._possible = [*self._possible, left][-policy.MAX_GPUS :]
 
     def _ending(self, pid: int) -> Ending | None:
         """Return the end of a client that is in progress; for PID 0, the oldest."""
@@ -119,38 +127,22 @@ class ClientEndings:
             and same_gpu(ending.gpus[-1:], gpus)
         )
 
-    def context_ready(self, gpu: str, when: Moment) -> None:
-        """Record a usable context: it meets work that was left on its GPU soon, or never."""
-        deadline = when.at + policy.NEW_CLIENT_SECONDS
-        self._possible = [
-            (left, min(until, deadline) if same_gpu(left.gpu_uuids, (gpu,)) else until)
-            for left, until in self._possible
-        ]
-
     def forget(self, gpus: Collection[str]) -> None:
-        """Forget work that was left on these GPUs: a fault has ended it."""
-        self._possible = [one for one in self._possible if not same_gpu(one[0].gpu_uuids, gpus)]
-
-    def next_timer(self) -> float:
-        return min((until for _, until in self._possible), default=NEVER)
-
-    def expire(self, at: float) -> None:
-        """Forget work that a new client has not met: none was left."""
-        self._possible = [one for one in self._possible if one[1] > at]
+        """Forget work that was left on these GPUs: a fault has ended it, or a client meets it."""
+        self._possible = [one for one in self._possible if not same_gpu(one.gpu_uuids, gpus)]
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """Work that the last client on a GPU may have left there."""
-        return self._possible[0][0] if self._possible else None
+        """The oldest such work."""
+        return self._possible[0] if self._possible else None
 
 
 @dataclass(slots=True, eq=False)
 class Fault:
     """A fatal GPU error."""
 
-    at: float
-    counted: bool
-    """It came after the exporter's start."""
+    when: Moment
+    """It counts if it came after the exporter's start."""
     blamed: set[tuple[int, int]] = field(default_factory=set)
     """(PID, context) of the clients that the log blames."""
     victims: list[int] = field(default_factory=list)
@@ -169,9 +161,13 @@ class Fault:
     losses: list[tuple[int, int | None]] = field(default_factory=list)
     """(PID, user) of victims that are not counted yet."""
     memory_requested: bool = False
-    recovered_at: float | None = None
+    recovered: Moment | None = None
 
-    def count_losses(self, when: Moment) -> None:
+    @property
+    def at(self) -> float:
+        return self.when.at
+
+    def count_losses(self) -> None:
         if self.verdict is None:
             return
         responsible = {owner.pid for owner in self.verdict.owners}
@@ -181,12 +177,12 @@ class Fault:
                 cause = "unattributed_fault"
             elif cause == "own_fault" and pid not in responsible:
                 cause = "neighbour_fault"
-            when._replace(at=self.at, counted=self.counted).count_loss(uid, cause)
+            self.when.count_loss(uid, cause)
         self.losses.clear()
 
-    def count_gpu(self, uuid: str, when: Moment) -> None:
+    def count_gpu(self, uuid: str) -> None:
         self.uuids.append(uuid)
-        when.increment("mps_server_faults_total", uuid=uuid)
+        self.when.increment("mps_server_faults_total", uuid=uuid)
 
     def add_device(self, device: int) -> None:
         if device not in self.devices and len(self.devices) < policy.MAX_GPUS:
@@ -197,12 +193,12 @@ class Fault:
 class ServerFaults:
     """The faults of one server."""
 
-    def __init__(self, server: ServerInfo, clients: ServerClients) -> None:
+    def __init__(self, server: TrackedServer) -> None:
         self._server = server
-        self._clients = clients
-        self._gpus = server.shared.gpus
-        self._evidence = server.shared.evidence
-        self.endings = ClientEndings(server, clients)
+        self._clients = server.clients
+        self._gpus = server.daemon.gpus
+        self._evidence = server.daemon.evidence
+        self.endings = ClientEndings(server)
         self._open: list[Fault] = []
         """Faults whose devices are not reset yet."""
         self._current: Fault | None = None
@@ -218,7 +214,7 @@ class ServerFaults:
         """Record that a client has closed its last connection: its process ends."""
         self.endings.process_ends(pid, when, in_fault=bool(self._undecided))
         for fault in list(self._undecided):
-            self._decide(fault, when)
+            self._decide(fault)
 
     def request_memory(self) -> bool:
         """Return whether a running client has just caused a fault: True once for each fault."""
@@ -242,7 +238,7 @@ class ServerFaults:
         if len(fault.blamed) < policy.MAX_CONTEXTS:
             fault.blamed.add((pid, context))
         if pid:
-            self._add_victim(fault, pid, when)
+            self._add_victim(fault, pid)
 
     def handle(self, when: Moment) -> None:
         current = self._current
@@ -252,20 +248,20 @@ class ServerFaults:
     def tear_down(self, pid: int, context: int, device: int, when: Moment) -> None:
         fault = self._reported(when)
         if pid:
-            self._add_victim(fault, pid, when)
+            self._add_victim(fault, pid)
         if gpu := self._clients.gpu_of(pid, context):
             self._gpus.add_ordinal(device, gpu)
         fault.add_device(device)
         if (pid, context) in fault.blamed and device not in fault.hit:
             fault.hit.add(device)
             if pid:  # clients with PID 0 cannot be distinguished, so the GPU is unknown
-                fault.count_gpu(self._uuid_of(device), when)
+                fault.count_gpu(self._uuid_of(device))
 
     def tear_down_process(self, pid: int, _context: int, when: Moment) -> None:
         """Record that a client is lost with the process that caused the error."""
         fault = self._reported(when)
         if pid:
-            self._add_victim(fault, pid, when)
+            self._add_victim(fault, pid)
 
     def list_devices(self, when: Moment) -> None:
         self._reported(when).listed = True
@@ -274,38 +270,38 @@ class ServerFaults:
     def list_clients(self, when: Moment) -> None:
         fault = self._reported(when)
         fault.listed = True
-        self._count_unnamed_gpu(fault, when)
+        self._count_unnamed_gpu(fault)
         self._list = "clients"
 
-    def add_number(self, number: int, when: Moment) -> bool:
+    def add_number(self, number: int) -> bool:
         """Apply a bare number. Return whether it belongs to a list."""
         if self._current is None or not self._list:
             return False
         if self._list == "devices":
             self._current.add_device(number)
         else:
-            self._add_victim(self._current, number, when)
+            self._add_victim(self._current, number)
         return True
 
     def close_device(self, device: int, when: Moment) -> None:
         """Record that a context of the server was destroyed, which ends a fault on that device."""
-        self.close_report(when)
+        self.close_report()
         for fault in list(self._open):
             fault.open_devices.discard(device)
             if fault.open_devices:
                 continue
             self._open.remove(fault)
             when.observe("mps_server_fault_recovery_seconds", when.at - fault.at)
-            fault.recovered_at = when.at
+            fault.recovered = when
             if fault.verdict is not None:  # else reported after the fault itself
                 self._report_recovery(fault, when)
 
-    def close_report(self, when: Moment) -> None:
+    def close_report(self) -> None:
         fault, self._current, self._list = self._current, None, ""
         if fault is None:
             return
-        self._count_unnamed_gpu(fault, when)
-        self._decide(fault, when)
+        self._count_unnamed_gpu(fault)
+        self._decide(fault)
 
     def _reported(self, when: Moment, *, new: bool = False) -> Fault:
         """Return the fault that a line is about; a new fault if the line begins a report."""
@@ -313,8 +309,8 @@ class ServerFaults:
             return self._current
         if self._open and not new:
             return self._open[-1]  # a late line of its report
-        self.close_report(when)
-        fault = Fault(when.at, when.counted)
+        self.close_report()
+        fault = Fault(when)
         self._undecided.append(fault)
         self._current = fault
         self._open.append(fault)
@@ -322,7 +318,7 @@ class ServerFaults:
         when.counters.set_latest("mps_server_last_fault_timestamp_seconds", fault.at)
         return fault
 
-    def _add_victim(self, fault: Fault, pid: int, when: Moment) -> None:
+    def _add_victim(self, fault: Fault, pid: int) -> None:
         if (pid and pid in fault.victims) or len(fault.victims) >= policy.MAX_CONTEXTS:
             return
         fault.victims.append(pid)
@@ -334,43 +330,42 @@ class ServerFaults:
             fault.losses.append((pid, self._server.uid))
         elif not client.lost:
             fault.losses.append((pid, client.uid))
-        fault.count_losses(when)
+        fault.count_losses()
         if client is not None:
             client.lost, client.torn_down_at = True, fault.at
 
-    def _count_unnamed_gpu(self, fault: Fault, when: Moment) -> None:
+    def _count_unnamed_gpu(self, fault: Fault) -> None:
         """Count a fault without a blamed client, now that all its devices are known."""
         if not fault.uuids:
             devices = fault.hit or fault.devices
-            fault.count_gpu(self._uuid_of(*devices) if len(devices) == 1 else "", when)
+            fault.count_gpu(self._uuid_of(*devices) if len(devices) == 1 else "")
 
     def _uuid_of(self, device: int) -> str:
         return self._gpus.uuid_of(device, self._server.devices)
 
     def next_timer(self) -> float:
-        due = self.endings.next_timer()
+        due = NEVER
         if self._current is not None:
             due = min(due, self._current.at + policy.SAME_FAULT_SECONDS)
         if self._undecided:
             due = min(due, self._undecided[0].at + policy.FAULT_DECISION_SECONDS)
         return due
 
-    def run_timers(self, when: Moment) -> None:
-        """Close the report, decide the causes and forget the possible work that are due."""
-        if self._current is not None and self._current.at + policy.SAME_FAULT_SECONDS <= when.at:
-            self.close_report(when)
+    def run_timers(self, at: float) -> None:
+        """Close the report and decide the causes that are due."""
+        if self._current is not None and self._current.at + policy.SAME_FAULT_SECONDS <= at:
+            self.close_report()
         for fault in list(self._undecided):
-            if fault.at + policy.FAULT_DECISION_SECONDS <= when.at:
-                self._decide(fault, when, final=True)
-        self.endings.expire(when.at)
+            if fault.at + policy.FAULT_DECISION_SECONDS <= at:
+                self._decide(fault, final=True)
 
-    def decide_all(self, when: Moment) -> None:
+    def decide_all(self) -> None:
         """Decide all causes: the server has exited, so no more evidence follows."""
-        self.close_report(when)
+        self.close_report()
         for fault in list(self._undecided):
-            self._decide(fault, when, final=True)
+            self._decide(fault, final=True)
 
-    def _decide(self, fault: Fault, when: Moment, *, final: bool = False) -> None:
+    def _decide(self, fault: Fault, *, final: bool = False) -> None:
         """Decide the cause of a fault, and count its victims, once it is proved or too late."""
         if fault is self._current:
             return  # the log's report is not complete
@@ -378,20 +373,19 @@ class ServerFaults:
         if verdict.cause == "unknown" and self._evidence.readable and not final:
             return
         self._undecided.remove(fault)
-        when = when._replace(counted=fault.counted)
         fault.verdict = verdict
-        fault.count_losses(when)
+        fault.count_losses()
         if verdict.cause == "unfinished_work":
             for owner in verdict.owners:
                 if not owner.counted:
                     owner.counted = True
-                    when.increment("mps_client_unfinished_exits_total", uid=owner.uid)
-        self._report(fault, verdict, when)
+                    fault.when.increment("mps_client_unfinished_exits_total", uid=owner.uid)
+        self._report(fault, verdict)
         self.endings.forget(fault.uuids)
-        if fault.recovered_at is not None:
-            self._report_recovery(fault, when)
+        if fault.recovered is not None:
+            self._report_recovery(fault, fault.recovered)
 
-    def _report(self, fault: Fault, verdict: Verdict, when: Moment) -> None:
+    def _report(self, fault: Fault, verdict: Verdict) -> None:
         proof: FaultProof = "unknown" if self._evidence.readable else "unread"
         ended_before: tuple[EndedBefore, ...] = ()
         if verdict.owners:
@@ -400,28 +394,21 @@ class ServerFaults:
             proof = "unit"
         else:
             ended_before = self.endings.before(fault.at, fault.uuids)
-        incident = Incident(
-            fault.at,
-            "unfinished_work" if verdict.cause == "unfinished_work" else "fault",
-            server_pid=self._server.pid,
-            uid=self._server.uid,
+        incident = replace(
+            self._incident(fault, fault.at, "fault"),
+            kind="unfinished_work" if verdict.cause == "unfinished_work" else "fault",
             pids=tuple(fault.victims),
             blamed_pid=min((pid for pid, _ in fault.blamed), default=None),
             caused_by_pids=tuple(owner.pid for owner in verdict.owners),
             proof=proof,
             ended_before=ended_before,
-            gpu_uuids=tuple(filter(None, fault.uuids)),
         )
-        when.add_incident(incident)
+        fault.when.add_incident(incident)
 
     def _report_recovery(self, fault: Fault, when: Moment) -> None:
-        at = when.at if fault.recovered_at is None else fault.recovered_at
-        incident = Incident(
-            at,
-            "fault_recovered",
-            server_pid=self._server.pid,
-            uid=self._server.uid,
-            gpu_uuids=tuple(filter(None, fault.uuids)),
-            seconds=at - fault.at,
-        )
-        when.add_incident(incident)
+        incident = self._incident(fault, when.at, "fault_recovered")
+        when.add_incident(replace(incident, seconds=when.at - fault.at))
+
+    def _incident(self, fault: Fault, at: float, kind: IncidentKind) -> Incident:
+        uuids, server = tuple(filter(None, fault.uuids)), self._server
+        return Incident(at, kind, server_pid=server.pid, uid=server.uid, gpu_uuids=uuids)

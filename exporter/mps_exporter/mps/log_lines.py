@@ -98,14 +98,14 @@ class _Shape(NamedTuple):
     pattern: re.Pattern[str]
     name: str
     values: tuple[Callable[[str], int | float | str], ...]
-    constants: tuple[str, ...]
+    constants: tuple[str | int, ...]
 
 
 class Shapes:
     """The compiled rows of one log, by the first word of a message."""
 
-    def __init__(self, *rows: tuple[str, ...]) -> None:
-        """Compile rows of (method or KNOWN, wording, constant values after the others)."""
+    def __init__(self, *rows: tuple[str, str] | tuple[str, str, str | int]) -> None:
+        """Compile rows of (method or KNOWN, wording, constant value after the others)."""
         self._by_first_word: dict[str, list[_Shape]] = {}
         self.rows = rows
         for name, wording, *constants in rows:
@@ -211,7 +211,7 @@ class ControlLogReader:
 
     def apply(self, entry: LogEntry, when: Moment) -> None:
         daemon = self.state.daemon
-        daemon.silent_since = daemon.sent_at = daemon.handover = None
+        daemon.silent_since = daemon.handover = None
         name, values = entry.event
         if name in (CONTINUATION.name, UNRECOGNIZED, NUMBER):
             self._reply(name, values, when)
@@ -323,7 +323,7 @@ SERVER_LINES = Shapes(
     ("server.request_unnamed_connection", r"Received new client request"),  # 550, T4
     # 580: a client process (context 0) or one of its contexts; R340: New client 14781 connected
     ("server.connect", r"Client <who> connected"),
-    ("server.connect_process", r"New client <pid> connected"),
+    ("server.connect", r"New client <pid> connected", 0),
     # 580, for client {PID: 440, Context ID: 1}; 550, T4
     (KNOWN, r"Creating worker thread(?: for client \{.*\})?"),
     (KNOWN, r"Worker created"),
@@ -409,11 +409,10 @@ class ServerLogReader:
     def apply(self, entry: LogEntry, when: Moment) -> None:
         state, (name, values) = self._state, entry.event
         state.server_log_at = when.at
-        state.daemon.sent_at = None
         self._pid = entry.pid
         if name == NUMBER:
             server = state.servers.get(entry.pid)
-            if server is not None and not server.faults.add_number(int(values[0]), when):
+            if server is not None and not server.faults.add_number(int(values[0])):
                 name = UNRECOGNIZED
         if name == UNRECOGNIZED:
             when.increment("mps_control_log_unrecognized_lines_total", log="server")

@@ -130,7 +130,9 @@ def _event(control: bool, message: str) -> Event:
 class LogMerger:
     """Merges control.log and the logs of the servers of one daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, readable: dict[LogName, bool]) -> None:
+        """`readable` are the logs that can be followed; the others hold nothing back."""
+        self._readable = readable
         # Server first: if timestamps are equal, its lines go before the daemon's.
         self._servers = {"": _LogBuffer("server")}
         """Logs by name of the server; all servers of a v2 daemon have one log."""
@@ -140,18 +142,12 @@ class LogMerger:
     def _logs(self) -> tuple[_LogBuffer, ...]:
         return (*self._servers.values(), self._control)
 
-    def set_readable(self, log: LogName, readable: bool) -> None:
-        """Set whether a log can be followed; an unreadable log does not hold the other back."""
-        for buffer in self._logs:
-            if buffer.name == log:
-                buffer.readable = readable
-
     def add_chunk(self, chunk: LogChunk) -> None:
         """Add bytes of one of the logs, in the order in which they were read."""
         log = self._control
         if chunk.log == "server":
             log = self._servers.setdefault(chunk.server_name, _LogBuffer("server"))
-        log.readable = True
+        self._readable[chunk.log] = True
         log.add_chunk(chunk)
 
     def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
@@ -181,19 +177,16 @@ class LogMerger:
             # min() returns the first of equal items
             (key, read_at, _), first = min(heads, key=lambda head_and_log: head_and_log[0][0])
             for other in logs:
-                held = other is not first and other.holds_back(key)
-                if held and (read_at > overdue or other.is_behind(overdue)):
+                if other is first or not self._readable[other.name]:
+                    continue
+                if other.holds_back(key) and (read_at > overdue or other.is_behind(overdue)):
                     return
             yield first.pop()
 
     @property
-    def any_readable(self) -> bool:
-        return any(log.readable for log in self._logs)
-
-    @property
     def complete_until(self) -> float | None:
         """Time before which everything has been released; None if unknown."""
-        times = [log.complete_until() for log in self._logs if log.readable]
+        times = [log.complete_until() for log in self._logs if self._readable[log.name]]
         known = [time for time in times if time is not None]
         return min(known) if times and len(known) == len(times) else None
 
@@ -210,7 +203,6 @@ class _LogBuffer:
 
     def __init__(self, name: LogName) -> None:
         self.name = name
-        self.readable = False
         self._chunks: deque[LogChunk] = deque()
         self._partial_line = b""
         self._too_long = False
@@ -250,9 +242,7 @@ class _LogBuffer:
 
         Called only for a log whose next line, if there is one, comes later.
         """
-        if not self.readable or self._entries:
-            return False
-        return key > self._complete and key >= self._last_key
+        return not self._entries and key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:
         return self._behind_at > since

@@ -114,10 +114,6 @@ UNFINISHED_END_SECONDS = (0.12, 0.8)
 a GPU that left work there. Measured: 0.146 to 0.487 s; without work left behind 0.012 to 0.093 s.
 A longer time means that the program destroyed its context and continued."""
 
-NEW_CLIENT_SECONDS = 1.0
-"""Maximum time from the next ACTIVE context to a fault by work that was left on the GPU. Measured:
-0.172 to 0.697 s."""
-
 MAX_END_AGE_SECONDS = 5.0
 """Time after which a client's end explains no fault. The longest end took 1.4 s."""
 

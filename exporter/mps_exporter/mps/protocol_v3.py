@@ -148,10 +148,6 @@ class _List(NamedTuple):
     columns: Mapping[str, _Column]
 
 
-def _make_server(*, pid: int = 0, **fields: Any) -> NamedServer:
-    return NamedServer(pid=pid or None, **fields)  # 0: configured only, without a process
-
-
 def _make_namespace(**fields: Any) -> Namespace:
     limits = {"active_threads": "active_thread_ratio", "pinned_memory": "pinned_memory_limit_bytes"}
     unlimited = frozenset(limit for limit, name in limits.items() if fields.get(name) == math.inf)
@@ -172,7 +168,7 @@ def partition_identity(row: SmPartition) -> Hashable:
 _LISTS: Mapping[str, _List] = {
     SERVERS: _List(
         "servers",
-        _make_server,
+        NamedServer,
         lambda row: row.name,
         frozenset({"name"}),
         {

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice, product
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mps_exporter.mps import policy
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
@@ -40,68 +40,54 @@ class Counters:
     """Counters, histograms and last timestamps of one daemon.
 
     Every call must use the name and the labels that log_metrics.py declares, in their order.
-    Anything else raises, even with `counted=False`. Users and GPUs beyond the quota count as
-    unknown.
+    Anything else raises. Users and GPUs beyond the quota count as unknown.
     """
 
     def __init__(self, quota: Quota = FULL) -> None:
         self._quota = quota
         self._users: set[str | int | None] = set()
-        self._numbers: dict[str, dict[LabelValues, float]] = {}
-        self._histograms: dict[str, dict[LabelValues, Histogram]] = {}
+        self._values: dict[str, dict[LabelValues, Any]] = {name: {} for name in LOG_METRICS}
         for metric in LOG_METRICS.values():
-            if metric.kind == "histogram":
-                self._histograms[metric.name] = {}
-            else:
-                self._numbers[metric.name] = {}
             if metric.kind != "gauge" and metric.has_fixed_labels:
                 self._start_at_zero(metric, ())
         # A caller without credentials has no known user, and is refused before any other line.
         self._start_at_zero(LOG_METRICS["mps_client_rejections_total"], (None,))
 
-    def increment(
-        self, name: str, by: int = 1, *, counted: bool = True, **labels: str | int | None
-    ) -> None:
-        """Count events, or milliseconds; nothing if they precede the exporter's start."""
-        key = self._key(_declared(name, "counter", labels), labels)
-        if counted:
-            numbers = self._numbers[name]
-            numbers[key] = numbers.get(key, 0) + by
+    def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
+        """Count events, or milliseconds."""
+        key, values = self._key("counter", name, labels), self._values[name]
+        values[key] = values.get(key, 0) + by
 
-    def observe(
-        self, name: str, seconds: float, *, counted: bool = True, **labels: str | int | None
-    ) -> None:
-        """Count a duration, unless it ended before the exporter started.
+    def observe(self, name: str, seconds: float | None, **labels: str | int | None) -> None:
+        """Count a duration; a negative duration (the clock was set back) counts as 0.
 
-        A negative duration (the clock was set back) counts as 0.
+        None counts nothing, but starts the user's counters.
         """
-        key = self._key(_declared(name, "histogram", labels), labels)
-        if counted:
-            # Timestamps in the logs are milliseconds: finer digits are floating-point errors.
-            seconds = round(max(seconds, 0.0), 3)
-            known = self._histograms[name][key]
-            counts = list(known.counts)
-            counts[bisect_left(known.bounds, seconds)] += 1
-            total = round(known.sum_seconds + seconds, 3)
-            self._histograms[name][key] = Histogram(known.bounds, tuple(counts), total)
+        key = self._key("histogram", name, labels)
+        if seconds is None:
+            return
+        # Timestamps in the logs are milliseconds: finer digits are floating-point errors.
+        seconds = round(max(seconds, 0.0), 3)
+        known = self._values[name][key]
+        counts = list(known.counts)
+        counts[bisect_left(known.bounds, seconds)] += 1
+        total = round(known.sum_seconds + seconds, 3)
+        self._values[name][key] = Histogram(known.bounds, tuple(counts), total)
 
     def set_latest(self, name: str, value: float, **labels: str | int | None) -> None:
         """Set a timestamp, which may precede the exporter's start."""
-        self._numbers[name][self._key(_declared(name, "gauge", labels), labels)] = value
+        self._values[name][self._key("gauge", name, labels)] = value
 
     def snapshot(self) -> LogMetricValues:
-        """Return every metric by name, and its values by label values."""
+        """Return every metric by name, and its values by label values, in declared order."""
         found: dict[str, Mapping[LabelValues, float | Histogram]] = {}
-        for name, numbers in self._numbers.items():
-            metric = LOG_METRICS[name]
+        for name, metric in LOG_METRICS.items():
+            values = self._values[name]
             if metric.in_milliseconds:
-                found[name] = {key: number / 1000.0 for key, number in numbers.items()}
-            elif metric.has_fixed_labels:  # in the order of the declaration
-                known = product(*metric.values.values())
-                found[name] = {key: numbers[key] for key in known if key in numbers}
-            else:
-                found[name] = dict(numbers)
-        return found | {name: dict(values) for name, values in self._histograms.items()}
+                values = {key: number / 1000.0 for key, number in values.items()}
+            keys = product(*metric.values.values()) if metric.has_fixed_labels else values
+            found[name] = {key: values[key] for key in keys if key in values}
+        return found
 
     def start_user(self, uid: str | int | None) -> str | int | None:
         """Start the counters of a user at 0; return the user to count, None beyond the quota."""
@@ -115,39 +101,31 @@ class Counters:
                 self._start_at_zero(metric, (uid,))
         return uid
 
-    def _key(self, metric: LogMetric, labels: Mapping[str, str | int | None]) -> LabelValues:
+    def _key(self, kind: str, name: str, labels: Mapping[str, str | int | None]) -> LabelValues:
         """Return the label values to count under: users and GPUs beyond the quota are unknown."""
-        key = tuple(labels.values())
+        metric, key = LOG_METRICS[name], tuple(labels.values())
+        if metric.kind != kind or tuple(labels) != metric.labels:
+            raise TypeError(f"{name} is a {metric.kind} with the labels {metric.labels}")
+        for label, values in metric.values.items():
+            if values and labels[label] not in values:
+                raise ValueError(f"{name} has no {label} {labels[label]!r}")
         if metric.has_user:
             return (self.start_user(key[0]), *key[1:])
-        if metric.labels == ("uuid",):
-            known = self._numbers[metric.name]
-            if key not in known and len(known) >= self._quota.gpus:
-                return ("",)
-        return key
+        known = self._values[name]
+        full = metric.labels == ("uuid",) and len(known) >= self._quota.gpus
+        return ("",) if full and key not in known else key
 
     def _start_at_zero(self, metric: LogMetric, key: LabelValues) -> None:
         """Create the series of these label values, and of each declared value of a label."""
+        zero: int | Histogram = 0
         if metric.kind == "histogram":
-            empty = Histogram(metric.bounds, (0,) * (len(metric.bounds) + 1), 0.0)
-            self._histograms[metric.name][key] = empty
-            return
+            zero = Histogram(metric.bounds, (0,) * (len(metric.bounds) + 1), 0.0)
         choices = (
             declared or key[index : index + 1]
             for index, declared in enumerate(metric.values.values())
         )
         for values in product(*choices):
-            self._numbers[metric.name].setdefault(values, 0)
-
-
-def _declared(name: str, kind: str, labels: Mapping[str, object]) -> LogMetric:
-    metric = LOG_METRICS[name]
-    if metric.kind != kind or tuple(labels) != metric.labels:
-        raise TypeError(f"{name} is a {metric.kind} with the labels {metric.labels}")
-    for label, values in metric.values.items():
-        if values and labels[label] not in values:
-            raise ValueError(f"{name} has no {label} {labels[label]!r}")
-    return metric
+            self._values[metric.name].setdefault(values, zero)
 
 
 class Incidents:
@@ -200,11 +178,11 @@ class Moment(NamedTuple):
     counters: Counters
     incidents: Incidents
 
-    def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
-        self.counters.increment(name, by, counted=self.counted, **labels)
+    def increment(self, name: str, **labels: str | int | None) -> None:
+        self.counters.increment(name, int(self.counted), **labels)
 
     def observe(self, name: str, seconds: float, **labels: str | int | None) -> None:
-        self.counters.observe(name, seconds, counted=self.counted, **labels)
+        self.counters.observe(name, seconds if self.counted else None, **labels)
 
     def add_incident(self, incident: Incident) -> None:
         seconds = incident.seconds

@@ -55,19 +55,13 @@ class ServerAnswers:
     """Queries in a row with the same unexplained servers."""
     protocol: Literal["2", "3"] | None = None
     """Interface of the last reply."""
-    configured: Partitioning | None = None
-    """Named servers, namespaces and partitions, from the last probe."""
-    details: Partitioning | None = None
-    """The same, from the last reconciliation of a v3 daemon."""
-
-    @property
-    def partitioning(self) -> Partitioning | None:
-        """Named servers, namespaces and partitions; None if the daemon has none of these."""
-        return joined(self.configured, self.details)
+    partitioning: Partitioning | None = None
+    """Named servers, namespaces and partitions, from the last probe and, for a v3 daemon, the
+    reconciliation after it; None if the daemon has none of these."""
 
     def v3_due(self, probe: ControlObservation) -> bool:
         """Return whether to query a v3 daemon for its clients and partitions after this probe."""
-        named = self.configured is not None and self.configured.protocol == "3"
+        named = self.partitioning is not None and self.partitioning.protocol == "3"
         return named and (self.asked_at is None or self.asked_at < probe.at)
 
     def younger_than(self, seconds: float, now: float) -> ServerAnswers:
@@ -88,16 +82,14 @@ class ServerAnswers:
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
     """Apply a probe: drop the replies of servers that are gone."""
     reply = probe_reply(observation)
-    configured = None
+    found = None
     if observation is not None and observation.outcome is Outcome.OK:
-        configured = parse_v3([observation]) or parse_v2_partitions(observation)
-    # Details that are older than this probe are queried next, and unknown if that fails.
-    newer = observation is not None and (answers.asked_at or 0.0) >= observation.at
-    details = answers.details if configured is not None and newer else None
-    protocol = "2" if reply is not None else configured.protocol if configured is not None else None
-    answers = replace(
-        answers, configured=configured, details=details, protocol=protocol or answers.protocol
-    )
+        found = parse_v3([observation]) or parse_v2_partitions(observation)
+        # Details that are older than this probe are queried next, and unknown if that fails.
+        if (answers.asked_at or 0.0) >= observation.at:
+            found = joined(found, answers.partitioning)
+    protocol = "2" if reply is not None else found.protocol if found is not None else None
+    answers = replace(answers, partitioning=found, protocol=protocol or answers.protocol)
     if reply is None:
         return replace(answers, probe=None)
     listed = set(reply.server_pids)
@@ -118,7 +110,8 @@ def with_servers(
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
     if (details := parse_v3([observation])) is not None:
-        return replace(answers, details=details, asked_at=observation.at)
+        found = joined(answers.partitioning, details)
+        return replace(answers, partitioning=found, asked_at=observation.at)
     servers = dict(answers.servers)
     answered_at = {pid: at for pid, at in answers.answered_at.items() if pid in servers}
     for reply in server_replies(observation):
@@ -243,11 +236,11 @@ def reconcile(
                 state.gpus.add_ordinal(ordinal, uuid)
                 state.gpus.add_gpu(uuid)
             if reply.client_pids is not None:
-                _reconcile_clients(state, server, now, reply.client_pids)
+                _reconcile_clients(server, now, reply.client_pids)
             if state.readable["server"]:
                 server.reported_state = None
             else:
-                _without_log(state, server, reply)
+                _without_log(server, reply)
 
 
 def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int]) -> None:
@@ -270,13 +263,11 @@ def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int])
         elif server.ready_at is not None:
             server.unlisted_since = server.unlisted_since or now.at
             if now.at - server.unlisted_since >= CONTRADICTION_CONFIRM_SECONDS:
-                servers.mark_vanished(server, now)
+                servers.mark_vanished(server)
 
 
-def _reconcile_clients(
-    state: DaemonState, server: TrackedServer, now: Moment, client_pids: Collection[int]
-) -> None:
-    reported = {pid for pid in client_pids if pid}
+def _reconcile_clients(server: TrackedServer, now: Moment, client_pids: Collection[int]) -> None:
+    state, reported = server.daemon, {pid for pid in client_pids if pid}
     gone: Collection[TrackedClient] = ()
     if server.logs_pids is not None and state.readable["server"] and not server.start_unknown:
         # The server's log shows all clients, except those whose lines were lost.
@@ -313,7 +304,7 @@ def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> froze
     return frozenset()
 
 
-def _without_log(state: DaemonState, server: TrackedServer, reply: ServerReply) -> None:
+def _without_log(server: TrackedServer, reply: ServerReply) -> None:
     """Set what only the control tool shows without server.log: state, limit and contexts."""
     server.reported_state = reply.state
     if reply.active_thread_ratio is not None:
@@ -323,7 +314,7 @@ def _without_log(state: DaemonState, server: TrackedServer, reply: ServerReply) 
     for client in server.clients:
         client.contexts = {}
     for device, counts in reply.contexts.items():
-        uuid = state.gpus.uuid_of(device, server.devices)
+        uuid = server.daemon.gpus.uuid_of(device, server.devices)
         for pid, count in counts.items():
             owner = server.clients.get(pid)
             if owner is not None:

@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mps_exporter.mps import policy
-from mps_exporter.mps.clients import DaemonShared, ServerClients, ServerInfo
+from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.faults import ServerFaults
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import Incident, PossibleUnfinishedWork, Wait
 
+if TYPE_CHECKING:
+    from mps_exporter.mps.state import DaemonState
+
+_REFUSALS = {807: "server_not_ready", 808: "context_limit", 809: "context_limit"}
+"""CUDA error with which a client is refused -> cause."""
+
 _LOSSES = {"crashed": "server_crashed", "daemon_died": "daemon_died", "requested": "terminated"}
 """Cause of a server's exit -> loss cause of its clients."""
 
 
-class TrackedServer(ServerInfo):
+@dataclass(slots=True, eq=False)
+class TrackedServer:
     """A server process with its clients and faults. Lines of server.log call its methods."""
 
-    def __init__(
-        self, pid: int, uid: int | None, at: float, shared: DaemonShared, *, start_unknown: bool
-    ) -> None:
-        super().__init__(pid, uid, at, shared, start_unknown=start_unknown)
+    pid: int
+    uid: int | None
+    started_at: float
+    daemon: DaemonState
+    start_unknown: bool = False
+    """Its start is not in the log that was read."""
+    clients: ServerClients = field(init=False)
+    faults: ServerFaults = field(init=False)
+    ready_at: float | None = None
+    failure: str = ""
+    """Reason of a failed start, as the logs show it."""
+    logs_pids: bool | None = None
+    """False if its log does not name the client of a line (before driver 580)."""
+    thread_ratio: float | None = None
+    memory_limits: Mapping[int, int] = field(default_factory=dict)
+    """Device ordinal -> bytes. Replaced, never changed: clients keep their limits."""
+    devices: set[int] = field(default_factory=set)
+    """Ordinals."""
+    client_limit: int | None = None
+    has_log: bool = False
+    """It has written to server.log."""
+    exiting: bool = False
+    """Its log has the line of an orderly end."""
+    finishing: bool = False
+    """Its log has the line that precedes the line of an orderly end."""
+    missing_since: float | None = None
+    """First time at which its process was gone."""
+    unlisted_since: float | None = None
+    """Time since which the control tool does not list it."""
+    contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
+    """The control tool's last contradiction of the log: time, and the clients."""
+    reported_state: str | None = None
+    """State by the control tool, while server.log cannot be read."""
+    ghost: bool = False
+    shutdown_requested_at: float | None = None
+    """Time of the daemon's last shutdown request; None if the server declined it."""
+    _credentials_missing: bool = False
+    """Its log shows that a queued client sent no credentials: that client was dead already.
+    From then on the server serves nothing, whatever connects."""
+    _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
+    """Times of counted refusals whose status lines may follow."""
+    _queued_dead: dict[int, bool] = field(default_factory=dict)
+    """PIDs that were queued for it -> known to have exited."""
+    _queued_unnamed: bool = False
+    """A client with PID 0 was queued for it, too."""
+
+    def __post_init__(self) -> None:
         self.clients = ServerClients(self)
-        self.faults = ServerFaults(self, self.clients)
-        self.client_limit: int | None = None
-        self.has_log = False
-        """It has written to server.log."""
-        self.exiting = False
-        """Its log has the line of an orderly end."""
-        self.finishing = False
-        """Its log has the line that precedes the line of an orderly end."""
-        self.missing_since: float | None = None
-        """First time at which its process was gone."""
-        self.unlisted_since: float | None = None
-        """Time since which the control tool does not list it."""
-        self.contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
-        """The control tool's last contradiction of the log: time, and the clients."""
-        self.reported_state: str | None = None
-        """State by the control tool, while server.log cannot be read."""
-        self.ghost = False
-        self._credentials_missing = False
-        """Its log shows that a queued client sent no credentials: that client was dead already.
-        From then on the server serves nothing, whatever connects."""
-        self._shutdown_requested_at: float | None = None
-        """Time of the daemon's last shutdown request; None if the server declined it."""
-        self._queued_dead: dict[int, bool] = {}
-        """PIDs that were queued for it -> known to have exited."""
-        self._queued_unnamed = False
-        """A client with PID 0 was queued for it, too."""
+        self.faults = ServerFaults(self)
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether server.log shows which clients connect and disconnect."""
+        return self.daemon.readable["server"] and self.logs_pids is not False
 
     @property
     def state(self) -> str:
@@ -66,7 +99,7 @@ class TrackedServer(ServerInfo):
         """
         if self.ghost:
             return self.missing_since is None
-        return False if self.shared.readable["server"] else None
+        return False if self.daemon.readable["server"] else None
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
@@ -75,6 +108,17 @@ class TrackedServer(ServerInfo):
     @property
     def occupied(self) -> bool:
         return self.clients.count > 0
+
+    def set_owner(self, uid: int, _when: Moment) -> None:
+        self.uid = uid if self.uid is None else self.uid
+
+    def set_memory_limit(self, device: int, limit_bytes: int, _when: Moment) -> None:
+        if device in self.memory_limits or len(self.memory_limits) < policy.MAX_GPUS:
+            self.memory_limits = {**self.memory_limits, device: limit_bytes}
+
+    def add_device(self, device: int, _when: Moment) -> None:
+        if len(self.devices) < policy.MAX_GPUS:
+            self.devices.add(device)
 
     def set_thread_ratio(self, ratio: float, _when: Moment) -> None:
         """Set the limit of clients that connect from now on."""
@@ -154,13 +198,9 @@ class TrackedServer(ServerInfo):
         if self.clients.open_context(pid, context, when):
             self.faults.endings.client_continues(pid, when.at)
 
-    def connect_process(self, pid: int, when: Moment) -> None:
-        """Connect a client process (first release)."""
-        self.connect(pid, 0, when)
-
     def associate_gpu(self, uuid: str, _when: Moment) -> None:
         """Assign a GPU to the context that is being created."""
-        self.shared.gpus.add_gpu(uuid)
+        self.daemon.gpus.add_gpu(uuid)
         self.clients.associations.associate(uuid)
 
     def context_active(self, pid: int, context: int, when: Moment) -> None:
@@ -170,8 +210,8 @@ class TrackedServer(ServerInfo):
             self._open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False
-            self.shared.evidence.client_active(pid)
-        self.faults.endings.context_ready(self.clients.gpu_of(pid, context), when)
+            self.daemon.evidence.client_active(pid)
+        self.faults.endings.forget((self.clients.gpu_of(pid, context),))
         self.clients.associations.confirm(pid, context, active=True)
 
     def context_inactive(self, pid: int, context: int, _when: Moment) -> None:
@@ -188,28 +228,38 @@ class TrackedServer(ServerInfo):
             self.faults.process_ends(pid, when)
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
-        self.shared.evidence.client_ending(pid, when.at)
+        self.daemon.evidence.client_ending(pid, when.at)
         self.clients.close_context(pid, context, when)
 
     def disconnect(self, pid: int, when: Moment) -> None:
-        self.shared.evidence.client_ended(pid, when.at)
+        self.daemon.evidence.client_ended(pid, when.at)
         self.clients.disconnect(pid, when)
 
     def limit_reached(self, limit: int, when: Moment) -> None:
         """Count the refusal of a client: the GPU has as many contexts as it can serve."""
         self.client_limit = limit
         pid = self.clients.sole_new_client()
-        self.clients.admissions.count_refusal(self.uid, "context_limit", when, pid)
+        self._count_refusal("context_limit", () if pid is None else (pid,), when)
 
     def refuse_in_teardown(self, pid: int, context: int, when: Moment) -> None:
         """Count the refusal of a client: the server is recovering from a fault."""
-        self.clients.admissions.count_refusal(self.uid, "server_not_ready", when, pid)
+        self._count_refusal("server_not_ready", (pid,), when)
         self._refuse(pid, context, when)
 
     def accept_failed(self, pid: int, context: int, status: int, when: Moment) -> None:
         """Count a refusal with this CUDA error, which often follows a line with the cause."""
-        self.clients.admissions.count_status(self.uid, pid, status, when)
+        counted = self._counted_refusals
+        while counted and when.at - counted[0] > policy.REFUSAL_SECONDS:
+            counted.popleft()
+        if counted:
+            counted.popleft()
+        elif status in _REFUSALS:
+            when.count_rejection(self.uid, _REFUSALS[status], (pid,))
         self._refuse(pid, context, when)
+
+    def _count_refusal(self, cause: str, pids: tuple[int, ...], when: Moment) -> None:
+        when.count_rejection(self.uid, cause, pids)
+        self._counted_refusals.append(when.at)
 
     def _refuse(self, pid: int, context: int, when: Moment) -> None:
         if pid and not context and self.clients.get(pid) is None:
@@ -217,15 +267,6 @@ class TrackedServer(ServerInfo):
 
     def finish(self, _when: Moment) -> None:
         self.finishing = True
-
-    def shutdown_requested(self, at: float | None) -> None:
-        """Record the daemon's shutdown request; None if the server declined it."""
-        self._shutdown_requested_at = at
-
-    def _agreed_to_end(self, at: float) -> bool:
-        """Return whether the daemon requested its end at this time (driver 580)."""
-        requested_at = self._shutdown_requested_at
-        return requested_at is not None and at - requested_at <= policy.SHUTDOWN_TIMEOUT_SECONDS
 
     def only_seen_after(self, at: float) -> bool:
         """Return whether nothing shows that it ran before this time.
@@ -241,15 +282,22 @@ class TrackedServer(ServerInfo):
         """Whether it never was ready."""
         return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
 
-    def exit_cause(
-        self, status: int | None, at: float, *, had_to_end: bool | None, log_lost: bool
-    ) -> tuple[str, str]:
+    def _had_to_end(self, at: float) -> bool:
+        """Return whether the daemon requested its end, or had a reason to."""
+        daemon, requested_at = self.daemon.daemon, self.shutdown_requested_at
+        if daemon.logs_shutdown_requests:
+            return requested_at is not None and at - requested_at <= policy.SHUTDOWN_TIMEOUT_SECONDS
+        others_wait = any(entry.uid != self.uid for entry in self.daemon.queue)
+        return daemon.quit_requested_at is not None or others_wait
+
+    def exit_cause(self, status: int | None, at: float) -> tuple[str, str]:
         """Return why it ended (label `cause` of mps_server_exits_total), and how that is known.
 
         The exit status in control.log proves nothing: it is 0 after SIGKILL, too (driver 580).
-        `had_to_end` is whether the daemon was asked to quit, or another user waited; None if the
-        daemon logs its shutdown requests.
+        None if that log cannot be read.
         """
+        lost_at = self.daemon.server_log_lost_at
+        log_lost = lost_at is not None and lost_at >= at - policy.SHUTDOWN_TIMEOUT_SECONDS
         seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
         if self.exiting or (self.finishing and not self.occupied):
             return "requested", ""
@@ -257,7 +305,7 @@ class TrackedServer(ServerInfo):
             return "ghost_ended", seen  # usually killed, as it must be
         if self.failed_to_start:
             return "start_failed", f"{seen}, {self.failure}" if self.failure else seen
-        orderly = self._agreed_to_end(at) if had_to_end is None else had_to_end
+        orderly = self._had_to_end(at)
         if log_lost and orderly and not self.occupied:
             return "requested", ""
         if self.names_clients and self.has_log:  # its log would show an orderly end
@@ -268,7 +316,7 @@ class TrackedServer(ServerInfo):
         return cause, seen if status is None else f"{seen}, judged by control.log alone"
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
-        self.faults.decide_all(when)
+        self.faults.decide_all()
         lost = tuple(self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost))
         when.counters.set_latest("mps_server_last_exit_timestamp_seconds", when.at, cause=cause)
         when.increment("mps_server_exits_total", cause=cause)
@@ -286,11 +334,11 @@ class TrackedServer(ServerInfo):
 class Servers:
     """The servers that are running, in the order in which they were started."""
 
-    def __init__(self, shared: DaemonShared) -> None:
-        self._shared = shared
-        self._servers: BoundedDict[int, TrackedServer] = BoundedDict(shared.quota.servers)
+    def __init__(self, daemon: DaemonState) -> None:
+        self._daemon = daemon
+        self._servers: BoundedDict[int, TrackedServer] = BoundedDict(daemon.quota.servers)
         self._ended_pids: BoundedDict[int, None] = BoundedDict(policy.MAX_RECENT)
-        self._vanished: BoundedDict[int, TrackedServer] = BoundedDict(shared.quota.servers)
+        self._vanished: BoundedDict[int, TrackedServer] = BoundedDict(daemon.quota.servers)
         """Servers that disappeared without a line in the log, which may follow."""
 
     def __iter__(self) -> Iterator[TrackedServer]:
@@ -309,7 +357,7 @@ class Servers:
 
     def adopt(self, pid: int, at: float) -> TrackedServer:
         """Add a running server whose start is not in the log."""
-        server = TrackedServer(pid, None, at, self._shared, start_unknown=True)
+        server = TrackedServer(pid, None, at, self._daemon, start_unknown=True)
         self._servers[pid] = server
         return server
 
@@ -319,10 +367,10 @@ class Servers:
             # The timestamps are equal, and server.log came first.
             server.uid, server.started_at, server.start_unknown = uid, when.at, False
         else:
-            server = TrackedServer(pid, uid, when.at, self._shared, start_unknown=False)
+            server = TrackedServer(pid, uid, when.at, self._daemon, start_unknown=False)
             self._servers[pid] = server
-        self._shared.queue.block_others(uid, when)
-        for entry in self._shared.queue:
+        self._daemon.queue.block_others(uid, when)
+        for entry in self._daemon.queue:
             if entry.uid == uid:
                 server.expect(entry)
         when.increment("mps_server_starts_total", uid=uid)
@@ -336,18 +384,18 @@ class Servers:
             when.observe("mps_server_startup_seconds", when.at - server.started_at)
         if server.uid is None:
             return
-        for entry in self._shared.queue.pop_user(server.uid):
+        for entry in self._daemon.queue.pop_user(server.uid):
             server.expect(entry)
             if not entry.dead:
-                server.clients.admit(entry.pid, entry.uid, when, entry)
+                server.clients.admit(entry, when)
 
     def remove(self, server: TrackedServer) -> None:
         del self._servers[server.pid]
         self._ended_pids[server.pid] = None
 
-    def mark_vanished(self, server: TrackedServer, when: Moment) -> None:
+    def mark_vanished(self, server: TrackedServer) -> None:
         """Remove a server that disappeared without a line in the log: its cause is unknown."""
-        server.faults.decide_all(when)
+        server.faults.decide_all()
         self.remove(server)
         self._vanished[server.pid] = server
 

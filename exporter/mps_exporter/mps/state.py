@@ -10,11 +10,12 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from mps_exporter.mps import policy
-from mps_exporter.mps.clients import DaemonShared
+from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.policy import FULL, Quota
-from mps_exporter.mps.record import BoundedDict, Counters, Incidents, Moment
+from mps_exporter.mps.record import BoundedDict, Counters, GpuNames, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
-from mps_exporter.mps.waits import Occupant, Timeline
+from mps_exporter.mps.waits import ClientQueue, Occupant, QueuedClient, Timeline
+from mps_exporter.observations import LogName
 from mps_exporter.snapshot import Handover, Incident, Wait
 
 FORBIDDEN_START_ATTEMPTS = 6
@@ -44,8 +45,6 @@ class DaemonLifetime:
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
     """Time of its last line, if that is a line that another line follows at once."""
-    sent_at: float | None = None
-    """Time at which it sent a client to a server, if neither log has had a line since."""
     handover: Handover | None = None
     """Its last line, if that shows that a client was sent to a server."""
     logs_shutdown_requests: bool = False
@@ -59,13 +58,6 @@ class DaemonLifetime:
         default_factory=lambda: BoundedDict(policy.MAX_RECENT)
     )
     """User -> successive servers that the daemon was not allowed to start."""
-
-    @property
-    def stuck_since(self) -> float | None:
-        """Time of a line that another line follows at once, if none has followed."""
-        if self.quit_requested_at is not None or self.ended_at is not None:
-            return None
-        return self.sent_at if self.silent_since is None else self.silent_since
 
     def match_credentials(self) -> bool:
         """Match NEW CLIENT with the oldest caller without credentials. Return whether there was."""
@@ -88,10 +80,13 @@ class DaemonState:
 
     def __init__(self, quota: Quota = FULL) -> None:
         self.daemon = DaemonLifetime()
-        shared = DaemonShared(quota)
-        self.readable, self.queue = shared.readable, shared.queue
-        self.gpus, self.evidence = shared.gpus, shared.evidence
-        self.servers = Servers(shared)
+        self.quota = quota
+        self.readable: dict[LogName, bool] = {"control": False, "server": False}
+        """Logs of the daemon -> readable now."""
+        self.queue = ClientQueue(quota)
+        self.gpus = GpuNames()
+        self.evidence = FaultEvidence()
+        self.servers = Servers(self)
         self.counters = Counters(quota)
         self.incidents = Incidents()
         self.timeline = Timeline()
@@ -128,6 +123,15 @@ class DaemonState:
         if last is None or log_at is None:
             return last
         return replace(last, answered=log_at >= last.at)
+
+    @property
+    def stuck_since(self) -> float | None:
+        """Time of a line that another line of either log follows at once, if none has followed."""
+        daemon, sent = self.daemon, self.handover
+        if daemon.quit_requested_at is not None or daemon.ended_at is not None:
+            return None
+        unanswered = sent is not None and not sent.answered and self.readable["server"]
+        return sent.at if sent is not None and unanswered else daemon.silent_since
 
     @property
     def devices(self) -> dict[int, str]:
@@ -237,7 +241,7 @@ class DaemonState:
     def _run_timers(self, when: Moment) -> None:
         for server in self.servers:
             server.clients.admissions.expire(when)
-            server.faults.run_timers(when)
+            server.faults.run_timers(when.at)
         unmatched = self.daemon.missing_credentials
         while unmatched and unmatched[0] + policy.ADMISSION_TIMEOUT_SECONDS <= when.at:
             unmatched.popleft()
@@ -322,19 +326,8 @@ class DaemonState:
     def judge_server_exit(
         self, server: TrackedServer, when: Moment, status: int | None = None
     ) -> None:
-        """End a server; its cause follows from earlier lines.
-
-        `status` is the exit status in control.log, None if that log cannot be read.
-        """
-        had_to_end = None
-        if not self.daemon.logs_shutdown_requests:
-            had_to_end = self.daemon.quit_requested_at is not None or any(
-                entry.uid != server.uid for entry in self.queue
-            )
-        lost_at = self.server_log_lost_at
-        log_lost = lost_at is not None and lost_at >= when.at - policy.SHUTDOWN_TIMEOUT_SECONDS
-        cause = server.exit_cause(status, when.at, had_to_end=had_to_end, log_lost=log_lost)
-        self.end_server(server, when, *cause)
+        """End a server; its cause follows from earlier lines. See TrackedServer.exit_cause()."""
+        self.end_server(server, when, *server.exit_cause(status, when.at))
 
     def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
         """Record a server that the daemon may not start for this user; it tries six times."""
@@ -353,12 +346,12 @@ class DaemonState:
         self.daemon.silent_since = when.at
         self.daemon.logs_shutdown_requests = True
         if (server := self.servers.get(pid)) is not None:
-            server.shutdown_requested(when.at)
+            server.shutdown_requested_at = when.at
 
     def shutdown_declined(self, pid: int, when: Moment) -> None:
         self.daemon.served_at = when.at
         if (server := self.servers.get(pid)) is not None:
-            server.shutdown_requested(None)
+            server.shutdown_requested_at = None
 
     def shutdown_retry(self, milliseconds: int, _when: Moment) -> None:
         self.daemon.backoff_seconds = milliseconds / 1000.0
@@ -392,14 +385,12 @@ class DaemonState:
         """
         daemon = self.daemon
         daemon.served_at = when.at
-        if self.readable["server"] and (self.server_log_at or 0) < when.at:
-            daemon.sent_at = when.at
         daemon.handover = Handover(when.at, pid, uid)
         server = self.servers.latest(uid)
         if server is None:
             return
         admissions = server.clients.admissions
-        if pid in admissions:
+        if pid in admissions.admitted:
             server.clients.readmit(pid)
             return
         # The first connection of a process is the one that credentials were missing for.
@@ -408,7 +399,8 @@ class DaemonState:
             return
         if pid and admissions.pop_refusal(pid, when.at):
             return
-        wait = self.queue.pop_client(pid, uid) if pid else None
-        if wait is None:
+        entry = self.queue.pop_client(pid, uid) if pid else None
+        if entry is None:
             self.queue.count_overtake(uid, when)
-        server.clients.admit(pid, uid, when, wait)
+            entry = QueuedClient(pid, uid, when.at)
+        server.clients.admit(entry, when)

@@ -13,12 +13,11 @@ second after it: the lines of an orderly end would be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from mps_exporter.mps import policy
 from mps_exporter.mps.control_protocol import ServerReply
-from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.log_lines import (
     CONTINUATION,
     KNOWN,
@@ -33,7 +32,7 @@ from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonLifetime, DaemonState
-from mps_exporter.observations import AddressRanges, DaemonFacts, LogsObservation, ProcessFacts
+from mps_exporter.observations import DaemonFacts, LogsObservation, ProcessFacts
 
 IsAlive = Callable[[int, float], bool | None]
 """(PID as the log prints it, a time at which it was alive) -> whether that process exists.
@@ -54,7 +53,7 @@ class DaemonTracker:
         self.state = DaemonState(quota)
         self._control = ControlLogReader(self.state)
         self._server = ServerLogReader(self.state)
-        self._merger = LogMerger()
+        self._merger = LogMerger(self.state.readable)
         self._process: tuple[int, float] | None = None
         """The last known process of the daemon: PID, start time."""
         self._pending_reply: (
@@ -75,7 +74,6 @@ class DaemonTracker:
         busy_servers = {chunk.server_name for chunk in chunks if chunk.log == "server"}
         for log_state in observation.states:
             if log_state.pipe_directory == own_directory:
-                merger.set_readable(log_state.log, log_state.readable)
                 self.state.readable[log_state.log] = log_state.readable
                 if log_state.readable and log_state.log not in busy:
                     merger.mark_idle(log_state.log, observation.at, busy_servers)
@@ -104,7 +102,6 @@ class DaemonTracker:
         state, log = self.state, entry.log
         when = Moment(entry.at, entry.counted, state.counters, state.incidents)
         when.increment("mps_control_log_lines_total", log=log)
-        state.readable[log] = True
         state.timeline.line_read(entry.at)
         if entry.event.name not in _TIMELESS:
             state.advance_to(entry.at)
@@ -124,7 +121,7 @@ class DaemonTracker:
 
         Only a query of the daemon proves that it is stuck.
         """
-        since, complete = self.state.daemon.stuck_since, self._merger.complete_until
+        since, complete = self.state.stuck_since, self._merger.complete_until
         if since is None or complete is None or complete < since + policy.SILENCE_SECONDS:
             return None
         return since
@@ -189,18 +186,6 @@ class DaemonTracker:
         """Record that no process of the daemon was found, and that its lock is free."""
         self.update_liveness(at, lambda _pid, _at: None, daemon=False)
 
-    def observe_kernel(
-        self, *, readable: bool, faults: Sequence[KernelFault], ranges: Iterable[AddressRanges]
-    ) -> None:
-        """Apply the last faults in the kernel log, and clients' memory read since the last call.
-
-        `readable` is whether the kernel log is being read.
-        """
-        evidence = self.state.evidence
-        evidence.readable, evidence.faults = readable, faults
-        for found in ranges:
-            evidence.add_ranges(found)
-
     def _confirm_exits(self, complete_until: float) -> None:
         """Apply the exits that are certain, given that the logs are read up to this time."""
         state, now = self.state, self.state.moment(complete_until)
@@ -226,7 +211,7 @@ class DaemonTracker:
         if state.daemon.missing_since is not None and state.daemon.ended_at is None:
             return  # the daemon has exited, too, which explains it
         if state.readable["control"]:
-            state.servers.mark_vanished(server, when)  # a line was lost, not recognized, or is late
+            state.servers.mark_vanished(server)  # a line was lost, not recognized, or is late
         elif state.readable["server"]:
             state.judge_server_exit(server, when)
         else:
@@ -248,7 +233,7 @@ class DaemonTracker:
             return
         at, complete_until = self._pending_reply[0], self._merger.complete_until
         known = complete_until is not None and complete_until >= at
-        no_readable_log = now >= at and not self._merger.any_readable
+        no_readable_log = now >= at and not any(self.state.readable.values())
         if known or no_readable_log or now - at > policy.MAX_HOLD_SECONDS:
             self._apply_reply()
 

@@ -18,13 +18,10 @@ from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, Timeline
 
 NEVER = float("inf")
 
-_REFUSALS = {807: "server_not_ready", 808: "context_limit", 809: "context_limit"}
-"""CUDA error with which a client is refused -> cause."""
-
 
 @dataclass(slots=True, eq=False)
 class QueuedClient:
-    """A client in the daemon's queue."""
+    """A client in the daemon's queue, or sent to a server, until it has a context."""
 
     pid: int
     uid: int
@@ -36,6 +33,10 @@ class QueuedClient:
     """First time at which its process was gone."""
     dead: bool = False
     """Its process has exited, and the logs have been read up to then."""
+    sent_at: float = 0.0
+    """Time at which the daemon sent it to a server."""
+    for_context: bool = False
+    """The daemon sent it a second time, for a context."""
 
     def block(self, behind_uid: int | None, when: Moment) -> None:
         """Record that another user's server holds the GPU."""
@@ -133,98 +134,53 @@ class ClientQueue:
             when.increment("mps_uid_overtakes_total", uid=uid)
 
 
-@dataclass(slots=True, eq=False)
-class Admission:
-    """A client that the daemon sent to a server, and that has not connected there yet."""
-
-    pid: int
-    uid: int
-    at: float
-    wait: QueuedClient | None = None
-    for_context: bool = False
-    """The daemon sent the client a second time, for a context."""
-
-    def expire(self, when: Moment) -> None:
-        if self.wait is not None:
-            self.wait.abandon(when)
-
-
 class Admissions:
-    """The admissions and refusals of one server, oldest first."""
+    """The clients that were sent to one server and have not connected, oldest first; refusals."""
 
     def __init__(self) -> None:
-        self._open: list[Admission] = []
-        self._admitted: BoundedDict[int, None] = BoundedDict(FULL.clients)
+        self._open: list[QueuedClient] = []
+        self.admitted: BoundedDict[int, None] = BoundedDict(FULL.clients)
         """PIDs that were sent here and have not disconnected."""
         self._refused_at: BoundedDict[int, float] = BoundedDict(policy.MAX_RECENT)
-        self._counted_refusals: deque[float] = deque(maxlen=policy.MAX_RECENT)
-        """Times of counted refusals whose status lines may follow."""
 
-    def __iter__(self) -> Iterator[Admission]:
+    def __iter__(self) -> Iterator[QueuedClient]:
         return iter(list(self._open))
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def __contains__(self, pid: int) -> bool:
-        """Return whether this PID was sent here and has not disconnected."""
-        return pid in self._admitted
-
     def mark_admitted(self, pid: int) -> None:
         if pid:
-            self._admitted[pid] = None
+            self.admitted[pid] = None
 
-    def add(self, admission: Admission) -> None:
-        self._open.append(admission)
+    def add(self, entry: QueuedClient, when: Moment) -> None:
+        entry.sent_at = when.at
+        self._open.append(entry)
 
-    def pop(self, pid: int) -> Admission | None:
+    def pop(self, pid: int) -> QueuedClient | None:
         found = next((one for one in self._open if one.pid == pid), None)
         if found is not None:
             self._open.remove(found)
         return found
 
     def mark_for_context(self, pid: int) -> None:
-        for admission in self._open:
-            admission.for_context |= admission.pid == pid
-
-    def disconnected(self, pid: int) -> None:
-        self._admitted.pop(pid, None)
-
-    def disconnected_all(self) -> None:
-        self._admitted.clear()
+        for entry in self._open:
+            entry.for_context |= entry.pid == pid
 
     def next_timer(self) -> float:
-        return self._open[0].at + policy.ADMISSION_TIMEOUT_SECONDS if self._open else NEVER
+        return self._open[0].sent_at + policy.ADMISSION_TIMEOUT_SECONDS if self._open else NEVER
 
     def expire(self, when: Moment, *, ended: bool = False) -> None:
         """Drop the clients that have not connected in time; all of them if the server ended."""
         while self._open and (ended or self.next_timer() <= when.at):
-            self._open.pop(0).expire(when)
-
-    def count_refusal(
-        self, uid: int | None, cause: str, when: Moment, pid: int | None = None
-    ) -> None:
-        """Count a refusal whose line has the cause; a line with the status may follow."""
-        when.count_rejection(uid, cause, () if pid is None else (pid,))
-        self._counted_refusals.append(when.at)
-
-    def count_status(self, uid: int | None, pid: int, status: int, when: Moment) -> None:
-        """Count a refusal with a CUDA error, unless its line with the cause was counted."""
-        refusals = self._counted_refusals
-        while refusals and when.at - refusals[0] > policy.REFUSAL_SECONDS:
-            refusals.popleft()
-        if refusals:
-            refusals.popleft()
-        elif status in _REFUSALS:
-            when.count_rejection(uid, _REFUSALS[status], (pid,))
+            self._open.pop(0).abandon(when)
 
     def refuse(self, pid: int, when: Moment) -> None:
         """Record that a client process that was sent here may not connect."""
         self._refused_at[pid] = when.at
-        self._admitted.pop(pid, None)
-        admission = self.pop(pid)
-        if admission is not None:
-            admission.expire(when)
+        self.admitted.pop(pid, None)
+        if (entry := self.pop(pid)) is not None:
+            entry.abandon(when)
 
     def pop_refusal(self, pid: int, at: float) -> bool:
         """Return whether server.log has shown, at the same time, that this client was refused."""

@@ -58,7 +58,7 @@ def merged(
         taken_at=9.0,
         gpus=NvmlObservation(9.0, Outcome.OK, gpus=gpus),
         processes=ProcfsObservation(9.0, processes={one.pid: one for one in processes}),
-        daemons=[DaemonInputs(daemon, answers=ServerAnswers(configured=partitioning))],
+        daemons=[DaemonInputs(daemon, answers=ServerAnswers(partitioning=partitioning))],
     ).daemons
     return found
 

@@ -36,11 +36,11 @@ def only_server(tracker: DaemonTracker) -> TrackedServer:
 
 
 def counted(text: str) -> dict[str, float]:
-    return numbers(read(script(text)).counters)
+    return numbers(read(text).counters)
 
 
 def test_a_pid_that_connects_again_belongs_to_another_process() -> None:
-    tracker = start(script(HOLDER + client("00:05.000", 100, 110)))
+    tracker = start(HOLDER + client("00:05.000", 100, 110))
     found = summary(tracker.state.counters)
     assert (found["connections"], found["disconnections"]) == ({"1001": 2}, {"1001": 1})
     assert found["sessions"] == {"1001": [1, 3.8]}
@@ -59,7 +59,7 @@ UNNAMED = (
 
 
 def test_a_client_that_left_unnamed_is_counted_once_and_named_by_proc() -> None:
-    tracker = start(script(UNNAMED))
+    tracker = start(UNNAMED)
     assert only_server(tracker).clients.count == 1
     alive = {110: ProcessFacts(110, EIGHT, state="S"), 101: ProcessFacts(101, EIGHT, state="S")}
     tracker.observe(at("00:04"), FACTS, alive, {100, 101, 110})
@@ -79,7 +79,7 @@ def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
 
 
 def test_more_ends_than_clients_change_nothing() -> None:
-    tracker = start(script(UNNAMED + 3 * "00:04.000 S110 Client process disconnected\n"))
+    tracker = start(UNNAMED + 3 * "00:04.000 S110 Client process disconnected\n")
     assert only_server(tracker).clients.count == 0
     found = summary(tracker.state.counters)
     assert found["disconnections"] == {"1001": 2}
@@ -87,7 +87,7 @@ def test_more_ends_than_clients_change_nothing() -> None:
 
 
 def test_after_the_last_unnamed_end_a_pid_may_connect_again() -> None:
-    tracker = start(script(UNNAMED + "00:04.000 S110 Client process disconnected\n"))
+    tracker = start(UNNAMED + "00:04.000 S110 Client process disconnected\n")
     more(tracker, arrives("00:05.000", 101, 1001))
     assert only_server(tracker).clients.count == 1
     assert summary(tracker.state.counters)["connections"] == {"1001": 3}
@@ -96,15 +96,13 @@ def test_after_the_last_unnamed_end_a_pid_may_connect_again() -> None:
 def test_clients_with_pid_0_have_contexts_of_their_own() -> None:
     connected = "S110 Client {PID: 0, Context ID: "
     tracker = start(
-        script(
-            DAEMON
-            + server_starts("00:01.001", "00:01.200", 110, 1001)
-            + f"00:01.200 {connected}0}} connected\n"
-            + f"00:01.200 {connected}1}} connected\n"
-            + f"00:01.300 {connected}0}} connected\n"
-            + f"00:01.300 {connected}1}} connected\n"
-            + f"00:01.300 {connected}2}} connected\n"
-        )
+        DAEMON
+        + server_starts("00:01.001", "00:01.200", 110, 1001)
+        + f"00:01.200 {connected}0}} connected\n"
+        + f"00:01.200 {connected}1}} connected\n"
+        + f"00:01.300 {connected}0}} connected\n"
+        + f"00:01.300 {connected}1}} connected\n"
+        + f"00:01.300 {connected}2}} connected\n"
     )
     found = [sum(one.contexts_by_gpu.values()) for one in only_server(tracker).clients]
     assert found == [2, 1]
@@ -115,13 +113,11 @@ def test_a_client_that_does_not_connect_in_ten_seconds_has_given_up(
     until: str, abandoned: dict[str, int]
 ) -> None:
     tracker = start(
-        script(
-            DAEMON
-            + server_starts("00:00.100", "00:00.200", 90, 1002)
-            + pending("00:00.500", 100, 1001)
-            + "00:01.000 S90 Exiting\n00:01.000 C630 Server 90 exited with status 0\n"
-            + server_starts("00:01.001", "00:01.200", 110, 1001)
-        )
+        DAEMON
+        + server_starts("00:00.100", "00:00.200", 90, 1002)
+        + pending("00:00.500", 100, 1001)
+        + "00:01.000 S90 Exiting\n00:01.000 C630 Server 90 exited with status 0\n"
+        + server_starts("00:01.001", "00:01.200", 110, 1001)
     )
     more(tracker, f"{until} C630 NEW CLIENT 7 from user 1001: Server already exists\n")
     found = summary(tracker.state.counters)
@@ -131,14 +127,12 @@ def test_a_client_that_does_not_connect_in_ten_seconds_has_given_up(
 def test_a_waiter_that_is_refused_has_given_up() -> None:
     refused = "S110 Server teardown in progress. Refusing to accept new client "
     tracker = start(
-        script(
-            DAEMON
-            + server_starts("00:00.100", "00:00.200", 90, 1002)
-            + pending("00:00.500", 100, 1001)
-            + "00:01.000 S90 Exiting\n00:01.000 C630 Server 90 exited with status 0\n"
-            + server_starts("00:01.001", "00:01.200", 110, 1001)
-            + f"00:01.300 {refused}{{PID: 100, Context ID: 0}}\n"
-        )
+        DAEMON
+        + server_starts("00:00.100", "00:00.200", 90, 1002)
+        + pending("00:00.500", 100, 1001)
+        + "00:01.000 S90 Exiting\n00:01.000 C630 Server 90 exited with status 0\n"
+        + server_starts("00:01.001", "00:01.200", 110, 1001)
+        + f"00:01.300 {refused}{{PID: 100, Context ID: 0}}\n"
     )
     found = summary(tracker.state.counters)
     assert found["waits_abandoned"] == {"1001": 1}
@@ -147,7 +141,7 @@ def test_a_waiter_that_is_refused_has_given_up() -> None:
 
 def test_a_context_of_a_client_whose_connection_was_not_read() -> None:
     text = "S110 Client {PID: 300, Context ID: 1} connected\n"
-    tracker = start(script(f"{HOLDER}00:02.000 {text}"))
+    tracker = start(f"{HOLDER}00:02.000 {text}")
     found = {one.pid: sum(one.contexts_by_gpu.values()) for one in only_server(tracker).clients}
     assert found == {100: 1, 300: 1}
 
@@ -164,7 +158,7 @@ def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> N
     text += "00:01.001 C630 Starting new server 110 for user 1001\n"
     text += "00:02.000 C630 NEW SERVER 110: Ready\n"
     text += "00:02.100 C630 NEW CLIENT 100 from user 1001: Server already exists\n"
-    tracker = start(script(text))
+    tracker = start(text)
     tracker.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
     tracker.advance_to(at("00:10"))
     server = only_server(tracker)
@@ -181,7 +175,7 @@ user 1001\n"
     )
     text += "00:01.002 O110 Startup\n" + pending("00:05.000", 100, 1002)
     text += "00:06.000 C630 NEW SERVER 110: Ready\n"
-    tracker = start(script(text))
+    tracker = start(text)
     reused = {110: ProcessFacts(110, EIGHT, state="S"), 100: ProcessFacts(100, EIGHT + 5)}
     tracker.observe(at("00:07"), FACTS, reused, {100, 110})
     tracker.add_logs(observation(at("00:09"), {}))
@@ -215,12 +209,10 @@ CUDA_VISIBLE_DEVICES.\n"
 
 def test_the_first_thread_limit_is_that_of_all_clients_and_later_ones_of_new_ones() -> None:
     tracker = start(
-        script(
-            HOLDER
-            + "00:02.000 S110 Active Threads Percentage set to 50.0\n"
-            + "00:03.000 S110 Active Threads Percentage set to 20.0\n"
-            + client("00:04.000", 101, 110)
-        )
+        HOLDER
+        + "00:02.000 S110 Active Threads Percentage set to 50.0\n"
+        + "00:03.000 S110 Active Threads Percentage set to 20.0\n"
+        + client("00:04.000", 101, 110)
     )
     server = only_server(tracker)
     assert server.thread_ratio == 0.2
@@ -260,7 +252,7 @@ def test_a_gpu_that_was_given_to_the_wrong_context_is_moved(late: bool) -> None:
     else:
         text += gets(100, GPU)
         expected = {100: {GPU: 1}, 101: {GPU_TWO: 1}}
-    found = {one.pid: one.contexts_by_gpu for one in only_server(start(script(text))).clients}
+    found = {one.pid: one.contexts_by_gpu for one in only_server(start(text)).clients}
     assert found == expected
 
 

@@ -44,7 +44,7 @@ def said(tracker: DaemonTracker, now: float, *pids: int) -> None:
 
 
 def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> None:
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     tracker.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
     tracker.add_logs(observation(at("00:25"), {}))
     assert clients(tracker) == [100]  # its line may come
@@ -57,7 +57,7 @@ def test_a_client_whose_process_is_gone_has_left_though_no_line_says_so() -> Non
 
 
 def test_an_exit_that_is_confirmed_late_does_not_count_time_twice() -> None:
-    tracker = start(script(HOLDER + client("00:01.200", 101, 110)))
+    tracker = start(HOLDER + client("00:01.200", 101, 110))
     alive = {110: SERVER, 101: ProcessFacts(101, EIGHT + 1, state="S")}
     tracker.observe(at("00:20"), FACTS, alive, {100, 101, 110})
     more(tracker, "02:01.200 C630 NEW UI")  # the logs could not be read in between
@@ -67,7 +67,7 @@ def test_an_exit_that_is_confirmed_late_does_not_count_time_twice() -> None:
 
 
 def test_two_replies_that_contradict_the_log_are_accepted() -> None:
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     said(tracker, at("00:10"), 300)
     assert clients(tracker) == [100]
     said(tracker, at("00:15"), 300)
@@ -77,7 +77,7 @@ def test_two_replies_that_contradict_the_log_are_accepted() -> None:
 
 
 def test_a_client_that_left_after_the_query_is_not_restored() -> None:
-    tracker = start(script("00:00.000 C630 UI closed\n00:00.000 O90 Startup\n"))
+    tracker = start("00:00.000 C630 UI closed\n00:00.000 O90 Startup\n")
     said(tracker, at("00:05"), 456, 457)
     replies = [ServerReply(110, state="ACTIVE", client_pids=(456, 457))]
     tracker.reconcile(at("15:00.01"), at("15:00"), (110,), replies)
@@ -87,9 +87,7 @@ def test_a_client_that_left_after_the_query_is_not_restored() -> None:
 
 
 def test_clients_known_from_the_tool_only_are_lost_in_a_crash() -> None:
-    tracker = start(
-        script("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n")
-    )
+    tracker = start("00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n")
     said(tracker, at("00:05"), 456, 457)
     more(tracker, CRASH)
     counters = summary(tracker.state.counters)
@@ -105,7 +103,7 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
         "00:01.200 S110 Received",
         1,
     )
-    tracker = start(script(limited))
+    tracker = start(limited)
     more(
         tracker,
         "00:10.000 C630 NEW UI\n"
@@ -126,7 +124,7 @@ def test_a_client_keeps_the_limits_that_it_connected_with() -> None:
 
 
 def test_a_vanished_server_is_counted_when_its_line_arrives() -> None:
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     tracker.observe(at("00:10"), FACTS, {}, {110, 100})
     tracker.add_logs(observation(at("00:12"), {}))
     assert tuple(tracker.state.servers) == ()
@@ -137,7 +135,7 @@ def test_a_vanished_server_is_counted_when_its_line_arrives() -> None:
 
 
 def test_a_server_that_the_daemon_no_longer_lists_vanishes() -> None:
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     for second in (10, 15):
         tracker.reconcile(EIGHT + second, EIGHT + second, (), [])
         tracker.add_logs(observation(EIGHT + second + 1, {}))
@@ -148,7 +146,7 @@ def test_a_server_that_the_daemon_no_longer_lists_vanishes() -> None:
 
 
 def test_a_server_known_from_a_late_line_only_is_queried_and_ready() -> None:
-    tracker = start(script(leaves("10:00.000", 455, 110) + "10:00.100 C630 UI closed\n"))
+    tracker = start(leaves("10:00.000", 455, 110) + "10:00.100 C630 UI closed\n")
     now = at("11:00")
     answers = ServerAnswers(probe=ProbeReply((110,), 1.0))
     requested = servers_due(
@@ -167,7 +165,7 @@ def test_a_server_known_from_a_late_line_only_is_queried_and_ready() -> None:
 
 
 def test_a_server_that_the_control_tool_lists_is_not_ready_before_the_log_says_so() -> None:
-    tracker = start(script(HOLDER[: HOLDER.index("        00:01.200 C630")]))
+    tracker = start(HOLDER[: HOLDER.index("        00:01.200 C630")])
     reconcile(tracker.state, at("00:01.100"), [110], [])
     (server,) = tracker.state.servers
     assert (server.state, server.ready_at) == ("INITIALIZING", None)
@@ -193,7 +191,7 @@ def test_servers_only_in_the_list_or_only_in_the_log_are_disputed() -> None:
 @pytest.mark.parametrize("ahead", [0.0, 5.0, 3600.0])
 def test_a_child_of_the_daemon_lives_whatever_the_clock(ahead: float) -> None:
     """Set back after the boot time was read, it makes all start times later than the stamps."""
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     late = ProcessFacts(110, EIGHT + 1 + ahead, name="nvidia-cuda-mps-server", state="S")
     client = ProcessFacts(100, EIGHT + 1 + ahead, state="S")
     daemon = ProcessFacts(630, EIGHT + ahead, state="S", namespace_pids=(630,))
@@ -204,7 +202,7 @@ def test_a_child_of_the_daemon_lives_whatever_the_clock(ahead: float) -> None:
 
 
 def test_a_client_whose_pid_was_reused_has_left() -> None:
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     younger = ProcessFacts(100, EIGHT + 500, state="S")
     tracker.observe(at("10:00"), FACTS, {110: SERVER, 100: younger}, {100, 110})
     tracker.add_logs(observation(at("11:00"), {}))
@@ -261,7 +259,7 @@ def test_a_server_that_the_tool_named_before_the_logs_were_read_has_not_exited()
 
 def test_a_server_of_the_present_daemon_has_not_exited_with_the_last_one() -> None:
     """The log was away while one daemon died and another started: the first one's server ended."""
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     tracker.add_logs(observation(at("05:00"), {}, readable=()))
     tracker.reconcile(at("06:00"), at("06:00"), (210,), [ServerReply(210, state="ACTIVE")])
     assert len(tuple(tracker.state.servers)) == 2
@@ -304,7 +302,7 @@ def test_the_pid_of_a_daemon_shows_whether_it_has_exited(
     process: ProcessFacts | None, ended: bool
 ) -> None:
     """It was not found as a daemon, for example because its directory could not be read."""
-    tracker = start(script(HOLDER))
+    tracker = start(HOLDER)
     tracker.observe(at("00:20"), FACTS, {110: SERVER}, {100, 110})
     missed = replace(FACTS, process=None, servers=())
     there = {110: SERVER} if process is None else {110: SERVER, 630: process}

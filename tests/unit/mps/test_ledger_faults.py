@@ -13,7 +13,6 @@ from testing.mps_logs import (
     incidents,
     more,
     read,
-    script,
     start,
     summary,
     values,
@@ -50,7 +49,7 @@ RECOVERY = "00:06.794 S1909 Destroy server context on device 1 (NVIDIA H200)\n"
 def test_a_victim_is_known_before_the_list_of_victims() -> None:
     """The lists come last, and may be lost."""
     begun = FAULT[: FAULT.index("    00:06.768 S1909 The following devices")]
-    view = read(script(TWO_GPUS + begun + leaves("00:08.000", 1903, 1909)))
+    view = read(TWO_GPUS + begun + leaves("00:08.000", 1903, 1909))
     found = summary(view.counters)
     assert found["losses"] == {"1001 unattributed_fault": 2}
     assert found["faults"] == {GPU_TWO: 1}
@@ -69,7 +68,7 @@ BOTH_RESET = FAULT.replace(
 
 def test_a_fault_counts_on_the_gpu_that_it_hit_whatever_else_is_reset() -> None:
     recovered = RECOVERY + RECOVERY.replace("device 1", "device 0").replace(".794", ".799")
-    view = read(script(TWO_GPUS + BOTH_RESET + recovered))
+    view = read(TWO_GPUS + BOTH_RESET + recovered)
     found = summary(view.counters)
     assert found["faults"] == {GPU_TWO: 1}
     assert found["recoveries"] == [1, 0.031]  # with the last GPU
@@ -81,7 +80,7 @@ def test_a_fault_counts_on_the_gpu_that_it_hit_whatever_else_is_reset() -> None:
 
 def test_two_clients_blamed_on_two_gpus_are_a_fault_on_each() -> None:
     second = "    00:06.768 S1909 Client {PID: 1903, Context: 1} encountered a fatal GPU error.\n"
-    view = read(script(TWO_GPUS + second + BOTH_RESET))
+    view = read(TWO_GPUS + second + BOTH_RESET)
     assert summary(view.counters)["faults"] == {GPU: 1, GPU_TWO: 1}
 
 
@@ -93,7 +92,7 @@ BLAMED_AGAIN = "00:06.768 S1909 Client {PID: PID_, Context: 2} encountered a fat
 def test_a_client_that_is_blamed_again_is_no_second_fault(pid: int, faults: int) -> None:
     """A client may have several contexts; another client is named for a fault of its own."""
     again = HANDLING + BLAMED_AGAIN.replace("PID_", str(pid))
-    view = read(script(TWO_GPUS + FAULT.replace(HANDLING, again) + RECOVERY))
+    view = read(TWO_GPUS + FAULT.replace(HANDLING, again) + RECOVERY)
     assert len(incidents(view, "fault")) == faults
 
 
@@ -104,13 +103,13 @@ def test_a_fault_on_an_unknown_gpu_counts_on_none(anonymous: str) -> None:
         text = text.replace(f"PID: {pid}", "PID: 0")
     if anonymous == "nobody":
         text = "".join(f"{line}\n" for line in text.splitlines() if "encountered" not in line)
-    view = read(script(TWO_GPUS + text + RECOVERY))
+    view = read(TWO_GPUS + text + RECOVERY)
     assert summary(view.counters)["faults"] == {"": 1}
     assert [i.gpu_uuids for i in view.incidents.snapshot() if i.kind == "fault"] == [()]
 
 
 def test_a_responsible_client_that_stays_keeps_the_server_in_fault() -> None:
-    tracker = start(script(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909)))
+    tracker = start(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909))
     (server,) = tracker.state.servers
     assert server.state == "FAULT"
     assert [(c.pid, *c.state) for c in server.clients] == [
@@ -163,7 +162,7 @@ def test_two_faults_are_two() -> None:
     second = FAULT.replace("00:06.768", "00:09.000").replace("1905", "1903")
     second = second.replace("device 1", "device 0").replace("S1909 1\n", "S1909 0\n")
     text = TWO_GPUS + FAULT + RECOVERY + second.replace("1904", "1903")
-    tracker = start(script(text))
+    tracker = start(text)
     tracker.advance_to(at("00:10.000"))
     found = summary(tracker.state.counters)
     assert found["faults"] == {GPU_TWO: 1, GPU: 1}
@@ -190,21 +189,18 @@ def test_the_wording_of_2022_blames_no_client() -> None:
         00:03.500 S110 Volta MPS: Destroy server context on device 0
         00:03.600 S110 Volta MPS: Destroy server context on device 1
     """
-    view = read(script(text))
+    view = read(text)
     found = summary(view.counters)
     assert found["faults"] == {"": 1}  # on one of the two: no client is blamed
     assert found["losses"] == {"1001 unattributed_fault": 2}
     assert found["recoveries"] == [1, 0.6]
-    assert values(view, "mps_control_log_unrecognized_lines_total") == {
-        ("control",): 0,
-        ("server",): 0,
-    }
+    assert not counted(view.counters, "mps_control_log_unrecognized_lines_total")
 
 
 def test_victims_with_pid_0_are_counted() -> None:
     text = TWO_GPUS.replace("1903", "0").replace("1904", "0").replace("1905", "0")
     fault = FAULT.replace("1905", "0").replace("1904", "0")
-    tracker = start(script(text + fault))
+    tracker = start(text + fault)
     tracker.advance_to(at("00:10.000"))
     found = summary(tracker.state.counters)
     assert found["losses"] == {"1001 unattributed_fault": 2}
@@ -212,7 +208,7 @@ def test_victims_with_pid_0_are_counted() -> None:
 
 def test_a_fault_without_a_device_in_the_log() -> None:
     text = HOLDER + "00:03.000 S110 Server is handling a fatal GPU error.\n"
-    tracker = start(script(text))
+    tracker = start(text)
     assert values(tracker.state, "mps_server_faults_total") == {}
     tracker.advance_to(at("00:04"))
     assert values(tracker.state, "mps_server_faults_total") == {("",): 1}
@@ -226,7 +222,7 @@ def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
         00:03.010 C630 0
         00:03.010 C630 UI closed
     """
-    view = start(script(text), readable=("control",)).state
+    view = start(text, readable=("control",)).state
     assert summary(view.counters)["losses"] == {"1001 terminated": 1}
 
 
@@ -251,13 +247,13 @@ def test_an_operator_ends_a_client_while_server_log_is_unreadable() -> None:
 )
 def test_a_refusal_with_several_lines_is_counted_once(lines: list[str], cause: str) -> None:
     text = HOLDER + "".join(f"00:03.000 S110 {line}\n" for line in lines)
-    view = read(script(text))
+    view = read(text)
     last = "mps_client_last_rejection_timestamp_seconds"
     assert summary(view.counters)["rejections"] == {f"1001 {cause}": 1}
     assert values(view, last) == {(): at("00:03.000")}
     assert values(view, "mps_client_last_loss_timestamp_seconds") == {}
     twice = text + "".join(f"00:03.500 S110 {line}\n" for line in lines)
-    after = read(script(twice)).counters.snapshot()
+    after = read(twice).counters.snapshot()
     assert summary(after)["rejections"] == {f"1001 {cause}": 2}
     assert after[last] == {(): at("00:03.500")}
     assert next(iter(view.servers)).client_limit == (48 if "(48)" in lines[0] else None)
@@ -270,7 +266,7 @@ def test_an_unknown_error_counts_as_no_refusal() -> None:
 
 def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> None:
     missing = "User did not send valid credentials\n"
-    tracker = start(script(DAEMON + f"00:03.000 C630 {missing}00:05.000 C630 {missing}"))
+    tracker = start(DAEMON + f"00:03.000 C630 {missing}00:05.000 C630 {missing}")
     tracker.advance_to(at("00:12.999"))
     assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
     for until, count in (("00:13", 1), ("00:14.999", 1), ("00:15", 2)):
@@ -281,7 +277,7 @@ def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> Non
 
 def test_a_draining_daemon_refuses_no_client() -> None:
     text = HOLDER + "00:02.000 C630 Cmd:quit\n00:03.000 C630 User did not send valid credentials\n"
-    tracker = start(script(text))
+    tracker = start(text)
     tracker.advance_to(at("00:59"))
     assert counted(tracker.state.counters, "mps_client_rejections_total") == {}
 
@@ -291,7 +287,7 @@ def test_a_draining_daemon_refuses_no_client() -> None:
 
 def test_a_late_line_of_a_fault_begins_no_other() -> None:
     late = "00:08.000 S1909 Client {PID: 1904, Context ID: 1} on device 1 to be torn down\n"
-    tracker = start(script(TWO_GPUS + FAULT.replace(late.replace("08.000", "06.768"), "")))
+    tracker = start(TWO_GPUS + FAULT.replace(late.replace("08.000", "06.768"), ""))
     tracker.advance_to(at("00:07.500"))
     more(tracker, late)
     view = tracker.state

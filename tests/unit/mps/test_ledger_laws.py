@@ -270,9 +270,3 @@ def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
         tracker.add_logs(observation(now, {log: logs[log] for log in LOGS}))
         sizes.append(weight(tracker, set()))
     assert sizes[-1] < 1.02 * sizes[100]
-
-
-def test_a_state_is_empty_at_first() -> None:
-    state = DaemonTracker(PIPE).state
-    assert shown(state)[:3] == ([], (), {})
-    assert (state.daemon.ended_at, numbers(state.counters)) == (None, {})

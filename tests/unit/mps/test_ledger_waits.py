@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mps_exporter.mps.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.mps.waits import Timeline
 from testing.mps_logs import (
     Logs,
     at,
@@ -32,33 +34,33 @@ def test_an_overtaking_pid_that_is_reused_counts_again() -> None:
     for second in ("03", "05"):
         text += f"00:{second}.000 {arrival}" + client(f"00:{second}.000", 101, 110)
         text += leaves(f"00:{second}.500", 101, 110)
-    assert counted(read(script(text)).counters, "mps_uid_overtakes_total") == {(1001,): 2}
+    assert counted(read(text).counters, "mps_uid_overtakes_total") == {(1001,): 2}
 
 
 def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1003)
-    view = read(script(text))
+    view = read(text)
     assert waiting(view) == [(200, 1003, at("00:04"), 1001, False)]
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
 
 
 def test_a_client_queued_twice_waits_once_since_the_first_time() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1002)
-    assert waiting(read(script(text))) == [(200, 1002, at("00:02"), 1001, False)]
+    assert waiting(read(text)) == [(200, 1002, at("00:02"), 1001, False)]
 
 
 def test_clients_with_pid_0_are_counted_by_user() -> None:
     text = HOLDER + pending("00:02.000", 0, 1002) * 2 + pending("00:02.500", 0, 1003)
-    assert [(w.pid, w.uid) for w in read(script(text)).waits] == [(0, 1002), (0, 1002), (0, 1003)]
+    assert [(w.pid, w.uid) for w in read(text).waits] == [(0, 1002), (0, 1002), (0, 1003)]
     text += leaves("00:03.000", 100, 110) + server_ends("00:03.500", 110)
     text += server_starts("00:03.500", "00:04.000", 210, 1002)
     text += client("00:04.000", 0, 210) * 2
-    view = read(script(text))
+    view = read(text)
     assert [(w.pid, w.uid) for w in view.waits] == [(0, 1003)]
     assert summary(view.counters)["waits"] == {"1002": [2, 4.0]}
     assert counted(view.counters, "mps_client_connections_total") == {(1001,): 1, (1002,): 2}
     text += leaves("00:06.000", 0, 210)
-    (server,) = read(script(text)).servers
+    (server,) = read(text).servers
     assert len(tuple(server.clients)) == server.clients.count == 1
 
 
@@ -70,12 +72,12 @@ def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
         00:03.500 C210 Starting new server 210 for user 1002
         00:03.600 S210 Client {PID: 0, Context ID: 0} connected
     """
-    assert [(w.pid, w.uid, w.since) for w in read(script(text)).waits] == [
+    assert [(w.pid, w.uid, w.since) for w in read(text).waits] == [
         (200, 1002, at("00:02")),
         (0, 1003, at("00:02.100")),
         (0, 1002, at("00:02.300")),
     ]
-    tracker = start(script(text))
+    tracker = start(text)
     # /proc has no PID 0.
     assert 0 not in tracker.state.pids_to_look_up()
     view = look(tracker, "00:10", {0})
@@ -88,7 +90,7 @@ def test_overtakers_with_pid_0_are_counted_by_their_first_connection() -> None:
     for second in ("03", "04"):
         text += f"00:{second}.000 C630 User did not send valid credentials\n"
         text += f"00:{second}.000 {arrival}00:{second}.010 {arrival}00:{second}.020 {arrival}"
-    assert counted(read(script(text)).counters, "mps_uid_overtakes_total") == {(1001,): 2}
+    assert counted(read(text).counters, "mps_uid_overtakes_total") == {(1001,): 2}
 
 
 # ---------------------------------------------------------------- /proc knows more
@@ -105,7 +107,7 @@ def look(
 
 
 def test_a_waiting_client_died_when_it_was_first_missing() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
     for time in ("00:10", "00:09.300", "00:11"):  # a pidfd reports it after a scan
         tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
     tracker.advance_to(at("00:12"))
@@ -114,17 +116,15 @@ def test_a_waiting_client_died_when_it_was_first_missing() -> None:
 
 
 def test_processes_whose_exit_no_log_shows_are_watched() -> None:
-    tracker = start(script(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004)))
+    tracker = start(GHOST + pending("00:06.000", 300, 1003) + pending("00:06.000", 0, 1004))
     assert {pid for pid in tracker.state.pids_to_watch() if pid} == {461, 200, 300}
     look(tracker, "00:10", {200, 300})
     assert {pid for pid in tracker.state.pids_to_watch() if pid} == {461}
-    assert set(start(script(HOLDER)).state.pids_to_watch()) == {
-        110
-    }  # connected clients: server.log
+    assert set(start(HOLDER).state.pids_to_watch()) == {110}  # connected clients: server.log
 
 
 def test_a_reused_pid_of_the_same_user_begins_a_new_wait() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
     look(tracker, "00:10", {200})
     more(tracker, pending("00:20.000", 200, 1002))
     view = tracker.state
@@ -133,7 +133,7 @@ def test_a_reused_pid_of_the_same_user_begins_a_new_wait() -> None:
 
 
 def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
     tracker.update_liveness(at("00:05"), lambda pid, _at: pid != 200)
     text = leaves("00:04.000", 100, 110) + server_ends("00:04.100", 110)
     text += server_starts("00:04.100", "00:04.200", 210, 1002) + client("00:04.200", 200, 210)
@@ -145,7 +145,7 @@ def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abando
 
 
 def test_dead_waiters_do_not_count_as_idle_time() -> None:
-    tracker = start(script(HOLDER + pending("00:02.000", 200, 1002)))
+    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
     look(tracker, "00:03", {200})
     more(tracker, leaves("00:06.000", 100, 110))
     tracker.advance_to(at("00:30"))
@@ -163,7 +163,7 @@ GHOST = (
 
 
 def test_a_ghost_is_a_server_for_a_dead_client() -> None:
-    tracker = start(script(GHOST))
+    tracker = start(GHOST)
     (server,) = look(tracker, "00:20", {200}).servers
     assert server.is_ghost
     assert counted(look(tracker, "00:21", {200}).counters, "mps_uid_wait_seconds") == {}
@@ -175,7 +175,7 @@ def test_a_ghost_is_a_server_for_a_dead_client() -> None:
 
 
 def test_a_ghost_whose_process_has_exited_is_not_reported() -> None:
-    tracker = start(script(GHOST + "00:05.300 S461 User did not send valid credentials\n"))
+    tracker = start(GHOST + "00:05.300 S461 User did not send valid credentials\n")
     tracker.advance_to(at("00:30"))
     tracker.update_liveness(at("00:31"), lambda pid, _at: pid != 461)
     (server,) = tracker.state.servers
@@ -186,14 +186,14 @@ def test_a_ghost_whose_process_has_exited_is_not_reported() -> None:
 
 def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None:
     missing = "00:03.000 S110 User did not send valid credentials\n"
-    served = read(script(HOLDER + missing))
+    served = read(HOLDER + missing)
     assert [server.is_ghost for server in served.servers] == [False]
     assert not incidents(served, "ghost")
 
 
 def test_a_ghost_shows_in_its_log_without_proc() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
-    tracker = start(script(text))
+    tracker = start(text)
     tracker.advance_to(at("00:30"))
     (server,) = tracker.state.servers
     assert server.is_ghost
@@ -216,7 +216,7 @@ DEAF = (
 
 def test_a_ghost_remains_a_ghost_whatever_connects() -> None:
     text = DEAF + "00:09.000 S461 Client {PID: 202, Context ID: 0} connected\n"
-    tracker = start(script(text))
+    tracker = start(text)
     view = look(tracker, "00:20", {200})
     (server,) = view.servers
     assert (server.is_ghost, [client.state[0] for client in server.clients]) == (
@@ -244,18 +244,18 @@ def test_a_wait_is_served_once_there_is_a_context() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
     text += server_starts("00:05.000", "00:05.300", 210, 1002)
     text += "00:05.300 S210 Client {PID: 200, Context ID: 0} connected\n"
-    view = read(script(text))
+    view = read(text)
     assert (
         view.waits,
         counted(view.counters, "mps_uid_wait_seconds"),
         values(view, "mps_uid_handovers_total")[()],
     ) == ((), {}, 0)
     late = text + "00:25.000 S210 Client {PID: 200, Context ID: 1} connected\n"
-    assert counted(read(script(late)).counters, "mps_uid_wait_seconds") == {}
+    assert counted(read(late).counters, "mps_uid_wait_seconds") == {}
     late += "00:25.000 S210 Status of client {PID: 200, Context ID: 1} is ACTIVE\n"
     found = counts(late)
     assert (found["waits"], found["handovers"]) == ({"1002": [1, 3.3]}, 1)  # until it was ready
-    gone = read(script(text + "00:25.000 S210 Client process 200 disconnected\n"))
+    gone = read(text + "00:25.000 S210 Client process 200 disconnected\n")
     assert (
         counted(gone.counters, "mps_uid_wait_seconds"),
         counted(gone.counters, "mps_uid_waits_abandoned_total"),
@@ -271,7 +271,7 @@ def test_the_lines_of_a_context_may_come_in_any_order() -> None:
         00:03.000 S110 Status of client {PID: 101, Context ID: 1} is ACTIVE
         00:03.000 S110 Client {PID: 101, Context ID: 1} connected
     """
-    (server,) = read(script(text)).servers
+    (server,) = read(text).servers
     assert [(c.pid, *c.state) for c in server.clients] == [
         (100, "active", at("00:01.2")),
         (101, "active", at("00:03")),
@@ -294,12 +294,12 @@ def test_without_server_log_the_state_of_a_client_is_unknown() -> None:
     ids=["before the server starts", "when it is ready"],
 )
 def test_a_server_with_another_queued_client_with_pid_0_is_no_ghost(text: str) -> None:
-    (server,) = look(start(script(text)), "00:06", {200}).servers
+    (server,) = look(start(text), "00:06", {200}).servers
     assert not server.is_ghost
 
 
 def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
-    tracker = start(script(GHOST))
+    tracker = start(GHOST)
     (server,) = look(tracker, "00:06", set()).servers
     assert not server.is_ghost
     more(tracker, client("00:07.000", 200, 461))
@@ -309,7 +309,7 @@ def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
 
 
 def test_a_client_behind_a_ghost_is_served_after_the_ghost_is_killed() -> None:
-    tracker = start(script(GHOST))
+    tracker = start(GHOST)
     look(tracker, "00:20", {200})
     more(
         tracker,
@@ -341,7 +341,7 @@ def test_six_forbidden_starts_abandon_the_wait() -> None:
             00:03.061 C{pid} Failed to start server using uid 0, error: Operation not permitted
             00:03.061 C630 Server {pid} exited with status 1
         """
-    view = read(script(text))
+    view = read(text)
     assert (view.waits, tuple(view.servers)) == ((), ())
     found = summary(view.counters)
     assert found["server_exits"] == {"requested": 1, "start_failed": 6}
@@ -367,7 +367,7 @@ def test_waits_are_abandoned_when_the_daemon_exits(end: str) -> None:
 def test_the_gpu_is_not_idle_while_an_admitted_client_connects() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + leaves("00:04.000", 100, 110)
     text += arrives("00:05.000", 101, 1001)
-    tracker = start(script(text))
+    tracker = start(text)
     tracker.advance_to(at("00:06"))
     idle = "mps_uid_handover_idle_seconds_total"
     assert values(tracker.state, idle) == {(): 1.0}
@@ -380,16 +380,11 @@ def test_the_gpu_is_not_idle_while_an_admitted_client_connects() -> None:
 
 def test_the_backoff_applies_only_while_a_client_waits() -> None:
     retry = "00:02.000 C630 Control will try shutting down server 110 again in at most 51200ms\n"
-    assert read(script(HOLDER + retry)).handover_backoff_seconds is None
+    assert read(HOLDER + retry).handover_backoff_seconds is None
     text = HOLDER + pending("00:02.000", 200, 1002) + retry
-    assert read(script(text)).handover_backoff_seconds == 51.2
+    assert read(text).handover_backoff_seconds == 51.2
     text += leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
-    assert read(script(text)).handover_backoff_seconds is None
-
-
-def test_a_queue_that_is_flooded_stays_bounded() -> None:
-    flood = "".join(pending("00:02.000", pid, 1002) for pid in range(10_000, 12_000))
-    assert len(read(script(HOLDER + flood)).waits) == 1024
+    assert read(text).handover_backoff_seconds is None
 
 
 def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
@@ -399,3 +394,48 @@ def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
     found = summary(start(logs, readable=("control",)).state.counters)
     assert found["waits"] == {"1002": [1, 3.3]}
     assert found["handovers"] == 1
+
+
+# ------------------------------------------------------------------ the last ten minutes
+
+
+def spans(view: DaemonState) -> list[tuple[str, int | None, float, float, bool]]:
+    return [
+        (one.kind, one.uid, one.start, one.end, one.ongoing)
+        for one in view.timeline.snapshot(0.0)[1]
+        if one.end - one.start > 0.01
+    ]
+
+
+def test_the_timeline_of_a_wait_and_its_hand_over() -> None:
+    text = HOLDER + pending("00:10.000", 200, 1002) + leaves("00:19.000", 100, 110)
+    text += server_ends("00:20.000", 110) + server_starts("00:20.000", "00:20.300", 210, 1002)
+    text += client("00:20.300", 200, 210) + leaves("00:30.000", 200, 210)
+    found = spans(read(text))
+
+    held, waited, idle, served = found[0], found[1], found[2], found[-1]
+    assert (held[:2], held[3]) == (("held", 1001), at("00:19.000"))
+    assert waited == ("waited", 1002, at("00:10.000"), at("00:20.300"), False)
+    assert idle == ("idle", 1001, at("00:19.000"), at("00:20.000"), False)
+    assert (served[:2], served[3]) == (("held", 1002), at("00:30.000"))
+
+
+def test_what_goes_on_is_ongoing_and_begins_with_the_first_line() -> None:
+    view = read(HOLDER + pending("00:10.000", 200, 1002) + leaves("00:19.000", 1, 110))
+
+    since, found = view.timeline.snapshot(0.0)
+    assert {one.kind for one in found if one.ongoing} == {"held", "waited"}
+    assert since is not None
+    assert since <= at("00:01.000")
+
+
+def test_the_timeline_is_bounded() -> None:
+    lines = Timeline()
+    for step in range(5 * MAX_TIMELINE_SPANS):
+        lines.add(step, step + 1, [("held", step)])
+    assert len(lines.snapshot(1.0)[1]) == MAX_TIMELINE_SPANS
+    lines.add(5000, 5000 + 2000 * TIMELINE_SECONDS, [("waited", 1)])
+    late = 5.0 + 2 * TIMELINE_SECONDS
+    since, found = lines.snapshot(late)
+    assert [(one.kind, one.start, one.end) for one in found] == [("waited", late - 600, late)]
+    assert since == late - 600

@@ -13,7 +13,7 @@ from mps_exporter.mps.log_lines import Event, LogEntry
 from mps_exporter.mps.log_parser import LINE_TOO_LONG, LogMerger
 from mps_exporter.mps.policy import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from mps_exporter.observations import LogChunk, LogName
-from testing.mps_logs import PIPE, at, script
+from testing.mps_logs import LOGS, PIPE, at, script
 
 NOW = at("10:00")
 
@@ -27,6 +27,10 @@ def events(entries: list[LogEntry]) -> list[tuple[str, Event]]:
     return [(entry.log, entry.event) for entry in entries]
 
 
+def merger(*readable: LogName) -> LogMerger:
+    return LogMerger({log: log in readable for log in LOGS})
+
+
 def out(sequencer: LogMerger, now: float = NOW) -> list[LogEntry]:
     return list(sequencer.pop_ready(now))
 
@@ -38,7 +42,7 @@ def test_two_logs_are_merged_in_order() -> None:
         00:02.000 C630 Server 110 exited with status 0
         00:03.000 S110 Startup
     """
-    sequencer = LogMerger()
+    sequencer = merger()
     sequencer.add_chunk(chunk("control", both, complete_until=NOW))
     sequencer.add_chunk(chunk("server", both, complete_until=NOW))
     found = out(sequencer)
@@ -52,8 +56,7 @@ def test_two_logs_are_merged_in_order() -> None:
 
 
 def test_a_line_is_held_until_the_other_log_is_read_up_to_it() -> None:
-    sequencer = LogMerger()
-    sequencer.set_readable("server", readable=True)
+    sequencer = merger("server")
     line = "00:02.000 C630 Server 110 exited with status 0"
     sequencer.add_chunk(chunk("control", line, at("00:02.100"), complete_until=at("00:02.100")))
     assert out(sequencer, at("00:02.100")) == []
@@ -71,15 +74,14 @@ def test_a_line_is_held_until_the_other_log_is_read_up_to_it() -> None:
 
 @pytest.mark.parametrize(("until", "given"), [("00:02.100", 1), ("00:02.099", 0)])
 def test_a_log_is_complete_up_to_and_including_a_moment(until: str, given: int) -> None:
-    sequencer = LogMerger()
-    sequencer.set_readable("server", readable=True)
+    sequencer = merger("server")
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.200")))
     sequencer.mark_idle("server", at(until))
     assert len(out(sequencer, at("00:02.200"))) == given
 
 
 def test_entries_that_are_held_are_not_complete() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     line = "00:02.000 C630 NEW UI"
     sequencer.add_chunk(chunk("control", line, at("00:02.400"), complete_until=at("00:02.400")))
     sequencer.add_chunk(chunk("server", b"", at("00:02.500"), complete_until=at("00:02.500")))
@@ -89,24 +91,21 @@ def test_entries_that_are_held_are_not_complete() -> None:
 
 
 def test_a_log_that_cannot_be_read_holds_nothing_back() -> None:
-    sequencer = LogMerger()
-    sequencer.set_readable("server", readable=True)
+    sequencer = merger()
     line = "00:02.000 C630 Server 110 exited with status 0"
     sequencer.add_chunk(chunk("control", line, at("00:02.100"), complete_until=at("00:02.100")))
-    sequencer.set_readable("server", readable=False)
     assert len(out(sequencer, at("00:02.100"))) == 1
 
 
 def test_no_line_is_held_indefinitely() -> None:
-    sequencer = LogMerger()
-    sequencer.set_readable("server", readable=True)
+    sequencer = merger("server")
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
     assert out(sequencer, at("00:02.100") + MAX_HOLD_SECONDS - 0.1) == []
     assert len(out(sequencer, at("00:02.100") + MAX_HOLD_SECONDS)) == 1
 
 
 def test_a_log_that_is_still_being_read_is_waited_for() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
     sequencer.add_chunk(chunk("server", "00:01.000 S110 Startup", at("00:20.000")))
     assert len(out(sequencer, at("00:20.000"))) == 1
@@ -115,21 +114,10 @@ def test_a_log_that_is_still_being_read_is_waited_for() -> None:
 
 
 def test_a_log_read_in_parts_is_settled_up_to_its_last_line() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     sequencer.add_chunk(chunk("server", "00:01.000 S110 Startup"))
     assert len(out(sequencer)) == 1
     assert sequencer.complete_until == at("00:01")
-
-
-def test_halves_of_lines_are_put_together() -> None:
-    data = script("00:01.000 C630 NEW UI\n00:01.000 C630 UI closed").control
-    for cut in range(len(data)):
-        sequencer = LogMerger()
-        sequencer.add_chunk(chunk("control", data[:cut]))
-        found = out(sequencer)
-        sequencer.add_chunk(chunk("control", data[cut:]))
-        found += out(sequencer)
-        assert [entry.event for entry in found] == [Event("ui_opened"), Event("ui_closed")]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -138,7 +126,7 @@ def test_halves_of_lines_are_put_together() -> None:
 def test_half_a_line_before_a_truncation_or_a_gap_is_void(
     gap: dict[str, Any], half: str, at_once: bool
 ) -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     line = script("00:01.000 C630 NEW UI").control[:-3]
     more = b"" if half == "short" else b"x" * MAX_LINE_BYTES
     sequencer.add_chunk(chunk("control", line + more))
@@ -155,7 +143,7 @@ def test_half_a_line_before_a_truncation_or_a_gap_is_void(
 def test_a_line_without_an_end_is_skipped(size: int, step: int) -> None:
     before = script("00:01.000 C630 NEW UI").control
     data = before + b"x" * size + b"\n" + script("00:02.000 C630 UI closed").control
-    sequencer = LogMerger()
+    sequencer = merger()
     for begin in range(0, len(data), step):
         sequencer.add_chunk(chunk("control", data[begin : begin + step]))
     found = [entry.event for entry in out(sequencer)]
@@ -163,14 +151,13 @@ def test_a_line_without_an_end_is_skipped(size: int, step: int) -> None:
 
 
 def test_the_zone_of_the_stamps() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     sequencer.add_chunk(chunk("control", "00:01.000 C630 NEW UI", utc_offset_seconds=3600.0))
     assert out(sequencer)[0].at == at("00:01") - 3600.0
 
 
 def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
-    sequencer = LogMerger()
-    sequencer.set_readable("server", readable=True)
+    sequencer = merger("server")
     sequencer.add_chunk(
         chunk("control", "59:00.000 C630 NEW UI", at("00:10"), complete_until=at("00:10"))
     )
@@ -180,7 +167,7 @@ def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
 
 
 def test_a_clock_set_back_stops_nothing() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     found: list[LogEntry] = []
     for now, lines in [
         (at("30:00"), "30:00.000 C630 NEW UI\n30:00.000 S110 Startup"),
@@ -203,7 +190,7 @@ def test_a_clock_set_back_stops_nothing() -> None:
 
 
 def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     sequencer.add_chunk(chunk("server", "00:01.005 S110 Startup\n00:01.001 S110 Exiting"))
     assert [entry.event for entry in out(sequencer)] == [
         Event("server_process"),
@@ -212,7 +199,7 @@ def test_lines_of_one_log_keep_their_order_though_threads_stamp_them() -> None:
 
 
 def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     data = b"Server 634\n" + script("00:01.000 C630 NEW UI").control + b"Server 634\n"
     sequencer.add_chunk(chunk("control", data))
     assert [entry.at for entry in out(sequencer)] == [NOW, at("00:01"), at("00:01")]
@@ -222,14 +209,14 @@ def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
     st.lists(st.binary(max_size=60), max_size=12), st.lists(st.booleans(), min_size=12, max_size=12)
 )
 def test_law_no_bytes_are_lost_or_raise(parts: list[bytes], sides: list[bool]) -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     ends = {True: b"", False: b""}
     for part, side in zip(parts, sides, strict=False):
         ends[side] += part
         sequencer.add_chunk(chunk("control" if side else "server", part))
         out(sequencer)
     # Every line is returned exactly once, whatever its text.
-    sequencer = LogMerger()
+    sequencer = merger()
     for part, side in zip(parts, sides, strict=False):
         sequencer.add_chunk(chunk("control" if side else "server", part))
     found = out(sequencer, NOW + MAX_HOLD_SECONDS)
@@ -244,7 +231,7 @@ def of_server(name: str, lines: str, now: float = NOW, **more: float) -> LogChun
 
 
 def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     sequencer.add_chunk(of_server("a", "00:01.000 S110 Startup\n00:04.000 S110 Exiting"))
     sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup\n00:05.000 S120 Exiting"))
     sequencer.add_chunk(chunk("control", "00:03.000 C630 NEW UI\n00:05.000 C630 UI closed"))
@@ -260,7 +247,7 @@ def test_the_logs_of_several_servers_are_merged_with_their_daemon_s() -> None:
 
 
 def test_half_lines_of_one_server_are_not_continued_by_another() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     whole = script("00:01.000 S110 Startup").server
     other = script("00:02.000 S120 Startup").server
     sequencer.add_chunk(replace(chunk("server", whole[:30]), server_name="a"))
@@ -274,11 +261,10 @@ def test_half_lines_of_one_server_are_not_continued_by_another() -> None:
 
 
 def test_a_server_s_log_that_is_not_read_yet_holds_the_others_back() -> None:
-    sequencer = LogMerger()
+    sequencer = merger()
     early = at("00:01")
     sequencer.add_chunk(of_server("a", "", now=early, complete_until=early))
     sequencer.add_chunk(of_server("b", "00:02.000 S120 Startup", now=at("00:03")))
-    sequencer.set_readable("control", False)
     sequencer.mark_idle("server", at("00:03"), busy={"a", "b"})
     assert out(sequencer, at("00:03")) == []
     sequencer.mark_idle("server", at("00:04"), busy={"b"})

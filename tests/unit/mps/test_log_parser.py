@@ -15,12 +15,18 @@ from mps_exporter.mps.log_lines import (
     CONTROL_LINES,
     KNOWN,
     SERVER_LINES,
+    UNRECOGNIZED,
     ControlLogReader,
     Event,
     ServerLogReader,
     Shapes,
 )
-from mps_exporter.mps.log_parser import parse_line
+from mps_exporter.mps.log_parser import (
+    DAEMON_ACTIVITY_LINE,
+    DAEMON_STARTING_LINE,
+    control_line_of,
+    parse_line,
+)
 from mps_exporter.mps.policy import MAX_QUOTED
 from mps_exporter.mps.state import DaemonState
 
@@ -113,7 +119,7 @@ Worker created -> known
 Creating worker thread -> known
 Creating worker thread for client {PID: 440, Context ID: 1} -> known
 Client {PID: 440, Context ID: 1} connected -> server.connect (440, 1)
-New client 14781 connected -> server.connect_process (14781,)
+New client 14781 connected -> server.connect (14781, 0)
 Device NVIDIA H200 (uuid GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893) is associated
 -> server.associate_gpu ('GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893',)
 Volta MPS: Device Tesla T4 (uuid 0xafc3ccca-0xc3365689-0x2ed8f0e1-0x4233036f) is associated
@@ -282,3 +288,40 @@ def test_every_wording_has_a_method(
     applies.server = state.servers.adopt(110, 1.0)  # type: ignore[union-attr]
     for name, *_ in lines.rows:
         assert name == KNOWN or callable(attrgetter(name)(applies))
+
+
+# ------------------------------------------------------------------ searches without parsing
+
+WRITER = "[2026-11-21 08:55:42.578 Control   630] "
+
+
+@pytest.mark.parametrize(
+    "message", ["Starting control daemon using socket /tmp/mps/control", "Start", "Start\r"]
+)
+def test_a_start_is_found_by_the_search_and_by_the_parser(message: str) -> None:
+    line = WRITER + message
+    assert parse_line(line).event.name == "daemon_starting"
+    assert DAEMON_STARTING_LINE.search(f"junk\n{line}\n".encode()) is not None
+    # A line of a client or a server, or text within a line, does not show a start.
+    assert DAEMON_STARTING_LINE.search(line.replace("Control", "Server").encode()) is None
+    assert DAEMON_STARTING_LINE.search(f"echo {line}".encode()) is None
+
+
+def test_what_shows_activity_is_known_to_the_parser() -> None:
+    for message in (
+        "Accepting connection...",
+        "NEW UI",
+        "NEW CLIENT 632 from user 1001: Server already exists",
+        "NEW SERVER 634: Ready",
+        "Server 634 exited with status 0",
+    ):
+        line = WRITER + message
+        assert DAEMON_ACTIVITY_LINE.search(line.encode()) is not None
+        assert parse_line(line).event.name != UNRECOGNIZED
+    assert DAEMON_ACTIVITY_LINE.search(f"{WRITER}Unable to accept connection".encode()) is None
+
+
+def test_the_lines_of_a_daemon_are_found_by_its_pid() -> None:
+    data = f"{WRITER}NEW UI\n".encode()
+    assert control_line_of(630).search(data) is not None
+    assert control_line_of(63).search(data) is None

@@ -437,19 +437,6 @@ def measured() -> dict[str, Exchange]:
     return found
 
 
-@pytest.mark.parametrize(
-    "what", ["-S -d <<< ''", "-p 3 -d <<< ''", "client list --format=csv <<< ''"]
-)
-def test_driver_580_knows_neither_partitions_nor_v3(what: str) -> None:
-    run = measured()[what]
-    assert run.return_code == 0
-    assert run.stdout.startswith("Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n")
-    usage = measured()["-h <<< ''"].stdout
-    assert run.stdout.partition("\n")[2] == usage
-    for option in ("-S", "--static-partitioning", "-p,", "--protocol"):
-        assert option not in usage
-
-
 def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
     run = replace(measured()["client list --format=csv <<< ''"], commands=(CLIENTS,))
     failure = failure_of(run)

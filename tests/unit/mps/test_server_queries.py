@@ -93,39 +93,25 @@ def test_servers_are_queried_after_a_change_of_a_setting(
 
 
 @pytest.mark.parametrize(
-    ("failures", "age", "asked"),
+    ("repeats", "age", "asked"),
     [
-        (0, 1.0, True),
-        (1, 60.0, True),
-        (1, 59.0, False),
-        (2, 120.0, True),
-        (2, 119.0, False),
-        (11, 60.0 * 1024, True),
-        (50, 60.0 * 1024, True),
+        *((0, 1.0, True), (0, 0.9, False), (1, 60.0, True), (1, 59.0, False)),
+        *((2, 120.0, True), (2, 119.0, False), (11, 61440.0, True), (50, 61440.0, True)),
     ],
 )
-def test_the_retry_interval_doubles_without_a_reply(failures: int, age: float, asked: bool) -> None:
+@pytest.mark.parametrize("unexplained", [21, 22], ids=["no reply", "only in the log"])
+def test_the_retry_interval_doubles_while_a_server_is_unexplained(
+    unexplained: int, repeats: int, age: float, asked: bool
+) -> None:
+    known = state(server(20), server(21), *([server(22)] if unexplained == 22 else []))
     answers = replace(
         ANSWERED,
         asked_at=NOW - age,
-        servers={20: REPLIES[20]},
-        unexplained=frozenset({21}),
-        repeats=failures,
+        servers={pid: reply for pid, reply in REPLIES.items() if pid != unexplained},
+        unexplained=frozenset({unexplained} if repeats else ()),
+        repeats=repeats,
     )
-    assert due(answers, interval=1e9) == ((20, 21) if asked else ())
-
-
-@pytest.mark.parametrize(
-    ("disputes", "age", "asked"),
-    [(0, 1.0, True), (0, 0.9, False), (1, 60.0, True), (1, 59.0, False), (2, 119.0, False)],
-)
-def test_the_retry_interval_doubles_while_log_and_daemon_differ(
-    disputes: int, age: float, asked: bool
-) -> None:
-    known = state(server(20), server(21), server(22))
-    disputed = frozenset({22}) if disputes else frozenset[int]()
-    answers = replace(ANSWERED, asked_at=NOW - age, unexplained=disputed, repeats=disputes)
-    assert due(answers, known) == ((20, 21) if asked else ())
+    assert due(answers, known, interval=1e9) == ((20, 21) if asked else ())
 
 
 # ------------------------------------------------------------------------------ which servers
@@ -267,7 +253,8 @@ def test_a_v3_daemon_is_queried_for_details_once_after_each_probe() -> None:
 
 def test_details_are_of_the_last_probe_or_later() -> None:
     probe = asked(SERVERS, published.MANUAL[SERVERS])
-    answers = with_servers(ServerAnswers(), asked(CLIENTS, published.MANUAL[CLIENTS]))
+    answers = with_probe(ServerAnswers(), probe)
+    answers = with_servers(answers, asked(CLIENTS, published.MANUAL[CLIENTS]))
     known = with_probe(answers, probe).partitioning
     assert known is not None
     assert known.clients is not None
@@ -275,5 +262,5 @@ def test_details_are_of_the_last_probe_or_later() -> None:
     later = with_probe(answers, asked(SERVERS, published.MANUAL[SERVERS], NOW + 1.0)).partitioning
     assert later is not None
     assert later.clients is None
-    assert with_probe(answers, listed("20\n100.0\n")).details is None
-    assert with_probe(answers, None).details is None
+    assert with_probe(answers, listed("20\n100.0\n")).partitioning is None
+    assert with_probe(answers, None).partitioning is None
