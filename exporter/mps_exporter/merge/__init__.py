@@ -136,10 +136,6 @@ def _merge_gpus(
     clients = [
         client for daemon in daemons for server in daemon.servers for client in server.clients
     ]
-    by_gpu: dict[str, list[Client]] = {}
-    for client in clients:
-        for uuid in {*client.contexts, *client.gpu_uuids}:
-            by_gpu.setdefault(uuid, []).append(client)
     known = known_clients(clients, daemons, inputs)
     queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     merged = list[Gpu]()
@@ -148,7 +144,7 @@ def _merge_gpus(
         # A server whose process cannot be read looks like a process without MPS.
         identified = by_kind.get("direct", set()) <= context.processes.keys()
         seems = stranded_pids(by_kind, queued, known, identified=identified)
-        on_it = by_gpu.get(gpu.uuid, ())
+        on_it = [one for one in clients if gpu.uuid in one.contexts or gpu.uuid in one.gpu_uuids]
         merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, seems))
     return tuple(merged)
 

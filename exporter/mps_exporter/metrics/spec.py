@@ -164,7 +164,7 @@ class Scope(Generic[T]):
         self,
         name: str,
         source: str,
-        value: Callable[[T], Mapping[RawLabels, float]],
+        value: Callable[[T], Mapping[RawLabels, Value]],
         /,
         **values: tuple[str, ...],
     ) -> MetricSpec:
@@ -179,7 +179,7 @@ class Scope(Generic[T]):
         return self.add(name, source, samples, values)
 
     def by_gpu(
-        self, name: str, source: str, value: Callable[[T], Mapping[str, float]]
+        self, name: str, source: str, value: Callable[[T], Mapping[str, Value]]
     ) -> MetricSpec:
 
         def samples(page: Page) -> Samples:
@@ -275,31 +275,22 @@ class Section:
                 self._add_counted(metric)
 
     def _add_counted(self, metric: LogMetric) -> None:
-        scope = Scope(self, "daemon", daemon_rows)
-        by_uuid = metric.labels == ("uuid",)
+        scope, name = Scope(self, "daemon", daemon_rows), metric.name
 
-        def samples(page: Page) -> Samples:
-            return {
-                labels + texts(page.gpu(str(key[0])) if by_uuid else key): found
-                for labels, daemon in page.rows(scope)
-                for key, found in _counts(daemon, metric.name, by_uuid=by_uuid)
-            }
+        def counts(daemon: ControlDaemon) -> Mapping[RawLabels, Value]:
+            return (daemon.counters or {}).get(name, {})
 
-        labels = dict.fromkeys(("gpu", "uuid") if by_uuid else metric.labels, ())
-        scope.add(
-            metric.name, metric.source, samples, {**labels, **metric.values}, kind=metric.kind
-        ).means(metric.help, metric.note)
+        def counts_by_gpu(daemon: ControlDaemon) -> Mapping[str, Value]:
+            found = {str(uuid): count for (uuid,), count in counts(daemon).items()}
+            every = {"", *daemon.gpu_uuids, *found} if daemon.counters is not None else ()
+            return {uuid: found.get(uuid, 0) for uuid in sorted(every)}
 
-
-def _counts(
-    daemon: ControlDaemon, name: str, *, by_uuid: bool
-) -> Iterable[tuple[RawLabels, float | Histogram]]:
-    """Return what the logs of a daemon show; each GPU of the daemon has a count from 0 on."""
-    values = (daemon.counters or {}).get(name)
-    if values is None or not by_uuid:
-        return (values or {}).items()
-    uuids = {"", *daemon.gpu_uuids, *(str(uuid) for (uuid,) in values)}
-    return [((uuid,), values.get((uuid,), 0)) for uuid in sorted(uuids)]
+        if metric.labels == ("uuid",):
+            spec = scope.by_gpu(name, metric.source, counts_by_gpu)
+        else:
+            spec = scope.each(name, metric.source, counts, **metric.values)
+        spec.kind = metric.kind
+        spec.means(metric.help, metric.note)
 
 
 def rows_of_daemons(
