@@ -68,24 +68,20 @@ def merge(
     """
     context = MergeContext(gpus, processes, daemons, stranded_since)
     merged = _merge_daemons(context, daemons, clients_max, taken_at)
-    identified = None if processes is None else processes.processes.values()
+    environments = [facts.mps_environment for facts in context.processes.values()]
     return Snapshot(
         taken_at=taken_at,
-        driver_version=context.driver_version,
-        cuda_version=gpus.cuda_version if gpus is not None else None,
-        gpus=_merge_gpus(context, gpus.gpus if gpus is not None else (), merged, daemons),
+        driver_version=context.nvml.driver_version,
+        cuda_version=context.nvml.cuda_version,
+        gpus=_merge_gpus(context, merged, daemons),
         gpu_indexes=context.gpu_indexes,
         daemons=merged,
         collectors=collectors,
         user_names=context.users,
-        containers=processes.containers if processes is not None else (),
+        containers=context.procfs.containers,
         cgroup_memory=context.cgroup_memory,
-        unreadable_environments=(
-            None
-            if identified is None
-            else sum(facts.mps_environment is None for facts in identified)
-        ),
-        ignored_processes=_ignored(processes, daemons, merged),
+        unreadable_environments=None if processes is None else environments.count(None),
+        ignored_processes=_ignored(context, daemons, merged),
     )
 
 
@@ -105,11 +101,9 @@ def _merge_daemons(
 
 
 def _ignored(
-    processes: ProcfsObservation | None,
-    daemons: Iterable[DaemonInputs],
-    merged: Iterable[ControlDaemon],
+    context: MergeContext, daemons: Iterable[DaemonInputs], merged: Iterable[ControlDaemon]
 ) -> dict[int, int]:
-    found = Counter[int]({} if processes is None else processes.ignored_programs)
+    found = Counter[int](context.procfs.ignored_programs)
     for daemon in merged:
         facts = daemon.facts
         if facts is not None and facts.limited and facts.user is not None:
@@ -125,10 +119,7 @@ def _ignored(
 
 
 def _merge_gpus(
-    context: MergeContext,
-    gpus: Iterable[GpuObservation],
-    daemons: tuple[ControlDaemon, ...],
-    inputs: Sequence[DaemonInputs],
+    context: MergeContext, daemons: tuple[ControlDaemon, ...], inputs: Sequence[DaemonInputs]
 ) -> tuple[Gpu, ...]:
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
@@ -139,7 +130,7 @@ def _merge_gpus(
     known = known_clients(clients, daemons, inputs)
     queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     merged = list[Gpu]()
-    for gpu in gpus:
+    for gpu in context.nvml.gpus:
         by_kind = _processes_by_kind(gpu, servers)
         # A server whose process cannot be read looks like a process without MPS.
         identified = by_kind.get("direct", set()) <= context.processes.keys()

@@ -126,13 +126,13 @@ def _resolve_pid0_clients(
     """
     listed: dict[int, dict[str, int]] = {}
     for gpu in context.gpus.values():
-        of_gpu = {process.pid for process in gpu.processes or () if process.kind == "compute"}
-        if server_pid not in of_gpu:
-            continue
-        for process in gpu.processes or ():
-            own = process.pid in of_gpu and process.pid not in context.known_pids
-            if process.kind == "mps" and own and process.pid != server_pid:
-                listed.setdefault(process.pid, {})[gpu.uuid] = 1
+        compute, mps = (
+            {process.pid for process in gpu.processes or () if process.kind == kind}
+            for kind in ("compute", "mps")
+        )
+        if server_pid in compute:
+            for pid in (compute & mps) - context.known_pids - {server_pid}:
+                listed.setdefault(pid, {})[gpu.uuid] = 1
     if len(listed) != len(clients):
         return clients
     return [

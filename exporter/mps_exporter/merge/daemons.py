@@ -298,7 +298,7 @@ def _contexts_limits(
         gpu = context.gpus.get(uuid)
         capability = gpu.compute_capability if gpu is not None else None
         limit = logged.client_limit if logged is not None else None
-        limit = limit or client_limits.context_limit(capability, context.driver_version)
+        limit = limit or client_limits.context_limit(capability, context.nvml.driver_version)
         if limit is not None:
             found[uuid] = limit
     return found
@@ -312,25 +312,23 @@ def _merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitio
     found = inputs.answers.partitioning
     if found is None:
         return None
-    servers, clients, partitions = found.servers, found.clients, found.partitions
-    counts = Counter(found.not_understood)
-    if servers is not None:
-        servers = tuple(
-            replace(one, pid=context.host_pid(inputs, one.pid or 0) or None) for one in servers
+    # A list that is unknown stays None, and an empty one empty.
+    servers = found.servers and tuple(
+        replace(one, pid=context.host_pid(inputs, one.pid or 0) or None) for one in found.servers
+    )
+    clients = found.clients and tuple(
+        replace(
+            one,
+            pid=context.host_pid(inputs, one.pid),
+            devices=tuple(
+                uuid
+                for device in one.devices
+                if (uuid := _uuid(context, found, one.server_name, device)) is not None
+            ),
         )
-    if clients is not None:
-        clients = tuple(
-            replace(
-                one,
-                pid=context.host_pid(inputs, one.pid),
-                devices=tuple(
-                    uuid
-                    for device in one.devices
-                    if (uuid := _uuid(context, found, one.server_name, device)) is not None
-                ),
-            )
-            for one in clients
-        )
+        for one in found.clients
+    )
+    partitions, counts = found.partitions, Counter(found.not_understood)
     if partitions is not None:
         # Rows with two names of one GPU may describe the same partition.
         named = (
