@@ -155,17 +155,9 @@ def _reading(
             for labels, value in {**inactive, **found}.items()
         }
 
-    BY_QUANTITY[quantity] = READINGS.add(
-        name,
-        source,
-        samples,
-        values,
-        kind="stateset" if states else None,
-        states=states,
-        sparse=sparse or bool(states),
-        always=always,
-    )
-    return BY_QUANTITY[quantity]
+    spec = BY_QUANTITY[quantity] = READINGS.add(name, source, samples, values)
+    spec.sparse, spec.always = sparse, always
+    return spec.has_states(states) if states else spec
 
 
 _rare = partial(_reading, sparse=True)

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, ItemsView, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
@@ -78,6 +77,10 @@ class MetricSpec:
     def means(self, text: str, note: str = "") -> None:
         self.help, self.note = text, note
 
+    def has_states(self, states: tuple[str, ...]) -> MetricSpec:
+        self.kind, self.states, self.sparse = "stateset", states, True
+        return self
+
     @property
     def sample_labels(self) -> tuple[str, ...]:
         """The labels of a sample: a stateset names the state in a label with the metric's name."""
@@ -113,14 +116,14 @@ class Build:
     python_version: str
 
 
+@dataclass(frozen=True, slots=True)
 class Page:
     """The input of the metrics of one reply."""
 
-    def __init__(self, snapshot: Snapshot, build: Build, clients: ClientSeries) -> None:
-        self.snapshot = snapshot
-        self.build = build
-        self.clients = clients
-        self._rows: dict[object, dict[Texts, Any]] = {}
+    snapshot: Snapshot
+    build: Build
+    clients: ClientSeries
+    _rows: dict[object, dict[Texts, Any]] = field(default_factory=dict)
 
     def rows(self, scope: Scope[T]) -> ItemsView[Texts, T]:
         """Return the things of a scope by their label values as text.
@@ -221,39 +224,28 @@ class Scope(Generic[T]):
     ) -> MetricSpec:
         """Declare a set of states, one of which is active, be it unknown."""
 
-        def samples(page: Page) -> Samples:
-            return {
-                labels + texts((state,)): float(state == active)
-                for labels, thing in page.rows(self)
-                if (active := value(thing)) is not None
-                for state in dict.fromkeys((*states, active))
-            }
+        def flags(thing: T) -> Mapping[RawLabels, float]:
+            active = value(thing)
+            shown = () if active is None else dict.fromkeys((*states, active))
+            return {(state,): float(state == active) for state in shown}
 
-        return self.add(name, source, samples, kind="stateset", states=states, sparse=True)
+        return self.each(name, source, flags).has_states(states)
 
     def add(
         self,
         name: str,
         source: str,
         samples: Callable[[Page], Samples],
-        values: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-        *,
-        kind: Kind | None = None,
-        states: tuple[str, ...] = (),
-        sparse: bool = False,
-        always: frozenset[str] = frozenset(),
+        values: Mapping[str, tuple[str, ...]],
     ) -> MetricSpec:
-        """Declare a metric by the function that returns all its samples; see MetricSpec."""
+        """Declare a metric by the function that returns all its samples."""
         spec = MetricSpec(
             name,
-            kind or KINDS.get(name.rpartition("_")[2], "gauge"),
+            KINDS.get(name.rpartition("_")[2], "gauge"),
             labels=tuple(dict.fromkeys((*self.labels, *values))),
             source=source,
-            states=states,
             values={label: closed for label, closed in values.items() if closed},
             section=self._section.title,
-            sparse=sparse,
-            always=always,
             samples=samples,
         )
         self._section.metrics.append(spec)
