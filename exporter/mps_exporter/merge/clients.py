@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps import client_limits
@@ -26,18 +27,16 @@ from mps_exporter.snapshot import (
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedLimits:
+class AllowedLimits(NamedTuple):
     """The limits that a server or a namespace sets for its clients."""
 
     gpus: DaemonGpus
     ratio: float | None = None
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = MappingProxyType({})
     """GPU UUID -> bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientInputs:
+class _ClientInputs(NamedTuple):
     """One client as the log or the control tool shows it."""
 
     pid: int
@@ -79,36 +78,37 @@ def merge_clients(
 
     The PIDs are those of this host, where processes are visible.
     """
+    devices = daemon.device_uuids()
     if logged is not None and daemon.log_readable("server"):
-        clients = [_logged_client(daemon, client, allowed) for client in logged.clients]
+        clients = [_logged_client(devices, client, allowed) for client in logged.clients]
     elif reply.client_pids is not None:
         uid = logged.uid if logged is not None else None
-        clients = _replied_clients(daemon, reply, allowed, uid)
+        clients = _replied_clients(devices, reply, allowed, uid)
     else:
         return None
     if daemon.facts.has_own_pid_namespace:
-        clients = [replace(client, pid=context.host_pid(daemon, client.pid)) for client in clients]
+        clients = [client._replace(pid=context.host_pid(daemon, client.pid)) for client in clients]
     if any(client.pid == 0 for client in clients):
         clients = _resolve_pid0_clients(context, clients, server_pid)
     return tuple(_merge_client(context, client, daemon, server_pid) for client in clients)
 
 
 def _logged_client(
-    daemon: DaemonInputs, client: TrackedClient, allowed: AllowedLimits
+    devices: Mapping[int, str], client: TrackedClient, allowed: AllowedLimits
 ) -> _ClientInputs:
+    ratio, memory = allowed.ratio, allowed.memory
     if client.thread_ratio is not None:
-        allowed = replace(allowed, ratio=client.thread_ratio)
+        ratio = client.thread_ratio
     if client.memory_limits is not None:
-        memory = by_uuid(daemon.device_uuids(), client.memory_limits)
-        allowed = replace(allowed, memory=memory)
+        memory = by_uuid(devices, client.memory_limits)
+    allowed = AllowedLimits(allowed.gpus, ratio, memory)
     return _ClientInputs(client.pid, client.contexts_by_gpu, allowed, client.uid, client)
 
 
 def _replied_clients(
-    daemon: DaemonInputs, reply: ServerReply, allowed: AllowedLimits, uid: int | None
+    devices: Mapping[int, str], reply: ServerReply, allowed: AllowedLimits, uid: int | None
 ) -> list[_ClientInputs]:
     contexts: dict[int, dict[str, int]] = {pid: {} for pid in reply.client_pids or ()}
-    devices = daemon.device_uuids()
     for ordinal, counts in (reply.contexts or {}).items():
         if ordinal in devices:
             for pid in counts.keys() & contexts.keys():
@@ -136,7 +136,7 @@ def _resolve_pid0_clients(
     if len(listed) != len(clients):
         return clients
     return [
-        replace(client, pid=pid, contexts=contexts)
+        client._replace(pid=pid, contexts=contexts)
         for client, (pid, contexts) in zip(clients, sorted(listed.items()), strict=True)
     ]
 
@@ -168,6 +168,7 @@ def _process_fields(
     """Return the fields of Client about its process, or without one about the user of the log."""
     if process is None:
         return {"uid": uid, "user": context.user(uid), "confirmed": False}
+    place = parse_cgroup(process.cgroup)
     return {
         "uid": process.uid,
         "user": process.user,
@@ -176,7 +177,10 @@ def _process_fields(
         "environment_readable": process.mps_environment is not None,
         "confirmed": not process.ended,
         "cgroup": _known_cgroup(context, process),
-        **asdict(parse_cgroup(process.cgroup)),
+        "container_id": place.container_id,
+        "pod_uid": place.pod_uid,
+        "slurm_job_id": place.slurm_job_id,
+        "systemd_unit": place.systemd_unit,
     }
 
 
@@ -308,8 +312,7 @@ def _namespace_limits(
     if namespace is None:
         return allowed
     unlimited, memory = "active_threads" in namespace.unlimited, namespace.pinned_memory_limit_bytes
-    return replace(
-        allowed,
+    return allowed._replace(
         ratio=1.0 if unlimited else namespace.active_thread_ratio,
         memory={} if memory is None else dict.fromkeys(listed.devices, memory),
     )
