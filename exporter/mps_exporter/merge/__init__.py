@@ -66,6 +66,7 @@ def merge(
     in earlier readings of the GPUs, with the time of the first such reading (None: each process
     counts at once). Newer logs next to one reading do not prove anything.
     """
+    daemons = sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
     context = MergeContext(gpus, processes, daemons, stranded_since)
     merged = _merge_daemons(context, daemons, clients_max, taken_at)
     environments = [facts.mps_environment for facts in context.processes.values()]
@@ -89,7 +90,7 @@ def _merge_daemons(
     context: MergeContext, daemons: Iterable[DaemonInputs], clients_max: int, now: float
 ) -> tuple[ControlDaemon, ...]:
     merged, shown = list[ControlDaemon](), Counter[int | None]()
-    for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory):
+    for inputs in daemons:
         user, most = inputs.facts.user, clients_max
         if inputs.facts.limited:
             left = min(MAX_CLIENTS_PER_USER - shown[user], MAX_LIMITED_CLIENTS - shown.total())
@@ -104,14 +105,11 @@ def _ignored(
     context: MergeContext, daemons: Iterable[DaemonInputs], merged: Iterable[ControlDaemon]
 ) -> dict[int, int]:
     found = Counter[int](context.procfs.ignored_programs)
-    for daemon in merged:
-        facts = daemon.facts
-        if facts is not None and facts.limited and facts.user is not None:
-            found[facts.user] += daemon.dropped_clients
-    for inputs in daemons:
-        if inputs.facts.limited and inputs.facts.user is not None:
-            servers = inputs.state.servers
-            found[inputs.facts.user] += sum(server.clients.unfollowed for server in servers)
+    for inputs, daemon in zip(daemons, merged, strict=True):
+        user = inputs.facts.user
+        if inputs.facts.limited and user is not None:
+            unfollowed = sum(server.clients.unfollowed for server in inputs.state.servers)
+            found[user] += daemon.dropped_clients + unfollowed
     return {user: count for user, count in found.items() if count}
 
 

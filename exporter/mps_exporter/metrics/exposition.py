@@ -14,7 +14,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.spec import Family, Kind, MetricSpec
+from mps_exporter.metrics.spec import Family, Kind, MetricSpec, Texts
 from mps_exporter.snapshot import Histogram
 
 TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,9 +35,6 @@ LIBRARY = "prometheus-client"
 
 format_number: Callable[[float], str] = floatToGoString
 
-LineKey = tuple[str, ...]
-"""The label values of a line; for a histogram, the end of the line's name comes first."""
-
 
 class Style(NamedTuple):
     """The parts of a content type that change a page."""
@@ -52,7 +49,8 @@ class Style(NamedTuple):
 class Beginnings(NamedTuple):
     """The text of a family on the last page, without the numbers."""
 
-    keys: Sequence[LineKey]
+    keys: Sequence[Texts]
+    """Label values; for a histogram, the end of the line's name comes first."""
     head: str
     lines: Sequence[str]
 
@@ -89,7 +87,7 @@ class Encoder:
             parts.append(f"{line}{text}\n")
         return "".join(parts)
 
-    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[LineKey]) -> Beginnings:
+    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[Texts]) -> Beginnings:
         kept = self._kept.get((style, spec))
         if kept is None or kept.keys != keys:
             before = dict(zip(kept.keys, kept.lines, strict=True)) if kept else {}
@@ -98,7 +96,7 @@ class Encoder:
         return kept
 
 
-def _beginning(style: Style, spec: MetricSpec, key: LineKey) -> str:
+def _beginning(style: Style, spec: MetricSpec, key: Texts) -> str:
     """Return ``name{label="value",…} ``, sorted by label, or ``name `` without labels."""
     name = spec.name
     if spec.kind == "histogram":
@@ -124,8 +122,8 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
-    lines: list[tuple[LineKey, float]] = []
+def _lines(family: Family) -> tuple[Sequence[Texts], Sequence[float]]:
+    lines: list[tuple[Texts, float]] = []
     for labels, value in family.samples:
         if isinstance(value, Histogram):
             lines += _histogram_lines(labels, value)
@@ -135,7 +133,7 @@ def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
     return keys, numbers
 
 
-def _histogram_lines(labels: LineKey, value: Histogram) -> Iterator[tuple[LineKey, float]]:
+def _histogram_lines(labels: Texts, value: Histogram) -> Iterator[tuple[Texts, float]]:
     counts = list(accumulate(value.counts))
     bounds = (*(repr(float(bound)) for bound in value.bounds), "+Inf")
     for bound, count in zip(bounds, counts, strict=True):

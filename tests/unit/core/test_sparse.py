@@ -92,7 +92,7 @@ EXPRESSIONS = [
 
 @pytest.mark.parametrize(("file", "rule", "expr"), EXPRESSIONS)
 def test_no_rule_needs_a_series_that_has_not_begun(file: str, rule: str, expr: str) -> None:
-    """The increase of one that begins above 0 is wrong; a state that never was has no 0."""
+    """increase() misses a first value above 0, and a state without an occurrence has no series."""
     begin_late = {name for name in SPARSE if not CATALOGUE[name].always}
     assert "increase(" not in expr or not begin_late & set(metrics_in(expr)), f"{file}: {rule}"
     for name in SPARSE:
