@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import Metric
@@ -21,16 +21,13 @@ def to_metric(family: Family) -> Metric:
     base = base.removesuffix("_info") if spec.kind == "info" else base
     metric = Metric(base, spec.help, spec.kind, spec.unit if spec.kind != "stateset" else "")
     for values, value in family.samples:
-        labels = dict(zip(spec.labels, values, strict=True))
+        labels = dict(zip(spec.sample_labels, values, strict=True))
         if isinstance(value, Histogram):
             bounds = (*map(floatToGoString, value.bounds), "+Inf")
             for bound, count in zip(bounds, accumulate(value.counts), strict=True):
                 metric.add_sample(f"{spec.name}_bucket", {**labels, "le": bound}, count)
             metric.add_sample(f"{spec.name}_count", labels, sum(value.counts))
             metric.add_sample(f"{spec.name}_sum", labels, value.sum_seconds)
-        elif isinstance(value, Mapping):
-            for state, active in value.items():
-                metric.add_sample(spec.name, {**labels, spec.name: state}, float(active))
         else:
             metric.add_sample(spec.name, labels, value)
     return metric

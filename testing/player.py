@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from mps_exporter.collector import Collector
@@ -50,12 +50,8 @@ class Metrics:
 def _flat(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], Value]]:
     for family in render(snapshot, Build("test", "", "")):
         for values, value in family.samples:
-            labels = dict(zip(family.spec.labels, values, strict=True))
-            if isinstance(value, Mapping):
-                for state, active in value.items():
-                    if active:
-                        yield family.spec.name, {**labels, family.spec.name: state}, 1.0
-            else:
+            labels = dict(zip(family.spec.sample_labels, values, strict=True))
+            if value or family.spec.kind != "stateset":  # of the states, the active ones
                 yield family.spec.name, labels, value
 
 

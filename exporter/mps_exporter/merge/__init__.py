@@ -66,26 +66,23 @@ def merge(
     in earlier readings of the GPUs, with the time of the first such reading (None: each process
     counts at once). Newer logs next to one reading do not prove anything.
     """
+    daemons = sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
     context = MergeContext(gpus, processes, daemons, stranded_since)
     merged = _merge_daemons(context, daemons, clients_max, taken_at)
-    identified = None if processes is None else processes.processes.values()
+    environments = [facts.mps_environment for facts in context.processes.values()]
     return Snapshot(
         taken_at=taken_at,
-        driver_version=context.driver_version,
-        cuda_version=gpus.cuda_version if gpus is not None else None,
-        gpus=_merge_gpus(context, gpus.gpus if gpus is not None else (), merged, daemons),
+        driver_version=context.nvml.driver_version,
+        cuda_version=context.nvml.cuda_version,
+        gpus=_merge_gpus(context, merged, daemons),
         gpu_indexes=context.gpu_indexes,
         daemons=merged,
         collectors=collectors,
         user_names=context.users,
-        containers=processes.containers if processes is not None else (),
+        containers=context.procfs.containers,
         cgroup_memory=context.cgroup_memory,
-        unreadable_environments=(
-            None
-            if identified is None
-            else sum(facts.mps_environment is None for facts in identified)
-        ),
-        ignored_processes=_ignored(processes, daemons, merged),
+        unreadable_environments=None if processes is None else environments.count(None),
+        ignored_processes=_ignored(context, daemons, merged),
     )
 
 
@@ -93,7 +90,7 @@ def _merge_daemons(
     context: MergeContext, daemons: Iterable[DaemonInputs], clients_max: int, now: float
 ) -> tuple[ControlDaemon, ...]:
     merged, shown = list[ControlDaemon](), Counter[int | None]()
-    for inputs in sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory):
+    for inputs in daemons:
         user, most = inputs.facts.user, clients_max
         if inputs.facts.limited:
             left = min(MAX_CLIENTS_PER_USER - shown[user], MAX_LIMITED_CLIENTS - shown.total())
@@ -105,19 +102,14 @@ def _merge_daemons(
 
 
 def _ignored(
-    processes: ProcfsObservation | None,
-    daemons: Iterable[DaemonInputs],
-    merged: Iterable[ControlDaemon],
+    context: MergeContext, daemons: Iterable[DaemonInputs], merged: Iterable[ControlDaemon]
 ) -> dict[int, int]:
-    found = Counter[int]({} if processes is None else processes.ignored_programs)
-    for daemon in merged:
-        facts = daemon.facts
-        if facts is not None and facts.limited and facts.user is not None:
-            found[facts.user] += daemon.dropped_clients
-    for inputs in daemons:
-        if inputs.facts.limited and inputs.facts.user is not None:
-            servers = inputs.state.servers
-            found[inputs.facts.user] += sum(server.clients.unfollowed for server in servers)
+    found = Counter[int](context.procfs.ignored_programs)
+    for inputs, daemon in zip(daemons, merged, strict=True):
+        user = inputs.facts.user
+        if inputs.facts.limited and user is not None:
+            unfollowed = sum(server.clients.unfollowed for server in inputs.state.servers)
+            found[user] += daemon.dropped_clients + unfollowed
     return {user: count for user, count in found.items() if count}
 
 
@@ -125,10 +117,7 @@ def _ignored(
 
 
 def _merge_gpus(
-    context: MergeContext,
-    gpus: Iterable[GpuObservation],
-    daemons: tuple[ControlDaemon, ...],
-    inputs: Sequence[DaemonInputs],
+    context: MergeContext, daemons: tuple[ControlDaemon, ...], inputs: Sequence[DaemonInputs]
 ) -> tuple[Gpu, ...]:
     servers = context.server_pids.union(
         server.pid for daemon in daemons for server in daemon.servers
@@ -136,19 +125,15 @@ def _merge_gpus(
     clients = [
         client for daemon in daemons for server in daemon.servers for client in server.clients
     ]
-    by_gpu: dict[str, list[Client]] = {}
-    for client in clients:
-        for uuid in {*client.contexts, *client.gpu_uuids}:
-            by_gpu.setdefault(uuid, []).append(client)
     known = known_clients(clients, daemons, inputs)
     queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     merged = list[Gpu]()
-    for gpu in gpus:
+    for gpu in context.nvml.gpus:
         by_kind = _processes_by_kind(gpu, servers)
         # A server whose process cannot be read looks like a process without MPS.
         identified = by_kind.get("direct", set()) <= context.processes.keys()
         seems = stranded_pids(by_kind, queued, known, identified=identified)
-        on_it = by_gpu.get(gpu.uuid, ())
+        on_it = [one for one in clients if gpu.uuid in one.contexts or gpu.uuid in one.gpu_uuids]
         merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, seems))
     return tuple(merged)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup, unified_path, with_parents
-from mps_exporter.mps.client_limits import DaemonGpus, MemoryLimits, ThreadPercentage
+from mps_exporter.mps.client_limits import DaemonGpus
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.servers import TrackedServer
@@ -27,114 +27,93 @@ from mps_exporter.snapshot import (
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInputs:
-    """All that is known of one server of a v2 daemon."""
-
-    daemon: DaemonInputs
-    pid: int
-    """On this host, if its process is visible; else in the daemon's PID namespace."""
-    logged: TrackedServer | None
-    """The server as the log shows it; None if it does not."""
-    reply: ServerReply | None
-    process: ProcessFacts | None
-    devices: Mapping[int, str]
-    """Device ordinal -> GPU UUID."""
-
-    @property
-    def clients_logged(self) -> bool:
-        return self.logged is not None and self.daemon.log_readable("server")
-
-    def state(self) -> str | None:
-        if self.logged is not None:
-            return self.logged.state
-        return self.reply.state if self.reply is not None else None
-
-    def uid(self) -> int | None:
-        if self.logged is not None and self.logged.uid is not None:
-            return self.logged.uid
-        return self.process.uid if self.process is not None else None
-
-    def thread_ratio(self) -> float | None:
-        if self.logged is not None and self.logged.thread_ratio is not None:
-            return self.logged.thread_ratio
-        return self.reply.active_thread_ratio if self.reply is not None else None
-
-    def memory_limits_by_ordinal(self) -> Mapping[int, int]:
-        """Return device ordinal -> bytes that each new client may pin there."""
-        reported = self.reply.pinned_memory_limit_bytes if self.reply is not None else {}
-        logged = self.logged.memory_limits if self.logged is not None else {}
-        return {**reported, **logged}
-
-
-@dataclass(frozen=True, slots=True)
-class _AllowedLimits:
+class AllowedLimits(NamedTuple):
     """The limits that a server or a namespace sets for its clients."""
 
     gpus: DaemonGpus
-    ordinals: Mapping[str, int]
-    """GPU UUID -> device ordinal of the daemon."""
-    ratio: float | None
-    memory: Mapping[int, int]
-    """Device ordinal -> bytes."""
+    ratio: float | None = None
+    memory: Mapping[str, int] = MappingProxyType({})
+    """GPU UUID -> bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientInputs:
+class _ClientInputs(NamedTuple):
     """One client as the log or the control tool shows it."""
 
     pid: int
     """On this host; 0 if unknown."""
-    contexts: Mapping[str, int] = field(default_factory=dict)
+    contexts: Mapping[str, int]
     """GPU UUID -> contexts."""
+    allowed: AllowedLimits
+    """The limits in force when it connected."""
     uid: int | None = None
     logged: TrackedClient | None = None
 
 
-def merge_clients(context: MergeContext, server: ServerInputs) -> tuple[Client, ...] | None:
-    """Merge the facts about a server's clients; None if no source lists them."""
-    clients = _client_inputs(server)
-    if clients is None:
+def server_limits(
+    context: MergeContext, daemon: DaemonInputs, logged: TrackedServer | None, reply: ServerReply
+) -> AllowedLimits:
+    """Return the limits that a server sets for new clients, by the log or else the control tool."""
+    devices, ratio = daemon.device_uuids(), reply.active_thread_ratio
+    memory = dict(reply.pinned_memory_limit_bytes)
+    if logged is not None:
+        ratio = ratio if logged.thread_ratio is None else logged.thread_ratio
+        memory |= logged.memory_limits
+    return AllowedLimits(_daemon_gpus(context, daemon), ratio, by_uuid(devices, memory))
+
+
+def by_uuid(devices: Mapping[int, str], limits: Mapping[int, int]) -> dict[str, int]:
+    """Return GPU UUID -> limit, for limits by device ordinal."""
+    return {devices[ordinal]: limit for ordinal, limit in limits.items() if ordinal in devices}
+
+
+def merge_clients(
+    context: MergeContext,
+    daemon: DaemonInputs,
+    server_pid: int,
+    logged: TrackedServer | None,
+    reply: ServerReply,
+    allowed: AllowedLimits,
+) -> tuple[Client, ...] | None:
+    """Merge the facts about a server's clients; None if no source lists them.
+
+    The PIDs are those of this host, where processes are visible.
+    """
+    devices = daemon.device_uuids()
+    if logged is not None and daemon.log_readable("server"):
+        clients = [_logged_client(devices, client, allowed) for client in logged.clients]
+    elif reply.client_pids is not None:
+        uid = logged.uid if logged is not None else None
+        clients = _replied_clients(devices, reply, allowed, uid)
+    else:
         return None
-    if server.daemon.facts.has_own_pid_namespace:
-        clients = [
-            replace(client, pid=context.host_pid(server.daemon, client.pid)) for client in clients
-        ]
+    if daemon.facts.has_own_pid_namespace:
+        clients = [client._replace(pid=context.host_pid(daemon, client.pid)) for client in clients]
     if any(client.pid == 0 for client in clients):
-        clients = _resolve_pid0_clients(context, clients, server.pid)
-    allowed = _AllowedLimits(
-        gpus=_daemon_gpus(context, server),
-        ordinals={uuid: ordinal for ordinal, uuid in server.devices.items()},
-        ratio=server.thread_ratio(),
-        memory=server.memory_limits_by_ordinal(),
-    )
-    return tuple(
-        _merge_client(context, client, server.daemon, server.pid, allowed) for client in clients
-    )
+        clients = _resolve_pid0_clients(context, clients, server_pid)
+    return tuple(_merge_client(context, client, daemon, server_pid) for client in clients)
 
 
-def _client_inputs(server: ServerInputs) -> list[_ClientInputs] | None:
-    """Return the clients of the log, or else of the control tool; None if neither lists them."""
-    logged, reply = server.logged, server.reply
-    if logged is not None and server.clients_logged:
-        return [
-            _ClientInputs(client.pid, client.contexts_by_gpu, client.uid, client)
-            for client in logged.clients
-        ]
-    if reply is None or reply.client_pids is None:
-        return None
-    return [
-        _ClientInputs(
-            pid,
-            {
-                server.devices[ordinal]: counts[pid]
-                for ordinal, counts in (reply.contexts or {}).items()
-                if pid in counts and ordinal in server.devices
-            },
-            logged.uid if logged is not None else None,
-        )
-        for pid in dict.fromkeys(reply.client_pids)
-    ]
+def _logged_client(
+    devices: Mapping[int, str], client: TrackedClient, allowed: AllowedLimits
+) -> _ClientInputs:
+    ratio, memory = allowed.ratio, allowed.memory
+    if client.thread_ratio is not None:
+        ratio = client.thread_ratio
+    if client.memory_limits is not None:
+        memory = by_uuid(devices, client.memory_limits)
+    allowed = AllowedLimits(allowed.gpus, ratio, memory)
+    return _ClientInputs(client.pid, client.contexts_by_gpu, allowed, client.uid, client)
+
+
+def _replied_clients(
+    devices: Mapping[int, str], reply: ServerReply, allowed: AllowedLimits, uid: int | None
+) -> list[_ClientInputs]:
+    contexts: dict[int, dict[str, int]] = {pid: {} for pid in reply.client_pids or ()}
+    for ordinal, counts in (reply.contexts or {}).items():
+        if ordinal in devices:
+            for pid in counts.keys() & contexts.keys():
+                contexts[pid][devices[ordinal]] = counts[pid]
+    return [_ClientInputs(pid, by_gpu, allowed, uid) for pid, by_gpu in contexts.items()]
 
 
 def _resolve_pid0_clients(
@@ -147,34 +126,29 @@ def _resolve_pid0_clients(
     """
     listed: dict[int, dict[str, int]] = {}
     for gpu in context.gpus.values():
-        of_gpu = {process.pid for process in gpu.processes or () if process.kind == "compute"}
-        if server_pid not in of_gpu:
-            continue
-        for process in gpu.processes or ():
-            own = process.pid in of_gpu and process.pid not in context.known_pids
-            if process.kind == "mps" and own and process.pid != server_pid:
-                listed.setdefault(process.pid, {})[gpu.uuid] = 1
+        compute, mps = (
+            {process.pid for process in gpu.processes or () if process.kind == kind}
+            for kind in ("compute", "mps")
+        )
+        if server_pid in compute:
+            for pid in (compute & mps) - context.known_pids - {server_pid}:
+                listed.setdefault(pid, {})[gpu.uuid] = 1
     if len(listed) != len(clients):
         return clients
     return [
-        replace(client, pid=pid, contexts=contexts)
+        client._replace(pid=pid, contexts=contexts)
         for client, (pid, contexts) in zip(clients, sorted(listed.items()), strict=True)
     ]
 
 
 def _merge_client(
-    context: MergeContext,
-    inputs: _ClientInputs,
-    daemon: DaemonInputs,
-    server_pid: int,
-    allowed: _AllowedLimits,
+    context: MergeContext, inputs: _ClientInputs, daemon: DaemonInputs, server_pid: int
 ) -> Client:
     logged, process = inputs.logged, context.process(daemon.facts, inputs.pid)
     state, state_since = (None, None) if logged is None else logged.state
     if process is None and daemon.facts.limited:
         # The log of an ordinary user may claim any state of a process that is not that user's.
         state = state_since = None
-    environment = process.mps_environment if process is not None else None
     return Client(
         pid=inputs.pid,
         server_pid=server_pid,
@@ -184,7 +158,7 @@ def _merge_client(
         contexts=inputs.contexts,
         memory_used_bytes=context.memory_used(inputs.pid),
         **_process_fields(context, inputs.uid, process),
-        **_limits(context, inputs, allowed, environment),
+        **_limits(context, inputs, None if process is None else process.mps_environment),
     )
 
 
@@ -194,19 +168,19 @@ def _process_fields(
     """Return the fields of Client about its process, or without one about the user of the log."""
     if process is None:
         return {"uid": uid, "user": context.user(uid), "confirmed": False}
-    attribution = parse_cgroup(process.cgroup)
+    place = parse_cgroup(process.cgroup)
     return {
         "uid": process.uid,
         "user": process.user,
         "command": process.name,
-        "container_id": attribution.container_id,
-        "pod_uid": attribution.pod_uid,
-        "slurm_job_id": attribution.slurm_job_id,
-        "systemd_unit": attribution.systemd_unit,
         "pid_namespace": process.pid_namespace,
         "environment_readable": process.mps_environment is not None,
         "confirmed": not process.ended,
         "cgroup": _known_cgroup(context, process),
+        "container_id": place.container_id,
+        "pod_uid": place.pod_uid,
+        "slurm_job_id": place.slurm_job_id,
+        "systemd_unit": place.systemd_unit,
     }
 
 
@@ -220,16 +194,16 @@ def _known_cgroup(context: MergeContext, process: ProcessFacts) -> str | None:
 # ---------------------------------------------------------------------------------- limits
 
 
-def _daemon_gpus(context: MergeContext, server: ServerInputs) -> DaemonGpus:
-    """Return the GPUs of a server's daemon, in the driver's order if it is known.
+def _daemon_gpus(context: MergeContext, daemon: DaemonInputs) -> DaemonGpus:
+    """Return the GPUs of a daemon, in the driver's order if it is known.
 
     The driver orders GPUs of one model like NVML, by PCI address. For different models its default
     is "the fastest first", which cannot be seen from outside; neither can the order of MIG devices.
     """
-    uuids = frozenset(server.devices.values()) - {""}
+    uuids = frozenset(daemon.device_uuids().values()) - {""}
     whole = {uuid for uuid, gpu in context.gpus.items() if gpu.parent_uuid is None}
     # The tool's map contains all GPUs; the log only the GPUs that were used.
-    mapped = bool(server.daemon.answers.device_uuids())
+    mapped = bool(daemon.answers.device_uuids())
     complete = mapped or (bool(uuids) and uuids == whole)
     models = {context.gpus[uuid].name or uuid for uuid in uuids & whole}
     order = None
@@ -241,27 +215,20 @@ def _daemon_gpus(context: MergeContext, server: ServerInputs) -> DaemonGpus:
 
 
 def _limits(
-    context: MergeContext,
-    inputs: _ClientInputs,
-    allowed: _AllowedLimits,
-    environment: Mapping[str, str] | None,
+    context: MergeContext, inputs: _ClientInputs, environment: Mapping[str, str] | None
 ) -> dict[str, Any]:
     """Return fields of Client: the lower of its own limits and those in force when it connected."""
     if environment is None:
         return {}  # unknown whether the client lowered its own limits
-    allowed_ratio, allowed_memory, logged = allowed.ratio, allowed.memory, inputs.logged
-    if logged is not None and logged.thread_ratio is not None:
-        allowed_ratio = logged.thread_ratio
-    if logged is not None and logged.memory_limits is not None:
-        allowed_memory = logged.memory_limits
+    allowed, uuids = inputs.allowed, tuple(inputs.contexts)
     percentage = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
     memory_text = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-    visible_devices = environment.get("CUDA_VISIBLE_DEVICES")
-    uuids = tuple(inputs.contexts)
-    own, own_memory = _own_limits(percentage, memory_text, visible_devices, uuids, allowed.gpus)
+    visible = client_limits.visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), allowed.gpus)
+    own = client_limits.parse_active_thread_percentage(percentage)
+    own_memory = client_limits.client_memory_limits(memory_text, visible, uuids, allowed.gpus)
     ratio = None
-    if allowed_ratio is not None:
-        ratio = client_limits.effective_ratio(own.ratio, allowed_ratio)
+    if allowed.ratio is not None:
+        ratio = client_limits.effective_ratio(own.ratio, allowed.ratio)
     fields: dict[str, Any] = {
         "active_thread_ratio": ratio,
         "sm_limit": _sm_limits(context, ratio, uuids),
@@ -272,35 +239,14 @@ def _limits(
         "memory_limit_ignored": memory_text if own_memory.ignored else None,
     }
     if own_memory.bytes_by_uuid is not None:
-        lowered = ratio is not None and ratio != allowed_ratio
-        fields["limit_source"] = "client" if lowered else "server"
+        fields["limit_source"] = "server" if ratio in (None, allowed.ratio) else "client"
+        limits = own_memory.bytes_by_uuid, allowed.memory
         fields["memory_limit_bytes"] = {
             uuid: min(known)
             for uuid in uuids
-            if (known := _known_limits(uuid, own_memory.bytes_by_uuid, allowed, allowed_memory))
+            if (known := [memory[uuid] for memory in limits if uuid in memory])
         }
     return fields
-
-
-def _known_limits(
-    uuid: str, own: Mapping[str, int], allowed: _AllowedLimits, memory: Mapping[int, int]
-) -> list[int]:
-    limits = own.get(uuid), memory.get(allowed.ordinals.get(uuid, -1))
-    return [limit for limit in limits if limit is not None]
-
-
-@lru_cache(maxsize=64)
-def _own_limits(
-    percentage: str | None,
-    memory_text: str | None,
-    visible_devices: str | None,
-    uuids: tuple[str, ...],
-    gpus: DaemonGpus,
-) -> tuple[ThreadPercentage, MemoryLimits]:
-    """Return the limits in a client's environment. The clients of a server are mostly alike."""
-    visible = client_limits.visible_gpus(visible_devices, gpus)
-    memory = client_limits.client_memory_limits(memory_text, visible, uuids, gpus)
-    return client_limits.parse_active_thread_percentage(percentage), memory
 
 
 def _sm_limits(
@@ -332,9 +278,9 @@ def merge_listed_client(
     namespace = next(
         (one for one in found.namespaces or () if (one.server_name, one.name) == names), None
     )
-    inputs = _ClientInputs(listed.pid, dict.fromkeys(listed.devices, 1))
     limits = _namespace_limits(found, listed, namespace)
-    client = _merge_client(context, inputs, daemon, server_pid, limits)
+    inputs = _ClientInputs(listed.pid, dict.fromkeys(listed.devices, 1), limits)
+    client = _merge_client(context, inputs, daemon, server_pid)
     unlimited = client.memory_limit_ignored is not None or namespace is None
     return replace(
         client,
@@ -351,7 +297,7 @@ def merge_listed_client(
 
 def _namespace_limits(
     found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
-) -> _AllowedLimits:
+) -> AllowedLimits:
     """Return what its namespace allows a client, on each of its GPUs.
 
     The lower of the namespace's and the client's own share is in force (measured by ai-dynamo on
@@ -360,18 +306,15 @@ def _namespace_limits(
     """
     devices = [one for one in found.devices or () if one.server_name in ("", listed.server_name)]
     uuids = frozenset(one.uuid for one in devices)
-    ratio = namespace.active_thread_ratio if namespace is not None else None
-    if namespace is not None and "active_threads" in namespace.unlimited:
-        ratio = 1.0
-    memory = namespace.pinned_memory_limit_bytes if namespace is not None else None
-    ordinals = {uuid: number for number, uuid in enumerate(listed.devices)}
     numbered = sorted((one.ordinal, one.uuid) for one in devices if one.ordinal is not None)
     order = tuple(uuid for _, uuid in numbered) if len(numbered) == len(uuids) > 0 else None
-    return _AllowedLimits(
-        gpus=DaemonGpus(uuids, complete=bool(uuids), order=order),
-        ordinals=ordinals,
-        ratio=ratio,
-        memory={} if memory is None else dict.fromkeys(ordinals.values(), memory),
+    allowed = AllowedLimits(DaemonGpus(uuids, complete=bool(uuids), order=order))
+    if namespace is None:
+        return allowed
+    unlimited, memory = "active_threads" in namespace.unlimited, namespace.pinned_memory_limit_bytes
+    return allowed._replace(
+        ratio=1.0 if unlimited else namespace.active_thread_ratio,
+        memory={} if memory is None else dict.fromkeys(listed.devices, memory),
     )
 
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from mps_exporter.merge.clients import (
-    ServerInputs,
+    by_uuid,
     in_partition,
     merge_clients,
     merge_listed_client,
+    server_limits,
 )
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, is_server
 from mps_exporter.mps import client_limits
-from mps_exporter.mps.control_protocol import CANNOT_SEND
+from mps_exporter.mps.control_protocol import CANNOT_SEND, ServerReply
 from mps_exporter.mps.policy import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, partition_identity, unique
+from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
 from mps_exporter.snapshot import (
     Client,
@@ -124,10 +126,9 @@ def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
         "default_active_thread_ratio": probe.default_active_thread_ratio if probe else None,
         "default_client_priority": next((one for one in priorities if one is not None), None),
         "default_pinned_memory_limit_bytes": {
-            uuids[ordinal]: limit
+            uuid: limit
             for reply in replies
-            for ordinal, limit in reply.default_pinned_memory_limit_bytes.items()
-            if ordinal in uuids
+            for uuid, limit in by_uuid(uuids, reply.default_pinned_memory_limit_bytes).items()
         },
     }
 
@@ -246,31 +247,33 @@ def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) 
     process = _process_of(context, daemon, server_pid)
     pid = process.pid if process is not None else server_pid
     logged = daemon.state.servers.get(server_pid) if daemon.log_names_servers() else None
-    devices, reply = daemon.device_uuids(), daemon.answers.servers.get(server_pid)
-    inputs = ServerInputs(daemon, pid, logged, reply, process, devices)
-    uid = inputs.uid()
+    reply = daemon.answers.servers.get(server_pid, ServerReply(server_pid))
+    uid = logged.uid if logged is not None else None
+    if uid is None and process is not None:
+        uid = process.uid
     started = logged.started_at if logged is not None else None
-    clients = merge_clients(context, inputs)
-    contexts = _contexts(devices.values(), clients) if clients is not None else {}
+    allowed = server_limits(context, daemon, logged, reply)
+    clients = merge_clients(context, daemon, pid, logged, reply, allowed)
+    uuids = daemon.device_uuids().values()
+    contexts = _contexts(uuids, clients) if clients is not None else {}
     confirmed = process is not None and is_server(process)
     # The log of an ordinary user's daemon may call any process its server.
     unproved = not confirmed and daemon.facts.limited
+    count = len(clients) if clients is not None else None
+    if logged is not None and daemon.log_readable("server"):
+        count = logged.clients.count
     return Server(
         pid=pid,
         uid=uid,
         user=context.user(uid),
         start_time_seconds=process.start_time_seconds if process is not None else started,
-        state=inputs.state(),
+        state=logged.state if logged is not None else reply.state,
         ghost=logged.is_ghost if logged is not None and not unproved else None,
-        clients_connected=_count(inputs, clients),
+        clients_connected=count,
         contexts=contexts,
-        contexts_limit=_contexts_limits(context, inputs, (*devices.values(), *contexts)),
-        active_thread_ratio=inputs.thread_ratio(),
-        pinned_memory_limit_bytes={
-            devices[ordinal]: limit
-            for ordinal, limit in inputs.memory_limits_by_ordinal().items()
-            if ordinal in devices
-        },
+        contexts_limit=_contexts_limits(context, logged, (*uuids, *contexts)),
+        active_thread_ratio=allowed.ratio,
+        pinned_memory_limit_bytes=allowed.memory,
         memory_used_bytes=context.memory_used(pid),
         possible_unfinished_work=logged.possible_unfinished_work if logged is not None else None,
         clients=clients or (),
@@ -286,22 +289,16 @@ def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]
     return dict(contexts)
 
 
-def _count(inputs: ServerInputs, clients: tuple[Client, ...] | None) -> int | None:
-    if inputs.logged is not None and inputs.clients_logged:
-        return inputs.logged.clients.count
-    return len(clients) if clients is not None else None
-
-
 def _contexts_limits(
-    context: MergeContext, inputs: ServerInputs, uuids: Iterable[str]
+    context: MergeContext, logged: TrackedServer | None, uuids: Iterable[str]
 ) -> dict[str, int]:
     """Return the documented limit, or the number that the log showed at the last rejection."""
     found = {}
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
         capability = gpu.compute_capability if gpu is not None else None
-        limit = inputs.logged.client_limit if inputs.logged is not None else None
-        limit = limit or client_limits.context_limit(capability, context.driver_version)
+        limit = logged.client_limit if logged is not None else None
+        limit = limit or client_limits.context_limit(capability, context.nvml.driver_version)
         if limit is not None:
             found[uuid] = limit
     return found
@@ -315,25 +312,23 @@ def _merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitio
     found = inputs.answers.partitioning
     if found is None:
         return None
-    servers, clients, partitions = found.servers, found.clients, found.partitions
-    counts = Counter(found.not_understood)
-    if servers is not None:
-        servers = tuple(
-            replace(one, pid=context.host_pid(inputs, one.pid or 0) or None) for one in servers
+    # A list that is unknown stays None, and an empty one empty.
+    servers = found.servers and tuple(
+        replace(one, pid=context.host_pid(inputs, one.pid or 0) or None) for one in found.servers
+    )
+    clients = found.clients and tuple(
+        replace(
+            one,
+            pid=context.host_pid(inputs, one.pid),
+            devices=tuple(
+                uuid
+                for device in one.devices
+                if (uuid := _uuid(context, found, one.server_name, device)) is not None
+            ),
         )
-    if clients is not None:
-        clients = tuple(
-            replace(
-                one,
-                pid=context.host_pid(inputs, one.pid),
-                devices=tuple(
-                    uuid
-                    for device in one.devices
-                    if (uuid := _uuid(context, found, one.server_name, device)) is not None
-                ),
-            )
-            for one in clients
-        )
+        for one in found.clients
+    )
+    partitions, counts = found.partitions, Counter(found.not_understood)
     if partitions is not None:
         # Rows with two names of one GPU may describe the same partition.
         named = (

@@ -15,6 +15,7 @@ from mps_exporter.observations import (
     GpuObservation,
     LogState,
     NvmlObservation,
+    Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
@@ -73,12 +74,13 @@ class MergeContext:
         daemons: Sequence[DaemonInputs],
         stranded_since: Mapping[int, float] | None,
     ) -> None:
-        observed = gpus.gpus if gpus is not None else ()
-        self.driver_version = gpus.driver_version if gpus is not None else None
-        self.gpus: Mapping[str, GpuObservation] = {gpu.uuid: gpu for gpu in observed}
+        self.nvml = gpus or NvmlObservation(math.inf, Outcome.ABSENT)
+        self.procfs = processes or ProcfsObservation(math.inf)
+        self.stranded_since = stranded_since
+        self.gpus: Mapping[str, GpuObservation] = {gpu.uuid: gpu for gpu in self.nvml.gpus}
         """UUID -> GPU."""
-        self.gpu_indexes = _gpu_indexes(observed, daemons)
-        self.processes = processes.processes if processes is not None else {}
+        self.gpu_indexes = _gpu_indexes(self.nvml.gpus, daemons)
+        self.processes = self.procfs.processes
         of_daemons = [process for inputs in daemons for process in inputs.facts.processes]
         self.users = _user_names((*self.processes.values(), *of_daemons))
         self.server_pids = frozenset(
@@ -86,12 +88,9 @@ class MergeContext:
         )
         self.known_pids = self.server_pids | _logged_client_pids(daemons)
         """PIDs on this host of processes whose daemon is known."""
-        self.cgroup_memory = _cgroup_memory(observed, processes)
+        self.cgroup_memory = _cgroup_memory(self.nvml.gpus, self.procfs)
         self._host_pids = _host_pids(self.processes.values())
-        self._memory_by_process = _memory_by_process(observed)
-        self.stranded_since = stranded_since if gpus is not None else None
-        self.gpus_at = gpus.at if gpus is not None else math.inf
-        """Time of the GPU readings."""
+        self._memory_by_process = _memory_by_process(self.nvml.gpus)
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
         """Return the process that a daemon names as its server or client; None if it cannot be one.
@@ -158,7 +157,7 @@ def _memory_by_process(gpus: Iterable[GpuObservation]) -> dict[int, dict[str, in
 
 
 def _cgroup_memory(
-    gpus: Iterable[GpuObservation], processes: ProcfsObservation | None
+    gpus: Iterable[GpuObservation], processes: ProcfsObservation
 ) -> dict[str, dict[str, CgroupMemory]]:
     """Return path of a control group -> GPU UUID -> its memory, for the GPUs that NVML shows."""
     uuids = {
@@ -167,7 +166,7 @@ def _cgroup_memory(
         if gpu.pci_bus_id is not None and gpu.parent_uuid is None
     }
     found: dict[str, dict[str, CgroupMemory]] = {}
-    for memory in processes.cgroup_memory if processes is not None else ():
+    for memory in processes.cgroup_memory:
         uuid = uuids.get(_pci(memory.pci_bus_id))
         if uuid is not None:
             found.setdefault(memory.path, {})[uuid] = memory

@@ -18,7 +18,7 @@ def is_stranded(context: MergeContext, pid: int) -> bool:
     if context.stranded_since is None:
         return True
     since = context.stranded_since.get(pid, math.inf)
-    return since <= context.gpus_at - STRANDED_SECONDS
+    return since <= context.nvml.at - STRANDED_SECONDS
 
 
 def stranded_pids(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from mps_exporter.metrics import clients, daemons, exporter, gpus, partitions
-from mps_exporter.metrics.spec import Build, ClientSeries, Family, MetricSpec, Page, Texts, Value
+from mps_exporter.metrics.spec import Build, ClientSeries, Family, MetricSpec, Page, Texts
 from mps_exporter.snapshot import Snapshot
 
 __all__ = ["CATALOGUE", "SECTIONS", "Build", "ClientSeries", "SparseSeries", "render"]
@@ -67,22 +67,11 @@ class SparseSeries:
         return [family for family in found if family.samples]
 
     def _begun_in(self, family: Family) -> Family:
-        spec = family.spec
-        before = self._begun.get(spec.name, set())
-        begun = set[Texts]()
-        samples: list[tuple[Texts, Value]] = []
-        for labels, value in family.samples:
-            if isinstance(value, Mapping):
-                states = {
-                    state: active
-                    for state, active in value.items()
-                    if active or (*labels, state) in before
-                }
-                begun.update((*labels, state) for state in states)
-                if states:
-                    samples.append((labels, states))
-            elif value or labels in before or (spec.always and spec.always.issubset(labels)):
-                begun.add(labels)
-                samples.append((labels, value))
-        self._begun[spec.name] = begun
-        return Family(spec, tuple(samples))
+        spec, before = family.spec, self._begun.get(family.spec.name, set())
+        samples = tuple(
+            (labels, value)
+            for labels, value in family.samples
+            if value or labels in before or (spec.always and spec.always.issubset(labels))
+        )
+        self._begun[spec.name] = {labels for labels, _ in samples}
+        return Family(spec, samples)

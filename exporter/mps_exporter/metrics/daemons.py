@@ -4,50 +4,18 @@ from __future__ import annotations
 
 from typing import get_args
 
-from mps_exporter.metrics.spec import PROC, TOOL, Page, RawLabels, Rows, Scope, Section, daemon_rows
+from mps_exporter.metrics.spec import PROC, TOOL, Scope, Section, daemon_rows, rows_of_daemons
 from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
-from mps_exporter.observations import LogName, LogState
-from mps_exporter.snapshot import (
-    CONTROL_STATES,
-    QUERY_FAILURE_REASONS,
-    SERVER_STATES,
-    ControlDaemon,
-    Server,
-)
+from mps_exporter.observations import LogName
+from mps_exporter.snapshot import CONTROL_STATES, QUERY_FAILURE_REASONS, SERVER_STATES
 
 _LOGS = get_args(LogName)
 
 
-def _log_rows(page: Page) -> Rows[LogState]:
-    for daemon in page.snapshot.daemons:
-        for log in daemon.logs:
-            yield (daemon.pipe_directory, log.log), log
-
-
-def _server_rows(page: Page) -> Rows[Server]:
-    for daemon in page.snapshot.daemons:
-        for server in daemon.servers:
-            yield (daemon.pipe_directory, server.pid), server
-
-
-def _daemon_info(daemon: ControlDaemon) -> RawLabels | None:
-    if daemon.pid is None:
-        return None
-    return (
-        daemon.pid,
-        daemon.uid,
-        daemon.user,
-        daemon.log_directory,
-        daemon.binary_version,
-        daemon.protocol,
-        None if daemon.multiuser is None else str(daemon.multiuser).lower(),
-        daemon.visible_devices,
-    )
-
-
 SECTION = Section("Control daemon")
 DAEMON = Scope(SECTION, "daemon", daemon_rows)
-LOG = Scope(SECTION, "daemon log", _log_rows)
+PROCESS = Scope(SECTION, "daemon", rows_of_daemons(lambda d: () if d.pid is None else (d,)))
+LOG = Scope(SECTION, "daemon log", rows_of_daemons(lambda d: d.logs, lambda log, _: (log.log,)))
 
 DAEMON.number(
     "mps_control_up", TOOL, lambda d: None if d.state is None else d.state == "answering"
@@ -59,11 +27,10 @@ DAEMON.state(
     "unresponsive: it hangs. refused: it refuses queries. absent: it was configured or seen "
     "before, and is gone."
 )
-DAEMON.info(
+PROCESS.info(
     "mps_control_info",
     f"{PROC}, {CONTROL_LOG}",
     "pid uid user log_directory binary_version protocol multiuser visible_devices",
-    _daemon_info,
     multiuser=("true", "false"),
 ).means("The control daemon's process and settings.")
 DAEMON.info(
@@ -115,7 +82,8 @@ LOG.number("mps_control_log_readable", "open", lambda log: log.readable, log=_LO
 
 
 SERVERS = Section("Servers")
-SERVER = Scope(SERVERS, "daemon server", _server_rows)
+_SERVER_ROWS = rows_of_daemons(lambda d: d.servers, lambda server, _: (server.pid,))
+SERVER = Scope(SERVERS, "daemon server", _SERVER_ROWS)
 
 SERVER.info("mps_server_info", f"{PROC}, {CONTROL_LOG}", "uid user").means(
     "The server's process; uid and user are those it serves (0 for a multi-user server)."

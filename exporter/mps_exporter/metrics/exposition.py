@@ -6,7 +6,7 @@ the beginning of a line (name and labels) is cached until a page has other lines
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.spec import Family, Kind, MetricSpec, Value
+from mps_exporter.metrics.spec import Family, Kind, MetricSpec, Texts
 from mps_exporter.snapshot import Histogram
 
 TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,9 +35,6 @@ LIBRARY = "prometheus-client"
 
 format_number: Callable[[float], str] = floatToGoString
 
-LineKey = tuple[str, ...]
-"""End of a line's name, in families with several kinds of lines, and label values."""
-
 
 class Style(NamedTuple):
     """The parts of a content type that change a page."""
@@ -52,7 +49,8 @@ class Style(NamedTuple):
 class Beginnings(NamedTuple):
     """The text of a family on the last page, without the numbers."""
 
-    keys: Sequence[LineKey]
+    keys: Sequence[Texts]
+    """Label values; for a histogram, the end of the line's name comes first."""
     head: str
     lines: Sequence[str]
 
@@ -89,7 +87,7 @@ class Encoder:
             parts.append(f"{line}{text}\n")
         return "".join(parts)
 
-    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[LineKey]) -> Beginnings:
+    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[Texts]) -> Beginnings:
         kept = self._kept.get((style, spec))
         if kept is None or kept.keys != keys:
             before = dict(zip(kept.keys, kept.lines, strict=True)) if kept else {}
@@ -98,14 +96,13 @@ class Encoder:
         return kept
 
 
-def _beginning(style: Style, spec: MetricSpec, key: LineKey) -> str:
+def _beginning(style: Style, spec: MetricSpec, key: Texts) -> str:
     """Return ``name{label="value",…} ``, sorted by label, or ``name `` without labels."""
-    name, labels, values = spec.name, spec.labels, key
-    if spec.kind in ("histogram", "stateset"):
-        name, values = name + key[0], key[1:]
-        labels = (*labels, "le" if spec.kind == "histogram" else spec.name)
-    # A histogram's sum and count lack the last label, the bound.
-    pairs = sorted(zip(labels, values, strict=False))
+    name = spec.name
+    if spec.kind == "histogram":
+        name, key = name + key[0], key[1:]
+    # Only the buckets of a histogram have the last label.
+    pairs = sorted(zip((*spec.sample_labels, "le"), key, strict=False))
     shown = ",".join([f'{style.name(label)}="{_escaped(value)}"' for label, value in pairs])
     return f"{style.name(name)}{{{shown}}} " if shown else f"{style.name(name)} "
 
@@ -125,27 +122,24 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _lines(family: Family) -> tuple[Sequence[LineKey], Sequence[float]]:
-    lines: Iterable[tuple[LineKey, float]]
-    if family.spec.kind in ("histogram", "stateset"):
-        lines = [line for labels, value in family.samples for line in _several(labels, value)]
-    else:
-        lines = family.samples  # type: ignore[assignment] # the other kinds' values are numbers
+def _lines(family: Family) -> tuple[Sequence[Texts], Sequence[float]]:
+    lines: list[tuple[Texts, float]] = []
+    for labels, value in family.samples:
+        if isinstance(value, Histogram):
+            lines += _histogram_lines(labels, value)
+        else:
+            lines.append((labels, value))
     keys, numbers = zip(*lines, strict=True) if lines else ((), ())
     return keys, numbers
 
 
-def _several(labels: LineKey, value: Value) -> Iterator[tuple[LineKey, float]]:
-    if isinstance(value, Histogram):
-        counts = list(accumulate(value.counts))
-        bounds = (*(repr(float(bound)) for bound in value.bounds), "+Inf")
-        for bound, count in zip(bounds, counts, strict=True):
-            yield ("_bucket", *labels, bound), count
-        yield ("_count", *labels), counts[-1]
-        yield ("_sum", *labels), value.sum_seconds
-    elif isinstance(value, Mapping):
-        for state, active in value.items():
-            yield ("", *labels, state), float(active)
+def _histogram_lines(labels: Texts, value: Histogram) -> Iterator[tuple[Texts, float]]:
+    counts = list(accumulate(value.counts))
+    bounds = (*(repr(float(bound)) for bound in value.bounds), "+Inf")
+    for bound, count in zip(bounds, counts, strict=True):
+        yield ("_bucket", *labels, bound), count
+    yield ("_count", *labels), counts[-1]
+    yield ("_sum", *labels), value.sum_seconds
 
 
 def _library_families(metrics: Iterable[Metric]) -> Iterator[Family]:

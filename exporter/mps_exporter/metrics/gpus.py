@@ -23,7 +23,6 @@ from mps_exporter.metrics.spec import (
     Scope,
     Section,
     Texts,
-    state_value,
     texts,
 )
 from mps_exporter.mps.log_metrics import BOTH_LOGS
@@ -146,32 +145,19 @@ def _reading(
     **values: tuple[str, ...],
 ) -> MetricSpec:
     """Declare the metric of a quantity that sources/nvml reads, with its labels or its states."""
+    inactive: dict[Texts, float] = {(state,): 0.0 for state in states}
 
     def samples(page: Page) -> Samples:
         return {
             gpu + labels: value
             for gpu, readings in page.rows(READINGS)
-            for labels, value in readings.get(quantity, {}).items()
-        }
-
-    def statesets(page: Page) -> Samples:
-        return {
-            gpu: state_value(states, {state: bool(on) for (state,), on in found.items()})
-            for gpu, readings in page.rows(READINGS)
             if (found := readings.get(quantity))
+            for labels, value in {**inactive, **found}.items()
         }
 
-    BY_QUANTITY[quantity] = READINGS.add(
-        name,
-        source,
-        statesets if states else samples,
-        values,
-        kind="stateset" if states else None,
-        states=states,
-        sparse=sparse or bool(states),
-        always=always,
-    )
-    return BY_QUANTITY[quantity]
+    spec = BY_QUANTITY[quantity] = READINGS.add(name, source, samples, values)
+    spec.sparse, spec.always = sparse, always
+    return spec.has_states(states) if states else spec
 
 
 _rare = partial(_reading, sparse=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.clients import client_rows
 from mps_exporter.metrics.spec import (
-    MAX_LABEL_LENGTH,
     PROC,
     TOOL,
     Page,
@@ -16,6 +14,7 @@ from mps_exporter.metrics.spec import (
     Scope,
     Section,
     T,
+    rows_of_daemons,
 )
 from mps_exporter.mps.cgroups import Attribution, parse_cgroup
 from mps_exporter.mps.protocol_v3 import REPLIES
@@ -25,6 +24,7 @@ from mps_exporter.snapshot import (
     PARTITION_FAULTS,
     REPLY_PARTS,
     Client,
+    ControlDaemon,
     Namespace,
     Partitioning,
     SmPartition,
@@ -39,14 +39,9 @@ def _list_rows(
     read: Callable[[Partitioning], Iterable[T] | None], name: Callable[[T, Page], RawLabels]
 ) -> Callable[[Page], Rows[T]]:
     """Return the rows of a list of each daemon, with the labels that name a row."""
-
-    def rows(page: Page) -> Rows[T]:
-        for daemon in page.snapshot.daemons:
-            if daemon.partitioning is not None:
-                for one in read(daemon.partitioning) or ():
-                    yield (daemon.pipe_directory, *name(one, page)), one
-
-    return rows
+    return rows_of_daemons(
+        lambda daemon: None if daemon.partitioning is None else read(daemon.partitioning), name
+    )
 
 
 def _namespace_client_rows(page: Page) -> Rows[Client]:
@@ -56,32 +51,21 @@ def _namespace_client_rows(page: Page) -> Rows[Client]:
                 yield (*labels, *page.gpu(uuid)), client
 
 
-def _partition_rows(page: Page) -> Rows[tuple[SmPartition, int | None]]:
-    for daemon in page.snapshot.daemons:
-        for one in daemon.partitioning.partitions or () if daemon.partitioning is not None else ():
-            if not one.unallocated:
-                gpu = page.gpu(one.device)
-                labels = daemon.pipe_directory, one.server_name, *gpu, one.label
-                yield labels, (one, daemon.clients_in(one))
+def _partitions(daemon: ControlDaemon) -> list[tuple[SmPartition, int | None]]:
+    """Return the partitions of a daemon, with the number of their clients."""
+    found = None if daemon.partitioning is None else daemon.partitioning.partitions
+    return [(one, daemon.clients_in(one)) for one in found or () if not one.unallocated]
 
 
 def _cgroup_rows(page: Page) -> Rows[Attribution]:
     for path in page.snapshot.cgroup_memory:
-        yield (_cgroup_label(path),), parse_cgroup(f"0::{path}")
+        yield (path,), parse_cgroup(f"0::{path}")
 
 
 def _cgroup_gpu_rows(page: Page) -> Rows[CgroupMemory]:
     for path, by_gpu in page.snapshot.cgroup_memory.items():
         for uuid, memory in by_gpu.items():
-            yield (_cgroup_label(path), *page.gpu(uuid)), memory
-
-
-def _cgroup_label(path: str) -> str:
-    """Return a path of limited length; a hash distinguishes paths that are cut."""
-    if len(path) <= MAX_LABEL_LENGTH:
-        return path
-    digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{path[: MAX_LABEL_LENGTH - 17]}~{digest}"
+            yield (path, *page.gpu(uuid)), memory
 
 
 def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
@@ -96,10 +80,6 @@ def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
 def _is_hard_limited(memory: CgroupMemory) -> bool | None:
     known = memory.hard_unlimited or memory.hard_limit_bytes is not None
     return not memory.hard_unlimited if known else None
-
-
-def _flag_label(flag: bool | None) -> str | None:
-    return None if flag is None else str(flag).lower()
 
 
 SECTION = Section("Named servers, namespaces and SM partitions")
@@ -117,7 +97,13 @@ NAMESPACE_CLIENTS = Scope(
     _list_rows(lambda p: p.clients_by_namespace().items(), lambda item, _: item[0]),
 )
 NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _namespace_client_rows)
-PARTITION = Scope(SECTION, "daemon server_name gpu uuid partition", _partition_rows)
+PARTITION = Scope(
+    SECTION,
+    "daemon server_name gpu uuid partition",
+    rows_of_daemons(
+        _partitions, lambda p, page: (p[0].server_name, *page.gpu(p[0].device), p[0].label)
+    ),
+)
 UNALLOCATED = Scope(
     SECTION,
     "daemon server_name gpu uuid",
@@ -144,15 +130,7 @@ NOT_UNDERSTOOD = Scope(
 NAMED_SERVER.info(
     "mps_named_server_info",
     _OF_DAEMON,
-    "server uid status pipe_directory allowed_devices context_ids",
-    lambda s: (
-        s.pid,
-        s.uid,
-        s.status,
-        s.pipe_directory,
-        ",".join(s.allowed_devices),
-        s.context_ids,
-    ),
+    "server=pid uid status pipe_directory allowed_devices context_ids",
 ).means("A server of an MPS v3 daemon; server is its PID, empty while it has no process.")
 NAMESPACE.info("mps_namespace_info", _OF_DAEMON, "status pipe_directory").means(
     "A namespace of a server; status is the server's."
@@ -182,7 +160,7 @@ PARTITION.info(
     "mps_sm_partition_info",
     f"{TOOL} (sm-partition list, lspart)",
     "partition_id status include_remainder",
-    lambda p: (p[0].partition_id, p[0].status, _flag_label(p[0].include_remainder)),
+    lambda p: (p[0].partition_id, p[0].status, p[0].include_remainder),
     include_remainder=_WORDS,
 ).means(
     "A static SM partition. partition_id: what CUDA_MPS_SM_PARTITION names behind the slash; "
@@ -217,12 +195,9 @@ CLIENT.info(
     ),
     fault=PARTITION_FAULTS,
 ).means("The partition that a client names. fault: why it cannot have been meant for it.")
-DEVICE.info(
-    "mps_server_device_info",
-    _OF_DAEMON,
-    "ordinal pci_bus_id name attributes",
-    lambda d: (d.ordinal, d.pci, d.name, d.attributes),
-).means("A GPU as a named server numbers it.")
+DEVICE.info("mps_server_device_info", _OF_DAEMON, "ordinal pci_bus_id=pci name attributes").means(
+    "A GPU as a named server numbers it."
+)
 DEVICE.number("mps_server_device_sms", _OF_DAEMON, lambda d: d.sms).means(
     "SMs of the GPU, as the daemon counts them."
 )
@@ -233,7 +208,6 @@ FEATURE.info(
     "mps_control_feature_info",
     _OF_DAEMON,
     "enabled default module covers",
-    lambda f: (_flag_label(f.enabled), _flag_label(f.default), f.module, f.covers),
     enabled=_WORDS,
     default=_WORDS,
 ).means("An optional behaviour of the daemon. default: whether it is as shipped.")
@@ -266,7 +240,7 @@ CLIENT.info(
     "mps_client_cgroup_info",
     f"{PROC}/PID/cgroup",
     "cgroup",
-    lambda c: None if c.cgroup is None else (_cgroup_label(c.cgroup),),
+    lambda c: None if c.cgroup is None else (c.cgroup,),
 ).means("The control group whose GPU memory the client uses.")
 NOT_UNDERSTOOD.number(
     "mps_control_reply_not_understood", TOOL, lambda item: item[1], reply=REPLIES, part=REPLY_PARTS

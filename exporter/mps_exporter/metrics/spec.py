@@ -6,24 +6,20 @@ sample for a thing whose value is None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, ItemsView, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import ControlDaemon, Histogram, Snapshot
 
 MAX_LABEL_LENGTH = 200
-"""Maximum length of a label value, except the daemon's: users choose names of programs."""
+"""Maximum length of a label value: users choose names of programs and paths."""
 
 MAX_CACHED_LABELS = 4096
 """Maximum number of cached label sets, of things and of readings: twice those of a full host."""
-
-DAEMON = "daemon"
-"""Label whose values are never cut: the paths of two daemons may differ in the last letter only."""
 
 TOOL = "nvidia-cuda-mps-control"
 PROC = "/proc"
@@ -36,7 +32,10 @@ ClientSeries = Literal["full", "summary", "off"]
 """Series of single clients: all; without limits and start times; none."""
 
 RawLabels = tuple[str | int | None, ...]
-"""Label values before they are text. No booleans: 1 and True are the same key."""
+"""Label values before they are text. No Booleans: 1 and True are the same key of the cache."""
+
+InfoLabels = tuple[str | int | bool | tuple[str, ...] | None, ...]
+"""Label values of an info metric before they are text."""
 
 Texts = tuple[str, ...]
 """Label values as text."""
@@ -44,7 +43,7 @@ Texts = tuple[str, ...]
 T = TypeVar("T")
 
 
-Value = float | Histogram | Mapping[str, bool]
+Value = float | Histogram
 Samples = Mapping[Texts, Value]
 Rows = Iterable[tuple[RawLabels, T]]
 """Things, each with the label values that name it."""
@@ -78,6 +77,15 @@ class MetricSpec:
     def means(self, text: str, note: str = "") -> None:
         self.help, self.note = text, note
 
+    def has_states(self, states: tuple[str, ...]) -> MetricSpec:
+        self.kind, self.states, self.sparse = "stateset", states, True
+        return self
+
+    @property
+    def sample_labels(self) -> tuple[str, ...]:
+        """The labels of a sample: a stateset names the state in a label with the metric's name."""
+        return (*self.labels, self.name) if self.kind == "stateset" else self.labels
+
     @property
     def unit(self) -> str:
         """The base unit at the end of the name: "seconds", "bytes", ..., or ""."""
@@ -93,10 +101,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric with its samples: label values in the order of spec.labels, and the value.
-
-    Samples of a stateset lack the label of the state, and map state -> bool.
-    """
+    """A metric with its samples: label values in the order of spec.sample_labels, and the value."""
 
     spec: MetricSpec
     samples: tuple[tuple[Texts, Value], ...]
@@ -111,14 +116,14 @@ class Build:
     python_version: str
 
 
+@dataclass(frozen=True, slots=True)
 class Page:
     """The input of the metrics of one reply."""
 
-    def __init__(self, snapshot: Snapshot, build: Build, clients: ClientSeries) -> None:
-        self.snapshot = snapshot
-        self.build = build
-        self.clients = clients
-        self._rows: dict[object, dict[Texts, Any]] = {}
+    snapshot: Snapshot
+    build: Build
+    clients: ClientSeries
+    _rows: dict[object, dict[Texts, Any]] = field(default_factory=dict)
 
     def rows(self, scope: Scope[T]) -> ItemsView[Texts, T]:
         """Return the things of a scope by their label values as text.
@@ -129,9 +134,8 @@ class Page:
         rows = self._rows.get(scope.rows)
         if rows is None:
             rows = self._rows[scope.rows] = {}
-            whole = _daemon_position(scope.labels)
             for labels, thing in scope.rows(self):
-                rows.setdefault(texts(labels, whole), thing)
+                rows.setdefault(texts(labels), thing)
         return rows.items()
 
     def gpu(self, uuid: str) -> tuple[str, str]:
@@ -154,17 +158,31 @@ class Scope(Generic[T]):
         self, name: str, source: str, value: Callable[[T], float | None], **values: tuple[str, ...]
     ) -> MetricSpec:
 
+        def numbers(thing: T) -> Mapping[RawLabels, float]:
+            return {} if (number := value(thing)) is None else {(): number}
+
+        return self.each(name, source, numbers, **values)
+
+    def each(
+        self,
+        name: str,
+        source: str,
+        value: Callable[[T], Mapping[RawLabels, Value]],
+        /,
+        **values: tuple[str, ...],
+    ) -> MetricSpec:
+
         def samples(page: Page) -> Samples:
             return {
-                labels: number
+                labels + texts(own): number
                 for labels, thing in page.rows(self)
-                if (number := value(thing)) is not None
+                for own, number in value(thing).items()
             }
 
         return self.add(name, source, samples, values)
 
     def by_gpu(
-        self, name: str, source: str, value: Callable[[T], Mapping[str, float]]
+        self, name: str, source: str, value: Callable[[T], Mapping[str, Value]]
     ) -> MetricSpec:
 
         def samples(page: Page) -> Samples:
@@ -176,82 +194,58 @@ class Scope(Generic[T]):
 
         return self.add(name, source, samples, {"gpu": (), "uuid": ()})
 
-    def each(
-        self,
-        name: str,
-        source: str,
-        value: Callable[[T], Mapping[RawLabels, float]],
-        **values: tuple[str, ...],
-    ) -> MetricSpec:
-        whole = _daemon_position([*values])
-
-        def samples(page: Page) -> Samples:
-            return {
-                labels + texts(own, whole): number
-                for labels, thing in page.rows(self)
-                for own, number in value(thing).items()
-            }
-
-        return self.add(name, source, samples, values)
-
     def info(
         self,
         name: str,
         source: str,
         labels: str,
-        value: Callable[[T], RawLabels | None] | None = None,
+        value: Callable[[T], InfoLabels | None] | None = None,
+        /,
         **values: tuple[str, ...],
     ) -> MetricSpec:
-        """Declare a metric whose label values are the information: by default the attributes."""
-        names = labels.split()
-        read = value or attrgetter(*names)
+        """Declare a metric whose label values are the information.
 
-        def samples(page: Page) -> Samples:
-            return {
-                row + texts(own): 1.0
-                for row, thing in page.rows(self)
-                if (own := read(thing)) is not None
-            }
+        By default they are attributes: "pid" is a label and an attribute, "server=pid" a label and
+        the attribute with its value.
+        """
+        names = dict.fromkeys((label.partition("=")[0] for label in labels.split()), ())
+        attributes = [label.rpartition("=")[2] for label in labels.split()]
 
-        return self.add(name, source, samples, dict.fromkeys(names, ()) | values)
+        def read(thing: T) -> Mapping[RawLabels, float]:
+            own = (
+                tuple(getattr(thing, one) for one in attributes) if value is None else value(thing)
+            )
+            return {} if own is None else {tuple(map(_raw_label, own)): 1.0}
+
+        return self.each(name, source, read, **(names | values))
 
     def state(
         self, name: str, source: str, states: tuple[str, ...], value: Callable[[T], str | None]
     ) -> MetricSpec:
-        """Declare a set of states, one of which is active."""
+        """Declare a set of states, one of which is active, be it unknown."""
 
-        def samples(page: Page) -> Samples:
-            return {
-                labels: state_value(states, {active: True})
-                for labels, thing in page.rows(self)
-                if (active := value(thing)) is not None
-            }
+        def flags(thing: T) -> Mapping[RawLabels, float]:
+            active = value(thing)
+            shown = () if active is None else dict.fromkeys((*states, active))
+            return {(state,): float(state == active) for state in shown}
 
-        return self.add(name, source, samples, kind="stateset", states=states, sparse=True)
+        return self.each(name, source, flags).has_states(states)
 
     def add(
         self,
         name: str,
         source: str,
         samples: Callable[[Page], Samples],
-        values: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-        *,
-        kind: Kind | None = None,
-        states: tuple[str, ...] = (),
-        sparse: bool = False,
-        always: frozenset[str] = frozenset(),
+        values: Mapping[str, tuple[str, ...]],
     ) -> MetricSpec:
-        """Declare a metric by the function that returns all its samples; see MetricSpec."""
+        """Declare a metric by the function that returns all its samples."""
         spec = MetricSpec(
             name,
-            kind or KINDS.get(name.rpartition("_")[2], "gauge"),
+            KINDS.get(name.rpartition("_")[2], "gauge"),
             labels=tuple(dict.fromkeys((*self.labels, *values))),
             source=source,
-            states=states,
             values={label: closed for label, closed in values.items() if closed},
             section=self._section.title,
-            sparse=sparse,
-            always=always,
             samples=samples,
         )
         self._section.metrics.append(spec)
@@ -273,68 +267,64 @@ class Section:
                 self._add_counted(metric)
 
     def _add_counted(self, metric: LogMetric) -> None:
-        scope = Scope(self, DAEMON, daemon_rows)
-        by_uuid = metric.labels == ("uuid",)
+        scope, name = Scope(self, "daemon", daemon_rows), metric.name
 
-        def samples(page: Page) -> Samples:
-            return {
-                labels + texts(page.gpu(str(key[0])) if by_uuid else key): found
-                for labels, daemon in page.rows(scope)
-                for key, found in _counts(daemon, metric.name, by_uuid=by_uuid)
-            }
+        def counts(daemon: ControlDaemon) -> Mapping[RawLabels, Value]:
+            return (daemon.counters or {}).get(name, {})
 
-        labels = dict.fromkeys(("gpu", "uuid") if by_uuid else metric.labels, ())
-        scope.add(
-            metric.name, metric.source, samples, {**labels, **metric.values}, kind=metric.kind
-        ).means(metric.help, metric.note)
+        def counts_by_gpu(daemon: ControlDaemon) -> Mapping[str, Value]:
+            found = {str(uuid): count for (uuid,), count in counts(daemon).items()}
+            every = {"", *daemon.gpu_uuids, *found} if daemon.counters is not None else ()
+            return {uuid: found.get(uuid, 0) for uuid in sorted(every)}
 
-
-def _counts(
-    daemon: ControlDaemon, name: str, *, by_uuid: bool
-) -> Iterable[tuple[RawLabels, float | Histogram]]:
-    """Return what the logs of a daemon show; each GPU of the daemon has a count from 0 on."""
-    values = (daemon.counters or {}).get(name)
-    if values is None or not by_uuid:
-        return (values or {}).items()
-    uuids = {"", *daemon.gpu_uuids, *(str(uuid) for (uuid,) in values)}
-    return [((uuid,), values.get((uuid,), 0)) for uuid in sorted(uuids)]
+        if metric.labels == ("uuid",):
+            spec = scope.by_gpu(name, metric.source, counts_by_gpu)
+        else:
+            spec = scope.each(name, metric.source, counts, **metric.values)
+        spec.kind = metric.kind
+        spec.means(metric.help, metric.note)
 
 
-def daemon_rows(page: Page) -> Rows[ControlDaemon]:
-    for daemon in page.snapshot.daemons:
-        yield (daemon.pipe_directory,), daemon
+def rows_of_daemons(
+    read: Callable[[ControlDaemon], Iterable[T] | None],
+    name: Callable[[T, Page], RawLabels] = lambda _thing, _page: (),
+) -> Callable[[Page], Rows[T]]:
+    """Return the rows of things that each daemon has, with their labels after the daemon's."""
+
+    def rows(page: Page) -> Rows[T]:
+        for daemon in page.snapshot.daemons:
+            for thing in read(daemon) or ():
+                yield (daemon.pipe_directory, *name(thing, page)), thing
+
+    return rows
 
 
-def _daemon_position(labels: Sequence[str]) -> int:
-    return labels.index(DAEMON) if DAEMON in labels else -1
+daemon_rows = rows_of_daemons(lambda daemon: (daemon,))
+
+
+def _raw_label(value: str | int | bool | tuple[str, ...] | None) -> str | int | None:
+    """Return a label value in which words stand for a Boolean, and a list for several texts."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, tuple) else value
 
 
 @lru_cache(maxsize=MAX_CACHED_LABELS)
-def texts(labels: RawLabels, whole: int = -1) -> Texts:
-    """Return label values as text, of limited length except at the position `whole`.
-
-    Cached: most label values of a page are those of the last page.
-    """
-    return tuple(
-        _label_text(value, None if position == whole else MAX_LABEL_LENGTH)
-        for position, value in enumerate(labels)
-    )
+def texts(labels: RawLabels) -> Texts:
+    """Return label values as text. Cached: most of them are those of the last page."""
+    return tuple(map(_label_text, labels))
 
 
-def _label_text(value: str | int | None, longest: int | None = MAX_LABEL_LENGTH) -> str:
-    if value is None:
-        return ""
-    text = str(value)[:longest]
+def _label_text(value: str | int | None) -> str:
+    """Return printable text of limited length: a hash distinguishes texts that are cut."""
+    text = "" if value is None else str(value)
     if not text.isprintable():
         # Control characters and lone surrogates of undecodable names become visible escapes.
-        visible = (
+        text = "".join(
             char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
             for char in text
         )
-        text = "".join(visible)[:longest]
+    if len(text) > MAX_LABEL_LENGTH:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        text = f"{text[: MAX_LABEL_LENGTH - 17]}~{digest}"
     return text
-
-
-def state_value(states: tuple[str, ...], active: Mapping[str, bool]) -> Mapping[str, bool]:
-    """Return the known states, then unknown words of the driver."""
-    return dict.fromkeys(states, False) | {_label_text(name): on for name, on in active.items()}

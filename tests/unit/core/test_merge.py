@@ -162,26 +162,43 @@ def client_facts(pid: int, **environment: str) -> ProcessFacts:
     )
 
 
+LOGGED = LoggedServer(clients=(logged_client(30, "GPU-a"),))
+SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, {0: "GPU-a"}, {0: GIB})
+ANSWERS = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0)
+
+
+def one_daemon(
+    *processes: ProcessFacts,
+    logs: tuple[LogState, ...] = READABLE,
+    answers: ServerAnswers | None = None,
+    facts: DaemonFacts = RUNNING,
+    listed: tuple[tuple[int, str, int | None], ...] | None = None,
+    unread: tuple[ProcessList, ...] = (),
+    server: LoggedServer = LOGGED,
+    waits: tuple[Wait, ...] = (),
+    lost_at: float | None = None,
+    **more: Any,
+) -> Snapshot:
+    state = logged(server, devices={0: "GPU-a"}, waits=waits, server_log_lost_at=lost_at)
+    inputs = DaemonInputs(
+        facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
+    )
+    gpus = None if listed is None else [gpu(*listed, unread=unread)]
+    return merged(inputs, gpus=gpus, processes=processes, **more)
+
+
 def snapshot(
     *clients: ProcessFacts,
     processes: tuple[tuple[int, str, int | None], ...],
     server: LoggedServer | None = None,
-    logs: tuple[LogState, ...] = READABLE,
-    answers: ServerAnswers | None = None,
-    clients_max: int = 1000,
-    unread: tuple[ProcessList, ...] = (),
-    waits: tuple[Wait, ...] = (),
+    **more: Any,
 ) -> Snapshot:
+    """A host with a visible server, to which these clients are connected."""
     if server is None:
         connected = tuple(logged_client(one.pid, "GPU-a") for one in clients)
         server = LoggedServer(clients=connected, attributes={"thread_ratio": 1.0})
-    state = logged(server, devices={0: "GPU-a"}, waits=waits)
     facts = replace(RUNNING, servers=(SERVER,))
-    inputs = DaemonInputs(
-        facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
-    )
-    gpus = [gpu(*processes, unread=unread)]
-    return merged(inputs, gpus=gpus, processes=(SERVER, *clients), clients_max=clients_max)
+    return one_daemon(SERVER, *clients, facts=facts, listed=processes, server=server, **more)
 
 
 @pytest.mark.parametrize(
@@ -393,9 +410,7 @@ def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_u
 
 
 def test_without_logs_the_control_tool_is_used() -> None:
-    reply = ServerReply(20, "FAULT", 0.5, (30,), {0: {30: 2}}, {0: "GPU-a"}, {0: GIB})
-    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
-    (daemon,) = snapshot(client_facts(30), processes=ALL, logs=(), answers=answers).daemons
+    (daemon,) = snapshot(client_facts(31), processes=ALL, logs=(), answers=ANSWERS).daemons
     (server,) = daemon.servers
     assert (server.state, server.active_thread_ratio) == ("FAULT", 0.5)
     assert (server.clients_connected, server.contexts) == (1, {"GPU-a": 2})
@@ -489,26 +504,6 @@ def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
 
 # ------------------------------------------------------------------------------ one source missing
 
-LOGGED = LoggedServer(clients=(logged_client(30, "GPU-a"),))
-SAID = ServerReply(20, "FAULT", 0.5, (31,), {0: {31: 2}}, {0: "GPU-a"})
-
-
-def one_daemon(
-    *processes: ProcessFacts,
-    logs: tuple[LogState, ...] = READABLE,
-    said: bool = False,
-    facts: DaemonFacts = RUNNING,
-    listed: tuple[tuple[int, str, int | None], ...] | None = None,
-    server: LoggedServer = LOGGED,
-    lost_at: float | None = None,
-    stranded_since: dict[int, float] | None = None,
-) -> Snapshot:
-    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: SAID}, 8.0) if said else ServerAnswers()
-    state = logged(server, devices={0: "GPU-a"}, server_log_lost_at=lost_at)
-    inputs = DaemonInputs(facts, answers=answers, state=state, logs=logs)
-    gpus = None if listed is None else [gpu(*listed)]
-    return merged(inputs, gpus=gpus, processes=processes, stranded_since=stranded_since)
-
 
 @pytest.mark.parametrize(
     ("logs", "said", "count", "clients"),
@@ -523,7 +518,7 @@ def one_daemon(
 def test_servers_and_clients_are_those_of_the_log_or_of_the_tool(
     logs: tuple[LogState, ...], said: bool, count: int | None, clients: list[int] | None
 ) -> None:
-    (daemon,) = one_daemon(logs=logs, said=said).daemons
+    (daemon,) = one_daemon(logs=logs, answers=ANSWERS if said else None).daemons
     assert daemon.servers_count == count
     found = [[client.pid for client in server.clients] for server in daemon.servers]
     assert found == ([] if clients is None else [clients])

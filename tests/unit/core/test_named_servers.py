@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from mps_exporter.snapshot import (
 )
 
 GIB = 1 << 30
-A, B = "GPU-aaaa1111-0000", "GPU-bbbb2222-0000"
+A, B, C = "GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-cccc3333-0000"
 TRAINING = NamedServer("training", 1000, 40, "Ready")
 SERVING = NamedServer("serving", None, 41, "Ready")
 DEVICES = (
@@ -221,23 +222,26 @@ def test_a_variable_that_names_no_partition_changes_nothing(variable: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("client", "carved_on", "fault"),
+    ("devices", "carved", "variable", "fault"),
     [
-        (("0",), A, None),
-        (("1",), A, "other_gpu"),
-        ((), A, None),  # it is not known on which GPU the client is
-        (("0",), "GPU-cccc3333-0000", None),  # nor can a GPU that NVML does not show be compared
+        (("0",), SmPartition(A, "training", "Kp8A"), f"{A}/Zz", "unknown"),
+        (("0",), SmPartition(A, "serving", "Kp8A"), f"{A}/Kp8A", "other_server"),
+        (("0",), SmPartition(A, "", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(A, "training", "Kp8A"), "GPU-aaaa/Kp8A", None),
+        (("0",), SmPartition("GPU-aaaa", "training", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(A, "training", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
+        (("1",), SmPartition(A, "training", "Kp8A"), f"{A}/Kp8A", "other_gpu"),
+        ((), SmPartition(A, "training", "Kp8A"), f"{A}/Kp8A", None),  # its GPUs are unknown
+        (("0",), SmPartition(C, "training", "Kp8A"), f"{C}/Kp8A", None),  # NVML does not show C
     ],
 )
-def test_a_partition_of_a_gpu_that_the_client_does_not_use(
-    client: tuple[str, ...], carved_on: str, fault: str | None
+def test_a_partition_that_was_not_meant_for_the_client(
+    devices: tuple[str, ...], carved: SmPartition, variable: str, fault: str | None
 ) -> None:
-    carved = SmPartition(carved_on, "training", "Kp8A", sms=34)
-    one = in_partition(f"{carved_on}/Kp8A", *client, partition=carved)
-    assert one.sm_partition_fault == fault
-    # In one that was not meant for it, how many it has is not known.
-    assert one.sm_limit == ({carved_on: 34} if fault is None else {})
-    assert one.active_thread_ratio is None
+    one = in_partition(variable, *devices, partition=replace(carved, sms=34))
+    assert (one.sm_partition_fault, one.active_thread_ratio) == (fault, None)
+    # The SMs in a partition that was not meant for it are unknown.
+    assert list(one.sm_limit.values()) == ([34] if fault is None else [])
 
 
 def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:
@@ -245,23 +249,6 @@ def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:
     listed = (GpuProcess(51, "compute", GIB),)
     one = in_partition(f"{B}/Kp8A", partition=on_b, listed=listed)
     assert one.sm_partition_fault == "other_gpu"
-
-
-@pytest.mark.parametrize(
-    ("carved", "variable", "fault"),
-    [
-        (SmPartition(A, "training", "Kp8A"), f"{A}/Zz", "unknown"),
-        (SmPartition(A, "serving", "Kp8A"), f"{A}/Kp8A", "other_server"),
-        (SmPartition(A, "", "Kp8A"), f"{A}/Kp8A", None),
-        (SmPartition(A, "training", "Kp8A"), "GPU-aaaa/Kp8A", None),
-        (SmPartition("GPU-aaaa", "training", "Kp8A"), f"{A}/Kp8A", None),
-        (SmPartition(A, "training", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
-    ],
-)
-def test_a_partition_that_was_not_meant_for_the_client(
-    carved: SmPartition, variable: str, fault: str | None
-) -> None:
-    assert in_partition(variable, "0", partition=carved).sm_partition_fault == fault
 
 
 def test_partitions_of_a_v2_daemon_are_of_all_its_servers() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.metrics import CATALOGUE, Build, ClientSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import Family
+from mps_exporter.mps.record import Counters
 from mps_exporter.observations import ContainerName
 from mps_exporter.snapshot import (
     Client,
@@ -24,6 +29,9 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
+from testing import v3_host
+from testing.golden import GOLDEN
+from testing.player import Player
 
 BUILD = Build("1.0", "abc", "3.11")
 ROOT = Path(__file__).parents[3]
@@ -153,7 +161,6 @@ def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:
     shifted = {f.spec.name: f for f in render(snapshot, BUILD, wall=lambda moment: moment + 1000)}
     assert shifted["mps_server_start_time_seconds"].samples[0][1] == 1100.0
     assert shifted["mps_client_start_time_seconds"].samples[0][1] == 1110.0
-    assert shifted["mps_exporter_recording_info"].samples[0][0] == ("s", "m", "580", "then", "2")
 
 
 def test_clients_that_share_pid_0_have_no_series() -> None:
@@ -172,13 +179,13 @@ def test_clients_that_share_pid_0_have_no_series() -> None:
 
 def test_daemons_with_the_same_long_beginning_of_a_path_are_distinguished() -> None:
     names = ["/" + "x" * 300 + end for end in "ab"]
-    server = Server(20, clients=(Client(30, 20, command="x" * 300),))
+    server = Server(20, clients=(Client(30, 20),))
     daemons = tuple(ControlDaemon(name, "/l", "answering", servers=(server,)) for name in names)
     found = families(Snapshot(taken_at=1.0, daemons=daemons))
-    assert [labels for labels, _ in found["mps_control_up"].samples] == [(one,) for one in names]
-    assert [labels[0] for labels, _ in found["mps_client_info"].samples] == names
-    command = CATALOGUE["mps_client_info"].labels.index("command")
-    assert {labels[command] for labels, _ in found["mps_client_info"].samples} == {"x" * 200}
+    shown = [labels[0] for labels, _ in found["mps_control_up"].samples]
+    assert len(set(shown)) == 2
+    assert {(one[:183], len(one)) for one in shown} == {(names[0][:183], 200)}
+    assert [labels[0] for labels, _ in found["mps_client_info"].samples] == shown
 
 
 def test_the_first_of_two_things_with_the_same_labels_counts() -> None:
@@ -193,7 +200,8 @@ def test_a_label_value_is_cut_after_its_control_characters_are_escaped() -> None
     daemon = ControlDaemon("/p", "/l", "answering", servers=(server,))
     ((labels, _),) = families(Snapshot(taken_at=1.0, daemons=(daemon,)))["mps_client_info"].samples
     command = labels[CATALOGUE["mps_client_info"].labels.index("command")]
-    assert command == "\\x01" * 50
+    assert command.startswith("\\x01" * 45)
+    assert len(command) == 200
 
 
 @given(st.text(max_size=300))
@@ -231,5 +239,114 @@ def test_a_server_has_a_state_if_the_state_is_known() -> None:
     daemon = ControlDaemon("/p", "/l", "answering", servers=servers)
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
     assert found["mps_server_state"].samples == (
-        (("/p", "20"), {"INITIALIZING": False, "ACTIVE": False, "FAULT": True}),
+        (("/p", "20", "INITIALIZING"), 0),
+        (("/p", "20", "ACTIVE"), 0),
+        (("/p", "20", "FAULT"), 1),
+    )
+
+
+# ---------------------------------------------------------- all metrics
+
+D, U = "/run/mps", "GPU-a"
+G = ("0", U)
+
+SERVER = Server(20, pinned_memory_limit_bytes={U: 6}, clients=(Client(30, 20, priority=1),))
+DAEMON = ControlDaemon(
+    D,
+    "/l",
+    "answering",
+    default_pinned_memory_limit_bytes={U: 11},
+    servers=(SERVER,),
+    partitioning=Partitioning("3", not_understood={("device_list", "row"): 24}),
+)
+SNAPSHOT = Snapshot(
+    taken_at=200.0,
+    gpu_indexes={U: "0"},
+    daemons=(DAEMON,),
+    collectors=(CollectorResult("nvml", success=False, duration_seconds=0.125),),
+    recording=RecordingInfo("a test", "a host", "580.3", "then", 2.0),
+    containers=(ContainerName("containerd://c0ffee", "research", "train-0", "main"),),
+    ignored_processes={1004: 21},
+)
+SHOWN = {
+    "mps_control_default_pinned_memory_limit_bytes": {(D, *G): 11},
+    "mps_server_pinned_memory_limit_bytes": {(D, "20", *G): 6},
+    "mps_container_info": {("containerd://c0ffee", "research", "train-0", "main"): 1},
+    "mps_client_priority": {(D, "20", "30"): 1},
+    "mps_control_reply_not_understood": {(D, "device_list", "row"): 24},
+    "mps_scrape_collector_duration_seconds": {("nvml",): 0.125},
+    "mps_exporter_ignored_processes": {("1004",): 21},
+    "mps_exporter_recording_info": {("a test", "a host", "580.3", "then", "2"): 1},
+}
+
+
+def test_metrics_that_no_recording_has() -> None:
+    found = families(SNAPSHOT)
+    assert {name: dict(found[name].samples) for name in SHOWN} == SHOWN
+
+
+def test_each_metric_is_tested_here_or_by_a_golden_text_or_as_a_reading() -> None:
+    recorded = {
+        name
+        for path in GOLDEN.glob("*.txt")
+        for name in re.findall(r"^metric (mps_\w+)", path.read_text(), re.MULTILINE)
+    }
+    readings = {spec.name for spec in BY_QUANTITY.values()}
+    assert SHOWN.keys() == CATALOGUE.keys() - recorded - readings
+
+
+def lengthened(value: Any) -> Any:
+    """Return a value with long texts."""
+    if isinstance(value, str):
+        return value + "x" * 300
+    if isinstance(value, tuple | frozenset):
+        return type(value)(map(lengthened, value))
+    if isinstance(value, dict):
+        return {lengthened(key): lengthened(one) for key, one in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return replace(
+        value, **{one.name: lengthened(getattr(value, one.name)) for one in fields(value)}
+    )
+
+
+def test_no_label_is_long() -> None:
+    whole = asyncio.run(Player(v3_host.recording()).to_end()).snapshot
+    for snapshot in (whole, SNAPSHOT):
+        found = render(
+            replace(lengthened(snapshot), collectors=()), Build("1.0", "a" * 300, "3.11")
+        )
+        lengths = {
+            len(value) for family in found for labels, _ in family.samples for value in labels
+        }
+        assert max(lengths) == 200
+
+
+def test_an_unknown_setting_of_a_daemon_is_an_empty_label() -> None:
+    found = families(Snapshot(1.0, daemons=(ControlDaemon(D, "/l", None, pid=10),)))
+    assert found["mps_control_info"].samples == (((D, "10", "", "", "/l", "", "", "", ""), 1),)
+
+
+def test_faults_of_a_gpu_remain_after_the_daemon_has_stopped_serving_it() -> None:
+    counted = Counters()
+    counted.increment("mps_server_faults_total", uuid="GPU-gone")
+    daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), gpu_uuids=(U,))
+    found = families(Snapshot(1.0, daemons=(daemon,), gpu_indexes={U: "0"}))
+    assert dict(found["mps_server_faults_total"].samples) == {
+        (D, "", ""): 0,
+        (D, *G): 0,
+        (D, "", "GPU-gone"): 1,
+    }
+
+
+def test_unknown_users_come_first() -> None:
+    counted = Counters()
+    counted.increment("mps_uid_waits_abandoned_total", uid=None)
+    waits = (Wait(5, 1003, 7.0, 1001), Wait(6, 1002, 8.0, 1001))
+    daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), waits=waits)
+    found = families(Snapshot(1.0, daemons=(daemon,)))
+    assert found["mps_uid_waiting_clients"].samples == (
+        ((D, ""), 0),
+        ((D, "1002"), 1),
+        ((D, "1003"), 1),
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,30 +12,16 @@ from hypothesis import strategies as st
 
 from mps_exporter.findings import findings
 from mps_exporter.merge import merge
-from mps_exporter.mps.protocol_v3 import (
-    CLIENTS,
-    DEVICES,
-    NAMESPACES,
-    PARTITIONS,
-    READ_ONLY_V3,
-    SERVERS,
-)
+from mps_exporter.mps.protocol_v3 import PARTITIONS, READ_ONLY_V3
 from mps_exporter.observations import (
     CgroupMemory,
     GpuProcess,
-    LogChunk,
-    LogsObservation,
-    LogState,
     NvmlObservation,
     Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Client, ControlDaemon, Snapshot
-from mps_exporter.sources.recording import Recording, RecordingWriter, read_recording
-from mps_exporter.web import status_page
-from mps_exporter.web.policy import WebOptions
-from mps_exporter.web.status_api import make_status
+from mps_exporter.sources.recording import Recording
 from testing import fake_mps_v3 as published
 from testing.player import Metrics, Player
 from testing.v3_host import (
@@ -54,34 +38,9 @@ from testing.v3_host import (
     recording,
 )
 
-GIB = 1 << 30
-HEADER = f"{published.CLIENT_HEADER}\n"
-
 
 def played(made: Recording) -> Metrics:
     return asyncio.run(Player(made).to_end())
-
-
-def shown(**changes: str) -> Metrics:
-    """The metrics of the manual's host with some replies changed."""
-    names = {
-        "servers": SERVERS,
-        "namespaces": NAMESPACES,
-        "clients": CLIENTS,
-        "partitions": PARTITIONS,
-        "devices": DEVICES,
-    }
-    replies = {**published.MANUAL, **{names[name]: text for name, text in changes.items()}}
-    return played(recording(replies))
-
-
-def daemon_of(metrics: Metrics) -> ControlDaemon:
-    (daemon,) = metrics.snapshot.daemons
-    return daemon
-
-
-def clients(metrics: Metrics) -> dict[int, Client]:
-    return {one.pid: one for server in daemon_of(metrics).servers for one in server.clients}
 
 
 def test_partitions_without_the_right_to_read_an_environment() -> None:
@@ -112,7 +71,7 @@ def test_how_many_sms_a_client_has_in_a_partition_that_is_gone_is_not_known(rest
 def test_what_two_names_of_a_gpu_say_of_one_partition_is_not_believed() -> None:
     text = published.MANUAL[PARTITIONS]
     other = text.splitlines()[1].replace(GPU, "0").replace(",34,", ",36,")
-    metrics = shown(partitions=f"{text}{other}\n")
+    metrics = played(recording({**published.MANUAL, PARTITIONS: f"{text}{other}\n"}))
     assert metrics.value("mps_sm_partition_sms") is None
     assert metrics.value("mps_sm_partition_unallocated_sms") == 8
     assert metrics.value("mps_control_reply_not_understood", part="row") == 2
@@ -164,92 +123,10 @@ def test_no_reply_of_any_shape_makes_a_collection_fail(replies: dict[str, Any]) 
     metrics = played(recording({**published.MANUAL, **replies}))
     failed = [one for one in metrics.snapshot.collectors if not one.success]
     assert [one.name for one in failed if one.name != "logs"] in ([], ["control"])
-    pids = {str(client.pid) for client in clients(metrics).values()}
+    (daemon,) = metrics.snapshot.daemons
+    pids = {str(client.pid) for server in daemon.servers for client in server.clients}
     text = "".join([*published.MANUAL.values(), *replies.values()])
     assert all(pid in text for pid in pids)
-
-
-# ------------------------------------------------------------------------------ for people
-
-
-def page_of(snapshot: Snapshot) -> str:
-    return status_page.render_page(make_status(snapshot, WebOptions(host="node-7")), WebOptions())
-
-
-# ------------------------------------------------------------------------------ recordings
-
-CONTROL_LINES = """\
-[2026-11-21 08:00:00.000 Control 48100] Starting control daemon using socket /run/nvidia-mps/control
-[2026-11-21 08:00:00.100 Control 48100] Adding server 'training' [multiuser enabled]
-[2026-11-21 08:00:00.200 Control 48100] Cmd:namespace create high_priority --server=training
-[2026-11-21 08:00:00.300 Control 48100] Namespace 'high_priority' created
-"""
-
-SECRETS = (
-    "training",
-    "high_priority",
-    "serving",
-    "large",
-    "python",
-    "train.py",
-    "eval.py",
-    "lovelace",
-)
-LOGS = LogsObservation(
-    START,
-    (
-        LogChunk(START, PIPE, "control", CONTROL_LINES.encode(), history=True),
-        LogChunk(
-            START,
-            PIPE,
-            "server",
-            b"[2026-11-21 08:00:01.000 Other 48201] Startup\n",
-            server_name="training",
-        ),
-    ),
-    (
-        LogState(PIPE, "control", "/var/log/nvidia-mps/control.log", readable=True),
-        LogState(PIPE, "server", "/var/log/nvidia-mps/training/server.log", readable=True),
-    ),
-)
-
-
-def recorded(made: Recording, path: Path, *, anonymise: bool) -> str:
-    """The text of a file with these observations."""
-    writer = RecordingWriter(path, replace(made.header, anonymised=anonymise))
-    for observation in made.observations:
-        writer.add(observation)
-    writer.close()
-    return gzip.decompress(path.read_bytes()).decode("utf-8")
-
-
-@pytest.fixture
-def named_clients() -> Recording:
-    found = processes()
-    found[EVAL] = replace(
-        found[EVAL],
-        mps_environment={
-            "CUDA_MPS_PIPE_DIRECTORY": f"{PIPE}/training/high_priority",
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10",
-        },
-    )
-    return recording(found=found, more=(LOGS,))
-
-
-def test_a_recording_of_a_v3_host_replays_what_was_seen(
-    named_clients: Recording, tmp_path: Path
-) -> None:
-    recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=False)
-    live, replayed = played(named_clients), played(read_recording(tmp_path / "v3.rec.gz"))
-    assert replayed.snapshot.daemons == live.snapshot.daemons
-
-
-def test_an_anonymised_recording_of_a_v3_host_has_no_name_that_a_user_chose(
-    named_clients: Recording, tmp_path: Path
-) -> None:
-    text = recorded(named_clients, tmp_path / "v3.rec.gz", anonymise=True)
-    assert [secret for secret in SECRETS if secret in text] == []
-    assert GPU not in text
 
 
 # ------------------------------------------------------------------------------ memory partitions

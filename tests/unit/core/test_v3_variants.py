@@ -34,6 +34,7 @@ from mps_exporter.mps.protocol_v3 import REPLIES as LIST_NAMES
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,
+    LogChunk,
     LogsObservation,
     LogState,
     Observation,
@@ -403,21 +404,53 @@ def test_a_list_of_clients_that_hangs() -> None:
 # ------------------------------------------------------------------------------ recordings
 
 
-def test_no_name_of_a_server_or_namespace_is_in_an_anonymised_recording(tmp_path: Path) -> None:
-    made = host()
+CONTROL_LINES = b"""\
+[2026-11-21 08:00:00.100 Control 48100] Adding server 'opal' [multiuser enabled]
+[2026-11-21 08:00:00.200 Control 48100] Cmd:namespace create gold --server=opal
+[2026-11-21 08:00:00.300 Control 48100] Namespace 'gold' created
+"""
+SERVER_LINE = b"[2026-11-21 08:00:01.000 Other 48201] Startup\n"
+LOGS = LogsObservation(
+    START,
+    (
+        LogChunk(START, PIPE, "control", CONTROL_LINES, history=True),
+        LogChunk(START, PIPE, "server", SERVER_LINE, server_name="opal"),
+    ),
+    (
+        LogState(PIPE, "control", f"{PIPE}/log/opal/control.log", readable=True),
+        LogState(PIPE, "server", f"{PIPE}/log/opal/server.log", readable=True),
+    ),
+)
+
+
+def with_names() -> Recording:
     client = process(3141002, "python", CUDA_MPS_PIPE_DIRECTORY="/mnt/mps/opal/gold")
-    log = LogState(PIPE, "control", f"{PIPE}/log/opal/control.log", readable=True)
-    made = host(
-        more=(LogsObservation(START, (), (log,)),),
-        found={3141002: client},
-        replies={**REPLIES, SERVERS: f"{REPLIES[SERVERS]}odd,opal\n"},
-    )
-    writer = RecordingWriter(tmp_path / "a.rec.gz", replace(made.header, anonymised=True))
+    replies = {**REPLIES, SERVERS: f"{REPLIES[SERVERS]}odd,opal\n"}
+    return host(more=(LOGS,), found={3141002: client}, replies=replies)
+
+
+def write(made: Recording, path: Path, *, anonymised: bool) -> None:
+    writer = RecordingWriter(path, replace(made.header, anonymised=anonymised))
     for observation in made.observations:
         writer.add(observation)
     writer.close()
+
+
+def test_a_recording_replays_what_was_seen(tmp_path: Path) -> None:
+    write(with_names(), tmp_path / "a.rec.gz", anonymised=False)
+    live, replayed = [
+        asyncio.run(Player(one).to_end()).snapshot.daemons
+        for one in (with_names(), tmp_path / "a.rec.gz")
+    ]
+    assert replayed == live
+
+
+def test_no_name_that_a_user_chose_is_in_an_anonymised_recording(tmp_path: Path) -> None:
+    write(with_names(), tmp_path / "a.rec.gz", anonymised=True)
     text = gzip.decompress((tmp_path / "a.rec.gz").read_bytes()).decode()
-    for name in ("opal", "onyx", "gold", "iron_2", "wide", "later", "julia", "matlab", "-m serve"):
+    servers, namespaces, partitions = ("opal", "onyx"), ("gold", "iron_2"), ("wide", "later")
+    programs = ("julia", "matlab", "-m serve", "python")
+    for name in (*servers, *namespaces, *partitions, *programs, "lovelace", A, B):
         assert name not in text, name
     assert "/mnt/mps/server_1/namespace_1" in text
     assert f"{PIPE}/log/server_1/control.log" in text
