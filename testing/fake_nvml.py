@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources.nvml.pynvml_api import (
-    CgroupMemoryLimits,
     Code,
     Device,
     FieldReply,
@@ -182,8 +182,6 @@ class FakeNvml(NvmlApi):
         reply = device.replies.get(name, {"code": Code.NOT_SUPPORTED})
         if isinstance(reply, dict) and "code" in reply:
             raise NvmlError(reply["code"], function)
-        if function == "nvmlDeviceGetAttributes_v2":
-            return SimpleNamespace(multiprocessorCount=reply)
         return reply
 
     def _method(self, function: str, name: str, device: Device) -> Any:
@@ -195,9 +193,10 @@ class FakeNvml(NvmlApi):
     def has(self, function: str) -> bool:
         return function in self.functions
 
-    def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
-        function = "nvmlDeviceGetMemoryLimits_v1"
-        return CgroupMemoryLimits(**self._method(function, f"memory_limits({cgroup})", device))
+    def cgroup_memory(self, device: Device, root: str, path: str) -> CgroupMemory:
+        name = f"cgroup_memory({root}, {path})"
+        reply = self._method("nvmlDeviceGetMemoryLimits_v1", name, device)
+        return CgroupMemory(path, self.text("nvmlDeviceGetPciInfo", device).lower(), *reply)
 
     def fabric_state(self, device: Device) -> int:
         return int(self._method("nvmlDeviceGetGpuFabricInfoV", "fabric_state()", device))

@@ -16,7 +16,7 @@ from mps_exporter.sources.nvml.policy import (
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
-from mps_exporter.sources.nvml.pynvml_api import Code, QueryCache
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
 
@@ -245,7 +245,7 @@ def test_a_pcie_rate_that_is_not_a_number_costs_only_its_counter(rate: float) ->
         assert only(nvml.observe())[name] >= healthy[name]
 
 
-@pytest.mark.parametrize("method", ["gpm_metrics", "samples", "gpm_take", "numbers", "fields"])
+@pytest.mark.parametrize("method", ["gpm_metrics", "samples", "gpm_take", "memory", "fields"])
 @pytest.mark.parametrize("error", [OverflowError, TypeError, IndexError])
 def test_a_defect_costs_readings_and_not_the_source(
     method: str,
@@ -363,7 +363,7 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
 
 
 def test_a_refusal_holds_until_a_reply(caplog: pytest.LogCaptureFixture) -> None:
-    queries = QueryCache("GPU 0")
+    queries = DeviceQueries(FakeNvml(), Device(object()), "GPU 0")
     queries.record_refusal("query", Code.NO_PERMISSION, 0.0)
     assert not queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS - 1)
     assert queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS)

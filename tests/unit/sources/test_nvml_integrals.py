@@ -36,7 +36,7 @@ def stamped(steps: list[tuple[int, int]]) -> list[tuple[int, float]]:
 
 def started() -> SampleIntegral:
     integral = SampleIntegral()
-    integral.start([(START - 1000, 50.0), (START, 50.0)], now=0)
+    integral.skip([(START - 1000, 50.0), (START, 50.0)], now=0)
     return integral
 
 
@@ -102,10 +102,10 @@ def test_a_gap_is_at_most_the_time_without_samples() -> None:
 
 def test_time_before_the_start_is_not_counted() -> None:
     integral = SampleIntegral()
-    integral.start([(START, 100.0), (START + 1, 100.0)], now=0)
+    integral.skip([(START, 100.0), (START + 1, 100.0)], now=0)
     assert integral.seconds == 0
     assert integral.last_timestamp == START + 1
-    integral.start([], now=0)
+    integral.skip([], now=0)
     integral.add([(START + 5, 100.0)], now=1)
     assert integral.seconds == 0, "the first sample is the start"
 

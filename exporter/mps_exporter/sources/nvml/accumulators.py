@@ -12,14 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.nvml.pynvml_api import (
     NEVER_AGAIN,
     Device,
+    DeviceQueries,
     GpuGoneError,
-    NvmlApi,
     NvmlError,
-    QueryCache,
 )
 
 COUNTER_32 = 1 << 32
@@ -47,11 +45,6 @@ class SampleIntegral:
     counted_at: float | None = None
     """Monotonic time when samples were last counted; None: never."""
     _period: float = USUAL_PERIOD_SECONDS
-
-    def start(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count from the newest of these samples on, and ignore the time before it."""
-        self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
-        self.counted_at = now
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
         """Count the new ones of these (timestamp in µs, percent) pairs.
@@ -83,9 +76,10 @@ class SampleIntegral:
         self.unobserved_seconds += max(0.0, min(gap, elapsed_seconds - covered))
 
     def skip(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Restart after the host's clock was set back, or the buffer was lost."""
+        """Count from the newest of these samples on: at first, or after the clock was set back."""
         self.unobserved_seconds += self.uncounted_seconds(now)
-        self.start(samples, now)
+        self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
+        self.counted_at = now
 
     def uncounted_seconds(self, now: float) -> float:
         return 0.0 if self.counted_at is None else now - self.counted_at
@@ -182,18 +176,14 @@ class BusyAccumulator:
     there. Time before the oldest sample in the buffer is a gap.
     """
 
-    def __init__(
-        self, api: NvmlApi, device: Device, queries: QueryCache, total: SampleIntegral
-    ) -> None:
-        self._api = api
-        self._device = device
+    def __init__(self, queries: DeviceQueries, total: SampleIntegral) -> None:
         self._queries = queries
         self._total = total
         self._sampled_at = 0.0
         self._observed = False
         """Whether the last sampling succeeded, so that the counter is current."""
 
-    def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
+    def sample(self, now: float, min_interval: float) -> None:
         if self._observed and now - self._sampled_at < min_interval:
             return
         self._observed = False
@@ -202,7 +192,7 @@ class BusyAccumulator:
         if samples is None:
             return
         if total.counted_at is None:
-            total.start(samples, now)
+            total.skip(samples, now)
         elif samples:
             total.add(samples, now)
         elif total.uncounted_seconds(now) > SILENCE_SECONDS:
@@ -214,10 +204,9 @@ class BusyAccumulator:
         self._observed = True
 
     def _samples(self, now: float, since: int) -> list[tuple[int, float]] | None:
+        api, device = self._queries.api, self._queries.device
         return self._queries.get(
-            "nvmlDeviceGetSamples",
-            lambda: self._api.samples(self._device, GPU_UTILIZATION_SAMPLES, since),
-            now,
+            "nvmlDeviceGetSamples", lambda: api.samples(device, GPU_UTILIZATION_SAMPLES, since), now
         )
 
     def readings(self) -> Iterator[Reading]:
@@ -238,17 +227,15 @@ class GpmAccumulator:
 
     def __init__(
         self,
-        api: NvmlApi,
-        device: Device,
-        queries: QueryCache,
+        queries: DeviceQueries,
         totals: CounterTotals,
-        gpu_instance: int | None = None,
+        instance: tuple[Device, int | None] | None = None,
     ) -> None:
-        self._api = api
-        self._device = device
+        """Sample the device, or a GPU instance: the GPU, and the instance's number."""
         self._queries = queries
+        self._api = queries.api
         self._totals = totals
-        self._gpu_instance = gpu_instance
+        self._device, self._gpu_instance = instance or (queries.device, None)
         self._base: object | None = None
         self._spare: object | None = None
         self._base_at: float | None = None
@@ -257,7 +244,7 @@ class GpmAccumulator:
         self._observed: set[str] = set()
         """Counters that the last sample has updated."""
 
-    def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
+    def sample(self, now: float, min_interval: float) -> None:
         """Take a sample, and count the interval since the last sample."""
         if self._base_at is not None and now - self._base_at < min_interval:
             return

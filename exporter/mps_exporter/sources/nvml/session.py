@@ -31,7 +31,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sources.nvml import policy
 from mps_exporter.sources.nvml.accumulators import CounterTotals
-from mps_exporter.sources.nvml.device import LOST, DeviceReader, read_cgroup_memory
+from mps_exporter.sources.nvml.device import LOST, GpuReader
 from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
     MEMORY_LIMITS,
@@ -51,7 +51,7 @@ NEVER = float("inf")
 XID_CRITICAL_ERROR = 0x8
 """nvmlEventTypeXidCriticalError."""
 
-REMEDIES = {
+REMEDIES: dict[int, str] = {
     Code.LIBRARY_NOT_FOUND: (
         "libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
         "NVIDIA runtime mount it (NVIDIA_DRIVER_CAPABILITIES=utility)"
@@ -120,7 +120,7 @@ class NvmlSession:
         self._bound: frozenset[str] | None = None
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
-        self._gpus: list[DeviceReader] = []
+        self._gpus: list[GpuReader] = []
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
         """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
@@ -174,11 +174,17 @@ class NvmlSession:
         return self._has_limits
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
-        """Return the memory of control groups below a mount of cgroup version 2."""
-        if not self._open or self._closing:
-            return ()
-        devices = [reader.device for reader in self._gpus if not reader.is_divided]
-        return tuple(read_cgroup_memory(self._api, devices, root, paths))
+        """Return the memory of control groups that use some on a GPU, or have a limit there.
+
+        `root` is the mount of cgroup version 2. GPUs that are divided are left out.
+        """
+        found: list[CgroupMemory] = []
+        readers = self._gpus if self._open and not self._closing else []
+        for device in [reader.device for reader in readers if not reader.is_divided]:
+            for path in paths[: policy.MAX_CGROUPS]:
+                with suppress(NvmlError):  # the group was removed, or is not accounted
+                    found.append(self._api.cgroup_memory(device, root, path))
+        return tuple(one for one in found if one.used_bytes or one.limited)
 
     def close(self) -> None:
         """Stop the thread and shut NVML down.
@@ -263,7 +269,7 @@ class NvmlSession:
                 self._unreadable[index] = str(error)
                 log.warning("GPU %d cannot be opened: %s", index, error)
             return error.code not in GPU_GONE
-        reader = DeviceReader(
+        reader = GpuReader(
             self._api,
             device,
             GpuObservation(index, uuid),
@@ -350,7 +356,7 @@ class NvmlSession:
 def _explain(error: NvmlError | None) -> str:
     if error is None:
         return "NVML is not initialized"
-    return {int(code): text for code, text in REMEDIES.items()}.get(error.code, str(error))
+    return REMEDIES.get(error.code, str(error))
 
 
 class XidWatcher:
