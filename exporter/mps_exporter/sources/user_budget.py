@@ -1,4 +1,4 @@
-"""What ordinary users may cost the exporter: processes, daemons, directory checks, tool runs.
+"""What ordinary users may cost the exporter: processes, daemons, tool runs.
 
 Every limit holds for each user, and a second one for all ordinary users together: one person may
 have many user IDs (/etc/subuid).
@@ -55,10 +55,6 @@ class UserBudget:
             UserTokenBuckets(policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND),
             UserTokenBuckets(policy.MAX_PROCESSES, policy.MAX_NEW_PROCESSES_PER_SECOND),
         )
-        self._checks = (
-            UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.DIRECTORY_CHECKS_PER_SECOND),
-            UserTokenBuckets(policy.MAX_DAEMONS, policy.MAX_DIRECTORY_CHECKS_PER_SECOND),
-        )
         self._first_queries = (
             UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.FIRST_QUERIES_PER_SECOND),
         )
@@ -97,10 +93,6 @@ class UserBudget:
                 ignored[user] += 1
         self._admitted = frozenset(admitted)
         return sorted(admitted), ignored
-
-    def admit_directory_check(self, user: int | None) -> bool:
-        """Count a check of the directories of a user's daemon; return whether it may run now."""
-        return self.is_trusted(user) or self._admit(user, *self._checks)
 
     def has_room(self, user: int | None, shown: Counter[int | None]) -> bool:
         """Return whether one more daemon of a user is shown in addition to these."""

@@ -95,21 +95,6 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
     assert scan(3) == policy.MAX_NEW_PROCESSES_PER_SECOND
 
 
-def test_directory_checks_have_a_rate_per_user_and_one_in_total() -> None:
-    now = 1000.0
-    budget = UserBudget(OWN, lambda: now)
-    most, total = policy.MAX_DAEMONS_PER_USER, policy.MAX_DAEMONS
-
-    def admitted(user: int, number: int = 20) -> int:
-        return sum(budget.admit_directory_check(user) for _ in range(number))
-
-    assert (admitted(0), admitted(OWN)) == (20, 20)
-    assert (admitted(ALICE), admitted(ALICE)) == (most, 0)
-    assert sum(admitted(3000 + user, 1) for user in range(1000)) == total - most
-    now += 1.0
-    assert admitted(ALICE) == policy.DIRECTORY_CHECKS_PER_SECOND
-
-
 def test_the_daemons_shown_have_a_limit_per_user_and_one_in_total() -> None:
     budget = UserBudget(OWN)
     shown = Counter[int | None]({0: 1000, ALICE: policy.MAX_DAEMONS_PER_USER})

@@ -246,35 +246,17 @@ def test_configured_directories_are_checked_first_if_threads_run_out(
     assert facts.owner_uid == os.getuid()
 
 
-def test_a_users_crowd_is_checked_at_a_rate_and_root_always(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_users_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
+    user, most = os.getuid() + 2001, policy.MAX_DAEMONS_PER_USER
     for number in range(20):
-        host.daemon(100 + number, f"/{number}", uid=os.getuid() + 2001)
+        host.daemon(100 + number, f"/{number}", uid=user)
     host.daemon(500, "/root")
-    now = 0.0
-    source = DaemonDiscovery(str(host.root), clock=lambda: now)
-    checks = list[int]()
-    locate = source._directories.locate
-
-    def counted(program: Any, *arguments: Any) -> Any:
-        checks.append(program.pid)
-        return locate(program, *arguments)
-
-    monkeypatch.setattr(source._directories, "locate", counted)
-    shown = set()
-    for _ in range(20):
-        found = source.discover([], search=True)
-        shown.add(frozenset((one.pipe_directory, one.limited) for one in found))
-        now += 1.0 / policy.DIRECTORY_CHECKS_PER_SECOND
-    (daemons,) = shown
-    assert len(daemons) == 1 + policy.MAX_DAEMONS_PER_USER
-    assert [name for name, limited in daemons if not limited] == ["/root"]
-    assert checks.count(500) == 20
-    assert len(checks) - 20 == policy.MAX_DAEMONS_PER_USER + 19
-    assert {100 + number for number in range(20)} <= set(checks)  # the least recently checked
-    ignored = source.observe([]).ignored_programs
-    assert ignored == {os.getuid() + 2001: 20 - policy.MAX_DAEMONS_PER_USER}
+    host.daemon(501, "/" + "x" * policy.MAX_PIPE_DIRECTORY_BYTES)  # longer than any socket's
+    for _ in range(2):
+        found = host.found()
+        assert [one.pipe_directory for one in found if not one.limited] == ["/root"]
+        assert len(found) == 1 + most
+        assert host.source.observe([]).ignored_programs == {user: 20 - most}
 
 
 # ------------------------------------------------------------------------------ configured
