@@ -14,7 +14,7 @@ MAX_PROCESSES = 192
 
 NEW_PROCESSES_PER_SECOND = 1.0
 """Refill rate of a user's new processes. A new process costs 0.3 ms, and 30 ms if it has a daemon's
-name and exits at once."""
+name and exits at once: 8 ms are a run of the control tool."""
 
 MAX_NEW_PROCESSES_PER_SECOND = 16.0
 """Refill rate of the new processes of all ordinary users."""
@@ -24,10 +24,6 @@ MAX_DAEMONS_PER_USER = 8
 
 MAX_DAEMONS = 64
 """Daemons shown of all ordinary users. Eight GPUs of seven MIG instances need 56 daemons."""
-
-FIRST_QUERIES_PER_SECOND = 0.5
-"""Refill rate of first queries to a user's new daemons, of which MAX_DAEMONS_PER_USER may run at
-once. A run of the control tool costs 8 ms."""
 
 MAX_TOOL_RUNS = 8
 """Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""

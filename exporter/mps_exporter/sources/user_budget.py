@@ -51,13 +51,10 @@ class UserBudget:
     ) -> None:
         self._trusted = frozenset({0, os.geteuid() if own_user is None else own_user})
         self._clock = clock
-        self._processes = (
-            UserTokenBuckets(policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND),
-            UserTokenBuckets(policy.MAX_PROCESSES, policy.MAX_NEW_PROCESSES_PER_SECOND),
+        self._of_user = UserTokenBuckets(
+            policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND
         )
-        self._first_queries = (
-            UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.FIRST_QUERIES_PER_SECOND),
-        )
+        self._of_all = UserTokenBuckets(policy.MAX_PROCESSES, policy.MAX_NEW_PROCESSES_PER_SECOND)
         self._admitted: frozenset[int] = frozenset()
         self._trusted_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
         self._other_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
@@ -85,7 +82,7 @@ class UserBudget:
             if (
                 taken[user] < policy.MAX_PROCESSES_PER_USER
                 and taken.total() < policy.MAX_PROCESSES
-                and (pid in self._admitted or self._admit(user, *self._processes))
+                and (pid in self._admitted or self._admit(user))
             ):
                 taken[user] += 1
                 admitted.add(pid)
@@ -101,10 +98,6 @@ class UserBudget:
             shown[user] < policy.MAX_DAEMONS_PER_USER and others < policy.MAX_DAEMONS
         )
 
-    def admit_first_query(self, daemon: DaemonFacts) -> bool:
-        """Count the first query to a daemon; return whether it may run now."""
-        return not daemon.limited or self._admit(daemon.user, *self._first_queries)
-
     def tool_slots(self, daemon: DaemonFacts) -> tuple[asyncio.Semaphore, ...]:
         """Return the semaphores to hold, in this order, during a run of the control tool.
 
@@ -117,12 +110,11 @@ class UserBudget:
             own = self._user_runs[daemon.user] = asyncio.Semaphore(policy.MAX_TOOL_RUNS_PER_USER)
         return own, self._other_runs
 
-    def _admit(self, user: int | None, *buckets: UserTokenBuckets) -> bool:
-        """Take a token from a user's bucket, and one from the bucket of all users if given."""
+    def _admit(self, user: int | None) -> bool:
+        """Take a token from a user's bucket, and one from the bucket of all users."""
         now = self._clock()
-        keyed = list(zip(buckets, (user, None), strict=False))
-        if any(bucket.available(key, now) < 1.0 for bucket, key in keyed):
-            return False
-        for bucket, key in keyed:
-            bucket.consume(key, 1.0, now)
-        return True
+        admitted = min(self._of_user.available(user, now), self._of_all.available(None, now)) >= 1.0
+        if admitted:
+            self._of_user.consume(user, 1.0, now)
+            self._of_all.consume(None, 1.0, now)
+        return admitted
