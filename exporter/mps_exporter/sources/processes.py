@@ -15,18 +15,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pwd
 import re
 import stat as stat_bits
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
-from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
+HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
 
 _ENDED = frozenset("ZX")
@@ -138,6 +140,16 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
             if wanted and (key in found or len(found) < policy.MAX_VARIABLES):
                 found.setdefault(key, text_of(value[: policy.MAX_VARIABLE_VALUE_BYTES]))
     return found
+
+
+def parse_passwd(raw: bytes) -> dict[int, str]:
+    """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
+    names: dict[int, str] = {}
+    for line in raw.split(b"\n"):
+        fields = line.split(b":")
+        if len(fields) >= 3 and re.fullmatch(rb"\d{1,10}", fields[2]) and fields[0]:
+            names.setdefault(int(fields[2]), text_of(fields[0]))
+    return names
 
 
 # ---------------------------------------------------------------------- processes
@@ -379,6 +391,34 @@ def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
         if error.errno in absent:
             return None
         raise
+
+
+class PasswdNames:
+    """The names in a file like /etc/passwd.
+
+    The host's own /etc/passwd stands for all users that the host knows, those of a directory
+    service included.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._names: dict[int, str | None] = {}
+        self._read_at = float("-inf")
+
+    def name_of(self, uid: int | None) -> str | None:
+        if uid is None:
+            return None
+        if self._clock() - self._read_at >= policy.PROCESS_REFRESH_INTERVAL_SECONDS:
+            with suppress(OSError), Path(self._path).open("rb") as file:
+                self._names = {**parse_passwd(file.read(policy.MAX_PROC_FILE_BYTES))}
+            self._read_at = self._clock()
+        if uid not in self._names:
+            self._names[uid] = None
+            if self._path == HOST_USERS:
+                with suppress(KeyError, OverflowError):
+                    self._names[uid] = pwd.getpwuid(uid).pw_name
+        return self._names[uid]
 
 
 # ---------------------------------------------------------------------- exits

@@ -107,8 +107,8 @@ class NvmlSession:
         self._open = False
         self._has_limits = False
         self._closing = False
-        self._error: NvmlError | None = None
-        self._logged = ""
+        self._absence: NvmlObservation | None = None
+        """Why no GPU can be read; None: NVML is open, or was never opened."""
         self._unreadable: dict[int, str] = {}
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0
@@ -131,16 +131,15 @@ class NvmlSession:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
-        if not self._ensure_open(
-            reopen=self._observed_at - self._ticked_at > policy.TICK_OVERDUE_SECONDS
-        ):
-            return self._absent(at)
+        overdue = self._observed_at - self._ticked_at > policy.TICK_OVERDUE_SECONDS
+        absence = self._ensure_open(reopen=overdue)
         gpus = self._observe_gpus()
         if any(reader.session_gone for reader in self._gpus):
             self._closing = True
-            if not self._ensure_open():
-                return self._absent(at)
+            absence = self._ensure_open()
             gpus = self._observe_gpus()
+        if absence is not None:
+            return replace(absence, at=at)
         self._record_losses(gpus)
         return NvmlObservation(
             at=at,
@@ -160,7 +159,7 @@ class NvmlSession:
         now = self._ticked_at = self._clock.monotonic()
         if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
             # Just after a collection: by the next collection the new handles have a GPM interval.
-            if self._ensure_open(reopen=True):
+            if self._ensure_open(reopen=True) is None:
                 self._record_losses(self._observe_gpus())
             return
         for reader in self._gpus:
@@ -196,15 +195,15 @@ class NvmlSession:
 
     # The session: from nvmlInit to nvmlShutdown
 
-    def _ensure_open(self, *, reopen: bool = False) -> bool:
-        """Open NVML if needed, with `reopen` for a lost GPU; return whether it can be read."""
+    def _ensure_open(self, *, reopen: bool = False) -> NvmlObservation | None:
+        """Open NVML if needed, with `reopen` for a lost GPU; return why it cannot be read."""
         now = self._clock.monotonic()
         bound = self._bound_gpus()
         lost = reopen and now >= self._reopen_at
         if self._open and not self._closing and bound == self._bound and not lost:
-            return True
-        if self._error is not None and now < self._retry_at and bound == self._bound:
-            return False
+            return None
+        if self._absence is not None and now < self._retry_at and bound == self._bound:
+            return self._absence
         self._bound = bound
         try:
             if not self._close_session(self._options.stop_timeout_seconds):
@@ -212,14 +211,17 @@ class NvmlSession:
             self._open_session()
         except NvmlError as error:
             self._close_session(0.0)
-            self._error = error
             self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
-            self._log_absence(error)
-            return False
-        if self._logged:
+            text = REMEDIES.get(error.code, str(error))
+            if self._absence is None or text != self._absence.error:
+                log.warning("no GPU can be read: %s", text)
+            outcome = Outcome.ABSENT if error.code in SESSION_GONE else Outcome.REFUSED
+            self._absence = NvmlObservation(self._clock.wall(), outcome, text)
+            return self._absence
+        if self._absence is not None:
             log.info("the GPUs can be read again")
-        self._error, self._logged, self._reopen_at = None, "", NEVER
-        return True
+        self._absence, self._reopen_at = None, NEVER
+        return None
 
     def _open_session(self) -> None:
         self._api.init()
@@ -340,23 +342,6 @@ class NvmlSession:
             return frozenset(os.listdir(self._options.driver_directory))  # noqa: PTH208
         except OSError:
             return None
-
-    def _absent(self, at: float) -> NvmlObservation:
-        code = None if self._error is None else self._error.code
-        outcome = Outcome.ABSENT if code in SESSION_GONE else Outcome.REFUSED
-        return NvmlObservation(at=at, outcome=outcome, error=_explain(self._error))
-
-    def _log_absence(self, error: NvmlError) -> None:
-        text = _explain(error)
-        if text != self._logged:
-            self._logged = text
-            log.warning("no GPU can be read: %s", text)
-
-
-def _explain(error: NvmlError | None) -> str:
-    if error is None:
-        return "NVML is not initialized"
-    return REMEDIES.get(error.code, str(error))
 
 
 class XidWatcher:
