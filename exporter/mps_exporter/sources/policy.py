@@ -268,9 +268,6 @@ USER_MAPS_INTERVAL_SECONDS = 60.0
 
 # ---------------------------------------------------------------------- this host
 
-BRIEF_SAMPLE_SECONDS = 0.1
-"""Shortest interval that GPM supports, by NVIDIA's documentation of DCGM."""
-
 MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5
 """Timeout for the memory limits that only NVML reports."""
 

@@ -32,7 +32,6 @@ from mps_exporter.findings import ADVICE
 from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
-from mps_exporter.sources.policy import BRIEF_SAMPLE_SECONDS
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS
@@ -64,8 +63,7 @@ BEGAN, ENDED = 10.0, 10.25
 
 
 async def test_a_healthy_host_is_measured_as_long_as_its_gpus_need() -> None:
-    assert MIN_SAMPLE_INTERVAL_SECONDS < MEASURING_SECONDS < 0.6
-    assert BRIEF_SAMPLE_SECONDS < BRIEF_PAUSE_SECONDS < 0.3
+    assert MIN_SAMPLE_INTERVAL_SECONDS < BRIEF_PAUSE_SECONDS < 0.3 < MEASURING_SECONDS < 0.6
     healthy = await seen("quiet", 30)
     assert pause_until(healthy, BEGAN, ENDED, 0.5) == ENDED + 0.5
 

@@ -411,6 +411,8 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
         device.gone = Code.GPU_IS_LOST
         assert xids(nvml, 79) == 1
         library.now += MIN_LOST_RETRY_SECONDS + 1
+        nvml.observe()
+        nvml.tick()
         seen = only(nvml.observe())
         assert seen["up"] == 0
         assert "xid_errors,79" not in seen

@@ -51,7 +51,7 @@ class DeviceReader:
     fields: tuple[FieldRow, ...] = ()
 
     def __init__(
-        self, queries: DeviceQueries, position: GpuObservation, gpm: GpmAccumulator, shortest: float
+        self, queries: DeviceQueries, position: GpuObservation, gpm: GpmAccumulator
     ) -> None:
         self.device = queries.device
         self.uuid = position.uuid
@@ -62,7 +62,6 @@ class DeviceReader:
         self._api = queries.api
         self._gpm = gpm
         self._accumulators: tuple[BusyAccumulator | GpmAccumulator, ...] = (gpm,)
-        self._shortest = shortest
         self._processes = ProcessReader(queries)
         self._ticked_at = self._observed_at = -math.inf
 
@@ -78,7 +77,7 @@ class DeviceReader:
         """
         ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now
-        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else self._shortest
+        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else policy.MIN_SAMPLE_INTERVAL_SECONDS
         try:
             readings = [Reading("up", 1.0), *self._values(as_of, policy.EACH)]
             for accumulator in self._accumulators:
@@ -208,11 +207,10 @@ class GpuReader(DeviceReader):
         totals: dict[str, CounterTotals],
         *,
         serials: bool,
-        shortest: float,
     ) -> None:
         own = totals.setdefault(position.uuid, CounterTotals())
         queries = DeviceQueries(api, device, f"GPU {position.index} ({position.uuid})")
-        super().__init__(queries, position, GpmAccumulator(queries, own), shortest)
+        super().__init__(queries, position, GpmAccumulator(queries, own))
         self.rows = (*ROWS, *nvlink_rows(own.link_errors))
         self._busy = BusyAccumulator(queries, own.busy)
         self._accumulators = (self._busy, self._gpm)
@@ -324,7 +322,7 @@ class GpuReader(DeviceReader):
         own = self._totals.setdefault(uuid, CounterTotals())
         gpm = GpmAccumulator(queries, own, (self.device, gpu_instance))
         position = GpuObservation(index, uuid, self.uuid, instance)
-        return DeviceReader(queries, position, gpm, self._shortest)
+        return DeviceReader(queries, position, gpm)
 
 
 def _compute_mode(value: int | None) -> str | None:

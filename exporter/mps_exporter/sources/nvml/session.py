@@ -84,8 +84,6 @@ class NvmlOptions:
     """Whether to read the boards' serial numbers."""
     xid_events: bool = True
     """Whether to wait for Xid events."""
-    shortest_seconds: float = policy.MIN_SAMPLE_INTERVAL_SECONDS
-    """Minimum interval between two samples of a GPU's activity."""
     stop_timeout_seconds: float = policy.EVENT_STOP_TIMEOUT_SECONDS
     """Timeout for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
@@ -116,7 +114,7 @@ class NvmlSession:
         self._reopen_at = NEVER
         self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
-        self._observed_at = self._ticked_at = -policy.TICK_OVERDUE_SECONDS
+        self._observed_at = 0.0
         self._bound: frozenset[str] | None = None
         self._driver_version: str | None = None
         self._cuda_version: str | None = None
@@ -131,8 +129,7 @@ class NvmlSession:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
-        overdue = self._observed_at - self._ticked_at > policy.TICK_OVERDUE_SECONDS
-        absence = self._ensure_open(reopen=overdue)
+        absence = self._ensure_open()
         gpus = self._observe_gpus()
         if any(reader.session_gone for reader in self._gpus):
             self._closing = True
@@ -156,10 +153,11 @@ class NvmlSession:
         """
         if not self._open or self._closing:
             return
-        now = self._ticked_at = self._clock.monotonic()
+        now = self._clock.monotonic()
         if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
             # Just after a collection: by the next collection the new handles have a GPM interval.
-            if self._ensure_open(reopen=True) is None:
+            self._closing = True
+            if self._ensure_open() is None:
                 self._record_losses(self._observe_gpus())
             return
         for reader in self._gpus:
@@ -195,12 +193,11 @@ class NvmlSession:
 
     # The session: from nvmlInit to nvmlShutdown
 
-    def _ensure_open(self, *, reopen: bool = False) -> NvmlObservation | None:
-        """Open NVML if needed, with `reopen` for a lost GPU; return why it cannot be read."""
+    def _ensure_open(self) -> NvmlObservation | None:
+        """Open NVML if needed, or again if it is to be closed; return why it cannot be read."""
         now = self._clock.monotonic()
         bound = self._bound_gpus()
-        lost = reopen and now >= self._reopen_at
-        if self._open and not self._closing and bound == self._bound and not lost:
+        if self._open and not self._closing and bound == self._bound:
             return None
         if self._absence is not None and now < self._retry_at and bound == self._bound:
             return self._absence
@@ -277,7 +274,6 @@ class NvmlSession:
             GpuObservation(index, uuid),
             self._totals,
             serials=self._options.serials,
-            shortest=self._options.shortest_seconds,
         )
         self._gpus.append(reader)
         if self._unreadable.pop(index, None):
