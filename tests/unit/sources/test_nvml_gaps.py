@@ -221,15 +221,17 @@ def test_an_empty_buffer_is_not_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("rate", [math.inf, math.nan, -math.inf])
-def test_a_pcie_rate_that_is_not_a_number_costs_only_its_counter(rate: float) -> None:
+def test_a_gpm_metric_that_is_not_a_number_costs_only_its_readings(rate: float) -> None:
     device = gpu(share=1.0)
     library = FakeNvml(device)
     name = "pcie_transmit_bytes"
     with opened(library, QUIET) as nvml:
         healthy = warmed(library, nvml)
-        device.metrics = {**GPM, 20: rate}
+        device.metrics = {**GPM, 3: rate, 4: 100.02, 20: rate}
         library.now += 5
-        assert healthy.keys() - only(nvml.observe()).keys() == {name}
+        seen = only(nvml.observe())
+        assert healthy.keys() - seen.keys() == {name, "sm_occupancy"}
+        assert seen["integer_activity"] == 1, "a rounding error is cut"
         device.metrics = GPM
         library.now += 5
         assert only(nvml.observe())[name] >= healthy[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from mps_exporter.sources.nvml.accumulators import (
     LONGEST_PERIOD_SECONDS,
     RatioIntegral,
     SampleIntegral,
-    percent_to_ratio,
     unwrapped_increment,
 )
 
@@ -131,11 +129,3 @@ def test_unwrapping_never_goes_back_and_always_fits_the_counter(
     increment = unwrapped_increment(before, now, expected)
     assert increment >= 0
     assert (before + increment) % COUNTER_32 == now
-
-
-def test_percent_to_ratio() -> None:
-    assert percent_to_ratio(15.0) == 0.15
-    assert percent_to_ratio(100.02) == 1.0
-    assert percent_to_ratio(-1e-9) == 0.0
-    assert percent_to_ratio(math.nan) is None
-    assert all(a <= b for a, b in pairwise(percent_to_ratio(p) or 0.0 for p in range(101)))

@@ -112,13 +112,6 @@ class RatioIntegral:
         return interval
 
 
-def percent_to_ratio(percent: float) -> float | None:
-    """Convert 0-100, give or take a rounding error, to 0-1; NaN and infinity to None."""
-    if not math.isfinite(percent):
-        return None
-    return min(max(percent / 100, 0.0), 1.0)
-
-
 def unwrapped_increment(before: int, now: int, expected: float) -> int:
     """Return the increment of a 32-bit counter, given the approximate increment.
 
@@ -179,14 +172,13 @@ class BusyAccumulator:
     def __init__(self, queries: DeviceQueries, total: SampleIntegral) -> None:
         self._queries = queries
         self._total = total
-        self._sampled_at = 0.0
-        self._observed = False
-        """Whether the last sampling succeeded, so that the counter is current."""
+        self._sampled_at: float | None = None
+        """When the samples were read, so that the counter is current; None: they cannot be read."""
 
     def sample(self, now: float, min_interval: float) -> None:
-        if self._observed and now - self._sampled_at < min_interval:
+        if self._sampled_at is not None and now - self._sampled_at < min_interval:
             return
-        self._observed = False
+        self._sampled_at = None
         total = self._total
         samples = self._samples(now, total.last_timestamp or 0)
         if samples is None:
@@ -201,7 +193,6 @@ class BusyAccumulator:
                 return
             total.skip(whole_buffer, now)
         self._sampled_at = now
-        self._observed = True
 
     def _samples(self, now: float, since: int) -> list[tuple[int, float]] | None:
         api, device = self._queries.api, self._queries.device
@@ -211,7 +202,7 @@ class BusyAccumulator:
 
     def readings(self) -> Iterator[Reading]:
         """Yield the counters, while they are sampled."""
-        if self._observed:
+        if self._sampled_at is not None:
             yield Reading("busy_time", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
 
@@ -295,9 +286,9 @@ class GpmAccumulator:
             active.skip(now)
             return
         self._ratios = {
-            quantity: ratio
+            quantity: min(max(metrics[metric] / 100, 0.0), 1.0)
             for metric, quantity in GPM_RATIOS.items()
-            if metric in metrics and (ratio := percent_to_ratio(metrics[metric])) is not None
+            if math.isfinite(metrics.get(metric, math.nan))
         }
         found = {unit: self._ratios.get(f"{unit}_activity") for unit in GPM_COUNTED}
         counted = {unit: ratio for unit, ratio in found.items() if ratio is not None}
