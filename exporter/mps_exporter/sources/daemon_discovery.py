@@ -156,8 +156,8 @@ class DaemonDiscovery:
 
     def _programs(self) -> list[Program]:
         """Return the processes of MPS's programs, trusted users' first, then by PID."""
-        owners = self._processes.find_program(MPS_COMM)
-        admitted, self._ignored = self.budget.admit_processes(owners)
+        statuses = self._processes.find_program(MPS_COMM)
+        admitted, self._ignored = self.budget.admit_processes(statuses)
         facts, unknown = self._processes.identify(admitted)
         for error in unknown.values():
             raise error

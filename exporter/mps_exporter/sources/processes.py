@@ -155,13 +155,6 @@ def parse_passwd(raw: bytes) -> dict[int, str]:
 # ---------------------------------------------------------------------- processes
 
 
-class ProcessOwner(NamedTuple):
-    """The real user of a process, and its parent; None: unknown."""
-
-    user: int | None
-    parent: int | None
-
-
 @dataclass(slots=True)
 class _CachedFacts:
     stat: ProcessStat
@@ -189,12 +182,12 @@ class Processes:
         self._clock = clock
         self._user_names = PasswdNames(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
-        self._owners: dict[tuple[int, int], ProcessOwner] = {}
-        """Owners of the program's processes, keyed by PID and inode of the directory in /proc."""
+        self._statuses: dict[tuple[int, int], ProcessStatus] = {}
+        """First status of the program's processes, by PID and inode of the directory in /proc."""
         self._boot_time = float("-inf")
         self._boot_time_is_fresh = False
 
-    def find_program(self, comm: bytes) -> dict[int, ProcessOwner]:
+    def find_program(self, comm: bytes) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
 
         The name of every process is read each time: an exec may change it. Only kernel threads,
@@ -209,9 +202,9 @@ class Processes:
         pids = sorted(listed.keys() - self._kernel_threads())
         # A process that gets a used PID has another inode.
         found = [(pid, listed[pid]) for pid in pids if self._comm(pid) == comm]
-        before = self._owners
-        self._owners = {key: before.get(key) or self._read_owner(key[0]) for key in found}
-        return {pid: owner for (pid, _), owner in self._owners.items()}
+        before = self._statuses
+        self._statuses = {key: before.get(key) or self._status(key[0]) for key in found}
+        return {pid: status for (pid, _), status in self._statuses.items()}
 
     def _kernel_threads(self) -> set[int]:
         if self._comm(2) != b"kthreadd":
@@ -225,10 +218,6 @@ class Processes:
         (Reading the arguments takes a lock that a process stuck in the kernel may hold.)
         """
         return (_read_line(f"{self.root}/{pid}/comm", _GONE + _FORBIDDEN) or b"")[:-1]
-
-    def _read_owner(self, pid: int) -> ProcessOwner:
-        status = self._status(pid)
-        return ProcessOwner(status.real_uid, status.parent_pid)
 
     def arguments(self, pid: int) -> tuple[str, ...]:
         return self._known[pid].arguments

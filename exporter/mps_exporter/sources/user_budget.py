@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import ProcessOwner
+from mps_exporter.sources.processes import ProcessStatus
 
 
 class UserTokenBuckets:
@@ -63,22 +63,22 @@ class UserBudget:
     def is_trusted(self, user: int | None) -> bool:
         return user in self._trusted
 
-    def admit_processes(self, owners: Mapping[int, ProcessOwner]) -> tuple[list[int], Counter[int]]:
+    def admit_processes(
+        self, statuses: Mapping[int, ProcessStatus]
+    ) -> tuple[list[int], Counter[int]]:
         """Return the PIDs to read, and the number of ignored processes of each user.
 
         Processes that were admitted before stay; of new ones those with the lowest PIDs come first.
         A server runs as its clients' user, so the children of trusted users' processes are
         admitted, too.
         """
-        trusted = {pid for pid, owner in owners.items() if self.is_trusted(owner.user)}
-        admitted = {
-            pid for pid, owner in owners.items() if pid in trusted or owner.parent in trusted
-        }
+        trusted = {pid for pid, one in statuses.items() if self.is_trusted(one.real_uid)}
+        admitted = trusted | {pid for pid, one in statuses.items() if one.parent_pid in trusted}
         taken, ignored = Counter[int | None](), Counter[int]()
         for pid in sorted(
-            owners.keys() - admitted, key=lambda pid: (pid not in self._admitted, pid)
+            statuses.keys() - admitted, key=lambda pid: (pid not in self._admitted, pid)
         ):
-            user = owners[pid].user
+            user = statuses[pid].real_uid
             if (
                 taken[user] < policy.MAX_PROCESSES_PER_USER
                 and taken.total() < policy.MAX_PROCESSES

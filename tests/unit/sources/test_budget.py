@@ -3,15 +3,19 @@ from __future__ import annotations
 from collections import Counter
 
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import ProcessOwner
+from mps_exporter.sources.processes import ProcessStatus
 from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
 
 OWN, ALICE, BOB = 900, 2001, 2002
 
 
-def crowd(first: int, user: int, number: int = 100) -> dict[int, ProcessOwner]:
+def process(user: int, parent: int) -> ProcessStatus:
+    return ProcessStatus(real_uid=user, parent_pid=parent)
+
+
+def crowd(first: int, user: int, number: int = 100) -> dict[int, ProcessStatus]:
     """Processes of a user, children of init."""
-    return {first + one: ProcessOwner(user, 1) for one in range(number)}
+    return {first + one: process(user, 1) for one in range(number)}
 
 
 def test_all_processes_of_trusted_users_and_some_of_each_other_are_admitted() -> None:
@@ -30,9 +34,9 @@ def test_all_processes_of_trusted_users_and_some_of_each_other_are_admitted() ->
 def test_servers_of_roots_daemon_are_admitted_for_every_user() -> None:
     """A server runs as its clients' user."""
     owners = crowd(100, ALICE) | {
-        5000: ProcessOwner(0, 1),
-        5001: ProcessOwner(ALICE, 5000),
-        5002: ProcessOwner(ALICE, 5001),  # a fork of hers
+        5000: process(0, 1),
+        5001: process(ALICE, 5000),
+        5002: process(ALICE, 5001),  # a fork of hers
     }
     admitted, _ = UserBudget(OWN).admit_processes(owners)
     assert [pid for pid in admitted if pid >= 5000] == [5000, 5001]
@@ -48,7 +52,7 @@ def test_an_admitted_process_stays() -> None:
 
 
 def test_all_users_together_have_a_limit() -> None:
-    owners = {pid: ProcessOwner(100_000 + pid, 1) for pid in range(2000)}  # subordinate users
+    owners = {pid: process(100_000 + pid, 1) for pid in range(2000)}  # subordinate users
     admitted, ignored = UserBudget(OWN).admit_processes(owners)
     assert len(admitted) == policy.MAX_PROCESSES
     assert ignored.total() == 2000 - policy.MAX_PROCESSES
@@ -64,7 +68,7 @@ def test_new_processes_of_a_user_are_admitted_at_a_rate() -> None:
         owners = crowd(1000 * number, ALICE, 20) | crowd(1000 * number + 100, 0, 20)
         owners |= crowd(5, BOB, 1)
         admitted, ignored = budget.admit_processes(owners)
-        return Counter(owners[pid].user for pid in admitted), ignored
+        return Counter(owners[pid].real_uid for pid in admitted), ignored
 
     most = policy.MAX_PROCESSES_PER_USER
     assert scan(1) == ({ALICE: 20, 0: 20, BOB: 1}, {})
@@ -84,8 +88,7 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
     def scan(number: int) -> int:
         first = 10_000 * number
         owners = {
-            first + one: ProcessOwner(100_000 + first + one, 1)
-            for one in range(policy.MAX_PROCESSES)
+            first + one: process(100_000 + first + one, 1) for one in range(policy.MAX_PROCESSES)
         }
         return len(budget.admit_processes(owners)[0])
 

@@ -797,7 +797,7 @@ def test_processes_of_a_program_have_its_name_now(host: Host) -> None:
     source = Processes(str(host.root))
     host.add(10, comm="sh")
     host.add(11, comm="job", uid=1001)
-    assert {pid: one.user for pid, one in source.find_program(b"job").items()} == {11: 1001}
+    assert {pid: one.uid for pid, one in source.find_program(b"job").items()} == {11: 1001}
     assert source.facts(11) is not None
     host.remove(11)
     host.add(10, comm="job")  # its exec
