@@ -217,25 +217,6 @@ def test_a_second_daemon_with_default_directories_is_not_in_the_missing_one(
         assert host.pipes() == [str(tmp_path / "tmp-mps")]
 
 
-def test_all_directories_are_checked_at_the_same_time(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.daemon(500, "/one")
-    both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
-
-    def at_once(check: Callable[..., Any], *arguments: Any) -> Any:
-        both.wait()
-        return check(*arguments)
-
-    directories = host.source._directories
-    monkeypatch.setattr(directories, "locate", partial(at_once, directories.locate))
-    monkeypatch.setattr(
-        host.source, "_check_configured", partial(at_once, host.source._check_configured)
-    )
-    found = host.found([("/configured", None)])
-    assert [one.pipe_directory for one in found] == ["/configured", "/one"]
-
-
 def test_configured_directories_are_checked_first_if_threads_run_out(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,26 +226,19 @@ def lists(*rows: tuple[int, int]) -> Any:
         ("525.85.12", "_v3"),
         ("535", "_v3"),
         ("[Unknown]", "_v3"),
+        ("470.57.02", "_v2"),  # without the third version
     ],
 )
 def test_processes_in_the_version_that_the_driver_fills_correctly(
     binding: NvmlApi, nvml: Any, driver: str, version: str
 ) -> None:
+    newer = {} if driver.startswith("470") else {"_v3": lists((3, 30))}
     nvml(
         nvmlSystemGetDriverVersion=lambda: driver,
-        _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20)), _v3=lists((3, 30))),
-    )
-    (row,) = binding.processes(DEVICE, "Compute")
-    assert f"_v{row.pid}" == version
-
-
-def test_a_driver_without_the_third_version(binding: NvmlApi, nvml: Any) -> None:
-    nvml(
-        nvmlSystemGetDriverVersion=lambda: "470.57.02",
-        _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20))),
+        _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20)), **newer),
     )
     (row,) = binding.processes(DEVICE, "MPSCompute")
-    assert (row.pid, row.used_memory) == (2, 20)
+    assert (f"_v{row.pid}", row.used_memory) == (version, 10 * row.pid)
 
 
 @pytest.mark.parametrize("processes", [0, 1, 64, 65, 1000])

@@ -105,8 +105,8 @@ class NvmlSession:
         self._open = False
         self._has_limits = False
         self._closing = False
-        self._absence: NvmlObservation | None = None
-        """Why no GPU can be read; None: NVML is open, or was never opened."""
+        self._state = NvmlObservation(0.0, Outcome.OK)
+        """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
         self._unreadable: dict[int, str] = {}
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0
@@ -116,8 +116,6 @@ class NvmlSession:
         self._watch_at = 0.0
         self._observed_at = 0.0
         self._bound: frozenset[str] | None = None
-        self._driver_version: str | None = None
-        self._cuda_version: str | None = None
         self._gpus: list[GpuReader] = []
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
@@ -129,22 +127,13 @@ class NvmlSession:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
-        absence = self._ensure_open()
-        gpus = self._observe_gpus()
+        is_open, gpus = self._ensure_open(), self._observe_gpus()
         if any(reader.session_gone for reader in self._gpus):
             self._closing = True
-            absence = self._ensure_open()
-            gpus = self._observe_gpus()
-        if absence is not None:
-            return replace(absence, at=at)
-        self._record_losses(gpus)
-        return NvmlObservation(
-            at=at,
-            outcome=Outcome.OK,
-            driver_version=self._driver_version,
-            cuda_version=self._cuda_version,
-            gpus=tuple(gpus),
-        )
+            is_open, gpus = self._ensure_open(), self._observe_gpus()
+        if is_open:
+            self._record_losses(gpus)
+        return replace(self._state, at=at, gpus=tuple(gpus))
 
     def tick(self) -> None:
         """Do work that cannot wait for a scrape or should not delay a scrape.
@@ -157,7 +146,7 @@ class NvmlSession:
         if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
             # Just after a collection: by the next collection the new handles have a GPM interval.
             self._closing = True
-            if self._ensure_open() is None:
+            if self._ensure_open():
                 self._record_losses(self._observe_gpus())
             return
         for reader in self._gpus:
@@ -193,14 +182,15 @@ class NvmlSession:
 
     # The session: from nvmlInit to nvmlShutdown
 
-    def _ensure_open(self) -> NvmlObservation | None:
-        """Open NVML if needed, or again if it is to be closed; return why it cannot be read."""
+    def _ensure_open(self) -> bool:
+        """Open NVML if needed, or again if it is to be closed; return whether it can be read."""
         now = self._clock.monotonic()
         bound = self._bound_gpus()
+        absent = self._state.outcome is not Outcome.OK
         if self._open and not self._closing and bound == self._bound:
-            return None
-        if self._absence is not None and now < self._retry_at and bound == self._bound:
-            return self._absence
+            return True
+        if absent and now < self._retry_at and bound == self._bound:
+            return False
         self._bound = bound
         try:
             if not self._close_session(self._options.stop_timeout_seconds):
@@ -210,30 +200,31 @@ class NvmlSession:
             self._close_session(0.0)
             self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
             text = REMEDIES.get(error.code, str(error))
-            if self._absence is None or text != self._absence.error:
+            if text != self._state.error:
                 log.warning("no GPU can be read: %s", text)
             outcome = Outcome.ABSENT if error.code in SESSION_GONE else Outcome.REFUSED
-            self._absence = NvmlObservation(self._clock.wall(), outcome, text)
-            return self._absence
-        if self._absence is not None:
+            self._state = NvmlObservation(0.0, outcome, text)
+            return False
+        if absent:
             log.info("the GPUs can be read again")
-        self._absence, self._reopen_at = None, NEVER
-        return None
+        self._reopen_at = NEVER
+        return True
 
     def _open_session(self) -> None:
         self._api.init()
         self._open = True
-        self._driver_version = self._cuda_version = None
+        driver = cuda = None
         with suppress(NvmlError):
-            self._driver_version = self._api.text("nvmlSystemGetDriverVersion")
+            driver = self._api.text("nvmlSystemGetDriverVersion")
         with suppress(NvmlError):
             number = self._api.number("nvmlSystemGetCudaDriverVersion_v2")
-            self._cuda_version = f"{number // 1000}.{number % 1000 // 10}"
+            cuda = f"{number // 1000}.{number % 1000 // 10}"
         self._has_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
         self._watch(self._clock.monotonic())
+        self._state = NvmlObservation(0.0, Outcome.OK, driver_version=driver, cuda_version=cuda)
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
         """Yield the known GPUs that are missing, and the missing GPUs whose UUID was never read.
