@@ -237,7 +237,7 @@ def test_a_gpm_metric_that_is_not_a_number_costs_only_its_readings(rate: float) 
         assert only(nvml.observe())[name] >= healthy[name]
 
 
-@pytest.mark.parametrize("method", ["gpm_metrics", "samples", "gpm_take", "memory", "fields"])
+@pytest.mark.parametrize("method", ["gpm_metrics", "samples", "memory", "fields"])
 @pytest.mark.parametrize("error", [OverflowError, TypeError, IndexError])
 def test_a_defect_costs_readings_and_not_the_source(
     method: str,

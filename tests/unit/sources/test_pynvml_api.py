@@ -296,18 +296,6 @@ def test_gpm_metrics_without_a_value_are_absent(binding: NvmlApi, nvml: Any) -> 
     assert binding.gpm_metrics(first, second, (2, 5)) == {2: 15.15}
 
 
-def test_gpm_samples_of_a_mig_instance(binding: NvmlApi, nvml: Any) -> None:
-    taken: list[tuple[Any, ...]] = []
-    nvml(
-        nvmlGpmSampleGet=lambda *arguments: taken.append(arguments),
-        nvmlGpmMigSampleGet=lambda *arguments: taken.append(arguments),
-    )
-    sample = object()
-    binding.gpm_take(DEVICE, sample, None)
-    binding.gpm_take(DEVICE, sample, 7)
-    assert taken == [(DEVICE, sample), (DEVICE, 7, sample)]
-
-
 def test_events(binding: NvmlApi, nvml: Any) -> None:
     device = ctypes.cast(ctypes.c_void_p(0x1000), pynvml.c_nvmlDevice_t)
     event = SimpleNamespace(device=device, eventType=8, eventData=31)
@@ -340,7 +328,7 @@ def test_one_call_at_a_time_in_the_process(nvml: Any) -> None:
         for _ in range(5):
             binding.init()
             binding.number("nvmlDeviceGetPowerUsage", DEVICE)
-            binding.gpm_take(DEVICE, object(), None)
+            binding.call("nvmlGpmSampleGet", DEVICE, object())
             binding.call("nvmlShutdown")
 
     threads = [threading.Thread(target=work, args=(NvmlApi(),)) for _ in range(4)]

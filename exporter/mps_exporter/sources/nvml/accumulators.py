@@ -264,7 +264,11 @@ class GpmAccumulator:
         def read() -> object:
             if self._spare is None:
                 self._spare = self._api.call("nvmlGpmSampleAlloc")
-            self._api.gpm_take(self._device, self._spare, self._gpu_instance)
+            if self._gpu_instance is None:
+                self._api.call("nvmlGpmSampleGet", self._device, self._spare)
+            else:
+                instance = self._device, self._gpu_instance
+                self._api.call("nvmlGpmMigSampleGet", *instance, self._spare)
             return self._spare
 
         return self._queries.get("nvmlGpmSampleGet", read, now)

@@ -322,13 +322,6 @@ class NvmlApi:
         member = _FIELD_MEMBERS[kind]
         return [(one.timeStamp, float(getattr(one.sampleValue, member))) for one in samples]
 
-    def gpm_take(self, device: Device, sample: object, gpu_instance: int | None) -> None:
-        """Fill a GPM sample, of a GPU or of its GPU instance."""
-        if gpu_instance is None:
-            self.call("nvmlGpmSampleGet", device, sample)
-        else:
-            self.call("nvmlGpmMigSampleGet", device, gpu_instance, sample)
-
     def gpm_metrics(
         self, first: object, second: object, metrics: Sequence[int]
     ) -> Mapping[int, float]:
