@@ -102,8 +102,11 @@ class DaemonDiscovery:
             known = daemons.get(place.identity)
             if daemon.log_path == DEFAULT_LOG_DIRECTORY and self._has_trusted_log(daemon):
                 self._default_log_of = place.identity
-            if known is None and search and self._has_room(daemon.owner_uid, shown):
-                daemons[place.identity] = daemon
+            if known is None and search:
+                if self.budget.admit_daemon(daemon.owner_uid, shown):
+                    daemons[place.identity] = daemon
+                elif daemon.owner_uid is not None:
+                    self._ignored[daemon.owner_uid] += 1
             elif known and (
                 not known.configured or place.belongs_to(daemon.owner_uid, strictly=True)
             ):
@@ -144,15 +147,6 @@ class DaemonDiscovery:
                 for facts in processes.values()
             ),
         )
-
-    def _has_room(self, uid: int | None, shown: Counter[int | None]) -> bool:
-        """Count a daemon as shown if there is room for it, else as ignored."""
-        room = self.budget.has_room(uid, shown)
-        if room:
-            shown[uid] += 1
-        elif uid is not None:
-            self._ignored[uid] += 1
-        return room
 
     def _programs(self) -> list[Program]:
         """Return the processes of MPS's programs, trusted users' first, then by PID."""

@@ -91,12 +91,13 @@ class UserBudget:
         self._admitted = frozenset(admitted)
         return sorted(admitted), ignored
 
-    def has_room(self, user: int | None, shown: Counter[int | None]) -> bool:
-        """Return whether one more daemon of a user is shown in addition to these."""
-        others = sum(number for other, number in shown.items() if not self.is_trusted(other))
-        return self.is_trusted(user) or (
-            shown[user] < policy.MAX_DAEMONS_PER_USER and others < policy.MAX_DAEMONS
-        )
+    def admit_daemon(self, user: int | None, shown: Counter[int | None]) -> bool:
+        """Return whether a daemon is shown; count it in `shown`, the ordinary users' daemons."""
+        if self.is_trusted(user):
+            return True
+        room = shown[user] < policy.MAX_DAEMONS_PER_USER and shown.total() < policy.MAX_DAEMONS
+        shown[user] += room
+        return room
 
     def tool_slots(self, daemon: DaemonFacts) -> tuple[asyncio.Semaphore, ...]:
         """Return the semaphores to hold, in this order, during a run of the control tool.

@@ -100,13 +100,15 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
 
 def test_the_daemons_shown_have_a_limit_per_user_and_one_in_total() -> None:
     budget = UserBudget(OWN)
-    shown = Counter[int | None]({0: 1000, ALICE: policy.MAX_DAEMONS_PER_USER})
-    assert budget.has_room(0, shown)
-    assert budget.has_room(OWN, shown)
-    assert budget.has_room(BOB, shown)
-    assert not budget.has_room(ALICE, shown)
-    shown |= Counter({3000 + user: 1 for user in range(policy.MAX_DAEMONS)})
-    assert not budget.has_room(BOB, shown)
+    shown = Counter[int | None]()
+    most = policy.MAX_DAEMONS_PER_USER
+
+    def admitted(user: int, number: int) -> int:
+        return sum(budget.admit_daemon(user, shown) for _ in range(number))
+
+    assert (admitted(0, 100), admitted(OWN, 100), admitted(ALICE, 100)) == (100, 100, most)
+    assert sum(admitted(3000 + user, 1) for user in range(100)) == policy.MAX_DAEMONS - most
+    assert (admitted(BOB, 1), admitted(0, 1)) == (0, 1)
 
 
 def test_a_token_bucket_survives_a_clock_that_is_set_back() -> None:
