@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -340,11 +339,9 @@ class XidWatcher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._logged: set[str] = set()
-        self._lock = threading.Lock()
         self._watched: frozenset[str] = frozenset()
-        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        """UUID -> Xid -> count."""
-        self._last_at: dict[tuple[str, int], float] = {}
+        self._seen: dict[str, Mapping[int, tuple[int, float]]] = {}
+        """UUID -> Xid -> count and time of the last; the thread replaces a GPU's mapping whole."""
 
     @property
     def started(self) -> bool:
@@ -357,12 +354,12 @@ class XidWatcher:
         The time of the last Xid stays true, and is needed most for a lost GPU.
         """
         readings = []
-        with self._lock:
-            for xid, count in sorted(self._counts[uuid].items()):
-                labels = (("xid", str(xid)),)
-                if uuid in self._watched:
-                    readings.append(Reading("xid_errors", count, labels))
-                readings.append(Reading("last_xid_at", self._last_at[uuid, xid], labels))
+        watched = uuid in self._watched
+        for xid, (count, at) in sorted(self._seen.get(uuid, {}).items()):
+            labels = (("xid", str(xid)),)
+            if watched:
+                readings.append(Reading("xid_errors", count, labels))
+            readings.append(Reading("last_xid_at", at, labels))
         return readings
 
     def start(self, devices: Sequence[tuple[Device, str]]) -> None:
@@ -380,7 +377,7 @@ class XidWatcher:
             except NvmlError as error:
                 why = code_name(error.code)
                 self._log_once(f"GPU {uuid}: Xid errors cannot be watched: {why}")
-        self._set_watched(watched)
+        self._watched = frozenset(watched.values())
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(events, watched, self._stop), name="nvml-xid", daemon=True
@@ -393,7 +390,7 @@ class XidWatcher:
                 event = self._api.wait_event(events, policy.EVENT_TIMEOUT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
-                    self._set_watched({})
+                    self._watched = frozenset()
                     break
                 stop.wait(policy.EVENT_RETRY_SECONDS)
                 continue
@@ -402,9 +399,9 @@ class XidWatcher:
             uuid = watched.get(event.device_key)
             if uuid is not None:
                 log.warning("GPU %s: Xid %d", uuid, event.data)
-                with self._lock:
-                    self._counts[uuid][event.data] += 1
-                    self._last_at[uuid, event.data] = self._wall_clock()
+                before = self._seen.get(uuid, {})
+                count, _ = before.get(event.data, (0, 0.0))
+                self._seen[uuid] = {**before, event.data: (count + 1, self._wall_clock())}
         try:
             self._api.call("nvmlEventSetFree", events)
         except NvmlError as error:
@@ -416,17 +413,13 @@ class XidWatcher:
         To shut NVML down under the waiting thread would end the process.
         """
         self._stop.set()
-        self._set_watched({})
+        self._watched = frozenset()
         if self._thread is not None:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 return False
             self._thread = None
         return True
-
-    def _set_watched(self, devices: Mapping[int, str]) -> None:
-        with self._lock:
-            self._watched = frozenset(devices.values())
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
