@@ -92,7 +92,7 @@ def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
 
 
 def oom_kills(cgroup: str | None, root: str = CGROUPS) -> int | None:
-    """Return how many processes of a control group the kernel ended for want of host memory."""
+    """Return how many processes of a control group the kernel ended because host memory ran out."""
     found = _OOM_KILLS.search(group_file(cgroup, "memory.events", root))
     return int(found[1]) if found else None
 

@@ -1,6 +1,6 @@
 """Values computed from two samples of a device: busy seconds, active seconds, PCIe bytes.
 
-An accumulator takes at most two samples a second, however many scrapes there are, and computes what
+An accumulator takes at most ten samples a second, however many scrapes there are, and computes what
 happened since its last sample; so several Prometheus servers do not disturb each other. In a
 running exporter a tick samples once a second, and a collection shows the values of the last tick.
 """

@@ -202,9 +202,6 @@ class NvmlApi:
         self.call("nvmlInit")
         self._processes_version = ""
 
-    def device(self, index: int) -> Device:
-        return Device(self.call("nvmlDeviceGetHandleByIndex", index))
-
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
         """Call a function that returns a number, several numbers, or a structure of numbers."""
         reply = self.call(function, *arguments)

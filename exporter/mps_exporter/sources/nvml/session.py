@@ -249,7 +249,7 @@ class NvmlSession:
     def _add_gpu(self, index: int) -> bool:
         """Open a GPU. Return False if NVML reports that the GPU is gone."""
         try:
-            device = self._api.device(index)
+            device = Device(self._api.call("nvmlDeviceGetHandleByIndex", index))
             uuid = self._api.text("nvmlDeviceGetUUID", device)
         except NvmlError as error:
             if error.code in SESSION_GONE:
