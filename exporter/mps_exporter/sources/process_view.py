@@ -93,9 +93,9 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(pid)
     if facts is None:
         return ProcessView(pid, present=False)
-    status = parse_status(_read(base / "status"))
+    status = parse_status(_bytes_of(base / "status"))
     # /proc returns an empty environment for a zombie.
-    environment = _read(base / "environ")
+    environment = _bytes_of(base / "environ")
     variables = parse_mps_environment(environment) if environment else None
     debug = _debug_variables(environment)
     user = _User(status.uid, status.group | status.supplementary_groups)
@@ -146,7 +146,7 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     if facts.process is None:
         return DaemonConditions()
     base = Path(procfs, str(facts.process.pid))
-    status = parse_status(_read(base / "status"))
+    status = parse_status(_bytes_of(base / "status"))
     closed: dict[int, ClosedFolder] = {}
     for uid in uids:
         for directory in (facts.pipe_directory, facts.log_directory):
@@ -183,7 +183,7 @@ def _closed_socket(directory: str, user: _User) -> str:
     return ""
 
 
-def _read(path: Path) -> bytes:
+def _bytes_of(path: Path) -> bytes:
     """Return the content of a file; empty if it cannot be read."""
     with suppress(OSError):
         return path.read_bytes()
@@ -357,7 +357,7 @@ def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[O
             base, count = Path(procfs, str(server.pid)), None
             with suppress(OSError):
                 count = sum(1 for _ in (base / "fd").iterdir())
-            if limit := _OPEN_FILES.search(_read(base / "limits")):
+            if limit := _OPEN_FILES.search(_bytes_of(base / "limits")):
                 found.append(OpenFiles(server.pid, daemon.pipe_directory, int(limit[1]), count))
     return tuple(found)
 
