@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources.nvml.pynvml_api import (
-    CgroupMemoryLimits,
     Code,
     Device,
     FieldReply,
@@ -141,9 +141,8 @@ class FakeNvml(NvmlApi):
         finally:
             if name == "nvmlShutdown":
                 self.initialized = max(0, self.initialized - 1)
+        self.initialized += name == "nvmlInit"
         match name:
-            case "nvmlInit":
-                self.initialized += 1
             case "nvmlDeviceGetHandleByIndex":
                 return device
             case "nvmlDeviceGetMigDeviceHandleByIndex":
@@ -152,6 +151,10 @@ class FakeNvml(NvmlApi):
                 return gpu.instances[arguments[1]]
             case "nvmlGpmQueryDeviceSupport":
                 return SimpleNamespace(isSupportedDevice=bool(gpu.metrics))
+            case "nvmlGpmSampleGet" | "nvmlGpmMigSampleGet":
+                *instance, sample = arguments[1:]
+                _take(sample, self.now, gpu, *instance)
+                return None
             case "nvmlGpmSampleAlloc":
                 self.live_samples += 1
                 return _Sample()
@@ -182,8 +185,6 @@ class FakeNvml(NvmlApi):
         reply = device.replies.get(name, {"code": Code.NOT_SUPPORTED})
         if isinstance(reply, dict) and "code" in reply:
             raise NvmlError(reply["code"], function)
-        if function == "nvmlDeviceGetAttributes_v2":
-            return SimpleNamespace(multiprocessorCount=reply)
         return reply
 
     def _method(self, function: str, name: str, device: Device) -> Any:
@@ -195,9 +196,10 @@ class FakeNvml(NvmlApi):
     def has(self, function: str) -> bool:
         return function in self.functions
 
-    def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
-        function = "nvmlDeviceGetMemoryLimits_v1"
-        return CgroupMemoryLimits(**self._method(function, f"memory_limits({cgroup})", device))
+    def cgroup_memory(self, device: Device, root: str, path: str) -> CgroupMemory:
+        name = f"cgroup_memory({root}, {path})"
+        reply = self._method("nvmlDeviceGetMemoryLimits_v1", name, device)
+        return CgroupMemory(path, self.text("nvmlDeviceGetPciInfo", device).lower(), *reply)
 
     def fabric_state(self, device: Device) -> int:
         return int(self._method("nvmlDeviceGetGpuFabricInfoV", "fabric_state()", device))
@@ -231,19 +233,6 @@ class FakeNvml(NvmlApi):
                 found.append((stamp, percent))
         return found
 
-    def gpm_take(self, device: Device, sample: object, gpu_instance: int | None) -> None:
-        gpu = self._enter("nvmlGpmSampleGet", device)
-        if gpu_instance is not None:
-            slots = gpu.instances.values()
-            wanted = [
-                one for one in slots if one.replies["nvmlDeviceGetGpuInstanceId()"] == gpu_instance
-            ]
-            if not wanted:
-                raise NvmlError(Code.NOT_FOUND, "nvmlGpmMigSampleGet")
-            gpu = wanted[0]
-        taken = cast("_Sample", sample)
-        taken.at, taken.device = self.now, gpu
-
     def gpm_metrics(
         self, first: object, second: object, metrics: Sequence[int]
     ) -> Mapping[int, float]:
@@ -271,3 +260,13 @@ class FakeNvml(NvmlApi):
         if isinstance(event, NvmlError):
             raise event
         return event
+
+
+def _take(sample: _Sample, at: float, gpu: FakeDevice, instance: int | None = None) -> None:
+    """Fill a GPM sample, of a GPU or of its GPU instance."""
+    devices = [gpu] if instance is None else gpu.instances.values()
+    for device in devices:
+        if instance in (None, device.replies.get("nvmlDeviceGetGpuInstanceId()")):
+            sample.at, sample.device = at, device
+            return
+    raise NvmlError(Code.NOT_FOUND, "nvmlGpmMigSampleGet")

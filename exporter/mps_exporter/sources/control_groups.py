@@ -22,6 +22,7 @@ from mps_exporter.sources import policy
 
 CGROUPS = "/sys/fs/cgroup"
 
+_OOM_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _TRACER = re.compile(rb"^TracerPid:\s*([1-9]\d*)$", re.MULTILINE)
 _LINK = re.compile(
     r"(?P<pod>[a-z0-9][a-z0-9.-]{0,252})_(?P<namespace>[a-z0-9-]{1,63})_"
@@ -84,11 +85,22 @@ def tracer_of(pid: int, state: str, procfs: str) -> str:
 
 def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
     """Return the directory of the frozen control group of a process; "": none is visible."""
-    path = unified_path(cgroup)
-    if not path or b"frozen 1" not in _read(f"{root}{path}/cgroup.events").splitlines():
+    if b"frozen 1" not in group_file(cgroup, "cgroup.events", root).splitlines():
         return ""
-    groups = (f"{root}{one}" for one in with_parents(path))
+    groups = (f"{root}{one}" for one in with_parents(unified_path(cgroup) or ""))
     return next((one for one in groups if _read(f"{one}/cgroup.freeze").strip() == b"1"), "")
+
+
+def oom_kills(cgroup: str | None, root: str = CGROUPS) -> int | None:
+    """Return how many processes of a control group the kernel ended because host memory ran out."""
+    found = _OOM_KILLS.search(group_file(cgroup, "memory.events", root))
+    return int(found[1]) if found else None
+
+
+def group_file(cgroup: str | None, name: str, root: str = CGROUPS) -> bytes:
+    """Read a file of a process's control group (version 2); empty if it cannot be read."""
+    path = unified_path(cgroup)
+    return b"" if path is None else _read(f"{root}{path}/{name}")
 
 
 def _read(path: str) -> bytes:

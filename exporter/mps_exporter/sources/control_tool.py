@@ -60,7 +60,6 @@ DEFAULT_BINARY = "nvidia-cuda-mps-control"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _BUSY = "another question to it is still under way"
-_TOO_MANY = "too many daemons of this user have been started lately"
 _NO_SLOT = "too many other daemons are being asked"
 
 _MESSAGES = {
@@ -125,8 +124,6 @@ class _QueryState:
     """Breaker of all queries."""
     server_breaker: CircuitBreaker
     """Breaker of queries to which a server must reply."""
-    admitted: bool = False
-    """Whether its first query was admitted."""
     silent_seconds: float = 0.0
     """Time without a reply: a hang is certain after several short runs."""
     hung_at: float = float("-inf")
@@ -195,9 +192,6 @@ class ControlTool:
                     return probe
             if (why := _skip_reason(daemon, state.breaker)) is not None:
                 return self._skipped(daemon, "probe", why)
-            if not state.admitted and not self._budget.admit_first_query(daemon):
-                return self._skipped(daemon, "probe", _TOO_MANY)
-            state.admitted = True
             at, clock = self._now(), self._clock()
             query = partial(self._query, daemon, state, deadline)
             exchanges = await _probe(daemon, state, query)

@@ -316,7 +316,7 @@ class DaemonDirectories:
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
             for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
-                if self._may_be_named(directory):
+                if self._may_be_named(directory, policy.MAX_PIPE_DIRECTORY_BYTES):
                     yield self.check(*self._reached(program.pid, directory))
             return
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
@@ -327,10 +327,10 @@ class DaemonDirectories:
             if root:
                 yield self.check(root, inside)
 
-    def _may_be_named(self, directory: str) -> bool:
+    def _may_be_named(self, directory: str, longest: int = MAX_PATH_BYTES) -> bool:
         """Return whether a path is short enough and does not lead through another process."""
         inside_procfs = f"{directory}/".startswith(f"{self._processes.root}/")
-        return len(os.fsencode(directory)) <= MAX_PATH_BYTES and not inside_procfs
+        return len(os.fsencode(directory)) <= longest and not inside_procfs
 
     def _log_directory(
         self, program: Program, place: PipeDirectory, before: DirectoryLookup | None

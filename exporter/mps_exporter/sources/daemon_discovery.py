@@ -11,7 +11,6 @@ may cost is limited: see user_budget.py.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import Counter
@@ -41,9 +40,8 @@ from mps_exporter.sources.daemon_directories import (
     directory_status,
     parse_daemon_flags,
 )
-from mps_exporter.sources.processes import Processes
+from mps_exporter.sources.processes import HOST_USERS, Processes
 from mps_exporter.sources.user_budget import UserBudget
-from mps_exporter.sources.user_names import HOST_USERS
 
 CONTAINER_LOGS = "/var/log/containers"
 
@@ -74,12 +72,10 @@ class DaemonDiscovery:
         self._container_logs = container_logs
         self._cgroups = cgroups
         self._now = now
-        self._clock = clock
         self._ignored = Counter[int]()
         self._calls = BlockingCalls[Any]()
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
-        self._checked_at = dict[Hashable, float]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []
         """Directories whose check failed or did not return in time."""
@@ -106,8 +102,11 @@ class DaemonDiscovery:
             known = daemons.get(place.identity)
             if daemon.log_path == DEFAULT_LOG_DIRECTORY and self._has_trusted_log(daemon):
                 self._default_log_of = place.identity
-            if known is None and search and self._has_room(daemon.owner_uid, shown):
-                daemons[place.identity] = daemon
+            if known is None and search:
+                if self.budget.admit_daemon(daemon.owner_uid, shown):
+                    daemons[place.identity] = daemon
+                elif daemon.owner_uid is not None:
+                    self._ignored[daemon.owner_uid] += 1
             elif known and (
                 not known.configured or place.belongs_to(daemon.owner_uid, strictly=True)
             ):
@@ -149,19 +148,10 @@ class DaemonDiscovery:
             ),
         )
 
-    def _has_room(self, uid: int | None, shown: Counter[int | None]) -> bool:
-        """Count a daemon as shown if there is room for it, else as ignored."""
-        room = self.budget.has_room(uid, shown)
-        if room:
-            shown[uid] += 1
-        elif uid is not None:
-            self._ignored[uid] += 1
-        return room
-
     def _programs(self) -> list[Program]:
         """Return the processes of MPS's programs, trusted users' first, then by PID."""
-        owners = self._processes.find_program(MPS_COMM)
-        admitted, self._ignored = self.budget.admit_processes(owners)
+        statuses = self._processes.find_program(MPS_COMM)
+        admitted, self._ignored = self.budget.admit_processes(statuses)
         facts, unknown = self._processes.identify(admitted)
         for error in unknown.values():
             raise error
@@ -169,10 +159,7 @@ class DaemonDiscovery:
             Program(self._with_halt(process), self._processes.arguments(pid))
             for pid, process in facts.items()
         ]
-        return sorted(found, key=self._priority)
-
-    def _priority(self, program: Program) -> tuple[bool, int]:
-        return not self.budget.is_trusted(program.process.uid), program.pid
+        return sorted(found, key=lambda one: (not self.budget.is_trusted(one.process.uid), one.pid))
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
         tracer = tracer_of(process.pid, process.state, self._processes.root)
@@ -195,8 +182,8 @@ class DaemonDiscovery:
         calls: dict[Hashable, tuple[int | None, Callable[[], Any]]] = {
             place: (None, partial(self._check_configured, *place)) for place in configured
         }
-        for name in self._select_checks(candidates):
-            program, before = candidates[name], self._lookups.get(name)
+        for name, program in candidates.items():
+            before = self._lookups.get(name)
             names[name] = f"the directories of PID {program.pid}"
             locate = partial(self._directories.locate, program, pipes, before)
             calls[name] = program.process.uid, locate
@@ -216,18 +203,6 @@ class DaemonDiscovery:
             for name, lookup in self._lookups.items()
             if isinstance(lookup, tuple)
         ]
-
-    def _select_checks(self, candidates: Mapping[Hashable, Program]) -> list[Hashable]:
-        """Return the processes to check now: of ordinary users, the least recently checked."""
-        before = self._checked_at
-        chosen = [
-            name
-            for name in sorted(candidates, key=lambda name: before.get(name, float("-inf")))
-            if self.budget.admit_directory_check(candidates[name].process.uid)
-        ]
-        kept = {name: at for name, at in before.items() if name in candidates}
-        self._checked_at = kept | dict.fromkeys(chosen, self._clock())
-        return sorted(chosen, key=lambda name: self._priority(candidates[name]))
 
     def _check_configured(self, pipe_directory: str, log_directory: str | None) -> _Place:
         place = self._directories.check("", pipe_directory, strictly=True)
@@ -360,10 +335,9 @@ def _with_unique_names(
     """
     named: dict[str, DaemonFacts] = {}
     keep = set()
-    for daemon in sorted(map(_with_short_name, daemons), key=_seniority):
+    for daemon in sorted(daemons, key=_seniority):
         unique = daemon
-        process = daemon.process
-        identity = (process.pid, process.start_time_seconds) if process else None
+        identity = daemon.process_identity
         if daemon.pipe_directory in named or (daemon.root and identity in qualified):
             unique = replace(
                 daemon, pipe_directory=daemon.pipe_path, log_directory=daemon.log_path, root=""
@@ -372,15 +346,6 @@ def _with_unique_names(
                 keep.add(identity)
         named.setdefault(unique.pipe_directory, unique)
     return tuple(named[name] for name in sorted(named)), frozenset(keep)
-
-
-def _with_short_name(daemon: DaemonFacts) -> DaemonFacts:
-    raw = os.fsencode(daemon.pipe_directory)
-    if len(raw) <= policy.MAX_DAEMON_NAME_BYTES:
-        return daemon
-    digest = hashlib.sha256(raw).hexdigest()[:16]
-    beginning = raw[: policy.MAX_DAEMON_NAME_BYTES - len(digest) - 1].decode("utf-8", "ignore")
-    return replace(daemon, pipe_directory=f"{beginning}~{digest}")
 
 
 def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, bool, float, int]:

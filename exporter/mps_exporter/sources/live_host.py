@@ -34,7 +34,6 @@ from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, skipped_log_states
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from mps_exporter.sources.resolve_in_root import process_root
 
@@ -52,8 +51,7 @@ class LiveHost:
         """Open the sources, with `brief` for one or two collections.
 
         Then no driver events are requested: their thread leaves NVML only every 0.5 s, and the end
-        of the program would wait for it. The GPUs' activity may cover the shortest interval that
-        NVML supports.
+        of the program would wait for it.
         """
         self._settings = settings
         self._procfs_path = settings.path_procfs
@@ -81,13 +79,8 @@ class LiveHost:
         self._scanned_at = float("-inf")
         self._without_pidfd: dict[int, float | None] = {}
         """Start time of each process that has no pidfd; None: it has exited."""
-        shortest = policy.BRIEF_SAMPLE_SECONDS if brief else MIN_SAMPLE_INTERVAL_SECONDS
         self._nvml = NvmlSession(
-            options=NvmlOptions(
-                serials=settings.collector_nvml_serials,
-                xid_events=not brief,
-                shortest_seconds=shortest,
-            )
+            options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
         )
         self._calls = BlockingCalls[Any]()
         # Calls of one source are serialized; no caller waits for a call that hangs.

@@ -6,14 +6,15 @@ from __future__ import annotations
 # Root, the exporter's own user and configured daemons have none of these limits.
 
 MAX_PROCESSES_PER_USER = 24
-"""Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool."""
+"""Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool. The
+directories of each are checked in each collection, with 40 system calls on a thread."""
 
-MAX_PROCESSES = 512
-"""Processes of all ordinary users. Eight GPUs of seven MIG instances need 56 daemons."""
+MAX_PROCESSES = 192
+"""Processes of all ordinary users: those of 64 daemons."""
 
 NEW_PROCESSES_PER_SECOND = 1.0
 """Refill rate of a user's new processes. A new process costs 0.3 ms, and 30 ms if it has a daemon's
-name and exits at once."""
+name and exits at once: 8 ms are a run of the control tool."""
 
 MAX_NEW_PROCESSES_PER_SECOND = 16.0
 """Refill rate of the new processes of all ordinary users."""
@@ -22,18 +23,7 @@ MAX_DAEMONS_PER_USER = 8
 """Daemons shown of one user."""
 
 MAX_DAEMONS = 64
-"""Daemons shown of all ordinary users."""
-
-DIRECTORY_CHECKS_PER_SECOND = 1.0
-"""Refill rate of the directory checks for a user's daemons, of which MAX_DAEMONS_PER_USER may run
-at once. A check takes a thread and 40 system calls."""
-
-MAX_DIRECTORY_CHECKS_PER_SECOND = 16.0
-"""Refill rate of the directory checks for all ordinary users."""
-
-FIRST_QUERIES_PER_SECOND = 0.5
-"""Refill rate of first queries to a user's new daemons, of which MAX_DAEMONS_PER_USER may run at
-once. A run of the control tool costs 8 ms."""
+"""Daemons shown of all ordinary users. Eight GPUs of seven MIG instances need 56 daemons."""
 
 MAX_TOOL_RUNS = 8
 """Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
@@ -49,9 +39,9 @@ MAX_IGNORED_USERS = 32
 DIRECTORY_TIMEOUT_SECONDS = 0.5
 """Timeout of one collection's directory checks. A hung file server must not hold up the rest."""
 
-MAX_DAEMON_NAME_BYTES = 255
-"""Length of a daemon's name. A longer path is cut and gets a hash. (A socket's address has at most
-108 bytes, so a daemon with a longer path cannot be queried.)"""
+MAX_PIPE_DIRECTORY_BYTES = 255
+"""Length of a pipe directory's path. No daemon can run at a longer path: a socket's address has at
+most 108 bytes."""
 
 MAX_HUNG_PATHS_SHOWN = 8
 """Hung directories named in the error message."""
@@ -277,9 +267,6 @@ USER_MAPS_INTERVAL_SECONDS = 60.0
 """Interval of that limit."""
 
 # ---------------------------------------------------------------------- this host
-
-BRIEF_SAMPLE_SECONDS = 0.1
-"""Shortest interval that GPM supports, by NVIDIA's documentation of DCGM."""
 
 MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5
 """Timeout for the memory limits that only NVML reports."""

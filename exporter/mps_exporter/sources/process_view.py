@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from mps_exporter.observations import (
     ClosedFolder,
@@ -31,7 +32,13 @@ from mps_exporter.observations import (
     ProcessView,
 )
 from mps_exporter.sources import policy
-from mps_exporter.sources.control_groups import CGROUPS, frozen_group, tracer_of
+from mps_exporter.sources.control_groups import (
+    CGROUPS,
+    frozen_group,
+    group_file,
+    oom_kills,
+    tracer_of,
+)
 from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, MPS_COMM, is_left_over
 from mps_exporter.sources.processes import (
     Processes,
@@ -86,16 +93,16 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         return ProcessView(pid)
     if facts is None:
         return ProcessView(pid, present=False)
-    status = parse_status(_read_or_none(base / "status") or b"")
+    status = parse_status(_bytes_of(base / "status"))
     # /proc returns an empty environment for a zombie.
-    environment = _read_or_none(base / "environ") or b""
+    environment = _bytes_of(base / "environ")
     variables = parse_mps_environment(environment) if environment else None
     debug = _debug_variables(environment)
-    groups = status.group | status.supplementary_groups
+    user = _User(status.uid, status.group | status.supplementary_groups)
     named = (variables or {}).get("CUDA_MPS_PIPE_DIRECTORY")
     directory = None if variables is None else named or DEFAULT_PIPE_DIRECTORIES[0]
     path = None if directory is None else _absolute(base, directory)
-    walk = _walk_as(str(base / "root"), path, status.uid, groups) if path else _Walk()
+    walk = _walk_as(str(base / "root"), path, user) if path else _Walk()
     if not named and walk.end is None:
         walk = _Walk()  # the default directory need not exist
     on_host = bool(_is_same_file(str(base / "root"), "/"))
@@ -114,12 +121,16 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         own_proc=_own_proc(base, facts.own_pid) if len(facts.namespace_pids) > 1 else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
-        missing_libraries=_missing_libraries(debug) if on_host else (),
-        oom_kills=_oom_kills(facts.cgroup),
+        missing_libraries=tuple(
+            name
+            for name, file in sorted(debug.items())
+            if on_host and name.endswith("_PATH") and file.startswith("/") and _is_missing(file)
+        ),
+        oom_kills=oom_kills(facts.cgroup, CGROUPS),
         parent_pid=facts.parent_pid,
         tracer=tracer_of(pid, facts.state, procfs),
         frozen_group=frozen_group(facts.cgroup, CGROUPS),
-        closed_socket=_closed_socket(walk.end, status.uid, groups) if walk.end is not None else "",
+        closed_socket=_closed_socket(walk.end, user) if walk.end is not None else "",
     )
 
 
@@ -135,19 +146,20 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     if facts.process is None:
         return DaemonConditions()
     base = Path(procfs, str(facts.process.pid))
-    status = parse_status(_read_or_none(base / "status") or b"")
+    status = parse_status(_bytes_of(base / "status"))
     closed: dict[int, ClosedFolder] = {}
     for uid in uids:
         for directory in (facts.pipe_directory, facts.log_directory):
             if uid and directory:
-                walk = _walk_as(
-                    str(base / "root"), directory, uid, status.group, status.supplementary_groups
-                )
+                user = _User(uid, status.group, status.supplementary_groups)
+                walk = _walk_as(str(base / "root"), directory, user)
                 if walk.closed is not None:
                     closed.setdefault(uid, walk.closed)
-    cgroup = text_of(_read_or_none(base / "cgroup") or b"")
-    limit = (_memory_file(cgroup, "memory.max") or b"").strip()
-    return DaemonConditions(closed, _oom_kills(cgroup), int(limit) if limit.isdigit() else None)
+    cgroup = facts.process.cgroup
+    limit = group_file(cgroup, "memory.max", CGROUPS).strip()
+    return DaemonConditions(
+        closed, oom_kills(cgroup, CGROUPS), int(limit) if limit.isdigit() else None
+    )
 
 
 def _absolute(base: Path, directory: str) -> str | None:
@@ -161,22 +173,21 @@ def _absolute(base: Path, directory: str) -> str | None:
     return f"/{here.relative_to(root) if here.is_relative_to(root) else here}/{directory}"
 
 
-def _closed_socket(directory: str, uid: int | None, groups: frozenset[int]) -> str:
+def _closed_socket(directory: str, user: _User) -> str:
     """Return the mode of a control socket to which a user may not connect; "": none is seen."""
     path = f"{directory}/control"
     with suppress(OSError):
         entry = Path(path).lstat()
-        open_to = _mode_bits_for(entry, uid or 0, groups, frozenset()) & _WRITE
-        if stat.S_ISSOCK(entry.st_mode) and uid and not open_to and not _has_access_list(path):
+        if stat.S_ISSOCK(entry.st_mode) and _is_closed(path, entry, _WRITE, user):
             return f"{stat.S_IMODE(entry.st_mode):04o}"
     return ""
 
 
-def _read_or_none(path: Path) -> bytes | None:
-    try:
+def _bytes_of(path: Path) -> bytes:
+    """Return the content of a file; empty if it cannot be read."""
+    with suppress(OSError):
         return path.read_bytes()
-    except OSError:
-        return None
+    return b""
 
 
 def _debug_variables(environment: bytes) -> dict[str, str]:
@@ -185,18 +196,13 @@ def _debug_variables(environment: bytes) -> dict[str, str]:
     return {name: value for name, value in names if name in DEBUG_VARIABLES}
 
 
-def _missing_libraries(variables: dict[str, str]) -> tuple[str, ...]:
-    """Return the variables that name a file which certainly does not exist."""
-    missing = []
-    for name, path in sorted(variables.items()):
-        if name.endswith("_PATH") and path.startswith("/"):
-            try:
-                Path(path).stat()
-            except FileNotFoundError:
-                missing.append(name)
-            except (OSError, ValueError):
-                pass
-    return tuple(missing)
+def _is_missing(path: str) -> bool:
+    """Return whether a file certainly does not exist."""
+    try:
+        Path(path).stat()
+    except (OSError, ValueError) as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _own_proc(base: Path, own_pid: int) -> bool | None:
@@ -219,6 +225,14 @@ def _own_proc(base: Path, own_pid: int) -> bool | None:
     return there.start_ticks == here.start_ticks
 
 
+class _User(NamedTuple):
+    """A user, and groups that the user has, or may have."""
+
+    uid: int | None
+    groups: frozenset[int]
+    possible_groups: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class _Walk:
     """The path to a directory, walked as one user."""
@@ -231,14 +245,8 @@ class _Walk:
     """The directory's path on the host; None: it does not exist, or the caller may not see it."""
 
 
-def _walk_as(
-    root: str,
-    path: str,
-    uid: int | None,
-    groups: frozenset[int],
-    possible_groups: frozenset[int] = frozenset(),
-) -> _Walk:
-    """Walk to a directory in this root as this user, who may also have the possible groups."""
+def _walk_as(root: str, path: str, user: _User) -> _Walk:
+    """Walk to a directory in this root as this user."""
     done: list[str] = []
     names = deque(path.split("/")[:_MAX_NAMES])
     links = 0
@@ -261,10 +269,9 @@ def _walk_as(
             folder = f"/{'/'.join(done)}"
             if not stat.S_ISDIR(entry.st_mode):
                 return _Walk(f"{folder} is not a directory")
-            closed_to = uid and not _mode_bits_for(entry, uid, groups, possible_groups) & _PASS
-            if closed_to and not _has_access_list(here):
+            if _is_closed(here, entry, _PASS, user):
                 mode = f"{stat.S_IMODE(entry.st_mode):04o}"
-                why = f"{folder} is closed to user {uid} (mode {mode})"
+                why = f"{folder} is closed to user {user.uid} (mode {mode})"
                 return _Walk(why, ClosedFolder(folder, why, entry.st_uid))
             continue
         links += 1
@@ -276,23 +283,23 @@ def _walk_as(
     return _Walk(end="/".join((root, *done)))
 
 
-def _mode_bits_for(
-    entry: os.stat_result, uid: int, groups: frozenset[int], possible_groups: frozenset[int]
-) -> int:
-    """Return the mode bits for a user: owner, group or others, whichever apply."""
-    if entry.st_uid == uid:
-        return entry.st_mode >> 6
-    if entry.st_gid in groups:
-        return entry.st_mode >> 3
-    return entry.st_mode >> 3 | entry.st_mode if entry.st_gid in possible_groups else entry.st_mode
+def _is_closed(path: str, entry: os.stat_result, needed: int, user: _User) -> bool:
+    """Return whether the mode denies a user the needed bit, as owner, group or others.
 
-
-def _has_access_list(path: str) -> bool:
-    """Return whether a file has an access list, whose content is not read."""
-    try:
-        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
-    except OSError:
+    An access list, whose content is not read, may permit it.
+    """
+    bits = entry.st_mode
+    if entry.st_uid == user.uid:
+        bits >>= 6
+    elif entry.st_gid in user.groups:
+        bits >>= 3
+    elif entry.st_gid in user.possible_groups:
+        bits |= bits >> 3
+    if not user.uid or bits & needed:
         return False
+    with suppress(OSError):
+        return "system.posix_acl_access" not in os.listxattr(path, follow_symlinks=False)
+    return True
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
@@ -316,22 +323,6 @@ def _is_same_file(one: str, other: str) -> bool:
         return Path(one).samefile(other)
     except (OSError, ValueError):
         return False
-
-
-def _memory_file(cgroup: str | None, name: str) -> bytes | None:
-    """Read a file of a process's control group (version 2, mounted at /sys/fs/cgroup)."""
-    for line in (cgroup or "").splitlines():
-        if line.startswith("0::/"):
-            return _read_or_none(Path(CGROUPS, line[4:], name))
-    return None
-
-
-def _oom_kills(cgroup: str | None) -> int | None:
-    for entry in (_memory_file(cgroup, "memory.events") or b"").splitlines():
-        key, _, value = entry.partition(b" ")
-        if key == b"oom_kill" and value.isdigit():
-            return int(value)
-    return None
 
 
 # ---------------------------------------------------------------------- leftovers
@@ -366,7 +357,7 @@ def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[O
             base, count = Path(procfs, str(server.pid)), None
             with suppress(OSError):
                 count = sum(1 for _ in (base / "fd").iterdir())
-            if limit := _OPEN_FILES.search(_read_or_none(base / "limits") or b""):
+            if limit := _OPEN_FILES.search(_bytes_of(base / "limits")):
                 found.append(OpenFiles(server.pid, daemon.pipe_directory, int(limit[1]), count))
     return tuple(found)
 

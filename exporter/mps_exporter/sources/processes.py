@@ -15,18 +15,20 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import pwd
 import re
 import stat as stat_bits
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
-from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
+HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
 
 _ENDED = frozenset("ZX")
@@ -140,14 +142,17 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
     return found
 
 
+def parse_passwd(raw: bytes) -> dict[int, str]:
+    """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
+    names: dict[int, str] = {}
+    for line in raw.split(b"\n"):
+        fields = line.split(b":")
+        if len(fields) >= 3 and re.fullmatch(rb"\d{1,10}", fields[2]) and fields[0]:
+            names.setdefault(int(fields[2]), text_of(fields[0]))
+    return names
+
+
 # ---------------------------------------------------------------------- processes
-
-
-class ProcessOwner(NamedTuple):
-    """The real user of a process, and its parent; None: unknown."""
-
-    user: int | None
-    parent: int | None
 
 
 @dataclass(slots=True)
@@ -177,12 +182,12 @@ class Processes:
         self._clock = clock
         self._user_names = PasswdNames(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
-        self._owners: dict[tuple[int, int], ProcessOwner] = {}
-        """Owners of the program's processes, keyed by PID and inode of the directory in /proc."""
+        self._statuses: dict[tuple[int, int], ProcessStatus] = {}
+        """First status of the program's processes, by PID and inode of the directory in /proc."""
         self._boot_time = float("-inf")
         self._boot_time_is_fresh = False
 
-    def find_program(self, comm: bytes) -> dict[int, ProcessOwner]:
+    def find_program(self, comm: bytes) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
 
         The name of every process is read each time: an exec may change it. Only kernel threads,
@@ -197,9 +202,9 @@ class Processes:
         pids = sorted(listed.keys() - self._kernel_threads())
         # A process that gets a used PID has another inode.
         found = [(pid, listed[pid]) for pid in pids if self._comm(pid) == comm]
-        before = self._owners
-        self._owners = {key: before.get(key) or self._read_owner(key[0]) for key in found}
-        return {pid: owner for (pid, _), owner in self._owners.items()}
+        before = self._statuses
+        self._statuses = {key: before.get(key) or self._status(key[0]) for key in found}
+        return {pid: status for (pid, _), status in self._statuses.items()}
 
     def _kernel_threads(self) -> set[int]:
         if self._comm(2) != b"kthreadd":
@@ -213,10 +218,6 @@ class Processes:
         (Reading the arguments takes a lock that a process stuck in the kernel may hold.)
         """
         return (_read_line(f"{self.root}/{pid}/comm", _GONE + _FORBIDDEN) or b"")[:-1]
-
-    def _read_owner(self, pid: int) -> ProcessOwner:
-        status = self._status(pid)
-        return ProcessOwner(status.real_uid, status.parent_pid)
 
     def arguments(self, pid: int) -> tuple[str, ...]:
         return self._known[pid].arguments
@@ -379,6 +380,34 @@ def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
         if error.errno in absent:
             return None
         raise
+
+
+class PasswdNames:
+    """The names in a file like /etc/passwd.
+
+    The host's own /etc/passwd stands for all users that the host knows, those of a directory
+    service included.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._names: dict[int, str | None] = {}
+        self._read_at = float("-inf")
+
+    def name_of(self, uid: int | None) -> str | None:
+        if uid is None:
+            return None
+        if self._clock() - self._read_at >= policy.PROCESS_REFRESH_INTERVAL_SECONDS:
+            with suppress(OSError), Path(self._path).open("rb") as file:
+                self._names = {**parse_passwd(file.read(policy.MAX_PROC_FILE_BYTES))}
+            self._read_at = self._clock()
+        if uid not in self._names:
+            self._names[uid] = None
+            if self._path == HOST_USERS:
+                with suppress(KeyError, OverflowError):
+                    self._names[uid] = pwd.getpwuid(uid).pw_name
+        return self._names[uid]
 
 
 # ---------------------------------------------------------------------- exits

@@ -1,4 +1,4 @@
-"""What ordinary users may cost the exporter: processes, daemons, directory checks, tool runs.
+"""What ordinary users may cost the exporter: processes, daemons, tool runs.
 
 Every limit holds for each user, and a second one for all ordinary users together: one person may
 have many user IDs (/etc/subuid).
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import ProcessOwner
+from mps_exporter.sources.processes import ProcessStatus
 
 
 class UserTokenBuckets:
@@ -51,17 +51,10 @@ class UserBudget:
     ) -> None:
         self._trusted = frozenset({0, os.geteuid() if own_user is None else own_user})
         self._clock = clock
-        self._processes = (
-            UserTokenBuckets(policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND),
-            UserTokenBuckets(policy.MAX_PROCESSES, policy.MAX_NEW_PROCESSES_PER_SECOND),
+        self._of_user = UserTokenBuckets(
+            policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND
         )
-        self._checks = (
-            UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.DIRECTORY_CHECKS_PER_SECOND),
-            UserTokenBuckets(policy.MAX_DAEMONS, policy.MAX_DIRECTORY_CHECKS_PER_SECOND),
-        )
-        self._first_queries = (
-            UserTokenBuckets(policy.MAX_DAEMONS_PER_USER, policy.FIRST_QUERIES_PER_SECOND),
-        )
+        self._of_all = UserTokenBuckets(policy.MAX_PROCESSES, policy.MAX_NEW_PROCESSES_PER_SECOND)
         self._admitted: frozenset[int] = frozenset()
         self._trusted_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
         self._other_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
@@ -70,26 +63,26 @@ class UserBudget:
     def is_trusted(self, user: int | None) -> bool:
         return user in self._trusted
 
-    def admit_processes(self, owners: Mapping[int, ProcessOwner]) -> tuple[list[int], Counter[int]]:
+    def admit_processes(
+        self, statuses: Mapping[int, ProcessStatus]
+    ) -> tuple[list[int], Counter[int]]:
         """Return the PIDs to read, and the number of ignored processes of each user.
 
         Processes that were admitted before stay; of new ones those with the lowest PIDs come first.
         A server runs as its clients' user, so the children of trusted users' processes are
         admitted, too.
         """
-        trusted = {pid for pid, owner in owners.items() if self.is_trusted(owner.user)}
-        admitted = {
-            pid for pid, owner in owners.items() if pid in trusted or owner.parent in trusted
-        }
+        trusted = {pid for pid, one in statuses.items() if self.is_trusted(one.real_uid)}
+        admitted = trusted | {pid for pid, one in statuses.items() if one.parent_pid in trusted}
         taken, ignored = Counter[int | None](), Counter[int]()
         for pid in sorted(
-            owners.keys() - admitted, key=lambda pid: (pid not in self._admitted, pid)
+            statuses.keys() - admitted, key=lambda pid: (pid not in self._admitted, pid)
         ):
-            user = owners[pid].user
+            user = statuses[pid].real_uid
             if (
                 taken[user] < policy.MAX_PROCESSES_PER_USER
                 and taken.total() < policy.MAX_PROCESSES
-                and (pid in self._admitted or self._admit(user, *self._processes))
+                and (pid in self._admitted or self._admit(user))
             ):
                 taken[user] += 1
                 admitted.add(pid)
@@ -98,20 +91,13 @@ class UserBudget:
         self._admitted = frozenset(admitted)
         return sorted(admitted), ignored
 
-    def admit_directory_check(self, user: int | None) -> bool:
-        """Count a check of the directories of a user's daemon; return whether it may run now."""
-        return self.is_trusted(user) or self._admit(user, *self._checks)
-
-    def has_room(self, user: int | None, shown: Counter[int | None]) -> bool:
-        """Return whether one more daemon of a user is shown in addition to these."""
-        others = sum(number for other, number in shown.items() if not self.is_trusted(other))
-        return self.is_trusted(user) or (
-            shown[user] < policy.MAX_DAEMONS_PER_USER and others < policy.MAX_DAEMONS
-        )
-
-    def admit_first_query(self, daemon: DaemonFacts) -> bool:
-        """Count the first query to a daemon; return whether it may run now."""
-        return not daemon.limited or self._admit(daemon.user, *self._first_queries)
+    def admit_daemon(self, user: int | None, shown: Counter[int | None]) -> bool:
+        """Return whether a daemon is shown; count it in `shown`, the ordinary users' daemons."""
+        if self.is_trusted(user):
+            return True
+        room = shown[user] < policy.MAX_DAEMONS_PER_USER and shown.total() < policy.MAX_DAEMONS
+        shown[user] += room
+        return room
 
     def tool_slots(self, daemon: DaemonFacts) -> tuple[asyncio.Semaphore, ...]:
         """Return the semaphores to hold, in this order, during a run of the control tool.
@@ -125,12 +111,11 @@ class UserBudget:
             own = self._user_runs[daemon.user] = asyncio.Semaphore(policy.MAX_TOOL_RUNS_PER_USER)
         return own, self._other_runs
 
-    def _admit(self, user: int | None, *buckets: UserTokenBuckets) -> bool:
-        """Take a token from a user's bucket, and one from the bucket of all users if given."""
+    def _admit(self, user: int | None) -> bool:
+        """Take a token from a user's bucket, and one from the bucket of all users."""
         now = self._clock()
-        keyed = list(zip(buckets, (user, None), strict=False))
-        if any(bucket.available(key, now) < 1.0 for bucket, key in keyed):
-            return False
-        for bucket, key in keyed:
-            bucket.consume(key, 1.0, now)
-        return True
+        admitted = min(self._of_user.available(user, now), self._of_all.available(None, now)) >= 1.0
+        if admitted:
+            self._of_user.consume(user, 1.0, now)
+            self._of_all.consume(None, 1.0, now)
+        return admitted

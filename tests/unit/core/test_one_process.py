@@ -417,9 +417,9 @@ def test_a_control_socket_that_is_closed_to_the_user(tmp_path: Path) -> None:
         bound.bind(str(tmp_path / "control"))
         for mode, closed in ((0o600, "0600"), (0o666, ""), (0o602, "")):
             (tmp_path / "control").chmod(mode)
-            user = os.geteuid() + 1
-            assert process_view._closed_socket(str(tmp_path), user, frozenset()) == closed
-            assert process_view._closed_socket(str(tmp_path), 0, frozenset()) == ""
+            for user, expected in ((os.geteuid() + 1, closed), (0, "")):
+                found = process_view._User(user, frozenset())
+                assert process_view._closed_socket(str(tmp_path), found) == expected
 
 
 def test_a_frozen_group_and_a_debugger(tmp_path: Path) -> None:

@@ -174,8 +174,8 @@ def made_up_daemon(folder: Path) -> DaemonFacts:
     (base / "root" / "run" / "pipe").mkdir(parents=True)
     (base / "root" / "log").mkdir()
     (base / "root" / "run").chmod(0o700)
-    (base / "cgroup").write_text("0::/pods/mps\n")
-    return DaemonFacts("/run/pipe", "/log", process=ProcessFacts(9, 0.0))
+    process = ProcessFacts(9, 0.0, cgroup="0::/pods/mps\n")
+    return DaemonFacts("/run/pipe", "/log", process=process)
 
 
 def test_the_way_of_a_server_and_its_host_memory(

@@ -3,15 +3,19 @@ from __future__ import annotations
 from collections import Counter
 
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import ProcessOwner
+from mps_exporter.sources.processes import ProcessStatus
 from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
 
 OWN, ALICE, BOB = 900, 2001, 2002
 
 
-def crowd(first: int, user: int, number: int = 100) -> dict[int, ProcessOwner]:
+def process(user: int, parent: int) -> ProcessStatus:
+    return ProcessStatus(real_uid=user, parent_pid=parent)
+
+
+def crowd(first: int, user: int, number: int = 100) -> dict[int, ProcessStatus]:
     """Processes of a user, children of init."""
-    return {first + one: ProcessOwner(user, 1) for one in range(number)}
+    return {first + one: process(user, 1) for one in range(number)}
 
 
 def test_all_processes_of_trusted_users_and_some_of_each_other_are_admitted() -> None:
@@ -30,9 +34,9 @@ def test_all_processes_of_trusted_users_and_some_of_each_other_are_admitted() ->
 def test_servers_of_roots_daemon_are_admitted_for_every_user() -> None:
     """A server runs as its clients' user."""
     owners = crowd(100, ALICE) | {
-        5000: ProcessOwner(0, 1),
-        5001: ProcessOwner(ALICE, 5000),
-        5002: ProcessOwner(ALICE, 5001),  # a fork of hers
+        5000: process(0, 1),
+        5001: process(ALICE, 5000),
+        5002: process(ALICE, 5001),  # a fork of hers
     }
     admitted, _ = UserBudget(OWN).admit_processes(owners)
     assert [pid for pid in admitted if pid >= 5000] == [5000, 5001]
@@ -48,7 +52,7 @@ def test_an_admitted_process_stays() -> None:
 
 
 def test_all_users_together_have_a_limit() -> None:
-    owners = {pid: ProcessOwner(100_000 + pid, 1) for pid in range(2000)}  # subordinate users
+    owners = {pid: process(100_000 + pid, 1) for pid in range(2000)}  # subordinate users
     admitted, ignored = UserBudget(OWN).admit_processes(owners)
     assert len(admitted) == policy.MAX_PROCESSES
     assert ignored.total() == 2000 - policy.MAX_PROCESSES
@@ -64,7 +68,7 @@ def test_new_processes_of_a_user_are_admitted_at_a_rate() -> None:
         owners = crowd(1000 * number, ALICE, 20) | crowd(1000 * number + 100, 0, 20)
         owners |= crowd(5, BOB, 1)
         admitted, ignored = budget.admit_processes(owners)
-        return Counter(owners[pid].user for pid in admitted), ignored
+        return Counter(owners[pid].real_uid for pid in admitted), ignored
 
     most = policy.MAX_PROCESSES_PER_USER
     assert scan(1) == ({ALICE: 20, 0: 20, BOB: 1}, {})
@@ -84,8 +88,7 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
     def scan(number: int) -> int:
         first = 10_000 * number
         owners = {
-            first + one: ProcessOwner(100_000 + first + one, 1)
-            for one in range(policy.MAX_PROCESSES)
+            first + one: process(100_000 + first + one, 1) for one in range(policy.MAX_PROCESSES)
         }
         return len(budget.admit_processes(owners)[0])
 
@@ -95,30 +98,17 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
     assert scan(3) == policy.MAX_NEW_PROCESSES_PER_SECOND
 
 
-def test_directory_checks_have_a_rate_per_user_and_one_in_total() -> None:
-    now = 1000.0
-    budget = UserBudget(OWN, lambda: now)
-    most, total = policy.MAX_DAEMONS_PER_USER, policy.MAX_DAEMONS
-
-    def admitted(user: int, number: int = 20) -> int:
-        return sum(budget.admit_directory_check(user) for _ in range(number))
-
-    assert (admitted(0), admitted(OWN)) == (20, 20)
-    assert (admitted(ALICE), admitted(ALICE)) == (most, 0)
-    assert sum(admitted(3000 + user, 1) for user in range(1000)) == total - most
-    now += 1.0
-    assert admitted(ALICE) == policy.DIRECTORY_CHECKS_PER_SECOND
-
-
 def test_the_daemons_shown_have_a_limit_per_user_and_one_in_total() -> None:
     budget = UserBudget(OWN)
-    shown = Counter[int | None]({0: 1000, ALICE: policy.MAX_DAEMONS_PER_USER})
-    assert budget.has_room(0, shown)
-    assert budget.has_room(OWN, shown)
-    assert budget.has_room(BOB, shown)
-    assert not budget.has_room(ALICE, shown)
-    shown |= Counter({3000 + user: 1 for user in range(policy.MAX_DAEMONS)})
-    assert not budget.has_room(BOB, shown)
+    shown = Counter[int | None]()
+    most = policy.MAX_DAEMONS_PER_USER
+
+    def admitted(user: int, number: int) -> int:
+        return sum(budget.admit_daemon(user, shown) for _ in range(number))
+
+    assert (admitted(0, 100), admitted(OWN, 100), admitted(ALICE, 100)) == (100, 100, most)
+    assert sum(admitted(3000 + user, 1) for user in range(100)) == policy.MAX_DAEMONS - most
+    assert (admitted(BOB, 1), admitted(0, 1)) == (0, 1)
 
 
 def test_a_token_bucket_survives_a_clock_that_is_set_back() -> None:

@@ -24,10 +24,10 @@ from testing.waiting import PATIENCE_SECONDS
 ROOT = "/sys/fs/cgroup"
 GIB = 1 << 30
 GROUPS: dict[str, Any] = {
-    f"memory_limits({ROOT}/limited)": {"soft": GIB, "hard": 2 * GIB, "used": 7},
-    f"memory_limits({ROOT}/open)": {"soft": 0, "hard": None, "used": 7},
-    f"memory_limits({ROOT}/without)": {"soft": 0, "hard": None, "used": 0},
-    f"memory_limits({ROOT}/gone)": {"code": Code.NOT_FOUND},
+    f"cgroup_memory({ROOT}, /limited)": (7, GIB, 2 * GIB),
+    f"cgroup_memory({ROOT}, /open)": (7, 0, None, True),
+    f"cgroup_memory({ROOT}, /without)": (0, 0, None, True),
+    f"cgroup_memory({ROOT}, /gone)": {"code": Code.NOT_FOUND},
     "nvmlDeviceGetPciInfo()": "00000000:AB:00.0",
 }
 
@@ -107,7 +107,7 @@ async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
 def stuck(host: Made, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Set: the call comes back."""
     let_go = threading.Event()
-    monkeypatch.setattr(host[1], "memory_limits", lambda *_: let_go.wait())
+    monkeypatch.setattr(host[1], "cgroup_memory", lambda *_: let_go.wait())
     monkeypatch.setattr(policy, "MEMORY_LIMITS_TIMEOUT_SECONDS", 0.01)
     yield let_go
     let_go.set()

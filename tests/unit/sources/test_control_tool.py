@@ -249,36 +249,6 @@ async def test_activity_shortens_the_pause(desk: Desk) -> None:
     assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
 
 
-async def test_new_daemons_of_a_user_are_queried_one_after_the_other(desk: Desk) -> None:
-    """A user starts many short-lived processes with the name of a daemon."""
-    tool = desk.tool()
-
-    async def ask(uid: int, pid: int, *, limited: bool = True) -> bool:
-        desk.answers = [OK]
-        process = ProcessFacts(pid, 1.0, uid=uid)
-        daemon = replace(
-            DAEMON,
-            pipe_directory=f"/mps/{pid % 10}",  # the directory may be the same
-            limited=limited,
-            owner_uid=uid,
-            process=process,
-        )
-        return (await tool.probe(daemon, 5)).outcome is Outcome.OK
-
-    asked = [await ask(2001, pid) for pid in range(100, 130)]
-    assert asked == [True] * policy.MAX_DAEMONS_PER_USER + [False] * (
-        30 - policy.MAX_DAEMONS_PER_USER
-    )
-    assert all([await ask(0, pid, limited=False) for pid in range(200, 230)])
-    assert await ask(2002, 300)
-    desk.time += 1.0 / policy.FIRST_QUERIES_PER_SECOND
-    assert [await ask(2001, pid) for pid in (129, 130)] == [True, False]
-    assert await ask(2001, 129)  # not for the first time
-    desk.time += 3600.0
-    asked = [await ask(2001, pid) for pid in range(400, 430)]
-    assert asked.count(True) == policy.MAX_DAEMONS_PER_USER
-
-
 async def test_activity_ends_the_pause_of_an_ordinary_users_daemon(desk: Desk) -> None:
     """Its log tells, as that of every real daemon does."""
     daemon = replace(DAEMON, limited=True, owner_uid=2001)

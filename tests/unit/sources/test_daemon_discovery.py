@@ -217,25 +217,6 @@ def test_a_second_daemon_with_default_directories_is_not_in_the_missing_one(
         assert host.pipes() == [str(tmp_path / "tmp-mps")]
 
 
-def test_all_directories_are_checked_at_the_same_time(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.daemon(500, "/one")
-    both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
-
-    def at_once(check: Callable[..., Any], *arguments: Any) -> Any:
-        both.wait()
-        return check(*arguments)
-
-    directories = host.source._directories
-    monkeypatch.setattr(directories, "locate", partial(at_once, directories.locate))
-    monkeypatch.setattr(
-        host.source, "_check_configured", partial(at_once, host.source._check_configured)
-    )
-    found = host.found([("/configured", None)])
-    assert [one.pipe_directory for one in found] == ["/configured", "/one"]
-
-
 def test_configured_directories_are_checked_first_if_threads_run_out(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,35 +227,17 @@ def test_configured_directories_are_checked_first_if_threads_run_out(
     assert facts.owner_uid == os.getuid()
 
 
-def test_a_users_crowd_is_checked_at_a_rate_and_root_always(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_users_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
+    user, most = os.getuid() + 2001, policy.MAX_DAEMONS_PER_USER
     for number in range(20):
-        host.daemon(100 + number, f"/{number}", uid=os.getuid() + 2001)
+        host.daemon(100 + number, f"/{number}", uid=user)
     host.daemon(500, "/root")
-    now = 0.0
-    source = DaemonDiscovery(str(host.root), clock=lambda: now)
-    checks = list[int]()
-    locate = source._directories.locate
-
-    def counted(program: Any, *arguments: Any) -> Any:
-        checks.append(program.pid)
-        return locate(program, *arguments)
-
-    monkeypatch.setattr(source._directories, "locate", counted)
-    shown = set()
-    for _ in range(20):
-        found = source.discover([], search=True)
-        shown.add(frozenset((one.pipe_directory, one.limited) for one in found))
-        now += 1.0 / policy.DIRECTORY_CHECKS_PER_SECOND
-    (daemons,) = shown
-    assert len(daemons) == 1 + policy.MAX_DAEMONS_PER_USER
-    assert [name for name, limited in daemons if not limited] == ["/root"]
-    assert checks.count(500) == 20
-    assert len(checks) - 20 == policy.MAX_DAEMONS_PER_USER + 19
-    assert {100 + number for number in range(20)} <= set(checks)  # the least recently checked
-    ignored = source.observe([]).ignored_programs
-    assert ignored == {os.getuid() + 2001: 20 - policy.MAX_DAEMONS_PER_USER}
+    host.daemon(501, "/" + "x" * policy.MAX_PIPE_DIRECTORY_BYTES)  # longer than any socket's
+    for _ in range(2):
+        found = host.found()
+        assert [one.pipe_directory for one in found if not one.limited] == ["/root"]
+        assert len(found) == 1 + most
+        assert host.source.observe([]).ignored_programs == {user: 20 - most}
 
 
 # ------------------------------------------------------------------------------ configured
@@ -815,7 +778,7 @@ def test_processes_of_a_program_have_its_name_now(host: Host) -> None:
     source = Processes(str(host.root))
     host.add(10, comm="sh")
     host.add(11, comm="job", uid=1001)
-    assert {pid: one.user for pid, one in source.find_program(b"job").items()} == {11: 1001}
+    assert {pid: one.uid for pid, one in source.find_program(b"job").items()} == {11: 1001}
     assert source.facts(11) is not None
     host.remove(11)
     host.add(10, comm="job")  # its exec

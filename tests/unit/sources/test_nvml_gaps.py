@@ -16,7 +16,7 @@ from mps_exporter.sources.nvml.policy import (
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
-from mps_exporter.sources.nvml.pynvml_api import Code, QueryCache
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
 
@@ -95,18 +95,6 @@ def test_nvml_is_reopened_just_after_a_collection() -> None:
             library.calls.clear()
 
 
-def test_without_ticks_a_collection_reopens_nvml() -> None:
-    lost = gpu("GPU-lost")
-    library = FakeNvml(lost)
-    with opened(library, QUIET) as nvml:
-        nvml.observe()
-        lost.gone = Code.GPU_IS_LOST
-        nvml.observe()
-        library.now += MIN_LOST_RETRY_SECONDS
-        nvml.observe()
-        assert openings(library) == 2
-
-
 def test_mig_instances_of_another_gpu_are_present_after_reopening() -> None:
     lost, divided = gpu("GPU-lost"), gpu("GPU-divided")
     divided.replies = {
@@ -144,6 +132,8 @@ def test_a_gpu_is_never_both_present_and_lost_when_indexes_shift() -> None:
         library.gpus = [second, third]
         nvml.observe()
         library.now += MIN_LOST_RETRY_SECONDS + 1
+        nvml.observe()
+        nvml.tick()
         for _ in range(2):
             up = sorted((one.uuid, one.readings[0].value) for one in nvml.observe().gpus)
             assert up == [("GPU-a", 0), ("GPU-b", 1), ("GPU-c", 0)]
@@ -231,21 +221,23 @@ def test_an_empty_buffer_is_not_an_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("rate", [math.inf, math.nan, -math.inf])
-def test_a_pcie_rate_that_is_not_a_number_costs_only_its_counter(rate: float) -> None:
+def test_a_gpm_metric_that_is_not_a_number_costs_only_its_readings(rate: float) -> None:
     device = gpu(share=1.0)
     library = FakeNvml(device)
     name = "pcie_transmit_bytes"
     with opened(library, QUIET) as nvml:
         healthy = warmed(library, nvml)
-        device.metrics = {**GPM, 20: rate}
+        device.metrics = {**GPM, 3: rate, 4: 100.02, 20: rate}
         library.now += 5
-        assert healthy.keys() - only(nvml.observe()).keys() == {name}
+        seen = only(nvml.observe())
+        assert healthy.keys() - seen.keys() == {name, "sm_occupancy"}
+        assert seen["integer_activity"] == 1, "a rounding error is cut"
         device.metrics = GPM
         library.now += 5
         assert only(nvml.observe())[name] >= healthy[name]
 
 
-@pytest.mark.parametrize("method", ["gpm_metrics", "samples", "gpm_take", "numbers", "fields"])
+@pytest.mark.parametrize("method", ["gpm_metrics", "samples", "memory", "fields"])
 @pytest.mark.parametrize("error", [OverflowError, TypeError, IndexError])
 def test_a_defect_costs_readings_and_not_the_source(
     method: str,
@@ -363,7 +355,7 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
 
 
 def test_a_refusal_holds_until_a_reply(caplog: pytest.LogCaptureFixture) -> None:
-    queries = QueryCache("GPU 0")
+    queries = DeviceQueries(FakeNvml(), Device(object()), "GPU 0")
     queries.record_refusal("query", Code.NO_PERMISSION, 0.0)
     assert not queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS - 1)
     assert queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS)

@@ -6,7 +6,7 @@ import pytest
 
 from mps_exporter.sources.nvml.device import CALLS, NOT_AVAILABLE, ProcessReader
 from mps_exporter.sources.nvml.policy import REFUSED_RETRY_INTERVAL_SECONDS, SLOW
-from mps_exporter.sources.nvml.pynvml_api import Code, Device, ListedProcess, QueryCache
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries, ListedProcess
 from testing.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20
@@ -21,7 +21,7 @@ class Lists:
         self.device = FakeDevice("GPU-0", processes=dict(lists))
         self.library = FakeNvml(self.device)
         self.library.init()
-        self.reader = ProcessReader(self.library, Device(self.device), QueryCache("GPU 0"))
+        self.reader = ProcessReader(DeviceQueries(self.library, Device(self.device), "GPU 0"))
 
     def read(self) -> Shown:
         self.library.calls.clear()

@@ -21,17 +21,13 @@ NOT_SUPPORTED = {"code": int(Code.NOT_SUPPORTED)}
 
 
 def observed(
-    fields: dict[str, Any] | None = None,
-    *,
-    after_seconds: float = 1.0,
-    shortest: float = 0.5,
-    **replies: Any,
+    fields: dict[str, Any] | None = None, *, after_seconds: float = 1.0, **replies: Any
 ) -> GpuObservation:
     """Observe an H200 with other replies, by NVML function with arguments or by method."""
     named = {name if "(" in name else f"{name}()": reply for name, reply in replies.items()}
     merged = {**recorded(), **named, "fields": {**recorded()["fields"], **(fields or {})}}
     library = FakeNvml(FakeDevice("GPU-0", merged, busy=lambda now: now / 2, metrics=GPM))
-    with opened(library, replace(QUIET, shortest_seconds=shortest)) as nvml:
+    with opened(library, QUIET) as nvml:
         nvml.observe()
         library.now += after_seconds
         (seen,) = nvml.observe().gpus
@@ -63,9 +59,9 @@ def test_values_of_an_h200() -> None:
     assert not [name for name in found if name.startswith(absent)]
 
 
-@pytest.mark.parametrize(("shortest", "shown"), [(0.1, True), (0.5, False)])
-def test_activity_needs_the_minimum_interval(shortest: float, shown: bool) -> None:
-    assert ("sm_activity" in values(observed(after_seconds=0.2, shortest=shortest))) is shown
+@pytest.mark.parametrize(("after", "shown"), [(0.2, True), (0.05, False)])
+def test_activity_needs_the_minimum_interval(after: float, shown: bool) -> None:
+    assert ("sm_activity" in values(observed(after_seconds=after))) is shown
 
 
 def test_all_readings_have_a_metric_with_their_labels() -> None:

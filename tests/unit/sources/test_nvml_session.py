@@ -85,18 +85,6 @@ def test_between_ticks_a_collection_shows_the_samples_of_the_last_tick() -> None
             library.now -= 0.6
 
 
-@pytest.mark.parametrize("sampled", SAMPLED)
-def test_without_ticks_a_collection_samples(sampled: str) -> None:
-    library = FakeNvml(gpu())
-    with opened(library) as nvml:
-        nvml.observe()
-        pass_time(library, nvml, 3)
-        library.now += 2 * MAX_TICK_AGE_SECONDS
-        library.calls.clear()
-        nvml.observe()
-        assert library.calls[sampled] >= 1
-
-
 def test_ticks_read_utilization_samples_rarely_between_rare_collections() -> None:
     library = FakeNvml(gpu())
     with opened(library) as nvml:
@@ -411,6 +399,8 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
         device.gone = Code.GPU_IS_LOST
         assert xids(nvml, 79) == 1
         library.now += MIN_LOST_RETRY_SECONDS + 1
+        nvml.observe()
+        nvml.tick()
         seen = only(nvml.observe())
         assert seen["up"] == 0
         assert "xid_errors,79" not in seen

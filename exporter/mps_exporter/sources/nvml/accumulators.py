@@ -1,6 +1,6 @@
 """Values computed from two samples of a device: busy seconds, active seconds, PCIe bytes.
 
-An accumulator takes at most two samples a second, however many scrapes there are, and computes what
+An accumulator takes at most ten samples a second, however many scrapes there are, and computes what
 happened since its last sample; so several Prometheus servers do not disturb each other. In a
 running exporter a tick samples once a second, and a collection shows the values of the last tick.
 """
@@ -12,14 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
 from mps_exporter.sources.nvml.pynvml_api import (
     NEVER_AGAIN,
     Device,
+    DeviceQueries,
     GpuGoneError,
-    NvmlApi,
     NvmlError,
-    QueryCache,
 )
 
 COUNTER_32 = 1 << 32
@@ -47,11 +45,6 @@ class SampleIntegral:
     counted_at: float | None = None
     """Monotonic time when samples were last counted; None: never."""
     _period: float = USUAL_PERIOD_SECONDS
-
-    def start(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count from the newest of these samples on, and ignore the time before it."""
-        self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
-        self.counted_at = now
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
         """Count the new ones of these (timestamp in µs, percent) pairs.
@@ -83,9 +76,10 @@ class SampleIntegral:
         self.unobserved_seconds += max(0.0, min(gap, elapsed_seconds - covered))
 
     def skip(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Restart after the host's clock was set back, or the buffer was lost."""
+        """Count from the newest of these samples on: at first, or after the clock was set back."""
         self.unobserved_seconds += self.uncounted_seconds(now)
-        self.start(samples, now)
+        self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
+        self.counted_at = now
 
     def uncounted_seconds(self, now: float) -> float:
         return 0.0 if self.counted_at is None else now - self.counted_at
@@ -116,13 +110,6 @@ class RatioIntegral:
         interval = 0.0 if self.seen_until is None else now - self.seen_until
         self.seen_until = now
         return interval
-
-
-def percent_to_ratio(percent: float) -> float | None:
-    """Convert 0-100, give or take a rounding error, to 0-1; NaN and infinity to None."""
-    if not math.isfinite(percent):
-        return None
-    return min(max(percent / 100, 0.0), 1.0)
 
 
 def unwrapped_increment(before: int, now: int, expected: float) -> int:
@@ -182,27 +169,22 @@ class BusyAccumulator:
     there. Time before the oldest sample in the buffer is a gap.
     """
 
-    def __init__(
-        self, api: NvmlApi, device: Device, queries: QueryCache, total: SampleIntegral
-    ) -> None:
-        self._api = api
-        self._device = device
+    def __init__(self, queries: DeviceQueries, total: SampleIntegral) -> None:
         self._queries = queries
         self._total = total
-        self._sampled_at = 0.0
-        self._observed = False
-        """Whether the last sampling succeeded, so that the counter is current."""
+        self._sampled_at: float | None = None
+        """When the samples were read, so that the counter is current; None: they cannot be read."""
 
-    def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
-        if self._observed and now - self._sampled_at < min_interval:
+    def sample(self, now: float, min_interval: float) -> None:
+        if self._sampled_at is not None and now - self._sampled_at < min_interval:
             return
-        self._observed = False
+        self._sampled_at = None
         total = self._total
         samples = self._samples(now, total.last_timestamp or 0)
         if samples is None:
             return
         if total.counted_at is None:
-            total.start(samples, now)
+            total.skip(samples, now)
         elif samples:
             total.add(samples, now)
         elif total.uncounted_seconds(now) > SILENCE_SECONDS:
@@ -211,18 +193,16 @@ class BusyAccumulator:
                 return
             total.skip(whole_buffer, now)
         self._sampled_at = now
-        self._observed = True
 
     def _samples(self, now: float, since: int) -> list[tuple[int, float]] | None:
+        api, device = self._queries.api, self._queries.device
         return self._queries.get(
-            "nvmlDeviceGetSamples",
-            lambda: self._api.samples(self._device, GPU_UTILIZATION_SAMPLES, since),
-            now,
+            "nvmlDeviceGetSamples", lambda: api.samples(device, GPU_UTILIZATION_SAMPLES, since), now
         )
 
     def readings(self) -> Iterator[Reading]:
         """Yield the counters, while they are sampled."""
-        if self._observed:
+        if self._sampled_at is not None:
             yield Reading("busy_time", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
 
@@ -238,17 +218,15 @@ class GpmAccumulator:
 
     def __init__(
         self,
-        api: NvmlApi,
-        device: Device,
-        queries: QueryCache,
+        queries: DeviceQueries,
         totals: CounterTotals,
-        gpu_instance: int | None = None,
+        instance: tuple[Device, int | None] | None = None,
     ) -> None:
-        self._api = api
-        self._device = device
+        """Sample the device, or a GPU instance: the GPU, and the instance's number."""
         self._queries = queries
+        self._api = queries.api
         self._totals = totals
-        self._gpu_instance = gpu_instance
+        self._device, self._gpu_instance = instance or (queries.device, None)
         self._base: object | None = None
         self._spare: object | None = None
         self._base_at: float | None = None
@@ -257,7 +235,7 @@ class GpmAccumulator:
         self._observed: set[str] = set()
         """Counters that the last sample has updated."""
 
-    def sample(self, now: float, min_interval: float = MIN_SAMPLE_INTERVAL_SECONDS) -> None:
+    def sample(self, now: float, min_interval: float) -> None:
         """Take a sample, and count the interval since the last sample."""
         if self._base_at is not None and now - self._base_at < min_interval:
             return
@@ -286,7 +264,11 @@ class GpmAccumulator:
         def read() -> object:
             if self._spare is None:
                 self._spare = self._api.call("nvmlGpmSampleAlloc")
-            self._api.gpm_take(self._device, self._spare, self._gpu_instance)
+            if self._gpu_instance is None:
+                self._api.call("nvmlGpmSampleGet", self._device, self._spare)
+            else:
+                instance = self._device, self._gpu_instance
+                self._api.call("nvmlGpmMigSampleGet", *instance, self._spare)
             return self._spare
 
         return self._queries.get("nvmlGpmSampleGet", read, now)
@@ -308,9 +290,9 @@ class GpmAccumulator:
             active.skip(now)
             return
         self._ratios = {
-            quantity: ratio
+            quantity: min(max(metrics[metric] / 100, 0.0), 1.0)
             for metric, quantity in GPM_RATIOS.items()
-            if metric in metrics and (ratio := percent_to_ratio(metrics[metric])) is not None
+            if math.isfinite(metrics.get(metric, math.nan))
         }
         found = {unit: self._ratios.get(f"{unit}_activity") for unit in GPM_COUNTED}
         counted = {unit: ratio for unit, ratio in found.items() if ratio is not None}

@@ -1,15 +1,14 @@
-"""Readers of a GPU and of its MIG instances: readings, processes, control groups."""
+"""Readers of a GPU and of its MIG instances: readings, processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import islice
 
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
-from mps_exporter.observations import CgroupMemory, GpuObservation, GpuProcess, ProcessList, Reading
+from mps_exporter.observations import GpuObservation, GpuProcess, ProcessList, Reading
 from mps_exporter.sources.nvml import policy
 from mps_exporter.sources.nvml.accumulators import BusyAccumulator, CounterTotals, GpmAccumulator
 from mps_exporter.sources.nvml.pynvml_api import (
@@ -19,17 +18,19 @@ from mps_exporter.sources.nvml.pynvml_api import (
     SESSION_GONE,
     UNSUPPORTED,
     Device,
+    DeviceQueries,
     FieldReply,
     GpuGoneError,
     ListedProcess,
     NvmlApi,
     NvmlError,
     ProcessKind,
-    QueryCache,
 )
 from mps_exporter.sources.nvml.readings import FIELDS, MEMORY_ROW, ROWS, FieldRow, Row, nvlink_rows
 
-ARCHITECTURE_OF = dict(zip((2, 3, 4, 5, 6, 7, 8, 9, 10, 13), ARCHITECTURES, strict=True))
+ARCHITECTURE_OF: dict[int | None, str] = dict(
+    zip((2, 3, 4, 5, 6, 7, 8, 9, 10, 13), ARCHITECTURES, strict=True)
+)
 """NVML's number -> name."""
 
 CORES_PER_SM = {3: 192, 5: 128, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 11: 128, 12: 128}
@@ -41,72 +42,33 @@ LOST = (Reading("up", 0.0),)
 
 
 class DeviceReader:
-    """Reads a device for as long as NVML stays initialized."""
+    """Reads a MIG instance for as long as NVML stays initialized; the subclass reads a GPU.
 
-    fields: tuple[FieldRow, ...] = FIELDS
+    An instance has only its own values, so that nothing of the GPU is counted twice.
+    """
+
+    rows: tuple[Row, ...] = (MEMORY_ROW,)
+    fields: tuple[FieldRow, ...] = ()
 
     def __init__(
-        self,
-        api: NvmlApi,
-        device: Device,
-        position: GpuObservation,
-        totals: dict[str, CounterTotals],
-        *,
-        serials: bool,
-        shortest: float = policy.MIN_SAMPLE_INTERVAL_SECONDS,
+        self, queries: DeviceQueries, position: GpuObservation, gpm: GpmAccumulator
     ) -> None:
-        self.device = device
+        self.device = queries.device
         self.uuid = position.uuid
         self.lost = replace(position, readings=LOST, lost=True)
         """Observation while the device is gone: its position and, once read, its identity."""
         self._position = position
-        self._queries = QueryCache(f"GPU {position.index} ({self.uuid})")
-        self._api = api
-        self._serials = serials
-        self._shortest = shortest
-        self._totals = totals
-        self._own_totals = totals.setdefault(self.uuid, CounterTotals())
-        self._rows = self._own_rows()
-        self._processes = ProcessReader(api, device, self._queries)
-        self._busy = BusyAccumulator(api, device, self._queries, self._own_totals.busy)
-        self._gpm = GpmAccumulator(api, device, self._queries, self._own_totals)
+        self._queries = queries
+        self._api = queries.api
+        self._gpm = gpm
+        self._accumulators: tuple[BusyAccumulator | GpmAccumulator, ...] = (gpm,)
+        self._processes = ProcessReader(queries)
         self._ticked_at = self._observed_at = -math.inf
-        self._mig_mode: int | None = None
-        self._instances: dict[str, MigDeviceReader] = {}
-        self._scan_at = 0.0
-
-    def _own_rows(self) -> tuple[Row, ...]:
-        return (*ROWS, *nvlink_rows(self._own_totals.link_errors))
 
     def tick(self, now: float) -> None:
-        """Sample activity that would be lost between two scrapes, and renew slow values."""
+        """Sample activity that would be lost between two scrapes."""
         with suppress(GpuGoneError):
-            observed = now - self._observed_at < policy.MAX_COLLECTION_INTERVAL_SECONDS
-            busy_interval = (
-                policy.MIN_SAMPLE_INTERVAL_SECONDS
-                if observed
-                else policy.BUSY_SAMPLE_INTERVAL_SECONDS
-            )
-            self._sample(self._busy, now, busy_interval)
-            self._sample(self._gpm, now)
-            self._ticked_at = now
-            for _ in self._values(now, policy.SLOW):
-                pass
-            self._processes.renew(now)
-        for instance in self._instances.values():
-            instance.tick(now)
-
-    def _sample(
-        self,
-        accumulator: BusyAccumulator | GpmAccumulator,
-        now: float,
-        shortest: float = policy.MIN_SAMPLE_INTERVAL_SECONDS,
-    ) -> None:
-        """Take a sample. A defect costs the accumulator its readings, and no others."""
-        try:
-            accumulator.sample(now, shortest)
-        except DEFECTS as error:
-            self._queries.record_defect(type(accumulator).__name__, error)
+            self._sample(self._gpm, now, policy.INSTANCE_SAMPLE_INTERVAL_SECONDS)
 
     def observe(self, now: float) -> GpuObservation:
         """Return all readings and processes, or `lost` if the device is gone.
@@ -115,85 +77,55 @@ class DeviceReader:
         """
         ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now
+        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else policy.MIN_SAMPLE_INTERVAL_SECONDS
         try:
-            readings = (Reading("up", 1.0), *self._readings(now, as_of, ticking=ticking))
+            readings = [Reading("up", 1.0), *self._values(as_of, policy.EACH)]
+            for accumulator in self._accumulators:
+                self._sample(accumulator, now, shortest)
+                readings += accumulator.readings()
             self._observed_at = now
             processes, unread = self._processes.read(as_of)
-            compute_mode = _compute_mode(self._number("nvmlDeviceGetComputeMode", now, policy.EACH))
+            compute_mode = self._number("nvmlDeviceGetComputeMode", now, policy.EACH)
             identity = self._identity(now)
         except GpuGoneError:
             return self.lost
         self.lost = replace(identity, readings=LOST, lost=True)
         return replace(
             identity,
-            compute_mode=compute_mode,
+            compute_mode=_compute_mode(compute_mode),
             processes=processes,
             unread_lists=unread,
-            readings=readings,
+            readings=tuple(readings),
         )
-
-    def mig_instances(self, now: float) -> list[MigDeviceReader]:
-        """Return the readers of the MIG instances as of the last observation."""
-        if self._mig_mode != 1:
-            self._close_instances()
-        elif now >= self._scan_at:
-            self._scan_at = now + policy.MIG_SCAN_INTERVAL_SECONDS
-            self._scan_instances()
-        return list(self._instances.values())
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the GPU is divided into MIG instances, as of the last observation."""
-        return self._mig_mode == 1
 
     @property
     def session_gone(self) -> bool:
-        """Whether a query of the GPU or of an instance showed that NVML must be reinitialized."""
-        return self._queries.session_gone or any(
-            instance.session_gone for instance in self._instances.values()
-        )
+        """Whether a query showed that NVML must be reinitialized."""
+        return self._queries.session_gone
 
     def close(self) -> None:
         """Free the samples that NVML has allocated."""
-        self._close_instances()
         self._gpm.close()
-
-    def _close_instances(self) -> None:
-        for instance in self._instances.values():
-            instance.close()
-        self._instances.clear()
-        self._scan_at = 0.0
 
     # Readings
 
-    def _readings(self, now: float, as_of: float, *, ticking: bool) -> Iterator[Reading]:
-        yield from self._values(as_of, policy.EACH)
-        shortest = policy.MAX_TICK_AGE_SECONDS if ticking else self._shortest
-        self._sample(self._busy, now, shortest)
-        yield from self._busy.readings()
-        self._sample(self._gpm, now, shortest)
-        yield from self._gpm.readings()
+    def _sample(
+        self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float
+    ) -> None:
+        """Take a sample. A defect costs the accumulator its readings, and no others."""
+        try:
+            accumulator.sample(now, shortest)
+        except DEFECTS as error:
+            self._queries.record_defect(type(accumulator).__name__, error)
 
     def _values(self, now: float, min_interval: float) -> Iterator[Reading]:
         """Yield the values that are queried at this interval or more rarely."""
-        yield from self._mig(now)
-        for row in self._rows:
+        for row in self.rows:
             if row.every >= min_interval and (
                 row.unless is None or not self._queries.is_supported(row.unless)
             ):
                 yield from self._row(row, now)
         yield from self._field_values(now, min_interval)
-
-    def _mig(self, now: float) -> Iterator[Reading]:
-        name = "nvmlDeviceGetMigMode"
-        mode = self._queries.get(
-            name, lambda: self._api.numbers(name, self.device)[0], now, policy.SLOW
-        )
-        if mode is not None:
-            if self._mig_mode not in {None, mode}:
-                self._queries.clear()
-            self._mig_mode = mode
-            yield Reading("mig_mode", mode)
 
     def _row(self, row: Row, now: float) -> tuple[Reading, ...]:
         def read() -> tuple[Reading, ...]:
@@ -237,34 +169,103 @@ class DeviceReader:
     # Identity: values that never change
 
     def _number(self, function: str, now: float, every: float = NEVER_AGAIN) -> int | None:
-        return self._queries.get(
-            function, lambda: self._api.number(function, self.device), now, every
-        )
+        return self._queries.call(self._api.number, function, now, every)
 
     def _text(self, function: str, now: float) -> str | None:
-        return self._queries.get(
-            function, lambda: self._api.text(function, self.device), now, NEVER_AGAIN
-        )
+        return self._queries.call(self._api.text, function, now)
 
     def _identity(self, now: float) -> GpuObservation:
-        architecture = self._number("nvmlDeviceGetArchitecture", now)
         return replace(
             self._position,
             name=self._text("nvmlDeviceGetName", now),
             pci_bus_id=self._text("nvmlDeviceGetPciInfo", now),
-            architecture=None if architecture is None else ARCHITECTURE_OF.get(architecture),
+            architecture=ARCHITECTURE_OF.get(self._number("nvmlDeviceGetArchitecture", now)),
             compute_capability=self._compute_capability(now),
             vbios_version=self._text("nvmlDeviceGetVbiosVersion", now),
-            serial=self._text("nvmlDeviceGetSerial", now) if self._serials else None,
             sm_count=self._sm_count(now),
         )
 
     def _compute_capability(self, now: float) -> tuple[int, int] | None:
         name = "nvmlDeviceGetCudaComputeCapability"
-        numbers = self._queries.get(
-            name, lambda: self._api.numbers(name, self.device), now, NEVER_AGAIN
-        )
+        numbers = self._queries.call(self._api.numbers, name, now)
         return None if numbers is None else (numbers[0], numbers[1])
+
+    def _sm_count(self, now: float) -> int | None:
+        return self._number("nvmlDeviceGetAttributes_v2", now)
+
+
+class GpuReader(DeviceReader):
+    """Reads a GPU, and finds its MIG instances."""
+
+    fields = FIELDS
+
+    def __init__(
+        self,
+        api: NvmlApi,
+        device: Device,
+        position: GpuObservation,
+        totals: dict[str, CounterTotals],
+        *,
+        serials: bool,
+    ) -> None:
+        own = totals.setdefault(position.uuid, CounterTotals())
+        queries = DeviceQueries(api, device, f"GPU {position.index} ({position.uuid})")
+        super().__init__(queries, position, GpmAccumulator(queries, own))
+        self.rows = (*ROWS, *nvlink_rows(own.link_errors))
+        self._busy = BusyAccumulator(queries, own.busy)
+        self._accumulators = (self._busy, self._gpm)
+        self._totals = totals
+        self._serials = serials
+        self._mig_mode: int | None = None
+        self._instances: dict[str, DeviceReader] = {}
+        self._scan_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """Sample activity, and renew slow values."""
+        with suppress(GpuGoneError):
+            observed = now - self._observed_at < policy.MAX_COLLECTION_INTERVAL_SECONDS
+            busy_interval = (
+                policy.MIN_SAMPLE_INTERVAL_SECONDS
+                if observed
+                else policy.BUSY_SAMPLE_INTERVAL_SECONDS
+            )
+            self._sample(self._busy, now, busy_interval)
+            self._sample(self._gpm, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
+            self._ticked_at = now
+            for _ in self._values(now, policy.SLOW):
+                pass
+            self._processes.renew(now)
+        for instance in self._instances.values():
+            instance.tick(now)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the GPU is divided into MIG instances, as of the last observation."""
+        return self._mig_mode == 1
+
+    @property
+    def session_gone(self) -> bool:
+        """Whether a query of the GPU or of an instance showed that NVML must be reinitialized."""
+        instances = self._instances.values()
+        return super().session_gone or any(one.session_gone for one in instances)
+
+    def close(self) -> None:
+        """Free the samples that NVML has allocated."""
+        self._close_instances()
+        super().close()
+
+    def _values(self, now: float, min_interval: float) -> Iterator[Reading]:
+        mode = self._number("nvmlDeviceGetMigMode", now, policy.SLOW)
+        if mode is not None:
+            if self._mig_mode not in {None, mode}:
+                self._queries.clear()
+            self._mig_mode = mode
+            yield Reading("mig_mode", mode)
+        yield from super()._values(now, min_interval)
+
+    def _identity(self, now: float) -> GpuObservation:
+        serial = self._text("nvmlDeviceGetSerial", now) if self._serials else None
+        return replace(super()._identity(now), serial=serial)
 
     def _sm_count(self, now: float) -> int | None:
         capability = self._compute_capability(now)
@@ -275,6 +276,21 @@ class DeviceReader:
         return None if per_sm is None else cores // per_sm
 
     # MIG
+
+    def mig_instances(self, now: float) -> list[DeviceReader]:
+        """Return the readers of the MIG instances as of the last observation."""
+        if not self.is_divided:
+            self._close_instances()
+        elif now >= self._scan_at:
+            self._scan_at = now + policy.MIG_SCAN_INTERVAL_SECONDS
+            self._scan_instances()
+        return list(self._instances.values())
+
+    def _close_instances(self) -> None:
+        for instance in self._instances.values():
+            instance.close()
+        self._instances.clear()
+        self._scan_at = 0.0
 
     def _scan_instances(self) -> None:
         before, self._instances = self._instances, {}
@@ -293,7 +309,7 @@ class DeviceReader:
         except NvmlError as error:
             self._queries.session_gone |= error.code in SESSION_GONE
 
-    def _instance(self, slot: int, before: Mapping[str, MigDeviceReader]) -> MigDeviceReader:
+    def _instance(self, slot: int, before: Mapping[str, DeviceReader]) -> DeviceReader:
         api = self._api
         device = Device(api.call("nvmlDeviceGetMigDeviceHandleByIndex", self.device, slot))
         uuid = api.text("nvmlDeviceGetUUID", device)
@@ -301,53 +317,12 @@ class DeviceReader:
             return before[uuid]
         gpu_instance = api.number("nvmlDeviceGetGpuInstanceId", device)
         instance = f"{gpu_instance}/{api.number('nvmlDeviceGetComputeInstanceId', device)}"
-        position = GpuObservation(self._position.index, uuid, self.uuid, instance)
-        return MigDeviceReader(
-            api, device, position, self._totals, self._shortest, self.device, gpu_instance
-        )
-
-
-class MigDeviceReader(DeviceReader):
-    """Reads a MIG instance: only its own values, so that nothing of the GPU is counted twice."""
-
-    fields = ()
-
-    def __init__(
-        self,
-        api: NvmlApi,
-        device: Device,
-        position: GpuObservation,
-        totals: dict[str, CounterTotals],
-        shortest: float,
-        parent: Device,
-        gpu_instance: int,
-    ) -> None:
-        super().__init__(api, device, position, totals, serials=False, shortest=shortest)
-        own = self._own_totals
-        self._gpm = GpmAccumulator(api, parent, self._queries, own, gpu_instance)
-
-    def _own_rows(self) -> tuple[Row, ...]:
-        return (MEMORY_ROW,)
-
-    def tick(self, now: float) -> None:
-        """Sample the GPM counters of the instance; an instance has no utilization samples."""
-        with suppress(GpuGoneError):
-            self._sample(self._gpm, now, policy.INSTANCE_SAMPLE_INTERVAL_SECONDS)
-
-    def _readings(self, now: float, as_of: float, *, ticking: bool) -> Iterator[Reading]:
-        del as_of, ticking
-        for row in self._rows:
-            yield from self._row(row, now)
-        self._sample(self._gpm, now, self._shortest)
-        yield from self._gpm.readings()
-
-    def _sm_count(self, now: float) -> int | None:
-        name = "nvmlDeviceGetAttributes_v2"
-
-        def read() -> int:
-            return int(self._api.call(name, self.device).multiprocessorCount)
-
-        return self._queries.get(name, read, now, NEVER_AGAIN)
+        index = self._position.index
+        queries = DeviceQueries(api, device, f"GPU {index} ({uuid})")
+        own = self._totals.setdefault(uuid, CounterTotals())
+        gpm = GpmAccumulator(queries, own, (self.device, gpu_instance))
+        position = GpuObservation(index, uuid, self.uuid, instance)
+        return DeviceReader(queries, position, gpm)
 
 
 def _compute_mode(value: int | None) -> str | None:
@@ -356,7 +331,7 @@ def _compute_mode(value: int | None) -> str | None:
     return COMPUTE_MODES[value] if value < len(COMPUTE_MODES) else f"unknown_{value}"
 
 
-# Processes and control groups
+# Processes
 
 NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF
 """NVML's number for unknown memory."""
@@ -381,9 +356,7 @@ class ProcessReader:
     the graphics list, which contains no MPS processes, with it.
     """
 
-    def __init__(self, api: NvmlApi, device: Device, queries: QueryCache) -> None:
-        self._api = api
-        self._device = device
+    def __init__(self, queries: DeviceQueries) -> None:
         self._queries = queries
         self._pids: set[int] | None = None
         """Processes of the compute list when the others were read."""
@@ -418,10 +391,12 @@ class ProcessReader:
     def _list(
         self, kind: ProcessList, now: float, every: float = policy.EACH
     ) -> list[ListedProcess] | None:
-        def read() -> list[ListedProcess]:
-            return self._api.processes(self._device, CALLS[kind])
+        queries = self._queries
 
-        return self._queries.get(_list_name(kind), read, now, every)
+        def read() -> list[ListedProcess]:
+            return queries.api.processes(queries.device, CALLS[kind])
+
+        return queries.get(_list_name(kind), read, now, every)
 
 
 def _list_name(kind: ProcessList) -> str:
@@ -442,26 +417,3 @@ def _records(kind: ProcessList, rows: list[ListedProcess]) -> Iterator[GpuProces
     for row in rows:
         memory = None if row.used_memory == NOT_AVAILABLE else row.used_memory
         yield GpuProcess(row.pid, kind, memory)
-
-
-def read_cgroup_memory(
-    api: NvmlApi, devices: Iterable[Device], root: str, paths: Iterable[str]
-) -> Iterator[CgroupMemory]:
-    """Yield the memory of control groups that use some on a GPU, or have a limit there.
-
-    `devices` are GPUs that are not divided, `root` is the mount point of cgroup version 2.
-    """
-    groups = tuple(islice(paths, policy.MAX_CGROUPS))
-    for device in devices:
-        for path in groups:
-            with suppress(NvmlError):  # the group was removed, or the driver does not account it
-                limits = api.memory_limits(device, f"{root}{path}")
-                if limits.used or limits.soft or limits.hard is not None:
-                    yield CgroupMemory(
-                        path=path,
-                        pci_bus_id=api.text("nvmlDeviceGetPciInfo", device).lower(),
-                        used_bytes=limits.used,
-                        soft_limit_bytes=limits.soft,
-                        hard_limit_bytes=limits.hard,
-                        hard_unlimited=limits.hard is None,
-                    )

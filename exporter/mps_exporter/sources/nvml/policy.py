@@ -25,10 +25,9 @@ counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
 MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
-TICK_OVERDUE_SECONDS = 5.0
-"""Age of the last tick after which a collection does the work of a tick."""
-MIN_SAMPLE_INTERVAL_SECONDS = 0.5
-"""Minimum interval between two samples of a GPU's activity."""
+MIN_SAMPLE_INTERVAL_SECONDS = 0.1
+"""Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
+NVIDIA's documentation of DCGM."""
 BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
 """Interval at which ticks read the utilization samples while no collections come: the driver
 retains the samples of the last 14 s."""

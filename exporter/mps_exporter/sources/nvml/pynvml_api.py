@@ -9,7 +9,7 @@ its own samples (driver 580.159.04); other limits are not documented. So one loc
 at a time. Only waits for events happen outside the lock: before NVML is shut down, the waiting
 thread must have returned.
 
-All queries about a device go through its `QueryCache`, so that one rule decides what a refusal
+All queries about a device go through its `DeviceQueries`, so that one rule decides what a refusal
 means: never available, not available now, the GPU is gone, or the NVML session is gone.
 """
 
@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
 
+from mps_exporter.observations import CgroupMemory
 from mps_exporter.sources.nvml.policy import REFUSED_RETRY_INTERVAL_SECONDS
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,9 @@ class Code(IntEnum):
     RESET_REQUIRED = 16
     LIB_RM_VERSION_MISMATCH = 18
     IN_USE = 19
-    VGPU_ECC_NOT_SUPPORTED = 22
-    FREQ_NOT_SUPPORTED = 24
     ARGUMENT_VERSION_MISMATCH = 25
     DEPRECATED = 26
     GPU_NOT_FOUND = 28
-    RESET_TYPE_NOT_SUPPORTED = 30
     UNKNOWN = 999
 
 
@@ -70,11 +68,8 @@ UNSUPPORTED = frozenset(
         Code.NOT_SUPPORTED,
         Code.NO_PERMISSION,
         Code.FUNCTION_NOT_FOUND,
-        Code.VGPU_ECC_NOT_SUPPORTED,
-        Code.FREQ_NOT_SUPPORTED,
         Code.ARGUMENT_VERSION_MISMATCH,
         Code.DEPRECATED,
-        Code.RESET_TYPE_NOT_SUPPORTED,
     }
 )
 """Codes of a function that this driver or GPU lacks: a later query gets the same code."""
@@ -127,14 +122,6 @@ class Memory(NamedTuple):
     reserved: int | None = None
 
 
-class CgroupMemoryLimits(NamedTuple):
-    """Device memory of a control group in bytes; hard is None if unlimited."""
-
-    soft: int
-    hard: int | None
-    used: int
-
-
 class ListedProcess(NamedTuple):
     """A row of a process list; memory in bytes, None if the driver does not report it."""
 
@@ -182,23 +169,12 @@ _FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 """Member of the value union, by value type."""
 
 
-class _ProcessRow(ctypes.Structure):
-    """nvmlProcessInfo_t, as versions 2 and 3 of the calls fill it."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("usedGpuMemory", ctypes.c_ulonglong),
-        ("gpuInstanceId", ctypes.c_uint),
-        ("computeInstanceId", ctypes.c_uint),
-    )
-
-
 class NvmlApi:
     """NVML. All methods block, and may be called from any thread."""
 
     def __init__(self) -> None:
         self._processes_version = ""
-        self._rows = (_ProcessRow * SPARE_ROWS)()
+        self._rows = (pynvml.c_nvmlProcessInfo_v2_t * SPARE_ROWS)()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of pynvml; tests replace this method.
@@ -226,18 +202,16 @@ class NvmlApi:
         self.call("nvmlInit")
         self._processes_version = ""
 
-    def device(self, index: int) -> Device:
-        return Device(self.call("nvmlDeviceGetHandleByIndex", index))
-
-    def number(self, function: str, *arguments: object) -> int:
-        return int(self.call(function, *arguments))
-
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
-        """Call a function that returns several numbers, or a structure of numbers."""
+        """Call a function that returns a number, several numbers, or a structure of numbers."""
         reply = self.call(function, *arguments)
         if isinstance(reply, ctypes.Structure):
-            return tuple(int(getattr(reply, name)) for name, *_ in reply._fields_)
-        return tuple(int(part) for part in reply)
+            reply = [getattr(reply, name) for name, *_ in reply._fields_]
+        return tuple(int(part) for part in (reply if isinstance(reply, list) else [reply]))
+
+    def number(self, function: str, *arguments: object) -> int:
+        """Call such a function, and return its first number."""
+        return self.numbers(function, *arguments)[0]
 
     def text(self, function: str, *arguments: object) -> str:
         """Call a function that returns text, or the PCI structure, and return its bus ID."""
@@ -263,12 +237,20 @@ class NvmlApi:
             return False
         return hasattr(pynvml, function)
 
-    def memory_limits(self, device: Device, cgroup: str) -> CgroupMemoryLimits:
+    def cgroup_memory(self, device: Device, root: str, path: str) -> CgroupMemory:
+        """Return the memory on this GPU of a control group below the mount of cgroup version 2."""
         structure = _structure("c_nvmlGetMemoryLimits_v1_t", MEMORY_LIMITS)
-        limits = structure(nameSpace=os.fsencode(cgroup))
+        limits = structure(nameSpace=os.fsencode(f"{root}{path}"))
         self.call(MEMORY_LIMITS, device, limits)
-        hard = None if limits.hardLimit == UNLIMITED else limits.hardLimit
-        return CgroupMemoryLimits(limits.softLimit, hard, limits.currentUsed)
+        unlimited = limits.hardLimit == UNLIMITED
+        return CgroupMemory(
+            path=path,
+            pci_bus_id=self.text("nvmlDeviceGetPciInfo", device).lower(),
+            used_bytes=limits.currentUsed,
+            soft_limit_bytes=limits.softLimit,
+            hard_limit_bytes=None if unlimited else limits.hardLimit,
+            hard_unlimited=unlimited,
+        )
 
     def fabric_state(self, device: Device) -> int:
         function = "nvmlDeviceGetGpuFabricInfoV"
@@ -305,7 +287,7 @@ class NvmlApi:
             return self._list(f"{name}_v2", device)
 
     def _list(self, name: str, device: Device) -> list[ListedProcess]:
-        """Fill rows of this process with one driver call.
+        """Fill rows of this process with one driver call; versions 2 and 3 fill the same rows.
 
         pynvml's function makes two calls and an object of each row: 2.1 ms with 40 clients on an
         H200.
@@ -321,7 +303,7 @@ class NvmlApi:
                 return [ListedProcess(row.pid, row.usedGpuMemory) for row in rows[: count.value]]
             if code != Code.INSUFFICIENT_SIZE:
                 break
-            self._rows = (_ProcessRow * (2 * count.value + SPARE_ROWS))()
+            self._rows = (pynvml.c_nvmlProcessInfo_v2_t * (2 * count.value + SPARE_ROWS))()
         raise NvmlError(code, name)
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
@@ -336,13 +318,6 @@ class NvmlApi:
             raise NvmlError(Code.UNKNOWN, "nvmlDeviceGetSamples")
         member = _FIELD_MEMBERS[kind]
         return [(one.timeStamp, float(getattr(one.sampleValue, member))) for one in samples]
-
-    def gpm_take(self, device: Device, sample: object, gpu_instance: int | None) -> None:
-        """Fill a GPM sample, of a GPU or of its GPU instance."""
-        if gpu_instance is None:
-            self.call("nvmlGpmSampleGet", device, sample)
-        else:
-            self.call("nvmlGpmMigSampleGet", device, gpu_instance, sample)
 
     def gpm_metrics(
         self, first: object, second: object, metrics: Sequence[int]
@@ -404,10 +379,12 @@ class GpuGoneError(Exception):
     """The GPU has fallen off the bus or must be reset."""
 
 
-class QueryCache:
-    """Values that one device has returned, and queries that it has refused."""
+class DeviceQueries:
+    """Queries of one device: values that it has returned, and queries that it has refused."""
 
-    def __init__(self, device_name: str) -> None:
+    def __init__(self, api: NvmlApi, device: Device, device_name: str) -> None:
+        self.api = api
+        self.device = device
         self.session_gone = False
         """Whether NVML must be initialized again."""
         self._device_name = device_name
@@ -442,6 +419,12 @@ class QueryCache:
             return None
         self.record(name, value, now + every)
         return value
+
+    def call(
+        self, method: Callable[..., T], function: str, now: float, every: float = NEVER_AGAIN
+    ) -> T | None:
+        """Query a function of the device by a method of the API, like get()."""
+        return self.get(function, lambda: method(function, self.device), now, every)
 
     def cached(self, name: str, now: float) -> Any:
         fresh_until, value = self._cached.get(name, (now, None))

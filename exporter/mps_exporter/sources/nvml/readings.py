@@ -88,22 +88,13 @@ def number_row(
     every: float = EACH,
     **labels: str,
 ) -> Row:
+    """Return a row for the first number of a reply."""
 
     def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
         value = api.number(function, device, *arguments)
         return (Reading(quantity, scaled(value, scale), tuple(labels.items())),)
 
     return Row(_name(function, *arguments), read, every)
-
-
-def engine_row(function: str, engine: str) -> Row:
-    """Return a row for the utilization of an engine, the first number of the reply."""
-
-    def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
-        value = api.numbers(function, device)[0]
-        return (Reading("engine_utilization", scaled(value, PERCENT), (("engine", engine),)),)
-
-    return Row(function, read)
 
 
 def _name(function: str, *arguments: Argument) -> str:
@@ -270,10 +261,15 @@ ROWS: tuple[Row, ...] = (
     Row("nvmlDeviceGetPerformanceState", _performance_state),
     # Use
     Row("nvmlDeviceGetUtilizationRates", _utilization),
-    engine_row("nvmlDeviceGetEncoderUtilization", "encoder"),
-    engine_row("nvmlDeviceGetDecoderUtilization", "decoder"),
-    engine_row("nvmlDeviceGetJpgUtilization", "jpeg"),
-    engine_row("nvmlDeviceGetOfaUtilization", "ofa"),
+    *(
+        number_row("engine_utilization", function, scale=PERCENT, engine=engine)
+        for function, engine in (
+            ("nvmlDeviceGetEncoderUtilization", "encoder"),
+            ("nvmlDeviceGetDecoderUtilization", "decoder"),
+            ("nvmlDeviceGetJpgUtilization", "jpeg"),
+            ("nvmlDeviceGetOfaUtilization", "ofa"),
+        )
+    ),
     # Memory
     MEMORY_ROW,
     Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),

@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sources.nvml import policy
 from mps_exporter.sources.nvml.accumulators import CounterTotals
-from mps_exporter.sources.nvml.device import LOST, DeviceReader, read_cgroup_memory
+from mps_exporter.sources.nvml.device import LOST, GpuReader
 from mps_exporter.sources.nvml.pynvml_api import (
     GPU_GONE,
     MEMORY_LIMITS,
@@ -51,7 +50,7 @@ NEVER = float("inf")
 XID_CRITICAL_ERROR = 0x8
 """nvmlEventTypeXidCriticalError."""
 
-REMEDIES = {
+REMEDIES: dict[int, str] = {
     Code.LIBRARY_NOT_FOUND: (
         "libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
         "NVIDIA runtime mount it (NVIDIA_DRIVER_CAPABILITIES=utility)"
@@ -84,8 +83,6 @@ class NvmlOptions:
     """Whether to read the boards' serial numbers."""
     xid_events: bool = True
     """Whether to wait for Xid events."""
-    shortest_seconds: float = policy.MIN_SAMPLE_INTERVAL_SECONDS
-    """Minimum interval between two samples of a GPU's activity."""
     stop_timeout_seconds: float = policy.EVENT_STOP_TIMEOUT_SECONDS
     """Timeout for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
@@ -107,8 +104,8 @@ class NvmlSession:
         self._open = False
         self._has_limits = False
         self._closing = False
-        self._error: NvmlError | None = None
-        self._logged = ""
+        self._state = NvmlObservation(0.0, Outcome.OK)
+        """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
         self._unreadable: dict[int, str] = {}
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0
@@ -116,11 +113,9 @@ class NvmlSession:
         self._reopen_at = NEVER
         self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
-        self._observed_at = self._ticked_at = -policy.TICK_OVERDUE_SECONDS
+        self._observed_at = 0.0
         self._bound: frozenset[str] | None = None
-        self._driver_version: str | None = None
-        self._cuda_version: str | None = None
-        self._gpus: list[DeviceReader] = []
+        self._gpus: list[GpuReader] = []
         self._missing_gpus: list[GpuObservation] = []
         self._known_gpus: dict[str, GpuObservation] = {}
         """UUID -> observation while the GPU is gone, of each GPU that was ever read."""
@@ -131,24 +126,13 @@ class NvmlSession:
         """Read all GPUs. Blocks; errors of NVML are part of the observation, not raised."""
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
-        if not self._ensure_open(
-            reopen=self._observed_at - self._ticked_at > policy.TICK_OVERDUE_SECONDS
-        ):
-            return self._absent(at)
-        gpus = self._observe_gpus()
+        is_open, gpus = self._ensure_open(), self._observe_gpus()
         if any(reader.session_gone for reader in self._gpus):
             self._closing = True
-            if not self._ensure_open():
-                return self._absent(at)
-            gpus = self._observe_gpus()
-        self._record_losses(gpus)
-        return NvmlObservation(
-            at=at,
-            outcome=Outcome.OK,
-            driver_version=self._driver_version,
-            cuda_version=self._cuda_version,
-            gpus=tuple(gpus),
-        )
+            is_open, gpus = self._ensure_open(), self._observe_gpus()
+        if is_open:
+            self._record_losses(gpus)
+        return replace(self._state, at=at, gpus=tuple(gpus))
 
     def tick(self) -> None:
         """Do work that cannot wait for a scrape or should not delay a scrape.
@@ -157,10 +141,11 @@ class NvmlSession:
         """
         if not self._open or self._closing:
             return
-        now = self._ticked_at = self._clock.monotonic()
+        now = self._clock.monotonic()
         if now >= self._reopen_at and now - self._observed_at < 2 * policy.TICK_INTERVAL_SECONDS:
             # Just after a collection: by the next collection the new handles have a GPM interval.
-            if self._ensure_open(reopen=True):
+            self._closing = True
+            if self._ensure_open():
                 self._record_losses(self._observe_gpus())
             return
         for reader in self._gpus:
@@ -174,11 +159,17 @@ class NvmlSession:
         return self._has_limits
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
-        """Return the memory of control groups below a mount of cgroup version 2."""
-        if not self._open or self._closing:
-            return ()
-        devices = [reader.device for reader in self._gpus if not reader.is_divided]
-        return tuple(read_cgroup_memory(self._api, devices, root, paths))
+        """Return the memory of control groups that use some on a GPU, or have a limit there.
+
+        `root` is the mount of cgroup version 2. GPUs that are divided are left out.
+        """
+        found: list[CgroupMemory] = []
+        readers = self._gpus if self._open and not self._closing else []
+        for device in [reader.device for reader in readers if not reader.is_divided]:
+            for path in paths[: policy.MAX_CGROUPS]:
+                with suppress(NvmlError):  # the group was removed, or is not accounted
+                    found.append(self._api.cgroup_memory(device, root, path))
+        return tuple(one for one in found if one.used_bytes or one.limited)
 
     def close(self) -> None:
         """Stop the thread and shut NVML down.
@@ -190,14 +181,14 @@ class NvmlSession:
 
     # The session: from nvmlInit to nvmlShutdown
 
-    def _ensure_open(self, *, reopen: bool = False) -> bool:
-        """Open NVML if needed, with `reopen` for a lost GPU; return whether it can be read."""
+    def _ensure_open(self) -> bool:
+        """Open NVML if needed, or again if it is to be closed; return whether it can be read."""
         now = self._clock.monotonic()
         bound = self._bound_gpus()
-        lost = reopen and now >= self._reopen_at
-        if self._open and not self._closing and bound == self._bound and not lost:
+        absent = self._state.outcome is not Outcome.OK
+        if self._open and not self._closing and bound == self._bound:
             return True
-        if self._error is not None and now < self._retry_at and bound == self._bound:
+        if absent and now < self._retry_at and bound == self._bound:
             return False
         self._bound = bound
         try:
@@ -206,29 +197,33 @@ class NvmlSession:
             self._open_session()
         except NvmlError as error:
             self._close_session(0.0)
-            self._error = error
             self._retry_at = now + policy.INIT_RETRY_INTERVAL_SECONDS
-            self._log_absence(error)
+            text = REMEDIES.get(error.code, str(error))
+            if text != self._state.error:
+                log.warning("no GPU can be read: %s", text)
+            outcome = Outcome.ABSENT if error.code in SESSION_GONE else Outcome.REFUSED
+            self._state = NvmlObservation(0.0, outcome, text)
             return False
-        if self._logged:
+        if absent:
             log.info("the GPUs can be read again")
-        self._error, self._logged, self._reopen_at = None, "", NEVER
+        self._reopen_at = NEVER
         return True
 
     def _open_session(self) -> None:
         self._api.init()
         self._open = True
-        self._driver_version = self._cuda_version = None
+        driver = cuda = None
         with suppress(NvmlError):
-            self._driver_version = self._api.text("nvmlSystemGetDriverVersion")
+            driver = self._api.text("nvmlSystemGetDriverVersion")
         with suppress(NvmlError):
             number = self._api.number("nvmlSystemGetCudaDriverVersion_v2")
-            self._cuda_version = f"{number // 1000}.{number % 1000 // 10}"
+            cuda = f"{number // 1000}.{number % 1000 // 10}"
         self._has_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
         self._watch(self._clock.monotonic())
+        self._state = NvmlObservation(0.0, Outcome.OK, driver_version=driver, cuda_version=cuda)
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
         """Yield the known GPUs that are missing, and the missing GPUs whose UUID was never read.
@@ -254,7 +249,7 @@ class NvmlSession:
     def _add_gpu(self, index: int) -> bool:
         """Open a GPU. Return False if NVML reports that the GPU is gone."""
         try:
-            device = self._api.device(index)
+            device = Device(self._api.call("nvmlDeviceGetHandleByIndex", index))
             uuid = self._api.text("nvmlDeviceGetUUID", device)
         except NvmlError as error:
             if error.code in SESSION_GONE:
@@ -263,13 +258,12 @@ class NvmlSession:
                 self._unreadable[index] = str(error)
                 log.warning("GPU %d cannot be opened: %s", index, error)
             return error.code not in GPU_GONE
-        reader = DeviceReader(
+        reader = GpuReader(
             self._api,
             device,
             GpuObservation(index, uuid),
             self._totals,
             serials=self._options.serials,
-            shortest=self._options.shortest_seconds,
         )
         self._gpus.append(reader)
         if self._unreadable.pop(index, None):
@@ -335,23 +329,6 @@ class NvmlSession:
         except OSError:
             return None
 
-    def _absent(self, at: float) -> NvmlObservation:
-        code = None if self._error is None else self._error.code
-        outcome = Outcome.ABSENT if code in SESSION_GONE else Outcome.REFUSED
-        return NvmlObservation(at=at, outcome=outcome, error=_explain(self._error))
-
-    def _log_absence(self, error: NvmlError) -> None:
-        text = _explain(error)
-        if text != self._logged:
-            self._logged = text
-            log.warning("no GPU can be read: %s", text)
-
-
-def _explain(error: NvmlError | None) -> str:
-    if error is None:
-        return "NVML is not initialized"
-    return {int(code): text for code, text in REMEDIES.items()}.get(error.code, str(error))
-
 
 class XidWatcher:
     """Waits for Xid events while NVML is initialized, and counts them over all sessions."""
@@ -362,11 +339,9 @@ class XidWatcher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._logged: set[str] = set()
-        self._lock = threading.Lock()
         self._watched: frozenset[str] = frozenset()
-        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        """UUID -> Xid -> count."""
-        self._last_at: dict[tuple[str, int], float] = {}
+        self._seen: dict[str, Mapping[int, tuple[int, float]]] = {}
+        """UUID -> Xid -> count and time of the last; the thread replaces a GPU's mapping whole."""
 
     @property
     def started(self) -> bool:
@@ -379,12 +354,12 @@ class XidWatcher:
         The time of the last Xid stays true, and is needed most for a lost GPU.
         """
         readings = []
-        with self._lock:
-            for xid, count in sorted(self._counts[uuid].items()):
-                labels = (("xid", str(xid)),)
-                if uuid in self._watched:
-                    readings.append(Reading("xid_errors", count, labels))
-                readings.append(Reading("last_xid_at", self._last_at[uuid, xid], labels))
+        watched = uuid in self._watched
+        for xid, (count, at) in sorted(self._seen.get(uuid, {}).items()):
+            labels = (("xid", str(xid)),)
+            if watched:
+                readings.append(Reading("xid_errors", count, labels))
+            readings.append(Reading("last_xid_at", at, labels))
         return readings
 
     def start(self, devices: Sequence[tuple[Device, str]]) -> None:
@@ -402,7 +377,7 @@ class XidWatcher:
             except NvmlError as error:
                 why = code_name(error.code)
                 self._log_once(f"GPU {uuid}: Xid errors cannot be watched: {why}")
-        self._set_watched(watched)
+        self._watched = frozenset(watched.values())
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(events, watched, self._stop), name="nvml-xid", daemon=True
@@ -415,7 +390,7 @@ class XidWatcher:
                 event = self._api.wait_event(events, policy.EVENT_TIMEOUT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
-                    self._set_watched({})
+                    self._watched = frozenset()
                     break
                 stop.wait(policy.EVENT_RETRY_SECONDS)
                 continue
@@ -424,9 +399,9 @@ class XidWatcher:
             uuid = watched.get(event.device_key)
             if uuid is not None:
                 log.warning("GPU %s: Xid %d", uuid, event.data)
-                with self._lock:
-                    self._counts[uuid][event.data] += 1
-                    self._last_at[uuid, event.data] = self._wall_clock()
+                before = self._seen.get(uuid, {})
+                count, _ = before.get(event.data, (0, 0.0))
+                self._seen[uuid] = {**before, event.data: (count + 1, self._wall_clock())}
         try:
             self._api.call("nvmlEventSetFree", events)
         except NvmlError as error:
@@ -438,17 +413,13 @@ class XidWatcher:
         To shut NVML down under the waiting thread would end the process.
         """
         self._stop.set()
-        self._set_watched({})
+        self._watched = frozenset()
         if self._thread is not None:
             self._thread.join(timeout_seconds)
             if self._thread.is_alive():
                 return False
             self._thread = None
         return True
-
-    def _set_watched(self, devices: Mapping[int, str]) -> None:
-        with self._lock:
-            self._watched = frozenset(devices.values())
 
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
