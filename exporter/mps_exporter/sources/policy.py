@@ -200,13 +200,10 @@ MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0
 """Maximum delay after such a failure."""
 
 MAX_CONTROL_OUTPUT_BYTES = 1 << 20
-"""Maximum length of each output stream. A tool that writes more is killed."""
+"""Maximum length of each output. The kernel ends a tool that writes more."""
 
 MAX_KEPT_OUTPUT_CHARACTERS = 4096
 """Length that is kept of such an output."""
-
-CONTROL_DRAIN_SECONDS = 0.2
-"""Time to read output after the exit: a child of the tool may keep the pipes open."""
 
 CONTROL_REAP_SECONDS = 1.0
 """Maximum time to wait for the exit of a killed tool."""
@@ -255,11 +252,8 @@ MAX_RECORDING_LOAD_SECONDS = 60.0
 MAX_KERNEL_HISTORY_SECONDS = 600.0
 """Maximum age of a line that was in the kernel log before the exporter started."""
 
-KERNEL_LOG_POLL_TIMEOUT_SECONDS = 1.0
-"""Timeout of a wait for a record, after which the thread checks whether it must end."""
-
-MAX_KERNEL_LINES = 1024
-"""Maximum number of lines that wait for a collection."""
+MAX_KERNEL_RECORDS = 1 << 14
+"""Maximum number of records that one poll reads: they take about 50 ms."""
 
 MAX_MAPS_BYTES = 1 << 20
 """Maximum size of /proc/PID/maps that is read; 500 mappings of PyTorch take 60 KB."""
@@ -271,10 +265,10 @@ MAX_MAPPED_PROCESSES = 64
 """Maximum number of processes whose maps are read at a time."""
 
 MAX_USER_MAPS_BYTES = 16 << 20
-"""Maximum size of all maps that are read of one ordinary user's processes in one interval."""
+"""Maximum size of all maps that are read at once of one ordinary user's processes."""
 
-USER_MAPS_INTERVAL_SECONDS = 60.0
-"""Interval of that limit."""
+USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0
+"""Refill rate of that limit."""
 
 # ---------------------------------------------------------------------- this host
 
