@@ -31,7 +31,7 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
-from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, skipped_log_states
+from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
@@ -71,7 +71,7 @@ class LiveHost:
             budget=self._procfs.budget,
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
-        self._logs = LogFollower(LogReader(procfs=settings.path_procfs))
+        self._logs = LogFollower(procfs=settings.path_procfs)
         self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
         self._new: set[int] = set()
         self._exited: dict[int, float] = {}
@@ -174,11 +174,11 @@ class LiveHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
-        others = [_target(one, self._procfs_path) for one in daemons if one.foreground]
+        followed = [_with_own_logs(one, self._procfs_path) for one in daemons if not one.foreground]
+        others = [one for one in daemons if one.foreground]
         # A daemon that is started with -d again appends to its logs: keep the positions.
         kept = [one.pipe_directory for one in others]
-        found = await self._logs.poll(targets, deadline_seconds, kept=kept)
+        found = await self._logs.poll(followed, deadline_seconds, kept=kept)
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self._control.record_activity(chunk.pipe_directory, at)
@@ -231,14 +231,8 @@ def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[
     return found
 
 
-def _target(daemon: DaemonFacts, procfs: str) -> LogTarget:
-    owners = frozenset(daemon.log_owners)
-    limited = daemon.user if daemon.limited else None
-    named_servers = daemon.protocol == "3"
-    log_directory = daemon.log_directory
+def _with_own_logs(daemon: DaemonFacts, procfs: str) -> DaemonFacts:
     if daemon.process is None and process_root(daemon.log_path, procfs)[0]:
         # The PID in /proc/PID/root may belong to another process by now: open no new files there.
-        log_directory = ""
-    return LogTarget(
-        daemon.pipe_directory, log_directory, daemon.root, owners, limited, named_servers
-    )
+        return replace(daemon, log_directory="")
+    return daemon

@@ -138,9 +138,6 @@ USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
 LOG_UNREADABLE_AFTER_SECONDS = 5.0
 """Duration of a hanging read after which a log is reported as unreadable."""
 
-LOG_IDLE_REPORT_SECONDS = 1.0
-"""Time after the last new lines in which a poll also reports that there were none."""
-
 SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
 """Interval between searches of a v3 daemon's log directory for logs of new servers."""
 

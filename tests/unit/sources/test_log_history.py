@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.log_follower import LogReader
+from mps_exporter.sources.log_follower import LogFollower
 from testing.log_folder import LogFolder, own_logs, poll_all, state
 from testing.mps_logs import at, script
 
@@ -28,7 +28,7 @@ def host(tmp_path: Path) -> Iterator[LogFolder]:
     made = LogFolder(tmp_path / "log", now=STARTED_AT)
     made.folder.mkdir()
     yield made
-    made.tails.close()
+    poll_all(made.tails)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def test_a_line_of_the_millisecond_in_which_the_exporter_started_is_news(
     host.read("control")
     host.write("control", f"{stamp} C630 NEW UI")
     assert [chunk.history for chunk in host.read("control")] == [history]
-    host.tails.close()
+    poll_all(host.tails)
 
 
 def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
@@ -173,7 +173,7 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = STARTED_AT
-    tails = LogReader(clock=lambda: now)
+    tails = LogFollower(clock=lambda: now)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         log = tmp_path / name / "control.log"
@@ -191,7 +191,7 @@ def test_one_log_that_fails_at_the_first_look_costs_no_other(
         patch.setattr(os, "pread", fails_for_b)
         first = poll_all(tails, *targets)
     then = poll_all(tails, *targets)
-    tails.close()
+    poll_all(tails)
     assert [chunk.pipe_directory for chunk in first.chunks] == ["/a"]
     assert [one.error for one in first.states] == [
         "input/output error",

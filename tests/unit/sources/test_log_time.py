@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk
-from mps_exporter.sources.log_follower import LogReader
-from mps_exporter.sources.log_tail import parse_stamp
+from mps_exporter.sources.log_follower import LogFollower
+from mps_exporter.sources.log_tail import stamps_in
 from testing.log_folder import own_logs, poll_all
 
 PIPE = "/tmp/nvidia-mps"
@@ -44,7 +44,7 @@ class Folder:
 
     def __init__(self, folder: Path, zone: ZoneInfo, now: float) -> None:
         self.folder, self.zone, self.now = folder, zone, now
-        self.tails = LogReader(clock=lambda: self.now)
+        self.tails = LogFollower(clock=lambda: self.now)
 
     def write(self, log: str, *moments: float) -> None:
         with (self.folder / f"{log}.log").open("ab") as file:
@@ -61,13 +61,8 @@ class Folder:
 
 
 def _moments(chunk: LogChunk) -> list[float]:
-    found = []
-    for line in chunk.data.splitlines():
-        stamp = parse_stamp(line)
-        assert stamp is not None
-        assert chunk.utc_offset_seconds is not None
-        found.append(stamp - chunk.utc_offset_seconds)
-    return found
+    assert chunk.utc_offset_seconds is not None or not chunk.data
+    return [stamp - (chunk.utc_offset_seconds or 0.0) for _, stamp in stamps_in(chunk.data)]
 
 
 WINTER, SUMMER = moment("2026-03-01 12:00"), moment("2026-04-12 07:00")
@@ -88,8 +83,8 @@ def test_a_log_that_is_idle_since_before_sets_no_zone_for_the_other(
     folder.write("control", WINTER, SUMMER)
     folder.write("server", WINTER)
     assert folder.read("control") == [WINTER, SUMMER]
-    folder.tails.close()
-    folder.tails = LogReader(clock=lambda: folder.now)
+    poll_all(folder.tails)
+    folder.tails = LogFollower(clock=lambda: folder.now)
     assert folder.read("server") == [WINTER]
 
 
