@@ -115,9 +115,6 @@ MAX_DIRECTORY_ENTRIES = 256
 
 # ---------------------------------------------------------------------- blocking calls
 
-MAX_IDLE_THREADS = 16
-"""Maximum number of threads that are kept for the next calls."""
-
 MAX_HUNG_CALLS = 64
 """Maximum number of calls in progress from earlier rounds, after which no call is started."""
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeVar
@@ -104,29 +103,6 @@ def test_results_of_an_earlier_round_are_marked(gate: Gate) -> None:
     assert some.old == frozenset()
 
 
-def test_an_idle_thread_is_reused() -> None:
-    some = BlockingCalls[int]()
-    threads = {run_round(some, {number: (0, threading.get_ident)})[number] for number in range(5)}
-    assert len(threads) == 1
-
-
-def test_idle_threads_are_few_and_end_with_their_owner() -> None:
-    some = BlockingCalls[threading.Thread]()
-    begun = threading.Barrier(policy.MAX_IDLE_THREADS + 2)
-
-    def at_the_same_time() -> threading.Thread:
-        begun.wait()
-        return threading.current_thread()
-
-    names = range(policy.MAX_IDLE_THREADS + 2)
-    threads = run_round(some, dict.fromkeys(names, (0, at_the_same_time))).values()
-    assert len(set(threads)) == len(names)
-    wait_for(lambda: sum(one.is_alive() for one in threads) == policy.MAX_IDLE_THREADS)
-    del some
-    gc.collect()
-    wait_for(lambda: not any(one.is_alive() for one in threads))
-
-
 def test_an_error_does_not_affect_other_results() -> None:
     def fails() -> str:
         raise OSError(24, "Too many open files")
@@ -144,9 +120,8 @@ def test_a_bug_is_raised() -> None:
         run_round(BlockingCalls[str](), {"a": call_of(0, fails)})
 
 
-def test_without_an_idle_thread_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_more_threads_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_thread(monkeypatch)
-    monkeypatch.setattr(policy, "MAX_IDLE_THREADS", 0)
     some = BlockingCalls[str]()
     assert run_round(some, {"a": call_of(0, at_once), "b": call_of(ALICE, at_once)}) == {"a": "now"}
 
