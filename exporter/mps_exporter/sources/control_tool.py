@@ -81,37 +81,37 @@ Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]
 """Function that sends commands to one daemon."""
 
 
-class CircuitBreaker:
-    """Pauses queries after a hang, each time twice as long; any reply ends the pause.
+class Pause:
+    """Pause after a failure, each time twice as long; a success ends it.
 
-    The first activity in the log ends the pause immediately, a later one 10 s after the hang.
+    The first activity in the log ends the pause immediately, a later one after its first length.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], first: float, longest: float) -> None:
         self._clock = clock
-        self._pause_seconds = 0.0
-        self._hung_at = self._until = float("-inf")
-        self._was_active = False
+        self._first_seconds, self._longest_seconds = first, longest
+        self._seconds, self._was_active = 0.0, False
+        self._began = self._until = float("-inf")
 
     def remaining_seconds(self) -> float:
         return max(self._until - self._clock(), 0.0)
 
-    def record_hang(self) -> float:
-        longer = self._pause_seconds * 2 or policy.CONTROL_BACKOFF_SECONDS
-        self._pause_seconds = min(longer, policy.MAX_CONTROL_BACKOFF_SECONDS)
-        self._hung_at = self._clock()
-        self._until = self._hung_at + self._pause_seconds
-        return self._pause_seconds
+    def record_failure(self) -> float:
+        """Begin a pause, and return its length in seconds."""
+        self._seconds = min(self._seconds * 2 or self._first_seconds, self._longest_seconds)
+        self._began = self._clock()
+        self._until = self._began + self._seconds
+        return self._seconds
 
     def record_activity(self) -> None:
-        """Shorten the pause: the daemon has served a client since it hung."""
-        if self._pause_seconds:
-            least = policy.CONTROL_BACKOFF_SECONDS if self._was_active else 0.0
-            self._until = min(self._until, self._hung_at + least)
+        """Shorten the pause: the daemon has served a client since it began."""
+        if self._seconds:
+            least = self._first_seconds if self._was_active else 0.0
+            self._until = min(self._until, self._began + least)
             self._was_active = True
 
     def record_success(self) -> None:
-        self._pause_seconds, self._until, self._was_active = 0.0, float("-inf"), False
+        self._seconds, self._was_active, self._until = 0.0, False, float("-inf")
 
 
 @dataclass(slots=True)
@@ -121,10 +121,12 @@ class _QueryState:
     identity: tuple[object, ...]
     lock: asyncio.Lock
     """Lock that is held during a query."""
-    breaker: CircuitBreaker
-    """Breaker of all queries."""
-    server_breaker: CircuitBreaker
-    """Breaker of queries to which a server must reply."""
+    pause: Pause
+    """Pause of all queries after a hang."""
+    server_pause: Pause
+    """Pause of queries to which a server must reply, after a hang of one."""
+    failed_pause: Pause
+    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
     admitted: bool = False
     """Whether its first query was admitted."""
     silent_seconds: float = 0.0
@@ -133,8 +135,6 @@ class _QueryState:
     """When the last query timed out (Unix time)."""
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
-    pause_seconds: float = 0.0
-    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
     interface: str | None = None
@@ -185,15 +185,16 @@ class ControlTool:
         An observation from before `since` (Unix time) is not reused.
         """
         deadline = self._clock() + deadline_seconds
-        async with self._exclusive(daemon, deadline_seconds) as state:
-            if state is None:
+        async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
+            state = self._state_of(daemon)
+            if not free:
                 return self._skipped(daemon, "probe", _BUSY)
-            age, probe = self._clock() - state.probed_at, state.probe
-            if probe is not None:
+            if (probe := state.probe) is not None:
+                age = self._clock() - state.probed_at
                 fresh = age < self._min_interval_seconds and probe.at >= since
-                if fresh or age < state.pause_seconds:
+                if fresh or state.failed_pause.remaining_seconds() > 0:
                     return probe
-            if (why := _skip_reason(daemon, state.breaker)) is not None:
+            if (why := _skip_reason(daemon, state.pause)) is not None:
                 return self._skipped(daemon, "probe", why)
             if not state.admitted and not self._budget.admit_first_query(daemon):
                 return self._skipped(daemon, "probe", _TOO_MANY)
@@ -204,10 +205,10 @@ class ControlTool:
             observation = self._make_observation(daemon, state, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 state.probe, state.probed_at = observation, clock
-                failed = daemon.limited and observation.outcome is not Outcome.OK
-                longer = max(policy.USERS_CONTROL_BACKOFF_SECONDS, 2 * state.pause_seconds)
-                longer = min(longer, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS)
-                state.pause_seconds = longer if failed else 0.0
+                if observation.outcome is Outcome.OK:
+                    state.failed_pause.record_success()
+                elif daemon.limited:
+                    state.failed_pause.record_failure()
             return observation
 
     async def reconcile(
@@ -219,10 +220,11 @@ class ControlTool:
         would wait for them.
         """
         deadline = self._clock() + deadline_seconds
-        async with self._exclusive(daemon, deadline_seconds) as state:
-            if state is None:
+        async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
+            state = self._state_of(daemon)
+            if not free:
                 return self._skipped(daemon, "reconciliation", _BUSY)
-            if (why := _skip_reason(daemon, state.breaker, state.server_breaker)) is not None:
+            if (why := _skip_reason(daemon, state.pause, state.server_pause)) is not None:
                 return self._skipped(daemon, "reconciliation", why)
             state.devices = {pid: state.devices[pid] for pid in server_pids if pid in state.devices}
             at, query = self._now(), partial(self._query, daemon, state, deadline)
@@ -233,9 +235,9 @@ class ControlTool:
                     break
             observation = self._make_observation(daemon, state, "reconciliation", at, exchanges)
             if observation.outcome is Outcome.TIMEOUT:
-                state.server_breaker.record_hang()
+                state.server_pause.record_failure()
             elif observation.outcome is not Outcome.SKIPPED:
-                state.server_breaker.record_success()
+                state.server_pause.record_success()
             return observation
 
     def record_activity(self, pipe_directory: str, at: float) -> None:
@@ -244,9 +246,9 @@ class ControlTool:
         if state is None:
             return
         if at > state.hung_at:
-            state.breaker.record_activity()
+            state.pause.record_activity()
         if state.probe is not None and at > state.probe.at:
-            state.pause_seconds = 0.0
+            state.failed_pause.record_activity()
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
@@ -264,23 +266,6 @@ class ControlTool:
 
     # ------------------------------------------------------------------ one daemon
 
-    @asynccontextmanager
-    async def _exclusive(
-        self, daemon: DaemonFacts, timeout_seconds: float
-    ) -> AsyncIterator[_QueryState | None]:
-        """Wait until no other query to this daemon is in progress; yield None after a timeout."""
-        lock = self._state_of(daemon).lock
-        try:
-            async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                await lock.acquire()
-        except TimeoutError:
-            yield None
-            return
-        try:
-            yield self._state_of(daemon)
-        finally:
-            lock.release()
-
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
         """Return the state of this daemon; a new state for another process in its directory."""
         process = daemon.process
@@ -290,8 +275,15 @@ class ControlTool:
         state = self._daemons.get(daemon.pipe_directory)
         if state is None or state.identity != identity:
             lock = asyncio.Lock() if state is None else state.lock
-            breakers = CircuitBreaker(self._clock), CircuitBreaker(self._clock)
-            state = self._daemons[daemon.pipe_directory] = _QueryState(identity, lock, *breakers)
+            hang = policy.CONTROL_BACKOFF_SECONDS, policy.MAX_CONTROL_BACKOFF_SECONDS
+            failure = policy.USERS_CONTROL_BACKOFF_SECONDS, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS
+            state = self._daemons[daemon.pipe_directory] = _QueryState(
+                identity,
+                lock,
+                Pause(self._clock, *hang),
+                Pause(self._clock, *hang),
+                Pause(self._clock, *failure),
+            )
         return state
 
     def _make_observation(
@@ -307,11 +299,11 @@ class ControlTool:
         outcome = failed.outcome if failed else Outcome.OK
         error = _error_text(failed) if failed else None
         if outcome is Outcome.TIMEOUT:
-            state.probe, pause = None, state.breaker.record_hang()
+            state.probe, pause = None, state.pause.record_failure()
             state.hung_at = self._now()
             error = f"{error}; it is left alone for {pause:.0f} s"
         elif any(one.outcome is not Outcome.SKIPPED for one in exchanges):
-            state.breaker.record_success()
+            state.pause.record_success()
         name = daemon.pipe_directory
         if outcome is Outcome.OK:
             message = "control daemon answers"
@@ -337,7 +329,8 @@ class ControlTool:
         while exchange.attempts < policy.MAX_CONTROL_ATTEMPTS and deadline - self._clock() >= least:
             if exchange.attempts:
                 await asyncio.sleep(policy.CONTROL_RETRY_DELAY_SECONDS)
-            async with self._slot(daemon, deadline - self._clock()) as free:
+            slots = self._budget.tool_slots(daemon)
+            async with _held(slots, deadline - self._clock()) as free:
                 if not free:
                     return replace(exchange, error=_NO_SLOT)
                 attempt = await self._run_once(daemon, state, commands, deadline - self._clock())
@@ -389,17 +382,21 @@ class ControlTool:
             with opened_directory(path, self._procfs) as directory:
                 yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
 
-    @asynccontextmanager
-    async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                    for slot in self._budget.tool_slots(daemon):
-                        await held.enter_async_context(slot)
-            except TimeoutError:
-                yield False
-                return
-            yield True
+
+@asynccontextmanager
+async def _held(
+    locks: Iterable[asyncio.Lock | asyncio.Semaphore], timeout_seconds: float
+) -> AsyncIterator[bool]:
+    """Acquire the locks in their order; yield False after a timeout."""
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                for lock in locks:
+                    await held.enter_async_context(lock)
+        except TimeoutError:
+            yield False
+            return
+        yield True
 
 
 # ---------------------------------------------------------------------- which queries
@@ -470,7 +467,7 @@ async def _query_server(state: _QueryState, server_pid: int, query: Query) -> li
     return exchanges
 
 
-def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
+def _skip_reason(daemon: DaemonFacts, *pauses: Pause) -> str | None:
     socket = f"{daemon.pipe_path}/control"
     length = control_socket_bytes(daemon.pipe_path)
     if length > SOCKET_PATH_BYTES:
@@ -479,7 +476,7 @@ def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
             f" {socket}; mount the directory at a shorter path and name that with"
             " --mps.pipe-directory"
         )
-    left = max(breaker.remaining_seconds() for breaker in breakers)
+    left = max(pause.remaining_seconds() for pause in pauses)
     return f"it hung, and is left alone for another {left:.0f} s" if left > 0 else None
 
 
