@@ -219,17 +219,8 @@ MAX_FIRST_REPLY_SECONDS = 5.0
 MAX_RECORDING_BYTES = 128 << 20
 """Maximum size of an unpacked recording. In memory it takes up to five times that."""
 
-MAX_RECORDING_LINE_BYTES = 32 << 20
-"""Maximum length of one line: the first read of the logs of eight daemons has 16 MiB."""
-
 MAX_RECORDING_LINE_LISTS = 1_000_000
 """Maximum number of lists and objects in one line."""
-
-MAX_RECORDING_RATIO = 100
-"""Maximum ratio of unpacked to packed size; recordings of real hosts have 30."""
-
-RECORDING_RATIO_FREE_BYTES = 8 << 20
-"""Unpacked size up to which any ratio is accepted."""
 
 MAX_RECORDING_SECONDS = 7 * 86400.0
 """Maximum duration of a recording."""
