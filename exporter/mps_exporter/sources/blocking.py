@@ -11,7 +11,7 @@ import asyncio
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 Calls = Mapping[Hashable, tuple[int | None, Callable[[], T]]]
 """Key -> the user whose files the call reads (None: no particular user), and the function."""
@@ -39,10 +40,11 @@ class BlockingCalls(Generic[T]):
     """Calls by key, in rounds: start(), wait(), results()."""
 
     def __init__(self) -> None:
-        self._calls: dict[Hashable, _Call[T]] = {}
-        self._waited: dict[Hashable, _Call[T]] = {}
+        self._calls: dict[Hashable, _Call[Any]] = {}
+        self._waited: dict[Hashable, _Call[Any]] = {}
         """The calls of this round that are waited for."""
         self._before = set[Hashable]()
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.old: frozenset[Hashable] = frozenset()
         """The keys of the last results that belong to calls of an earlier round."""
         self.errors: dict[Hashable, OSError] = {}
@@ -109,26 +111,35 @@ class BlockingCalls(Generic[T]):
         return call is not None and not call.future.done()
 
     async def call(
-        self, key: str, function: Callable[..., T], *arguments: Any, seconds: float
-    ) -> T:
-        """Return the result of one call without a round.
+        self, key: str, function: Callable[..., R], *arguments: Any, seconds: float
+    ) -> R:
+        """Return the result of one call without a round. Calls with one key are serialized.
 
         Raises:
             SourceTimeoutError: It did not return in this time, or an earlier call has not returned.
             Any error of the call.
         """
-        now, before = time.monotonic(), self._calls.get(key)
-        if before is not None and not before.future.done():
-            raise SourceTimeoutError(
-                f"{key} has been busy with one call for {now - before.began:.1f} s"
-            )
-        if seconds > 0:
-            future = _on_thread(partial(function, *arguments))
-            self._calls[key] = _Call(None, now, future)
-            await _wait_for([future], seconds)
-            if future.done():
-                return future.result()
-        raise SourceTimeoutError(f"{key} did not answer within {max(seconds, 0.0):.3g} s")
+        end, lock = time.monotonic() + seconds, self._locks[key]
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                await lock.acquire()
+        except TimeoutError:
+            raise SourceTimeoutError(f"{key} is busy with another question") from None
+        try:
+            now, before = time.monotonic(), self._calls.get(key)
+            if before is not None and not before.future.done():
+                raise SourceTimeoutError(
+                    f"{key} has been busy with one call for {now - before.began:.1f} s"
+                )
+            if end > now:
+                future = _on_thread(partial(function, *arguments))
+                self._calls[key] = _Call(None, now, future)
+                await _wait_for([future], end - now)
+                if future.done():
+                    return future.result()
+            raise SourceTimeoutError(f"{key} did not answer within {max(seconds, 0.0):.3g} s")
+        finally:
+            lock.release()
 
 
 def _on_thread(function: Callable[[], T]) -> Future[T]:

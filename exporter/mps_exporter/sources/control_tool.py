@@ -25,7 +25,6 @@ from collections.abc import (
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
@@ -43,7 +42,7 @@ from mps_exporter.mps.control_protocol import (
     server_commands,
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
-from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
+from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome, QueryKind
 from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import (
     CAP_SYS_PTRACE,
@@ -69,8 +68,6 @@ _MESSAGES = {
     Outcome.REFUSED: "control daemon refuses to answer",
     Outcome.UNPARSABLE: "control daemon's answer is not understood",
 }
-
-QueryKind = Literal["probe", "reconciliation"]
 
 Runner = Callable[
     [Sequence[str], bytes, Mapping[str, str], float, ChildRights], Awaitable[ProcessResult]

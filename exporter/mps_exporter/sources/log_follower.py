@@ -172,16 +172,14 @@ class LogFollower:
             return
         logs.searched_at = at
         names: set[str] = set()
-        with contextlib.suppress(OSError), opened_directory(daemon.log_path, self._procfs) as path:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            directory = os.open(".", flags, dir_fd=path)
-            try:
-                with os.scandir(directory) as entries:
-                    some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
-                    found = (entry.name for entry in some if _is_server(entry))
-                    names = set(islice(found, policy.MAX_SERVER_LOGS))
-            finally:
-                os.close(directory)
+        with (
+            contextlib.suppress(OSError),
+            opened_directory(daemon.log_path, self._procfs) as directory,
+            os.scandir(f"/proc/self/fd/{directory}") as entries,
+        ):
+            some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
+            found = (entry.name for entry in some if _is_server(entry))
+            names = set(islice(found, policy.MAX_SERVER_LOGS))
         for gone in logs.named_servers.keys() - names:
             logs.named_servers.pop(gone).close()
         for name in names - logs.named_servers.keys():

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from mps_exporter.flags import StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
@@ -48,6 +48,7 @@ from mps_exporter.observations import (
     Observation,
     ProcessFacts,
     ProcfsObservation,
+    QueryKind,
 )
 from mps_exporter.sources import policy
 
@@ -363,7 +364,7 @@ def stream_of(observation: Observation) -> str:
     return kind
 
 
-def control_stream(pipe_directory: str, kind: Literal["probe", "reconciliation"]) -> str:
+def control_stream(pipe_directory: str, kind: QueryKind) -> str:
     return f"control {kind} {pipe_directory}"
 
 

@@ -27,8 +27,9 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources import policy
+from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, read_recording
-from mps_exporter.sources.replay_host import RecordingCursor, ReplayHost
+from mps_exporter.sources.replay_host import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -161,48 +162,58 @@ def test_repeated_observations_are_not_written(tmp_path: Path) -> None:
     assert recording.ended_at == 1003.0
 
 
-def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
+class Replay(ReplayHost):
+    """A recording at a moment that the test sets."""
+
+    def __init__(self, path: Path, *seen: Observation) -> None:
+        self.at = HEADER.started_at
+        super().__init__(read_recording(written(path, *seen)), clock=lambda: self.at)
+
+
+async def test_a_source_returns_its_latest_observation(tmp_path: Path) -> None:
     one = NvmlObservation(1010.0, Outcome.OK, driver_version="1")
     two = NvmlObservation(1020.0, Outcome.OK, driver_version="2")
-    cursor = RecordingCursor(read_recording(written(tmp_path / "x", one, two)))
-    assert cursor.latest("nvml", 1000.0) is None
-    assert cursor.latest("nvml", 1006.0) == one  # its first answer took a while
-    assert cursor.latest("nvml", 1019.9) == one
-    assert cursor.latest("nvml", 1500.0) == two
-    assert cursor.latest("procfs", 1500.0) is None
+    replay = Replay(tmp_path / "x", one, two)
+    with pytest.raises(SourceError):
+        await replay.read_gpus(1.0)
+    for moment, seen in ((1006.0, one), (1019.9, one), (1500.0, two)):  # the first took a while
+        replay.at = moment
+        assert await replay.read_gpus(1.0) == seen
+    assert await replay.discover(1.0) == ()
 
 
-def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
+async def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
     first, second = chunk(1001.0, SERVER + b"Exiting\n"), chunk(1005.0, SERVER + b"Exiting\n")
-    cursor = RecordingCursor(
-        read_recording(
-            written(
-                tmp_path / "x",
-                LogsObservation(1001.0, (first,), STATES),
-                LogsObservation(1005.0, (second,), STATES),
-            )
-        )
-    )
-    assert cursor.logs(1002.0, ()).chunks == ()
-    assert cursor.logs(1002.5, {"/p"}).chunks == (first,)
-    (silence,) = cursor.logs(1003.0, {"/p"}).chunks
+    seen = (LogsObservation(one.at, (one,), STATES) for one in (first, second))
+    replay, daemon = Replay(tmp_path / "x", *seen), DaemonFacts("/p", "/l")
+
+    async def chunks(at: float, *daemons: DaemonFacts) -> tuple[LogChunk, ...]:
+        replay.at = at
+        return (await replay.poll_logs(daemons, 1.0)).chunks
+
+    assert await chunks(1002.0) == ()
+    assert await chunks(1002.5, daemon) == (first,)
+    (silence,) = await chunks(1003.0, daemon)
     assert (silence.data, silence.complete_until) == (b"", 1003.0)
     # Soon lines come of which some may have been written before this moment.
-    (silence,) = cursor.logs(1004.9, {"/p"}).chunks
+    (silence,) = await chunks(1004.9, daemon)
     assert silence.complete_until == 1004.0
-    assert cursor.logs(1005.0, {"/p"}).chunks == (second,)
+    assert await chunks(1005.0, daemon) == (second,)
 
 
 def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
-    facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
+    """docs/recordings.md lists what it keeps."""
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": "/home/alice/mps", "CUDA_MPS_TOKEN": "kept"}
+    facts = ProcessFacts(
+        7, 1.0, 1001, "alice", "secret-project", cgroup="0::/alice", mps_environment=environment
+    )
+    daemon = DaemonFacts("/home/alice/mps", "/home/alice/log", process=facts)
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
     line = SERVER + f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
-    header = Header(
-        **{**{name: getattr(HEADER, name) for name in Header.__slots__}, "anonymised": True}
-    )
+    line += f"[2026-11-21 08:55:42.578 Control 630] Device {UUID.upper()} of jane\n".encode()
     path = written(
         tmp_path / "x",
-        ProcfsObservation(1001.0, processes={7: facts, 8: server}),
+        ProcfsObservation(1001.0, (daemon,), {7: facts, 8: server}),
         NvmlObservation(
             1002.0, Outcome.OK, gpus=(GpuObservation(0, UUID, serial="1652922001234"),)
         ),
@@ -214,12 +225,14 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
             Outcome.OK,
             (Exchange(("ps",), Outcome.OK, f"7 1 8 {UUID[:22]} 4026531836"),),
         ),
-        header=header,
+        header=replace(HEADER, anonymised=True),
     )
     text = gzip.decompress(path.read_bytes()).decode()
-    for secret in ("alice", "secret-project", "1652922001234", "5e4dfbf1", "c801"):
-        assert secret not in text
-    assert "nvidia-cuda-mps-server" in text
+    for secret in ('"alice"', "secret-project", "1652922001234", "5e4dfbf1", "c801"):
+        assert secret not in text.lower()
+    paths = "/home/alice/mps", "/home/alice/log", "0::/alice"
+    for kept in (*paths, '"uid":1001', '"kept"', "nvidia-cuda-mps-server"):
+        assert kept in text
     procfs, nvml, logs, _ = read_recording(path).observations
     assert isinstance(procfs, ProcfsObservation)
     assert (procfs.processes[7].user, procfs.processes[7].name) == ("user-1001", "program-1")
@@ -452,27 +465,3 @@ def test_size_and_time_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(policy, "MAX_RECORDING_LOAD_SECONDS", -1.0)
     with pytest.raises(RecordingError, match="reading took longer"):
         read_recording(path)
-
-
-def test_what_an_anonymised_recording_keeps(tmp_path: Path) -> None:
-    """docs/recordings.md lists it."""
-    facts = ProcessFacts(
-        630,
-        1000.0,
-        uid=1001,
-        user="jane",
-        name="jane-train",
-        cgroup="0::/user.slice/jane",
-        mps_environment={"CUDA_MPS_PIPE_DIRECTORY": "/home/jane/mps", "CUDA_MPS_TOKEN": "secret"},
-    )
-    look = ProcfsObservation(
-        1001.0, daemons=(DaemonFacts("/home/jane/mps", "/home/jane/log", process=facts),)
-    )
-    line = f"[2026-11-21 08:55:42.578 Control 630] Device {UUID.upper()} of jane\n"
-    logs = LogsObservation(1002.0, (chunk(1002.0, line.encode()),))
-    path = written(tmp_path / "a.rec.gz", look, logs, header=replace(HEADER, anonymised=True))
-    text = gzip.decompress(path.read_bytes()).decode()
-    for kept in ("/home/jane/mps", "/home/jane/log", '"uid":1001', "/user.slice/jane", "secret"):
-        assert kept in text
-    for gone in ('"jane"', "jane-train", UUID, UUID.upper()):
-        assert gone not in text
