@@ -370,18 +370,6 @@ def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(
     assert told == [("WARNING", "cannot read a log"), ("INFO", "following a log")]
 
 
-def test_reading_continues_in_a_copy_of_a_log(host: LogFolder) -> None:
-    path, kept = host.folder / "control.log", host.folder / "kept"
-    host.write("control", START.format("00:01.000"))
-    host.read("control")
-    path.rename(kept)
-    shutil.copyfile(kept, path)
-    assert host.read("control") == []
-    host.write("control", "59:00.000 C630 UI closed")
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.restarted) == (script("59:00.000 C630 UI closed").control, False)
-
-
 # ------------------------------------------------------------------------------ named servers
 
 
