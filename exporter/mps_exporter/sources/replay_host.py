@@ -233,50 +233,27 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class StandInNames:
-    """Names for users and programs."""
-
-    users: Mapping[int, str] = field(default_factory=dict)
-    programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    """User and recorded name -> name."""
-
-    def apply(self, recording: Recording) -> Recording:
-        observations = tuple(self._observation(one) for one in recording.observations)
-        return replace(recording, observations=observations)
-
-    def _observation(self, observation: Observation) -> Observation:
-        if not isinstance(observation, ProcfsObservation):
-            return observation
-        processes = {pid: self._process(facts) for pid, facts in observation.processes.items()}
-        return replace(observation, processes=processes)
-
-    def _process(self, facts: ProcessFacts) -> ProcessFacts:
-        uid = -1 if facts.uid is None else facts.uid
-        user, name = self.users.get(uid, facts.user), self.programs.get((uid, facts.name))
-        return replace(facts, user=user, name=name or facts.name)
-
-
 class Playlist:
     """Scenes and chapters in their order."""
 
-    def __init__(
-        self,
-        scenes: tuple[Scene, ...],
-        chapters: tuple[Chapter, ...] = (),
-        names: StandInNames | None = None,
-        recordings: Mapping[Path, Recording] | None = None,
-    ) -> None:
-        self.scenes = scenes
-        self.chapters = chapters
-        self.names_replaced = names is not None
-        self._names = names or StandInNames()
-        self._recordings = dict(recordings or {})
+    scenes: tuple[Scene, ...]
+    chapters: tuple[Chapter, ...] = ()
+    users: Mapping[int, str] = field(default_factory=dict)
+    """User -> name."""
+    programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """User and recorded name -> name."""
+    recordings: dict[Path, Recording] = field(default_factory=dict)
+    """The recordings that have been read."""
 
     @classmethod
     def of(cls, recording: Recording) -> Playlist:
         path = Path()
         scene = Scene(path, 0.0, recording.duration_seconds, 1.0, 0.0)
         return cls((scene,), recordings={path: recording})
+
+    @property
+    def names_replaced(self) -> bool:
+        return bool(self.users or self.programs)
 
     @property
     def duration_seconds(self) -> float:
@@ -288,9 +265,22 @@ class Playlist:
         Raises:
             RecordingError: It cannot be read.
         """
-        if scene.path not in self._recordings:
-            self._recordings[scene.path] = self._names.apply(read_recording(scene.path))
-        return self._recordings[scene.path]
+        if scene.path not in self.recordings:
+            found = read_recording(scene.path)
+            observations = tuple(map(self._with_names, found.observations))
+            self.recordings[scene.path] = replace(found, observations=observations)
+        return self.recordings[scene.path]
+
+    def _with_names(self, observation: Observation) -> Observation:
+        if not isinstance(observation, ProcfsObservation):
+            return observation
+        processes = {pid: self._named(facts) for pid, facts in observation.processes.items()}
+        return replace(observation, processes=processes)
+
+    def _named(self, facts: ProcessFacts) -> ProcessFacts:
+        uid = -1 if facts.uid is None else facts.uid
+        name = self.programs.get((uid, facts.name), facts.name)
+        return replace(facts, user=self.users.get(uid, facts.user), name=name)
 
     def scene_at(self, position: float) -> Scene:
         number = bisect_right([scene.starts_at for scene in self.scenes], position)
@@ -317,4 +307,4 @@ def read_playlist(path: Path) -> Playlist:
     names = document["names"]
     users = {int(uid): name for uid, name in names["users"].items()}
     programs = {(one["uid"], one["recorded"]): one["name"] for one in names["programs"]}
-    return Playlist(tuple(scenes), tuple(chapters), StandInNames(users, programs))
+    return Playlist(tuple(scenes), tuple(chapters), users, programs)
