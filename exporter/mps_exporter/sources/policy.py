@@ -229,9 +229,6 @@ MAX_RECORDING_EARLY_SECONDS = 86400.0
 """Maximum time of an observation before the recording's start: an exit is recorded with its own
 time."""
 
-MAX_RECORDING_LOAD_SECONDS = 60.0
-"""Maximum time for reading a recording."""
-
 # ---------------------------------------------------------------------- the kernel log
 
 MAX_KERNEL_HISTORY_SECONDS = 600.0

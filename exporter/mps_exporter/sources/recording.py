@@ -22,7 +22,6 @@ import json
 import os
 import re
 import stat
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -401,8 +400,6 @@ def read_recording(path: Path) -> Recording:
 
 
 def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
-    limit_seconds = policy.MAX_RECORDING_LOAD_SECONDS
-    give_up_at = time.monotonic() + limit_seconds
     header = _recording_header(path, next(lines, None))
     latest = header.started_at + policy.MAX_RECORDING_SECONDS
     days = policy.MAX_RECORDING_SECONDS / 86400
@@ -425,10 +422,6 @@ def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording
         if observation is None:
             break
         observations.append(observation)
-        if time.monotonic() > give_up_at:
-            raise RecordingError(
-                f"{path}: line {number}: reading took longer than {limit_seconds:.0f} s"
-            )
     if not observations:
         raise RecordingError(f"{path} holds no observation: its recorder was ended at once")
     return Recording(header, tuple(observations), ended_at)

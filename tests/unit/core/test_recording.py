@@ -453,15 +453,11 @@ def test_only_regular_files_are_recordings(tmp_path: Path) -> None:
             read_recording(path)
 
 
-def test_size_and_time_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.rec.gz"
     look = LOOK % "1001"
     path.write_bytes(gzip.compress((FIRST + look * 100).encode()))
     assert len(read_recording(path).observations) == 100
     monkeypatch.setattr(policy, "MAX_RECORDING_BYTES", len(FIRST + look * 50))
     with pytest.raises(RecordingError, match="when unpacked"):
-        read_recording(path)
-    monkeypatch.undo()
-    monkeypatch.setattr(policy, "MAX_RECORDING_LOAD_SECONDS", -1.0)
-    with pytest.raises(RecordingError, match="reading took longer"):
         read_recording(path)
