@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LINE
 from mps_exporter.observations import LogChunk, LogName, LogState
@@ -207,14 +208,11 @@ def _lines_from_end(descriptor: int, size: int, bound: int) -> Iterator[tuple[in
 
 
 def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
-    """Return the position of the last line of a daemon's start.
-
-    Without such a line, return 0 if the complete file was searched, None if it was not.
-    """
+    """Return the position of the last line of a daemon's start; None: there is none."""
     for begin, block in _lines_from_end(descriptor, size, bound):
         if starts := [found.start() for found in DAEMON_STARTING_LINE.finditer(block)]:
             return begin + starts[-1]
-    return None if bound else 0
+    return None
 
 
 def find_next_line(descriptor: int, offset: int, size: int) -> int:
@@ -229,16 +227,11 @@ def find_next_line(descriptor: int, offset: int, size: int) -> int:
     return size
 
 
-def find_first_line_since(
-    descriptor: int, size: int, bound: int, stamp: float | None
-) -> int | None:
+def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) -> int:
     """Return the position of the first line with this timestamp or a later one.
 
-    Timestamps increase, so the search goes back block by block. An unknown timestamp has no
-    position, or 0 if the complete file may be read.
+    Timestamps increase, so the search goes back block by block.
     """
-    if stamp is None:
-        return None if bound else 0
     position = size
     for begin, block in _lines_from_end(descriptor, size, bound):
         stamps = list(stamps_in(block))
@@ -429,15 +422,13 @@ class LogTail:
         stamp = last_stamp_in(os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES)))
         zone = infer_zone(stamp, found.st_mtime)
         history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
-        begin: int | None
+        begin: int | None = None
         if self.log == "control":
             begin = find_last_start(descriptor, size, bound)
-        else:
-            first = b""
-            if control.descriptor is not None:
-                first = os.pread(control.descriptor, STAMP_BYTES, control.start_offset)
-            _, since = next(stamps_in(first), (0, None))
-            begin = find_first_line_since(descriptor, size, bound, since)
+        elif control.descriptor is not None:
+            first = os.pread(control.descriptor, STAMP_BYTES, control.start_offset)
+            for _, since in islice(stamps_in(first), 1):
+                begin = find_first_line_since(descriptor, size, bound, since)
         lost = 0
         if begin is None:
             begin = lost = find_next_line(descriptor, bound, size) if bound else 0
@@ -471,8 +462,7 @@ class LogTail:
         if stamp < since:
             return size
         bound = max(0, size - self.limits.backlog_bytes)
-        position = find_first_line_since(descriptor, size, bound, since)
-        return size if position is None else position
+        return find_first_line_since(descriptor, size, bound, since)
 
     # ------------------------------------------------------------------ reading
 
