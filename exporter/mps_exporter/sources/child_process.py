@@ -88,7 +88,7 @@ async def run_process(
     """
     started, timed_out = time.monotonic(), False
     with ExitStack() as files:
-        given, output, errors = (_memory_file(files, name) for name in ("in", "out", "err"))
+        given, output, errors = (_anonymous_file(files, name) for name in ("in", "out", "err"))
         os.pwrite(given, stdin, 0)
         user: dict[str, Any] = {}
         if rights.uid is not None:
@@ -125,7 +125,7 @@ async def run_process(
     )
 
 
-def _memory_file(files: ExitStack, name: str) -> int:
+def _anonymous_file(files: ExitStack, name: str) -> int:
     descriptor = os.memfd_create(name)
     files.callback(os.close, descriptor)
     return descriptor

@@ -443,13 +443,13 @@ def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
         size += len(line)
         if size > limit:
             raise RecordingError(f"{path}: larger than {limit >> 20} MiB when unpacked")
-        record = _parsed(path, number, line)
+        record = _record_of(path, number, line)
         if record is None:
             return
         yield record
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+def _record_of(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
     """Return the record in a line; None for a line that is not complete."""
     if line.count(b"[") + line.count(b"{") > policy.MAX_RECORDING_LINE_LISTS:
         raise RecordingError(f"{path}: line {number} is too large")
