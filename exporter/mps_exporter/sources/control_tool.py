@@ -115,6 +115,8 @@ class Pause:
 class _QueryState:
     """State of one daemon between queries."""
 
+    daemon: DaemonFacts
+    """What was last known of it."""
     identity: tuple[object, ...]
     lock: asyncio.Lock
     """Lock that is held during a query."""
@@ -184,22 +186,20 @@ class ControlTool:
         deadline = self._clock() + deadline_seconds
         async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
             state = self._state_of(daemon)
-            if not free:
-                return self._skipped(daemon, "probe", _BUSY)
-            if (probe := state.probe) is not None:
+            if free and (probe := state.probe) is not None:
                 age = self._clock() - state.probed_at
                 fresh = age < self._min_interval_seconds and probe.at >= since
                 if fresh or state.failed_pause.remaining_seconds() > 0:
                     return probe
-            if (why := _skip_reason(daemon, state.pause)) is not None:
+            why = _skip_reason(daemon, state.pause) if free else _BUSY
+            if why is None and not state.admitted:
+                state.admitted = self._budget.admit_first_query(daemon)
+                why = None if state.admitted else _TOO_MANY
+            if why is not None:
                 return self._skipped(daemon, "probe", why)
-            if not state.admitted and not self._budget.admit_first_query(daemon):
-                return self._skipped(daemon, "probe", _TOO_MANY)
-            state.admitted = True
             at, clock = self._now(), self._clock()
-            query = partial(self._query, daemon, state, deadline)
-            exchanges = await _probe(daemon, state, query)
-            observation = self._make_observation(daemon, state, "probe", at, exchanges)
+            exchanges = await _probe(state, partial(self._query, state, deadline))
+            observation = self._make_observation(state, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 state.probe, state.probed_at = observation, clock
                 if observation.outcome is Outcome.OK:
@@ -219,18 +219,17 @@ class ControlTool:
         deadline = self._clock() + deadline_seconds
         async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
             state = self._state_of(daemon)
-            if not free:
-                return self._skipped(daemon, "reconciliation", _BUSY)
-            if (why := _skip_reason(daemon, state.pause, state.server_pause)) is not None:
+            why = _skip_reason(daemon, state.pause, state.server_pause) if free else _BUSY
+            if why is not None:
                 return self._skipped(daemon, "reconciliation", why)
             state.devices = {pid: state.devices[pid] for pid in server_pids if pid in state.devices}
-            at, query = self._now(), partial(self._query, daemon, state, deadline)
+            at, query = self._now(), partial(self._query, state, deadline)
             exchanges = await _query_details(state, query) if state.interface == "3" else []
             for server_pid in server_pids:
                 exchanges += await _query_server(state, server_pid, query)
                 if exchanges[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
                     break
-            observation = self._make_observation(daemon, state, "reconciliation", at, exchanges)
+            observation = self._make_observation(state, "reconciliation", at, exchanges)
             if observation.outcome is Outcome.TIMEOUT:
                 state.server_pause.record_failure()
             elif observation.outcome is not Outcome.SKIPPED:
@@ -275,21 +274,18 @@ class ControlTool:
             hang = policy.CONTROL_BACKOFF_SECONDS, policy.MAX_CONTROL_BACKOFF_SECONDS
             failure = policy.USERS_CONTROL_BACKOFF_SECONDS, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS
             state = self._daemons[daemon.pipe_directory] = _QueryState(
+                daemon,
                 identity,
                 lock,
                 Pause(self._clock, *hang),
                 Pause(self._clock, *hang),
                 Pause(self._clock, *failure),
             )
+        state.daemon = daemon
         return state
 
     def _make_observation(
-        self,
-        daemon: DaemonFacts,
-        state: _QueryState,
-        kind: QueryKind,
-        at: float,
-        exchanges: Sequence[Exchange],
+        self, state: _QueryState, kind: QueryKind, at: float, exchanges: Sequence[Exchange]
     ) -> ControlObservation:
         """Return the observation of some queries; pause after a hang, and log a change."""
         failed = next((one for one in exchanges if one.outcome is not Outcome.OK), None)
@@ -301,7 +297,7 @@ class ControlTool:
             error = f"{error}; it is left alone for {pause:.0f} s"
         elif any(one.outcome is not Outcome.SKIPPED for one in exchanges):
             state.pause.record_success()
-        name = daemon.pipe_directory
+        name = state.daemon.pipe_directory
         if outcome is Outcome.OK:
             message = "control daemon answers"
             self._transitions.recovered("daemon", name, message=message, daemon=name)
@@ -318,9 +314,10 @@ class ControlTool:
     # ------------------------------------------------------------------ one query
 
     async def _query(
-        self, daemon: DaemonFacts, state: _QueryState, deadline: float, commands: tuple[str, ...]
+        self, state: _QueryState, deadline: float, commands: tuple[str, ...]
     ) -> Exchange:
         """Run the tool, a second time after a refusal."""
+        daemon = state.daemon
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
         least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
         while exchange.attempts < policy.MAX_CONTROL_ATTEMPTS and deadline - self._clock() >= least:
@@ -330,7 +327,7 @@ class ControlTool:
             async with _held(slots, deadline - self._clock()) as free:
                 if not free:
                     return replace(exchange, error=_NO_SLOT)
-                attempt = await self._run_once(daemon, state, commands, deadline - self._clock())
+                attempt = await self._run_once(state, commands, deadline - self._clock())
             least = policy.MIN_CONTROL_RETRY_SECONDS
             exchange = replace(attempt, attempts=exchange.attempts + 1)
             self._runs[daemon.pipe_directory] += 1
@@ -342,11 +339,11 @@ class ControlTool:
         return exchange
 
     async def _run_once(
-        self, daemon: DaemonFacts, state: _QueryState, commands: tuple[str, ...], seconds: float
+        self, state: _QueryState, commands: tuple[str, ...], seconds: float
     ) -> Exchange:
         limit = max(min(seconds, self._timeout_seconds), 0.0)
         try:
-            with self._reached(daemon) as (path, rights):
+            with self._reached(state.daemon) as (path, rights):
                 arguments, stdin, more = invocation(commands)
                 environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
                 argv = (shutil.which(self._binary) or self._binary, *arguments)
@@ -399,13 +396,13 @@ async def _held(
 # ---------------------------------------------------------------------- which queries
 
 
-async def _probe(daemon: DaemonFacts, state: _QueryState, query: Query) -> list[Exchange]:
+async def _probe(state: _QueryState, query: Query) -> list[Exchange]:
     """Query a daemon in its interface; in the other interface if the reply shows that."""
-    interface = state.interface or daemon.protocol or "2"
-    exchanges = await _probe_in(interface, daemon, query)
+    interface = state.interface or state.daemon.protocol or "2"
+    exchanges = await _probe_in(interface, state.daemon, query)
     other = other_interface(exchanges[0])
     if other is not None:
-        again = await _probe_in(other, daemon, query)
+        again = await _probe_in(other, state.daemon, query)
         if again[0].outcome is Outcome.OK:
             interface, exchanges = other, again
     if exchanges[0].outcome is Outcome.OK:
