@@ -245,35 +245,6 @@ def zipped(text: str) -> bytes:
     return gzip.compress(text.encode(), mtime=0)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        pytest.param(b"", "is no recording", id="empty"),
-        pytest.param(b"not gzip", "cannot read recording", id="no-gzip"),
-        pytest.param(zipped('{"format": "else"}\n'), "is no recording", id="else"),
-        pytest.param(zipped("[1]\n"), "is not an object", id="list"),
-        pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 99}\n'),
-            "version 99 of the format, this program reads version 2",
-            id="newer",
-        ),
-        pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 2}\n'),
-            "incomplete",
-            id="incomplete",
-        ),
-        pytest.param(zipped("{x\n"), "line 1 is not JSON", id="no-json"),
-    ],
-)
-def test_other_files_are_refused_with_the_reason(
-    tmp_path: Path, content: bytes, reason: str
-) -> None:
-    path = tmp_path / "x.rec.gz"
-    path.write_bytes(content)
-    with pytest.raises(RecordingError, match=reason):
-        read_recording(path)
-
-
 async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own_time(
     tmp_path: Path,
 ) -> None:
@@ -293,11 +264,21 @@ async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own
     assert seen == [[], [1001.0], [1002.5], [1003.0]]
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="No such file"):
-        read_recording(tmp_path / "x")
-    with pytest.raises(RecordingError, match="cannot write"):
-        RecordingWriter(tmp_path / "no" / "x", HEADER)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "No such file"),
+        ("", "Is a directory"),
+        ("/dev/zero", "no regular file"),
+        ("empty", "is no recording"),
+        ("text", "cannot read recording"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("not gzip")
+    with pytest.raises(RecordingError, match=reason):
+        read_recording(tmp_path / name)
 
 
 def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
@@ -316,8 +297,9 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
 
 def test_a_fifo_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
-    with pytest.raises(RecordingError, match="cannot write"):
-        written(tmp_path / "x")
+    for name in ("x", "missing/x"):
+        with pytest.raises(RecordingError, match="cannot write"):
+            written(tmp_path / name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -413,6 +395,11 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ('{"format": "else"}\n', "is no recording"),
+        ("[1]\n", "is not an object"),
+        (FIRST.replace("2", "99", 1), "version 99 of the format, this program reads version 2"),
+        ('{"format": "mps-exporter-recording", "version": 2}\n', "incomplete"),
+        ("{x\n", "line 1 is not JSON"),
         (FIRST, "holds no observation"),
         (FIRST + END % "1000", "holds no observation"),
         (LINE % "Infinity" + LOOK % "1000", "out of range"),
@@ -445,12 +432,6 @@ def test_a_hostile_recording_is_refused_with_one_error(
         read_recording(path)
     assert reason in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
-
-
-def test_only_regular_files_are_recordings(tmp_path: Path) -> None:
-    for path in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(RecordingError):
-            read_recording(path)
 
 
 def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

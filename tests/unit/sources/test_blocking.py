@@ -58,29 +58,11 @@ def call_of(user: int | None, function: Callable[[], str]) -> tuple[int | None, 
     return user, function
 
 
-def test_a_hanging_call_does_not_affect_other_results(gate: Gate) -> None:
-    calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}
-    some = BlockingCalls[str]()
-    some.start(calls_of_round)
-    wait_for(some._calls["b"].future.done)
-    found = some.results(calls_of_round)
-    assert found == {"b": "now"}
-
-
 def test_a_hanging_call_is_not_repeated_or_waited_for(gate: Gate) -> None:
     some = BlockingCalls[str]()
     run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
     assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}) == {"b": "now"}
     assert gate.started == 1
-
-
-def test_a_later_round_returns_a_late_result(gate: Gate) -> None:
-    some = BlockingCalls[str]()
-    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
-    gate.open.set()
-    wait_for(some._calls["a"].future.done)
-    assert run_round(some, {"a": call_of(ALICE, gate)}) == {"a": "late"}
-    assert run_round(some, {"a": call_of(ALICE, at_once)}) == {"a": "now"}
 
 
 def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
@@ -92,15 +74,15 @@ def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
     assert gate.started <= policy.MAX_HUNG_CALLS_PER_USER + 1
 
 
-def test_results_of_an_earlier_round_are_marked(gate: Gate) -> None:
+def test_a_later_round_returns_a_late_result_and_marks_it(gate: Gate) -> None:
     some = BlockingCalls[str]()
     run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
     gate.open.set()
     wait_for(some._calls["a"].future.done)
-    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(BOB, at_once)})
-    assert some.old == {"a"}
-    assert run_round(some, {"a": call_of(ALICE, at_once), "b": call_of(BOB, at_once)})
-    assert some.old == frozenset()
+    for result, old in (("late", {"a"}), ("now", set())):
+        both: RoundCalls = {"a": call_of(ALICE, at_once), "b": call_of(BOB, at_once)}
+        assert run_round(some, both) == {"a": result, "b": "now"}
+        assert some.old == old
 
 
 def test_an_error_does_not_affect_other_results() -> None:
