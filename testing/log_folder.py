@@ -6,23 +6,24 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.observations import LogChunk, LogsObservation, LogState
-from mps_exporter.sources.log_follower import LogReader, LogTarget
+from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation, LogState
+from mps_exporter.sources.log_follower import LogFollower
 from testing.mps_logs import EIGHT, script
 
 PIPE = "/tmp/nvidia-mps"
 
 
-def own_logs(pipe_directory: str, folder: Path) -> LogTarget:
-    """Logs that the test itself writes."""
-    return LogTarget(pipe_directory, str(folder), owners=frozenset({os.geteuid()}))
+def own_logs(pipe_directory: str, folder: Path) -> DaemonFacts:
+    """Return a daemon whose logs the test itself writes."""
+    return DaemonFacts(pipe_directory, str(folder), log_owners=(os.geteuid(),))
 
 
-def poll_all(reader: LogReader, *targets: LogTarget) -> LogsObservation:
+def poll_all(follower: LogFollower, *daemons: DaemonFacts) -> LogsObservation:
     """Read what the logs of these daemons gained, and close those of all others."""
-    at = reader.clock()
-    reader.forget(reader.daemons() - {target.pipe_directory for target in targets})
-    parts = [reader.read_daemon(target, at) for target in targets]
+    at = follower.clock()
+    for gone in follower._daemons.keys() - {daemon.pipe_directory for daemon in daemons}:
+        follower.forget(gone)
+    parts = [follower.read_daemon(daemon) for daemon in daemons]
     chunks = tuple(chunk for part in parts for chunk in part.chunks)
     return LogsObservation(at, chunks, tuple(state for part in parts for state in part.states))
 
@@ -33,7 +34,7 @@ class LogFolder:
     def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: Any) -> None:
         self.folder = folder
         self.now = now
-        self.tails = LogReader(clock=lambda: self.now, **bounds)
+        self.tails = LogFollower(clock=lambda: self.now, **bounds)
 
     def write(self, log: str, data: bytes | str, *, mtime: float | None = None) -> None:
         """Append lines (see mps_logs.script) or bytes to a log."""

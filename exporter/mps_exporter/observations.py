@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Literal
 
 LogName = Literal["control", "server"]
+QueryKind = Literal["probe", "reconciliation"]
 
 
 class Outcome(StrEnum):
@@ -330,7 +331,7 @@ class ControlObservation:
 
     at: float
     pipe_directory: str
-    kind: Literal["probe", "reconciliation"]
+    kind: QueryKind
     outcome: Outcome
     """OK if all exchanges are OK, else the first other outcome."""
     exchanges: tuple[Exchange, ...] = ()

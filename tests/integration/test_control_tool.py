@@ -120,8 +120,8 @@ async def test_a_stuck_server_hangs_only_queries_about_it(host: Host) -> None:
     ("mode", "text", "error"),
     [
         (0o755, None, "--mps.control-binary"),
-        (0o644, "#!/bin/sh\n", "cannot be run"),
-        (0o755, "\0\0", "cannot be run"),
+        (0o644, "#!/bin/sh\n", "cannot be run: Permission denied"),
+        (0o755, "\0\0", "cannot be run: Exec format error"),
     ],
 )
 async def test_a_tool_that_is_missing_or_not_a_program(

@@ -11,25 +11,21 @@ import asyncio
 import math
 import threading
 import time
-import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 Calls = Mapping[Hashable, tuple[int | None, Callable[[], T]]]
 """Key -> the user whose files the call reads (None: no particular user), and the function."""
-
-_Jobs = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-"""Jobs of the threads; None ends one thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +37,14 @@ class _Call(Generic[T]):
 
 
 class BlockingCalls(Generic[T]):
-    """Calls by key, in rounds: start(), wait(), results(). Their threads end with this object."""
+    """Calls by key, in rounds: start(), wait(), results()."""
 
     def __init__(self) -> None:
-        self._calls: dict[Hashable, _Call[T]] = {}
-        self._waited: dict[Hashable, _Call[T]] = {}
+        self._calls: dict[Hashable, _Call[Any]] = {}
+        self._waited: dict[Hashable, _Call[Any]] = {}
         """The calls of this round that are waited for."""
         self._before = set[Hashable]()
-        self._jobs: _Jobs = SimpleQueue()
-        self._idle: list[None] = []
-        """One entry for each thread that waits for a job."""
-        weakref.finalize(self, _end_threads, self._jobs, self._idle)
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.old: frozenset[Hashable] = frozenset()
         """The keys of the last results that belong to calls of an earlier round."""
         self.errors: dict[Hashable, OSError] = {}
@@ -75,7 +68,7 @@ class BlockingCalls(Generic[T]):
             if key in self._calls or hung[user] >= limit or users_full:
                 continue
             try:
-                call = _Call(user, time.monotonic(), self._run(function))
+                call = _Call(user, time.monotonic(), _on_thread(function))
             except RuntimeError:  # no thread is left (systemd: TasksMax=)
                 break
             self._calls[key] = call
@@ -118,43 +111,56 @@ class BlockingCalls(Generic[T]):
         return call is not None and not call.future.done()
 
     async def call(
-        self, key: str, function: Callable[..., T], *arguments: Any, seconds: float
-    ) -> T:
-        """Return the result of one call without a round.
+        self, key: str, function: Callable[..., R], *arguments: Any, seconds: float
+    ) -> R:
+        """Return the result of one call without a round. Calls with one key are serialized.
 
         Raises:
             SourceTimeoutError: It did not return in this time, or an earlier call has not returned.
             Any error of the call.
         """
-        now, before = time.monotonic(), self._calls.get(key)
-        if before is not None and not before.future.done():
-            raise SourceTimeoutError(
-                f"{key} has been busy with one call for {now - before.began:.1f} s"
-            )
-        if seconds > 0:
-            future = self._run(partial(function, *arguments))
-            self._calls[key] = _Call(None, now, future)
-            await _wait_for([future], seconds)
-            if future.done():
-                return future.result()
-        raise SourceTimeoutError(f"{key} did not answer within {max(seconds, 0.0):.3g} s")
+        end, lock = time.monotonic() + seconds, self._locks[key]
+        try:
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds):
+                await lock.acquire()
+        except TimeoutError:
+            raise SourceTimeoutError(f"{key} is busy with another question") from None
+        try:
+            now, before = time.monotonic(), self._calls.get(key)
+            if before is not None and not before.future.done():
+                raise SourceTimeoutError(
+                    f"{key} has been busy with one call for {now - before.began:.1f} s"
+                )
+            if end > now:
+                future = _on_thread(partial(function, *arguments))
+                self._calls[key] = _Call(None, now, future)
+                await _wait_for([future], end - now)
+                if future.done():
+                    return future.result()
+            raise SourceTimeoutError(f"{key} did not answer within {max(seconds, 0.0):.3g} s")
+        finally:
+            lock.release()
 
-    def _run(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on an idle thread, or on a new thread.
 
-        Raises:
-            RuntimeError: No thread can be started.
-        """
-        future = Future[T]()
-        future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-        if self._idle:
-            self._idle.pop()
+def _on_thread(function: Callable[[], T]) -> Future[T]:
+    """Run a function on a thread of its own, for which the end of the program does not wait.
+
+    Raises:
+        RuntimeError: No thread can be started.
+    """
+    future = Future[T]()
+    future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+
+    def work() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - for the caller
+            future.set_exception(error)
         else:
-            shared = self._jobs, self._idle
-            name = "blocking-call"
-            threading.Thread(target=_work, args=shared, name=name, daemon=True).start()
-        self._jobs.put((function, future))
-        return future
+            future.set_result(result)
+
+    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    return future
 
 
 async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:
@@ -168,24 +174,3 @@ async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:
             if one.done() and not one.cancelled():
                 one.exception()  # results() and call() return it
             one.cancel()
-
-
-def _work(jobs: _Jobs, idle: list[None]) -> None:
-    """Run jobs until there are enough idle threads."""
-    keep = True
-    while keep and (job := jobs.get()) is not None:
-        function, future = job
-        try:
-            outcome: Callable[[], None] = partial(future.set_result, function())
-        except BaseException as error:  # noqa: BLE001 - for the caller
-            outcome = partial(future.set_exception, error)
-        keep = len(idle) < policy.MAX_IDLE_THREADS
-        if keep:
-            idle.append(None)  # before the caller has the result: it may call again immediately
-        outcome()
-        del job, function, future, outcome
-
-
-def _end_threads(jobs: _Jobs, idle: list[None]) -> None:
-    for _ in idle:
-        jobs.put(None)

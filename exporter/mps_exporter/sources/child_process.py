@@ -13,18 +13,15 @@ import resource
 import signal
 import struct
 import time
-from asyncio.subprocess import Process, SubprocessStreamProtocol
+from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mps_exporter.sources import policy
-
-_READ_BYTES = 1 << 16
-_REAP_POLLS = 200
 
 NO_GROUP = 65534
 """The group without members: the groups of a user are not known here."""
@@ -33,6 +30,7 @@ CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
 
 _LIMITS = (
     (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_FSIZE, policy.MAX_CONTROL_OUTPUT_BYTES),
     (resource.RLIMIT_CPU, policy.MAX_CONTROL_CPU_SECONDS),
     (resource.RLIMIT_NOFILE, policy.MAX_CONTROL_OPEN_FILES),
 )
@@ -51,7 +49,7 @@ class ProcessResult:
     """Output and exit of a program."""
 
     return_code: int | None
-    """None: this program killed it."""
+    """None: it was killed."""
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
@@ -80,104 +78,67 @@ async def run_process(
 ) -> ProcessResult:
     """Run a program in a new session, with exactly this environment.
 
-    Afterwards its process group is dead and reaped, also if the caller is cancelled; a process that
-    the kernel cannot kill yet is reaped later.
+    Input and output are files in memory. So no descendant of the program can delay the end of its
+    output, and the kernel limits the length. Afterwards the process group of a program that did not
+    exit is dead and reaped, also if the caller is cancelled; a process that the kernel cannot kill
+    yet is reaped later.
 
     Raises:
         OSError: It could not be started.
     """
-    started, loop = time.monotonic(), asyncio.get_running_loop()
-    transport, protocol = await _start(loop, argv, environment, rights)
-    output = bytearray(), bytearray()
-    timed_out = exceeded = False
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            exceeded = await _communicate(Process(transport, protocol, loop), stdin, output)
-    except TimeoutError:
-        timed_out = True
-    finally:
-        await asyncio.shield(asyncio.ensure_future(_terminate(transport)))
+    started, timed_out = time.monotonic(), False
+    with ExitStack() as files:
+        given, output, errors = (_anonymous_file(files, name) for name in ("in", "out", "err"))
+        os.pwrite(given, stdin, 0)
+        user: dict[str, Any] = {}
+        if rights.uid is not None:
+            user = {"user": rights.uid, "group": NO_GROUP, "extra_groups": []}
+        child = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=given,
+            stdout=output,
+            stderr=errors,
+            env=dict(environment),
+            cwd="/",
+            umask=0o077,
+            start_new_session=True,
+            pass_fds=rights.descriptors,
+            preexec_fn=partial(drop_capabilities, *rights.capabilities),
+            **user,
+        )
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await child.wait()
+        except TimeoutError:
+            timed_out = True
+        finally:
+            await asyncio.shield(asyncio.ensure_future(_terminate(child)))
+        limit = policy.MAX_CONTROL_OUTPUT_BYTES
+        texts = os.pread(output, limit, 0), os.pread(errors, limit, 0)
+    exceeded = max(map(len, texts)) == limit
     return ProcessResult(
-        return_code=None if timed_out or exceeded else transport.get_returncode(),
-        stdout=bytes(output[0]),
-        stderr=bytes(output[1]),
+        None if timed_out or exceeded else child.returncode,
+        *texts,
         timed_out=timed_out,
         output_exceeded=exceeded,
         duration_seconds=time.monotonic() - started,
     )
 
 
-async def _start(
-    loop: asyncio.AbstractEventLoop,
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    rights: ChildRights,
-) -> tuple[asyncio.SubprocessTransport, SubprocessStreamProtocol]:
-    user: dict[str, Any] = {}
-    if rights.uid is not None:
-        user = {"user": rights.uid, "group": NO_GROUP, "extra_groups": []}
-    return await loop.subprocess_exec(
-        lambda: SubprocessStreamProtocol(_READ_BYTES, loop),
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(environment),
-        cwd="/",
-        umask=0o077,
-        start_new_session=True,
-        pass_fds=rights.descriptors,
-        preexec_fn=partial(drop_capabilities, *rights.capabilities),
-        **user,
-    )
+def _anonymous_file(files: ExitStack, name: str) -> int:
+    descriptor = os.memfd_create(name)
+    files.callback(os.close, descriptor)
+    return descriptor
 
 
-async def _communicate(child: Process, stdin: bytes, output: tuple[bytearray, bytearray]) -> bool:
-    """Write the input and read the output to its end; return whether it is too long."""
-    pipe = cast("asyncio.StreamWriter", child.stdin)
-    pipe.write(stdin)
-    pipe.close()
-    streams = cast("tuple[asyncio.StreamReader, ...]", (child.stdout, child.stderr))
-    pairs = zip(streams, output, strict=True)
-    reading = {asyncio.create_task(_read_stream(stream, kept)) for stream, kept in pairs}
-    try:
-        while reading:
-            done, reading = await asyncio.wait(
-                reading, timeout=policy.CONTROL_DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if any(task.result() for task in done):
-                return True
-            if not done and child.returncode is not None:
-                return False
-        await child.wait()
-        return False
-    finally:
-        for task in reading:
-            task.cancel()
-
-
-async def _read_stream(stream: asyncio.StreamReader, kept: bytearray) -> bool:
-    limit = policy.MAX_CONTROL_OUTPUT_BYTES
-    while data := await stream.read(_READ_BYTES):
-        kept += data[: limit - len(kept)]
-        if len(kept) >= limit:
-            return True
-    return False
-
-
-async def _terminate(transport: asyncio.SubprocessTransport) -> None:
-    """Kill the program if it runs, and wait until it is reaped.
-
-    The transport is closed last: otherwise it and the event loop would wait for the same child.
-    """
-    if transport.get_returncode() is None:
+async def _terminate(child: Process) -> None:
+    """Kill the program and its group if it runs, and wait until it is reaped."""
+    if child.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(transport.get_pid(), signal.SIGKILL)
-        for _ in range(_REAP_POLLS):
-            if transport.get_returncode() is not None:
-                break
-            await asyncio.sleep(policy.CONTROL_REAP_SECONDS / _REAP_POLLS)
-    transport.close()
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(policy.CONTROL_REAP_SECONDS):
+                await child.wait()
 
 
 def effective_capabilities() -> int:

@@ -25,7 +25,6 @@ from collections.abc import (
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.control_protocol import (
@@ -43,7 +42,7 @@ from mps_exporter.mps.control_protocol import (
     server_commands,
 )
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
-from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome
+from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome, QueryKind
 from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import (
     CAP_SYS_PTRACE,
@@ -69,8 +68,6 @@ _MESSAGES = {
     Outcome.UNPARSABLE: "control daemon's answer is not understood",
 }
 
-QueryKind = Literal["probe", "reconciliation"]
-
 Runner = Callable[
     [Sequence[str], bytes, Mapping[str, str], float, ChildRights], Awaitable[ProcessResult]
 ]
@@ -80,58 +77,60 @@ Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]
 """Function that sends commands to one daemon."""
 
 
-class CircuitBreaker:
-    """Pauses queries after a hang, each time twice as long; any reply ends the pause.
+class Pause:
+    """Pause after a failure, each time twice as long; a success ends it.
 
-    The first activity in the log ends the pause immediately, a later one 10 s after the hang.
+    The first activity in the log ends the pause immediately, a later one after its first length.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], first: float, longest: float) -> None:
         self._clock = clock
-        self._pause_seconds = 0.0
-        self._hung_at = self._until = float("-inf")
-        self._was_active = False
+        self._first_seconds, self._longest_seconds = first, longest
+        self._seconds, self._was_active = 0.0, False
+        self._began = self._until = float("-inf")
 
     def remaining_seconds(self) -> float:
         return max(self._until - self._clock(), 0.0)
 
-    def record_hang(self) -> float:
-        longer = self._pause_seconds * 2 or policy.CONTROL_BACKOFF_SECONDS
-        self._pause_seconds = min(longer, policy.MAX_CONTROL_BACKOFF_SECONDS)
-        self._hung_at = self._clock()
-        self._until = self._hung_at + self._pause_seconds
-        return self._pause_seconds
+    def record_failure(self) -> float:
+        """Begin a pause, and return its length in seconds."""
+        self._seconds = min(self._seconds * 2 or self._first_seconds, self._longest_seconds)
+        self._began = self._clock()
+        self._until = self._began + self._seconds
+        return self._seconds
 
     def record_activity(self) -> None:
-        """Shorten the pause: the daemon has served a client since it hung."""
-        if self._pause_seconds:
-            least = policy.CONTROL_BACKOFF_SECONDS if self._was_active else 0.0
-            self._until = min(self._until, self._hung_at + least)
+        """Shorten the pause: the daemon has served a client since it began."""
+        if self._seconds:
+            least = self._first_seconds if self._was_active else 0.0
+            self._until = min(self._until, self._began + least)
             self._was_active = True
 
     def record_success(self) -> None:
-        self._pause_seconds, self._until, self._was_active = 0.0, float("-inf"), False
+        self._seconds, self._was_active, self._until = 0.0, False, float("-inf")
 
 
 @dataclass(slots=True)
 class _QueryState:
     """State of one daemon between queries."""
 
+    daemon: DaemonFacts
+    """What was last known of it."""
     identity: tuple[object, ...]
     lock: asyncio.Lock
     """Lock that is held during a query."""
-    breaker: CircuitBreaker
-    """Breaker of all queries."""
-    server_breaker: CircuitBreaker
-    """Breaker of queries to which a server must reply."""
+    pause: Pause
+    """Pause of all queries after a hang."""
+    server_pause: Pause
+    """Pause of queries to which a server must reply, after a hang of one."""
+    failed_pause: Pause
+    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
     silent_seconds: float = 0.0
     """Time without a reply: a hang is certain after several short runs."""
     hung_at: float = float("-inf")
     """When the last query timed out (Unix time)."""
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
-    pause_seconds: float = 0.0
-    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
     interface: str | None = None
@@ -182,26 +181,28 @@ class ControlTool:
         An observation from before `since` (Unix time) is not reused.
         """
         deadline = self._clock() + deadline_seconds
-        async with self._exclusive(daemon, deadline_seconds) as state:
-            if state is None:
-                return self._skipped(daemon, "probe", _BUSY)
-            age, probe = self._clock() - state.probed_at, state.probe
-            if probe is not None:
+        async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
+            state = self._state_of(daemon)
+            if free and (probe := state.probe) is not None:
+                age = self._clock() - state.probed_at
                 fresh = age < self._min_interval_seconds and probe.at >= since
-                if fresh or age < state.pause_seconds:
+                if fresh or state.failed_pause.remaining_seconds() > 0:
                     return probe
-            if (why := _skip_reason(daemon, state.breaker)) is not None:
+            why = _skip_reason(daemon, state.pause) if free else _BUSY
+            if why is None and not state.admitted:
+                state.admitted = self._budget.admit_first_query(daemon)
+                why = None if state.admitted else _TOO_MANY
+            if why is not None:
                 return self._skipped(daemon, "probe", why)
             at, clock = self._now(), self._clock()
-            query = partial(self._query, daemon, state, deadline)
-            exchanges = await _probe(daemon, state, query)
-            observation = self._make_observation(daemon, state, "probe", at, exchanges)
+            exchanges = await _probe(state, partial(self._query, state, deadline))
+            observation = self._make_observation(state, "probe", at, exchanges)
             if observation.outcome not in (Outcome.SKIPPED, Outcome.TIMEOUT):
                 state.probe, state.probed_at = observation, clock
-                failed = daemon.limited and observation.outcome is not Outcome.OK
-                longer = max(policy.USERS_CONTROL_BACKOFF_SECONDS, 2 * state.pause_seconds)
-                longer = min(longer, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS)
-                state.pause_seconds = longer if failed else 0.0
+                if observation.outcome is Outcome.OK:
+                    state.failed_pause.record_success()
+                elif daemon.limited:
+                    state.failed_pause.record_failure()
             return observation
 
     async def reconcile(
@@ -213,23 +214,23 @@ class ControlTool:
         would wait for them.
         """
         deadline = self._clock() + deadline_seconds
-        async with self._exclusive(daemon, deadline_seconds) as state:
-            if state is None:
-                return self._skipped(daemon, "reconciliation", _BUSY)
-            if (why := _skip_reason(daemon, state.breaker, state.server_breaker)) is not None:
+        async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
+            state = self._state_of(daemon)
+            why = _skip_reason(daemon, state.pause, state.server_pause) if free else _BUSY
+            if why is not None:
                 return self._skipped(daemon, "reconciliation", why)
             state.devices = {pid: state.devices[pid] for pid in server_pids if pid in state.devices}
-            at, query = self._now(), partial(self._query, daemon, state, deadline)
+            at, query = self._now(), partial(self._query, state, deadline)
             exchanges = await _query_details(state, query) if state.interface == "3" else []
             for server_pid in server_pids:
                 exchanges += await _query_server(state, server_pid, query)
                 if exchanges[-1].outcome in (Outcome.TIMEOUT, Outcome.SKIPPED):
                     break
-            observation = self._make_observation(daemon, state, "reconciliation", at, exchanges)
+            observation = self._make_observation(state, "reconciliation", at, exchanges)
             if observation.outcome is Outcome.TIMEOUT:
-                state.server_breaker.record_hang()
+                state.server_pause.record_failure()
             elif observation.outcome is not Outcome.SKIPPED:
-                state.server_breaker.record_success()
+                state.server_pause.record_success()
             return observation
 
     def record_activity(self, pipe_directory: str, at: float) -> None:
@@ -238,9 +239,9 @@ class ControlTool:
         if state is None:
             return
         if at > state.hung_at:
-            state.breaker.record_activity()
+            state.pause.record_activity()
         if state.probe is not None and at > state.probe.at:
-            state.pause_seconds = 0.0
+            state.failed_pause.record_activity()
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))
@@ -258,23 +259,6 @@ class ControlTool:
 
     # ------------------------------------------------------------------ one daemon
 
-    @asynccontextmanager
-    async def _exclusive(
-        self, daemon: DaemonFacts, timeout_seconds: float
-    ) -> AsyncIterator[_QueryState | None]:
-        """Wait until no other query to this daemon is in progress; yield None after a timeout."""
-        lock = self._state_of(daemon).lock
-        try:
-            async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                await lock.acquire()
-        except TimeoutError:
-            yield None
-            return
-        try:
-            yield self._state_of(daemon)
-        finally:
-            lock.release()
-
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
         """Return the state of this daemon; a new state for another process in its directory."""
         process = daemon.process
@@ -284,29 +268,33 @@ class ControlTool:
         state = self._daemons.get(daemon.pipe_directory)
         if state is None or state.identity != identity:
             lock = asyncio.Lock() if state is None else state.lock
-            breakers = CircuitBreaker(self._clock), CircuitBreaker(self._clock)
-            state = self._daemons[daemon.pipe_directory] = _QueryState(identity, lock, *breakers)
+            hang = policy.CONTROL_BACKOFF_SECONDS, policy.MAX_CONTROL_BACKOFF_SECONDS
+            failure = policy.USERS_CONTROL_BACKOFF_SECONDS, policy.MAX_USERS_CONTROL_BACKOFF_SECONDS
+            state = self._daemons[daemon.pipe_directory] = _QueryState(
+                daemon,
+                identity,
+                lock,
+                Pause(self._clock, *hang),
+                Pause(self._clock, *hang),
+                Pause(self._clock, *failure),
+            )
+        state.daemon = daemon
         return state
 
     def _make_observation(
-        self,
-        daemon: DaemonFacts,
-        state: _QueryState,
-        kind: QueryKind,
-        at: float,
-        exchanges: Sequence[Exchange],
+        self, state: _QueryState, kind: QueryKind, at: float, exchanges: Sequence[Exchange]
     ) -> ControlObservation:
         """Return the observation of some queries; pause after a hang, and log a change."""
         failed = next((one for one in exchanges if one.outcome is not Outcome.OK), None)
         outcome = failed.outcome if failed else Outcome.OK
         error = _error_text(failed) if failed else None
         if outcome is Outcome.TIMEOUT:
-            state.probe, pause = None, state.breaker.record_hang()
+            state.probe, pause = None, state.pause.record_failure()
             state.hung_at = self._now()
             error = f"{error}; it is left alone for {pause:.0f} s"
         elif any(one.outcome is not Outcome.SKIPPED for one in exchanges):
-            state.breaker.record_success()
-        name = daemon.pipe_directory
+            state.pause.record_success()
+        name = state.daemon.pipe_directory
         if outcome is Outcome.OK:
             message = "control daemon answers"
             self._transitions.recovered("daemon", name, message=message, daemon=name)
@@ -323,18 +311,20 @@ class ControlTool:
     # ------------------------------------------------------------------ one query
 
     async def _query(
-        self, daemon: DaemonFacts, state: _QueryState, deadline: float, commands: tuple[str, ...]
+        self, state: _QueryState, deadline: float, commands: tuple[str, ...]
     ) -> Exchange:
         """Run the tool, a second time after a refusal."""
+        daemon = state.daemon
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
         least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
         while exchange.attempts < policy.MAX_CONTROL_ATTEMPTS and deadline - self._clock() >= least:
             if exchange.attempts:
                 await asyncio.sleep(policy.CONTROL_RETRY_DELAY_SECONDS)
-            async with self._slot(daemon, deadline - self._clock()) as free:
+            slots = self._budget.tool_slots(daemon)
+            async with _held(slots, deadline - self._clock()) as free:
                 if not free:
                     return replace(exchange, error=_NO_SLOT)
-                attempt = await self._run_once(daemon, state, commands, deadline - self._clock())
+                attempt = await self._run_once(state, commands, deadline - self._clock())
             least = policy.MIN_CONTROL_RETRY_SECONDS
             exchange = replace(attempt, attempts=exchange.attempts + 1)
             self._runs[daemon.pipe_directory] += 1
@@ -346,11 +336,11 @@ class ControlTool:
         return exchange
 
     async def _run_once(
-        self, daemon: DaemonFacts, state: _QueryState, commands: tuple[str, ...], seconds: float
+        self, state: _QueryState, commands: tuple[str, ...], seconds: float
     ) -> Exchange:
         limit = max(min(seconds, self._timeout_seconds), 0.0)
         try:
-            with self._reached(daemon) as (path, rights):
+            with self._reached(state.daemon) as (path, rights):
                 arguments, stdin, more = invocation(commands)
                 environment = {"CUDA_MPS_PIPE_DIRECTORY": path, "PATH": PATH, **more}
                 argv = (shutil.which(self._binary) or self._binary, *arguments)
@@ -383,29 +373,33 @@ class ControlTool:
             with opened_directory(path, self._procfs) as directory:
                 yield f"/proc/self/fd/{directory}", ChildRights(uid, descriptors=(directory,))
 
-    @asynccontextmanager
-    async def _slot(self, daemon: DaemonFacts, timeout_seconds: float) -> AsyncIterator[bool]:
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                    for slot in self._budget.tool_slots(daemon):
-                        await held.enter_async_context(slot)
-            except TimeoutError:
-                yield False
-                return
-            yield True
+
+@asynccontextmanager
+async def _held(
+    locks: Iterable[asyncio.Lock | asyncio.Semaphore], timeout_seconds: float
+) -> AsyncIterator[bool]:
+    """Acquire the locks in their order; yield False after a timeout."""
+    async with AsyncExitStack() as held:
+        try:
+            async with asyncio.timeout(max(timeout_seconds, 0.0)):
+                for lock in locks:
+                    await held.enter_async_context(lock)
+        except TimeoutError:
+            yield False
+            return
+        yield True
 
 
 # ---------------------------------------------------------------------- which queries
 
 
-async def _probe(daemon: DaemonFacts, state: _QueryState, query: Query) -> list[Exchange]:
+async def _probe(state: _QueryState, query: Query) -> list[Exchange]:
     """Query a daemon in its interface; in the other interface if the reply shows that."""
-    interface = state.interface or daemon.protocol or "2"
-    exchanges = await _probe_in(interface, daemon, query)
+    interface = state.interface or state.daemon.protocol or "2"
+    exchanges = await _probe_in(interface, state.daemon, query)
     other = other_interface(exchanges[0])
     if other is not None:
-        again = await _probe_in(other, daemon, query)
+        again = await _probe_in(other, state.daemon, query)
         if again[0].outcome is Outcome.OK:
             interface, exchanges = other, again
     if exchanges[0].outcome is Outcome.OK:
@@ -464,7 +458,7 @@ async def _query_server(state: _QueryState, server_pid: int, query: Query) -> li
     return exchanges
 
 
-def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
+def _skip_reason(daemon: DaemonFacts, *pauses: Pause) -> str | None:
     socket = f"{daemon.pipe_path}/control"
     length = control_socket_bytes(daemon.pipe_path)
     if length > SOCKET_PATH_BYTES:
@@ -473,7 +467,7 @@ def _skip_reason(daemon: DaemonFacts, *breakers: CircuitBreaker) -> str | None:
             f" {socket}; mount the directory at a shorter path and name that with"
             " --mps.pipe-directory"
         )
-    left = max(breaker.remaining_seconds() for breaker in breakers)
+    left = max(pause.remaining_seconds() for pause in pauses)
     return f"it hung, and is left alone for another {left:.0f} s" if left > 0 else None
 
 

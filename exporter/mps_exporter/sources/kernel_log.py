@@ -14,21 +14,17 @@ from __future__ import annotations
 import errno
 import os
 import re
-import select
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice
-from queue import Empty, SimpleQueue
 from typing import cast
 
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.processes import parse_status
+from mps_exporter.sources.user_budget import UserTokenBuckets
 
 MAX_RECORD_BYTES = 8192
 """Size of the buffer for one record (or for the beginning of /proc/PID/status)."""
@@ -54,122 +50,86 @@ def parse_record(record: bytes) -> tuple[float, str] | None:
     return int(found[2]) / 1e6, _NAME.sub("-", found[3].decode("utf-8", "replace"), count=1)
 
 
-class KernelLogReader:
-    """Reads Xid lines on a thread of its own."""
+class KernelEvidence:
+    """The kernel log, and the memory of clients. No read waits."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._lines: SimpleQueue[KernelLine] = SimpleQueue()
-        self._closed = threading.Event()
-        self.error = ""
-        """Reason for which the kernel log is not read, for a person."""
+    def __init__(self, path: str, procfs: str) -> None:
+        self._path, self._procfs = path, procfs
+        self._file: int | None = None
+        self._history = True
+        """The next record may be older than this object."""
+        self._error = ""
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            self.error = f"{path} cannot be opened: {error.strerror}"
-            return
-        try:
-            threading.Thread(target=self._follow, name="kernel-log", daemon=True).start()
-        except RuntimeError as error:  # no thread is left
-            os.close(self._file)
-            self.error = f"{path} cannot be read: {error}"
-
-    def new_lines(self) -> tuple[KernelLine, ...]:
-        found = []
-        with suppress(Empty):
-            while True:
-                found.append(self._lines.get_nowait())
-        return tuple(found)
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _follow(self) -> None:
-        poll = select.poll()
-        poll.register(self._file, select.POLLIN)
-        history = True
-        try:
-            while not self._closed.is_set():
-                record = self._read()
-                if record is not None:
-                    self._add(record, history=history)
-                    continue
-                history = False
-                poll.poll(1000 * policy.KERNEL_LOG_POLL_TIMEOUT_SECONDS)
-        except OSError as error:
-            self.error = f"{self._path} cannot be read: {error.strerror}"
-        finally:
-            os.close(self._file)
-
-    def _read(self) -> bytes | None:
-        while True:
-            try:
-                record = os.read(self._file, MAX_RECORD_BYTES)
-            except BlockingIOError:
-                return None
-            except BrokenPipeError:
-                continue  # records were overwritten before they were read
-            if not record:
-                raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-            return record
-
-    def _add(self, record: bytes, *, history: bool) -> None:
-        found = parse_record(record)
-        if found is None or self._lines.qsize() >= policy.MAX_KERNEL_LINES:
-            return
-        # The kernel's clock is not adjusted: after weeks it differs from the host's by seconds.
-        age = time.monotonic() - found[0] if history else 0.0
-        if age <= policy.MAX_KERNEL_HISTORY_SECONDS:
-            self._lines.put(KernelLine(time.time() - max(0.0, age), found[1]))
-
-
-class ClientMemory:
-    """Reads the address ranges that processes reserved, without waiting for a hanging read."""
-
-    def __init__(self, procfs: str) -> None:
-        self._procfs = procfs
+            self._error = f"{path} cannot be opened: {error.strerror}"
         self._calls = BlockingCalls[AddressRanges | None]()
         self._requested: dict[int, int | None] = {}
-        self._spent: dict[int, int] = defaultdict(int)
-        """Size of the maps that were read of each user's processes since `_spent_since`."""
-        self._spent_since = float("-inf")
+        self._budget = UserTokenBuckets(
+            policy.MAX_USER_MAPS_BYTES, policy.USER_MAPS_BYTES_PER_SECOND
+        )
 
-    def request(self, clients: Mapping[int, int | None]) -> None:
-        """Begin to read the ranges of these processes; see Host.read_kernel()."""
-        now = time.monotonic()
-        if now - self._spent_since >= policy.USER_MAPS_INTERVAL_SECONDS:
-            self._spent.clear()
-            self._spent_since = now
+    def read(self, clients: Mapping[int, int | None]) -> KernelObservation:
+        """Return what is new, and begin to read the ranges of clients; see Host.read_kernel()."""
+        lines = tuple(self._new_lines())
+        found = self._calls.results(self._requested)
+        for pid in (*found, *self._calls.errors):
+            self._requested.pop(cast("int", pid), None)
         self._requested |= clients
         # A process in progress is named again: its result may have arrived since results().
         self._calls.start(
             {
-                pid: (uid, partial(self._read, pid, uid))
+                pid: (uid, partial(self._read_ranges, pid, uid))
                 for pid, uid in islice(self._requested.items(), policy.MAX_MAPPED_PROCESSES)
             }
         )
+        ranges = tuple(one for one in found.values() if one is not None and one.ranges)
+        return KernelObservation(time.time(), not self._error, self._error, lines, ranges)
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._requested)
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
-    def results(self) -> tuple[AddressRanges, ...]:
-        found = self._calls.results(self._requested)
-        for pid in (*found, *self._calls.errors):
-            self._requested.pop(cast("int", pid), None)
-        return tuple(one for one in found.values() if one is not None and one.ranges)
+    def _new_lines(self) -> Iterator[KernelLine]:
+        """Yield the new Xid lines, up to the last record or a maximum number of records."""
+        for _ in range(policy.MAX_KERNEL_RECORDS):
+            if self._file is None:
+                return
+            try:
+                record = os.read(self._file, MAX_RECORD_BYTES)
+            except BlockingIOError:
+                self._history = False
+                return
+            except BrokenPipeError:
+                continue  # records were overwritten before they were read
+            except OSError as error:
+                return self._end(error.strerror or str(error))
+            if not record:
+                return self._end(os.strerror(errno.ENODATA))
+            if (found := parse_record(record)) is None:
+                continue
+            # The kernel's clock is not adjusted: after weeks it differs from the host's by seconds.
+            age = max(0.0, time.monotonic() - found[0]) if self._history else 0.0
+            if age <= policy.MAX_KERNEL_HISTORY_SECONDS:
+                yield KernelLine(time.time() - age, found[1])
 
-    def _read(self, pid: int, uid: int | None) -> AddressRanges | None:
+    def _end(self, reason: str) -> None:
+        self._error = f"{self._path} cannot be read: {reason}"
+        self.close()
+
+    def _read_ranges(self, pid: int, uid: int | None) -> AddressRanges | None:
         with open(f"{self._procfs}/{pid}/status", "rb") as file:  # noqa: PTH123
             owner = parse_status(file.read(MAX_RECORD_BYTES)).uid
         if owner is None or (uid is not None and owner != uid):
             return None
-        if owner != 0 and self._spent[owner] >= policy.MAX_USER_MAPS_BYTES:
-            return None
         at = time.time()
+        if owner and self._budget.available(owner, at) <= 0.0:
+            return None
         with open(f"{self._procfs}/{pid}/maps", "rb") as file:  # noqa: PTH123
             maps = file.read(policy.MAX_MAPS_BYTES)
-        self._spent[owner] += len(maps)
+        if owner:
+            self._budget.consume(owner, len(maps), at)
         return AddressRanges(at, pid, owner, reserved_ranges(maps))
 
 
@@ -178,21 +138,3 @@ def reserved_ranges(maps: bytes) -> tuple[tuple[int, int], ...]:
     found = [(int(first, 16), int(last, 16)) for first, last in _RESERVED.findall(maps)]
     large = [one for one in found if one[1] - one[0] >= MIN_RANGE_BYTES]
     return tuple(sorted(large, key=lambda one: one[1] - one[0])[: policy.MAX_RANGES_PER_PROCESS])
-
-
-class KernelEvidence:
-    """The kernel log and the memory of clients."""
-
-    def __init__(self, path: str, procfs: str) -> None:
-        self._log = KernelLogReader(path)
-        self._memory = ClientMemory(procfs)
-
-    def read(self, clients: Mapping[int, int | None]) -> KernelObservation:
-        lines, ranges = self._log.new_lines(), self._memory.results()
-        if clients or self._memory.busy:
-            self._memory.request(clients)
-        error = self._log.error
-        return KernelObservation(time.time(), not error, error, lines, ranges)
-
-    def close(self) -> None:
-        self._log.close()

@@ -5,14 +5,12 @@ A blocking source that hangs loses only its own observations, and its next call 
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
@@ -31,13 +29,11 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
-from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, skipped_log_states
+from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from mps_exporter.sources.resolve_in_root import process_root
-
-T = TypeVar("T")
 
 FOREGROUND = (
     "the daemon runs in the foreground (-f) and writes no log files: what lies there is not its own"
@@ -69,7 +65,7 @@ class LiveHost:
             budget=self._procfs.budget,
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
-        self._logs = LogFollower(LogReader(procfs=settings.path_procfs))
+        self._logs = LogFollower(procfs=settings.path_procfs)
         self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
         self._new: set[int] = set()
         self._exited: dict[int, float] = {}
@@ -83,21 +79,15 @@ class LiveHost:
             options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
         )
         self._calls = BlockingCalls[Any]()
-        # Calls of one source are serialized; no caller waits for a call that hangs.
-        self._locks = {name: asyncio.Lock() for name in ("procfs", "nvml")}
 
     def now(self) -> float:
         return time.time()
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        found = await self._call(
-            "procfs",
-            deadline_seconds,
-            partial(
-                self._procfs.discover,
-                self._settings.configured_directories(),
-                search=self._settings.mps_discovery and self._settings.collector_process,
-            ),
+        search = self._settings.mps_discovery and self._settings.collector_process
+        discover = partial(self._procfs.discover, search=search)
+        found = await self._calls.call(
+            "procfs", discover, self._settings.configured_directories(), seconds=deadline_seconds
         )
         for daemon in found:
             before = self._found.get(daemon.pipe_directory)
@@ -111,7 +101,7 @@ class LiveHost:
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return facts about these processes, and the GPU memory of their control groups."""
-        found = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+        found = await self._observe(pids, deadline_seconds)
         if found.cgroup_memory or not self._nvml.has_memory_limits:
             return found
         cgroups = (unified_path(one.cgroup) for one in found.processes.values())
@@ -119,7 +109,9 @@ class LiveHost:
         try:
             seconds = min(deadline_seconds, policy.MEMORY_LIMITS_TIMEOUT_SECONDS)
             root = self._settings.path_cgroupfs
-            memory = await self._call("nvml", seconds, self._nvml.memory_limits, root, groups)
+            memory = await self._calls.call(
+                "nvml", self._nvml.memory_limits, root, groups, seconds=seconds
+            )
         except SourceTimeoutError:  # reading the GPUs reports it, too
             return found
         return replace(found, cgroup_memory=memory)
@@ -144,8 +136,13 @@ class LiveHost:
         self._new, self._exited = set(), {}
         return found
 
+    async def _observe(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        return await self._calls.call(
+            "procfs", self._procfs.observe, pids, seconds=deadline_seconds
+        )
+
     async def _scan_for_exits(self, pids: Collection[int], deadline_seconds: float) -> None:
-        observation = await self._call("procfs", deadline_seconds, self._procfs.observe, pids)
+        observation = await self._observe(pids, deadline_seconds)
         before, self._without_pidfd = self._without_pidfd, _start_times(observation, pids)
         self._new |= self._without_pidfd.keys() - before.keys()
         self._exited |= {
@@ -167,11 +164,11 @@ class LiveHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        targets = [_target(one, self._procfs_path) for one in daemons if not one.foreground]
-        others = [_target(one, self._procfs_path) for one in daemons if one.foreground]
+        followed = [_with_own_logs(one, self._procfs_path) for one in daemons if not one.foreground]
+        others = [one for one in daemons if one.foreground]
         # A daemon that is started with -d again appends to its logs: keep the positions.
         kept = [one.pipe_directory for one in others]
-        found = await self._logs.poll(targets, deadline_seconds, kept=kept)
+        found = await self._logs.poll(followed, deadline_seconds, kept=kept)
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self._control.record_activity(chunk.pipe_directory, at)
@@ -182,10 +179,11 @@ class LiveHost:
         return self._kernel.read(clients)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        return await self._call("nvml", deadline_seconds, self._nvml.observe)
+        return await self._calls.call("nvml", self._nvml.observe, seconds=deadline_seconds)
 
     async def tick_gpus(self) -> None:
-        await self._call("nvml", policy.GPU_SAMPLE_TIMEOUT_SECONDS, self._nvml.tick)
+        seconds = policy.GPU_SAMPLE_TIMEOUT_SECONDS
+        await self._calls.call("nvml", self._nvml.tick, seconds=seconds)
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         return self._control.counts(pipe_directory)
@@ -193,27 +191,11 @@ class LiveHost:
     async def close(self) -> None:
         """Close NVML and the logs; a hanging thread ends with the process."""
         with suppress(SourceTimeoutError):
-            await self._call("nvml", policy.CLOSE_TIMEOUT_SECONDS, self._nvml.close)
+            seconds = policy.CLOSE_TIMEOUT_SECONDS
+            await self._calls.call("nvml", self._nvml.close, seconds=seconds)
         self._watch.close()
         self._kernel.close()
         await self._logs.close()
-
-    async def _call(
-        self, source: str, deadline_seconds: float, function: Callable[..., T], *arguments: object
-    ) -> T:
-        """Call a function when no other call of its source is in progress."""
-        end = time.monotonic() + deadline_seconds
-        try:
-            async with asyncio.timeout(None if math.isinf(deadline_seconds) else deadline_seconds):
-                await self._locks[source].acquire()
-        except TimeoutError:
-            raise SourceTimeoutError(f"{source} is busy with another question") from None
-        try:
-            left = end - time.monotonic()
-            found: T = await self._calls.call(source, function, *arguments, seconds=left)
-            return found
-        finally:
-            self._locks[source].release()
 
 
 def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
@@ -224,14 +206,8 @@ def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[
     return found
 
 
-def _target(daemon: DaemonFacts, procfs: str) -> LogTarget:
-    owners = frozenset(daemon.log_owners)
-    limited = daemon.user if daemon.limited else None
-    named_servers = daemon.protocol == "3"
-    log_directory = daemon.log_directory
+def _with_own_logs(daemon: DaemonFacts, procfs: str) -> DaemonFacts:
     if daemon.process is None and process_root(daemon.log_path, procfs)[0]:
         # The PID in /proc/PID/root may belong to another process by now: open no new files there.
-        log_directory = ""
-    return LogTarget(
-        daemon.pipe_directory, log_directory, daemon.root, owners, limited, named_servers
-    )
+        return replace(daemon, log_directory="")
+    return daemon

@@ -19,10 +19,11 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LINE
 from mps_exporter.observations import LogChunk, LogName, LogState
@@ -31,15 +32,12 @@ from mps_exporter.sources import policy
 BLOCK_BYTES = 64 * 1024
 """Size of the blocks in which a file is searched."""
 
-LINE_BYTES = 1024
-"""Maximum length of a line that reports a daemon's start."""
-
 FINGERPRINT_BYTES = 64
 """Length of the data before the read offset that is compared: a file in which it changed was
 truncated and written again."""
 
-PARTIAL_BYTES = 128
-"""Length that is kept of a line without its end: more than its timestamp."""
+STAMP_BYTES = 128
+"""Maximum length of a line's timestamp with its component and PID."""
 
 ZONE_STEP_SECONDS = 900
 """Granularity of time zones: a quarter of an hour."""
@@ -50,8 +48,6 @@ MAX_ZONE_SECONDS = 14 * 3600
 MTIME_TOLERANCE_SECONDS = 2.0
 """Maximum distance of a file's modification time from the timestamp of its last line."""
 
-_BETWEEN_CHANGES_SECONDS = 14 * 86400.0
-"""Minimum time between two clock changes of a zone."""
 _SET_BACK_SECONDS = 1800.0
 """Minimum step back of timestamps that shows the second pass of the hour that occurs twice."""
 
@@ -65,8 +61,9 @@ UNKNOWN = (
 )
 
 _STAMP = re.compile(
-    rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})"
-    rb" [A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})? +\d{1,7}\]"
+    rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.(\d{3})"
+    rb" [A-Z][A-Za-z]{0,15}(?: [A-Z][a-z]{1,15})? +\d{1,7}\]",
+    re.MULTILINE,
 )
 
 _log = logging.getLogger(__name__)
@@ -75,19 +72,22 @@ _log = logging.getLogger(__name__)
 # ---------------------------------------------------------------------- timestamps
 
 
-def parse_stamp(line: bytes) -> float | None:
-    """Return a line's timestamp: seconds of a clock that shows local time.
+def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
+    """Yield the position and the timestamp of each line that has one.
 
     [2026-11-21 08:55:42.578 Control   630] NEW UI
+
+    Timestamps are seconds of a clock that shows local time.
     """
-    found = _STAMP.match(line)
-    if found is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(found[1].decode()).replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return (int(moment.timestamp()) * 1000 + int(found[2])) / 1000.0
+    for found in _STAMP.finditer(data):
+        with suppress(ValueError):  # no date
+            moment = datetime.fromisoformat(found[1].decode()).replace(tzinfo=UTC)
+            yield found.start(), (int(moment.timestamp()) * 1000 + int(found[2])) / 1000.0
+
+
+def last_stamp_in(data: bytes) -> float | None:
+    """Return the timestamp of the last line that has one, in the last block."""
+    return max(stamps_in(data[-BLOCK_BYTES:]), default=(0, None))[1]
 
 
 def last_activity(chunk: LogChunk) -> float | None:
@@ -99,19 +99,8 @@ def last_activity(chunk: LogChunk) -> float | None:
     if chunk.log != "control" or chunk.history or chunk.utc_offset_seconds is None:
         return None
     lines = DAEMON_ACTIVITY_LINE.findall(chunk.data[-BLOCK_BYTES:])
-    stamp = parse_stamp(lines[-1]) if lines else None
+    stamp = last_stamp_in(lines[-1]) if lines else None
     return None if stamp is None else stamp - chunk.utc_offset_seconds
-
-
-def last_stamp_in(data: bytes) -> float | None:
-    """Return the timestamp of the last complete line that has one."""
-    end = data.rfind(b"\n")
-    while end >= 0:
-        begin = data.rfind(b"\n", 0, end) + 1
-        if (stamp := parse_stamp(data[begin:end])) is not None:
-            return stamp
-        end = begin - 1
-    return None
 
 
 # ---------------------------------------------------------------------- time zones
@@ -129,6 +118,18 @@ class LogZone:
             return self.fixed_seconds
         return float(time.localtime(moment).tm_gmtoff)
 
+    def offsets(self, stamp: float) -> tuple[float, ...]:
+        """Return the possible offsets of a local time, that of the earlier time first.
+
+        There are two in the hour that occurs twice. For a skipped hour, return the offset before.
+        """
+        if self.fixed_seconds is not None:
+            return (self.fixed_seconds,)
+        whole = int(stamp)
+        local = datetime.fromtimestamp(whole, UTC).replace(tzinfo=None)
+        first, second = (whole - local.replace(fold=fold).timestamp() for fold in (0, 1))
+        return (first, second) if first > second else (first,)
+
 
 HOST_ZONE = LogZone()
 
@@ -145,7 +146,7 @@ def infer_zone(stamp: float | None, mtime: float) -> LogZone | None:
     """Return the zone that the last timestamp and the modification time show; None: unknown."""
     if stamp is None:
         return None
-    if any(_fits(stamp, offset, mtime) for offset in _offsets(stamp)):
+    if any(_fits(stamp, offset, mtime) for offset in HOST_ZONE.offsets(stamp)):
         return HOST_ZONE
     rounded = float(round((stamp - mtime) / ZONE_STEP_SECONDS) * ZONE_STEP_SECONDS)
     if abs(rounded) <= MAX_ZONE_SECONDS and _fits(stamp, rounded, mtime):
@@ -158,77 +159,60 @@ def same_offset_prefix(
 ) -> tuple[int, LastLine | None]:
     """Return the length of the first lines that share an offset, and the last of these lines.
 
-    The first and the last line of `data` may be incomplete; the last was written at `mtime`.
+    `before` is the line before the data. The last line was written at `mtime`.
     """
-    last = last_stamp_in(data)
+    last: LastLine | None = None
+    for position, stamp in stamps_in(data):
+        line = LastLine(stamp, _offset_after(last or before, stamp, zone))
+        if last is not None and line.offset_seconds != last.offset_seconds:
+            return position, last
+        last = line
     if last is None:
         return len(data), before
-    if zone.fixed_seconds is not None:
-        return len(data), LastLine(last, zone.fixed_seconds)
-    stamps = (parse_stamp(line) for line in data.split(b"\n", 64))
-    first = next((stamp for stamp in stamps if stamp is not None), last)
-    offsets = {*_offsets(first), *_offsets(last)}
-    if len(offsets) == 1 and abs(last - first) < _BETWEEN_CHANGES_SECONDS:
-        return len(data), LastLine(last, offsets.pop())
-    begin, line = 0, before
-    started = False
-    while (end := data.find(b"\n", begin)) >= 0:
-        if (stamp := parse_stamp(data[begin:end])) is not None:
-            found = LastLine(stamp, _offset_after(stamp, line))
-            if started and line is not None and found.offset_seconds != line.offset_seconds:
-                return begin, line
-            line, started = found, True
-        begin = end + 1
     # The clocks may have changed without a line: the modification time shows the last offset.
-    shown = [one for one in _offsets(last) if mtime is not None and _fits(last, one, mtime)]
-    if shown and line is not None and line.offset_seconds not in shown:
-        line = LastLine(last, shown[0])
-    return len(data), line
+    offsets = zone.offsets(last.stamp)
+    shown = [one for one in offsets if mtime is not None and _fits(last.stamp, one, mtime)]
+    if shown and last.offset_seconds not in shown:
+        last = LastLine(last.stamp, shown[0])
+    return len(data), last
 
 
 def _fits(stamp: float, offset: float, mtime: float) -> bool:
     return abs(stamp - offset - mtime) <= MTIME_TOLERANCE_SECONDS
 
 
-def _offset_after(stamp: float, before: LastLine | None) -> float:
+def _offset_after(before: LastLine | None, stamp: float, zone: LogZone) -> float:
     """Return the offset of a line that follows another."""
-    found = _offsets(stamp)
-    if len(found) == 1 or before is None or before.offset_seconds not in found:
-        return found[0]
-    return found[-1] if stamp < before.stamp - _SET_BACK_SECONDS else before.offset_seconds
-
-
-def _offsets(stamp: float) -> tuple[float, ...]:
-    """Return the possible offsets of a local time by the host's rules, the earlier time first.
-
-    There are two in the hour that occurs twice. For a skipped hour, return the offset before it.
-    """
-    whole = int(stamp)
-    local = datetime.fromtimestamp(whole, UTC).replace(tzinfo=None)
-    first, second = (whole - local.replace(fold=fold).timestamp() for fold in (0, 1))
-    return (first, second) if first > second else (first,)
+    offsets = zone.offsets(stamp)
+    if len(offsets) == 1 or before is None or before.offset_seconds not in offsets:
+        return offsets[0]
+    return offsets[-1] if stamp < before.stamp - _SET_BACK_SECONDS else before.offset_seconds
 
 
 # ---------------------------------------------------------------------- positions in a file
 
 
-def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
-    """Return the position of the last line of a daemon's start.
+def _lines_from_end(descriptor: int, size: int, bound: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the position and the data of blocks of lines, the last block first.
 
-    Without such a line, return 0 if the complete file was searched, None if it was not.
+    A line that is longer than a block is left out.
     """
     end = size
     while end > bound:
         begin = max(bound, end - BLOCK_BYTES)
-        block = os.pread(descriptor, end - begin + LINE_BYTES, begin)
-        # A match at the beginning of a block may be the rest of a line.
-        first = 0 if begin == 0 else 1
-        matches = [found.start() for found in DAEMON_STARTING_LINE.finditer(block)]
-        starts = [start for start in matches if first <= start <= end - begin]
-        if starts:
+        block = os.pread(descriptor, end - begin, begin)
+        first = block.find(b"\n", 0, -1) + 1 if begin else 0
+        if first or not begin:
+            yield begin + first, block[first:]
+        end = begin + first
+
+
+def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
+    """Return the position of the last line of a daemon's start; None: there is none."""
+    for begin, block in _lines_from_end(descriptor, size, bound):
+        if starts := [found.start() for found in DAEMON_STARTING_LINE.finditer(block)]:
             return begin + starts[-1]
-        end = begin
-    return 0 if bound == 0 else None
+    return None
 
 
 def find_next_line(descriptor: int, offset: int, size: int) -> int:
@@ -243,30 +227,19 @@ def find_next_line(descriptor: int, offset: int, size: int) -> int:
     return size
 
 
-def find_first_line_since(
-    descriptor: int, size: int, bound: int, stamp: float | None
-) -> int | None:
+def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) -> int:
     """Return the position of the first line with this timestamp or a later one.
 
-    Timestamps increase, so the search goes back block by block. An unknown timestamp has no
-    position, or 0 if the complete file may be read.
+    Timestamps increase, so the search goes back block by block.
     """
-    if stamp is None:
-        return None if bound else 0
-    begin = size
-    while begin > bound:
-        begin = max(bound, begin - BLOCK_BYTES)
-        lines = os.pread(descriptor, BLOCK_BYTES, begin).split(b"\n")[begin > 0 :]
-        stamps = (parse_stamp(line) for line in lines)
-        if next((found for found in stamps if found is not None), stamp) < stamp:
-            break
-    position = begin if begin == 0 else find_next_line(descriptor, begin - 1, size)
-    for line in os.pread(descriptor, 2 * BLOCK_BYTES, position).split(b"\n"):
-        found = parse_stamp(line)
-        if found is not None and found >= stamp:
-            return position
-        position += len(line) + 1
-    return min(size, position)
+    position = size
+    for begin, block in _lines_from_end(descriptor, size, bound):
+        stamps = list(stamps_in(block))
+        if stamps and stamps[0][1] < stamp:
+            return next((begin + at for at, found in stamps if found >= stamp), position)
+        if stamps:
+            position = begin + stamps[0][0]
+    return position
 
 
 # ---------------------------------------------------------------------- the file
@@ -315,16 +288,15 @@ class LogTail:
     _lost_bytes: int = 0
     _file: tuple[int, int] | None = None
     """Device and inode of the file that was read last."""
-    _size_bytes: int | None = None
+    _size_bytes: int = 0
+    """Size at the last read."""
+    _complete: bool = False
+    """The last read reached the end."""
     _offset: int = 0
-    _mtime_ns: int = 0
-    """Modification time at the last read."""
     _history_until: int = 0
     """Offset up to which lines are older than the exporter."""
     _fingerprint: bytes = b""
     """The last bytes before the offset."""
-    _partial_line: bytes = b""
-    """The beginning of the line that is not complete yet."""
     _was_missing: bool = False
 
     def close(self) -> None:
@@ -376,30 +348,30 @@ class LogTail:
                 raise directory
             name = f"{self.log}.log"
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            self._check_found(control, directory, name, found)
+            reason = self._rejection(found)
+            if self._continues_elsewhere(found, reason):
+                self.error = None
+                return
+            if reason is not None or (found.st_dev, found.st_ino) != self._file:
+                self.close()
+            self.error = reason
+            if reason is None and self.descriptor is None:
+                self._open(control, directory, name)
         except OSError as error:
             # Renamed or removed: the daemon continues to write to the open file, if there is one.
             self._was_missing |= error.errno in (errno.ENOENT, errno.ENOTDIR)
             self.error = None if self.descriptor is not None else error_text(error)
 
-    def _check_found(
-        self, control: LogTail, directory: int, name: str, found: os.stat_result
-    ) -> None:
-        same = (found.st_dev, found.st_ino) == self._file
-        if (reason := self._rejection(found)) is not None:
-            if self.descriptor is not None and stat.S_ISREG(found.st_mode) and not same:
-                self.error = None  # the daemon continues to write to the open file
-                return
-            self.close()
-            self.error = reason
-            return
-        self.error = None
-        if self.descriptor is None:
-            self._open(control, directory, name)
-        # Change to a new file when the old one has been read to its end.
-        elif not same and found.st_size > 0 and os.fstat(self.descriptor).st_size <= self._offset:
-            self.close()
-            self._open(control, directory, name)
+    def _continues_elsewhere(self, found: os.stat_result, reason: str | None) -> bool:
+        """Return whether the daemon may continue to write to the open file, which was renamed.
+
+        Change to a new file when it is not empty, and the old one has been read to its end.
+        """
+        if self.descriptor is None or (found.st_dev, found.st_ino) == self._file:
+            return False
+        if reason is not None or not found.st_size or not self._complete:
+            return True
+        return os.fstat(self.descriptor).st_size > self._size_bytes
 
     def _rejection(self, found: os.stat_result) -> str | None:
         """Return why this file cannot be the daemon's log; None: it can be."""
@@ -420,29 +392,22 @@ class LogTail:
             if self.error is None and _mount_of(descriptor) != _mount_of(directory):
                 self.error = OTHER_MOUNT
             if self.error is None:
-                if not self._is_same_file(descriptor, found):
+                # A copy, or a network file system that was mounted again: reading continues.
+                file = found.st_dev, found.st_ino
+                copied = self._fingerprint and self._contains_position(descriptor, found.st_size)
+                if file != self._file and not copied:
                     self._choose_start(control, descriptor, found)
-                self._file = (found.st_dev, found.st_ino)
+                self._file = file
                 self.descriptor = descriptor
         finally:
             if self.descriptor is None:
                 os.close(descriptor)
 
-    def _is_same_file(self, descriptor: int, found: os.stat_result) -> bool:
-        """Return whether this is the previous file or a copy of it, so that reading continues.
-
-        A network file system that was mounted again may have another device number.
-        """
-        if self._file is None:
-            return False
-        if (found.st_dev, found.st_ino) == self._file:
-            return True  # read() detects a truncation
-        position = self._offset - len(self._fingerprint)
-        return (
-            bool(self._fingerprint)
-            and found.st_size >= self._offset
-            and os.pread(descriptor, len(self._fingerprint), position) == self._fingerprint
-        )
+    def _contains_position(self, descriptor: int, size: int) -> bool:
+        """Return whether a file still has the data before the read offset."""
+        length = len(self._fingerprint)
+        position = self._offset - length
+        return size >= self._offset and os.pread(descriptor, length, position) == self._fingerprint
 
     # ------------------------------------------------------------------ the first read
 
@@ -457,14 +422,13 @@ class LogTail:
         stamp = last_stamp_in(os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES)))
         zone = infer_zone(stamp, found.st_mtime)
         history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
-        begin: int | None
+        begin: int | None = None
         if self.log == "control":
             begin = find_last_start(descriptor, size, bound)
-        else:
-            first = b""
-            if control.descriptor is not None:
-                first = os.pread(control.descriptor, PARTIAL_BYTES, control.start_offset)
-            begin = find_first_line_since(descriptor, size, bound, parse_stamp(first))
+        elif control.descriptor is not None:
+            first = os.pread(control.descriptor, STAMP_BYTES, control.start_offset)
+            for _, since in islice(stamps_in(first), 1):
+                begin = find_first_line_since(descriptor, size, bound, since)
         lost = 0
         if begin is None:
             begin = lost = find_next_line(descriptor, bound, size) if bound else 0
@@ -474,7 +438,7 @@ class LogTail:
         self.start_offset = self._offset = begin
         self._history_until = history_end
         self.zone, self._last_line = zone, None
-        self._fingerprint = self._partial_line = b""
+        self._fingerprint, self._complete = b"", False
         self._restarted, self._lost_bytes = known, lost
 
     def _first_new_offset(
@@ -498,8 +462,7 @@ class LogTail:
         if stamp < since:
             return size
         bound = max(0, size - self.limits.backlog_bytes)
-        position = find_first_line_since(descriptor, size, bound, since)
-        return size if position is None else position
+        return find_first_line_since(descriptor, size, bound, since)
 
     # ------------------------------------------------------------------ reading
 
@@ -513,7 +476,7 @@ class LogTail:
         """
         read_at, found = self.limits.clock(), os.fstat(descriptor)
         self._size_bytes = size = found.st_size
-        self._check_position(descriptor, found)
+        self._check_position(descriptor, size)
         wanted = min(size - self._offset, self.limits.poll_bytes)
         if max_bytes is not None:
             wanted = min(wanted, max_bytes)
@@ -521,10 +484,12 @@ class LogTail:
             wanted = min(wanted, self._history_until - self._offset)
         data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
         # A network file system may report a size that the file no longer has: do not wait for it.
-        complete = self._offset + len(data) >= size or (wanted > 0 and not data)
+        self._complete = self._offset + len(data) >= size or (wanted > 0 and not data)
+        end = data.rfind(b"\n") + 1
+        if end or self._complete:
+            data = data[:end]  # the rest is a line that is not complete yet
         if data:
-            data = self._cut_at_clock_change(data, found.st_mtime if complete else None, fallback)
-            complete = self._offset + len(data) >= size
+            data = self._cut_at_clock_change(data, found.st_mtime, fallback)
             self._offset += len(data)
             self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
         chunk = LogChunk(
@@ -535,50 +500,34 @@ class LogTail:
             history=bool(data) and self._offset <= self._history_until,
             restarted=self._restarted,
             lost_bytes=self._lost_bytes,
-            complete_until=read_at if complete else None,
+            complete_until=read_at if self._complete else None,
             utc_offset_seconds=None if self._last_line is None else self._last_line.offset_seconds,
             server_name=self.server_name,
         )
         self._restarted, self._lost_bytes = False, 0
         return chunk
 
-    def _check_position(self, descriptor: int, found: os.stat_result) -> None:
+    def _check_position(self, descriptor: int, size: int) -> None:
         """Restart after a truncation; skip data of a log that is far behind."""
-        if self._was_truncated(descriptor, found):
+        if not self._contains_position(descriptor, size):
             self._restart_at(0)
             self._history_until = 0
-        size = found.st_size
         if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
             position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
             self._lost_bytes += position - self._offset
             self._restart_at(position)
-        self._mtime_ns = found.st_mtime_ns
 
     def _restart_at(self, offset: int) -> None:
-        self._offset, self._restarted = offset, True
-        self._fingerprint = self._partial_line = b""
+        self._offset, self._restarted, self._fingerprint = offset, True, b""
 
-    def _was_truncated(self, descriptor: int, found: os.stat_result) -> bool:
-        fingerprint = self._fingerprint
-        unchanged = (found.st_size, found.st_mtime_ns) == (self._offset, self._mtime_ns)
-        return found.st_size < self._offset or (
-            not unchanged
-            and bool(fingerprint)
-            and os.pread(descriptor, len(fingerprint), self._offset - len(fingerprint))
-            != fingerprint
-        )
-
-    def _cut_at_clock_change(
-        self, data: bytes, mtime: float | None, fallback: LogZone | None
-    ) -> bytes:
-        """Infer the zone, and cut the data where the clocks were changed."""
-        lines = self._partial_line + data
-        if mtime is not None:
-            self.zone = infer_zone(last_stamp_in(lines), mtime) or self.zone
-        zone = self.zone or fallback or HOST_ZONE
-        length, self._last_line = same_offset_prefix(lines, zone, self._last_line, mtime)
-        self._partial_line = lines[lines.rfind(b"\n", 0, length) + 1 : length][:PARTIAL_BYTES]
-        return lines[len(lines) - len(data) : length]
+    def _cut_at_clock_change(self, data: bytes, mtime: float, fallback: LogZone | None) -> bytes:
+        """Infer the zone, and return the lines before a change of the clocks."""
+        if self._complete:
+            self.zone = infer_zone(last_stamp_in(data), mtime) or self.zone
+        zone, written_at = self.zone or fallback or HOST_ZONE, mtime if self._complete else None
+        length, self._last_line = same_offset_prefix(data, zone, self._last_line, written_at)
+        self._complete &= length == len(data)
+        return data[:length]
 
 
 def _mount_of(descriptor: int) -> bytes | None:

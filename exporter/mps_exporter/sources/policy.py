@@ -105,9 +105,6 @@ MAX_DIRECTORY_ENTRIES = 256
 
 # ---------------------------------------------------------------------- blocking calls
 
-MAX_IDLE_THREADS = 16
-"""Maximum number of threads that are kept for the next calls."""
-
 MAX_HUNG_CALLS = 64
 """Maximum number of calls in progress from earlier rounds, after which no call is started."""
 
@@ -127,9 +124,6 @@ USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
 
 LOG_UNREADABLE_AFTER_SECONDS = 5.0
 """Duration of a hanging read after which a log is reported as unreadable."""
-
-LOG_IDLE_REPORT_SECONDS = 1.0
-"""Time after the last new lines in which a poll also reports that there were none."""
 
 SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
 """Interval between searches of a v3 daemon's log directory for logs of new servers."""
@@ -190,13 +184,10 @@ MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0
 """Maximum delay after such a failure."""
 
 MAX_CONTROL_OUTPUT_BYTES = 1 << 20
-"""Maximum length of each output stream. A tool that writes more is killed."""
+"""Maximum length of each output. The kernel ends a tool that writes more."""
 
 MAX_KEPT_OUTPUT_CHARACTERS = 4096
 """Length that is kept of such an output."""
-
-CONTROL_DRAIN_SECONDS = 0.2
-"""Time to read output after the exit: a child of the tool may keep the pipes open."""
 
 CONTROL_REAP_SECONDS = 1.0
 """Maximum time to wait for the exit of a killed tool."""
@@ -218,17 +209,8 @@ MAX_FIRST_REPLY_SECONDS = 5.0
 MAX_RECORDING_BYTES = 128 << 20
 """Maximum size of an unpacked recording. In memory it takes up to five times that."""
 
-MAX_RECORDING_LINE_BYTES = 32 << 20
-"""Maximum length of one line: the first read of the logs of eight daemons has 16 MiB."""
-
 MAX_RECORDING_LINE_LISTS = 1_000_000
 """Maximum number of lists and objects in one line."""
-
-MAX_RECORDING_RATIO = 100
-"""Maximum ratio of unpacked to packed size; recordings of real hosts have 30."""
-
-RECORDING_RATIO_FREE_BYTES = 8 << 20
-"""Unpacked size up to which any ratio is accepted."""
 
 MAX_RECORDING_SECONDS = 7 * 86400.0
 """Maximum duration of a recording."""
@@ -237,19 +219,13 @@ MAX_RECORDING_EARLY_SECONDS = 86400.0
 """Maximum time of an observation before the recording's start: an exit is recorded with its own
 time."""
 
-MAX_RECORDING_LOAD_SECONDS = 60.0
-"""Maximum time for reading a recording."""
-
 # ---------------------------------------------------------------------- the kernel log
 
 MAX_KERNEL_HISTORY_SECONDS = 600.0
 """Maximum age of a line that was in the kernel log before the exporter started."""
 
-KERNEL_LOG_POLL_TIMEOUT_SECONDS = 1.0
-"""Timeout of a wait for a record, after which the thread checks whether it must end."""
-
-MAX_KERNEL_LINES = 1024
-"""Maximum number of lines that wait for a collection."""
+MAX_KERNEL_RECORDS = 1 << 14
+"""Maximum number of records that one poll reads: they take about 50 ms."""
 
 MAX_MAPS_BYTES = 1 << 20
 """Maximum size of /proc/PID/maps that is read; 500 mappings of PyTorch take 60 KB."""
@@ -261,10 +237,10 @@ MAX_MAPPED_PROCESSES = 64
 """Maximum number of processes whose maps are read at a time."""
 
 MAX_USER_MAPS_BYTES = 16 << 20
-"""Maximum size of all maps that are read of one ordinary user's processes in one interval."""
+"""Maximum size of all maps that are read at once of one ordinary user's processes."""
 
-USER_MAPS_INTERVAL_SECONDS = 60.0
-"""Interval of that limit."""
+USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0
+"""Refill rate of that limit."""
 
 # ---------------------------------------------------------------------- this host
 

@@ -22,14 +22,14 @@ import json
 import os
 import re
 import stat
-import time
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from mps_exporter.flags import StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
@@ -37,14 +37,17 @@ from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,
+    GpuObservation,
     KernelObservation,
     LogChunk,
     LogName,
     LogsObservation,
+    LogState,
     NvmlObservation,
     Observation,
     ProcessFacts,
     ProcfsObservation,
+    QueryKind,
 )
 from mps_exporter.sources import policy
 
@@ -87,8 +90,7 @@ class Header:
     anonymised: bool
 
 
-@cache
-def _converter() -> JsonConverter:
+def _make_converter() -> JsonConverter:
     # Imported here: only recording and replaying need it.
     from cattrs.preconf.json import make_converter
 
@@ -100,6 +102,9 @@ def _converter() -> JsonConverter:
     return converter
 
 
+_converter = cache(_make_converter)
+
+
 class Anonymiser:
     """Replaces names of persons and machines, each name always by the same replacement."""
 
@@ -108,52 +113,45 @@ class Anonymiser:
     )
 
     def __init__(self) -> None:
+        from cattrs.gen import make_dict_unstructure_fn
+
         self._uuids: dict[str, str] = {}
-        self._programs: dict[str, str] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._pipe_directories: set[str] = set()
         """Pipe directories; an MPS v3 daemon's contains names of servers and namespaces."""
         self._v3 = False
         """An MPS v3 daemon was seen."""
+        self._converter = _make_converter()
+        changes: dict[type, Callable[[Any], Any]] = {  # parts before the observation with them
+            ProcessFacts: self._process,
+            ProcfsObservation: self._procfs,
+            Exchange: self._exchange,
+            ControlObservation: self._control,
+            LogChunk: self._chunk,
+            LogState: lambda state: replace(state, path=self._path(state.path)),
+            GpuObservation: lambda gpu: replace(gpu, serial=None),
+        }
 
-    def observation(self, observation: Observation) -> Observation:
-        """Return the observation without names of users and programs, and serial numbers."""
-        if isinstance(observation, ProcfsObservation):
-            self._pipe_directories |= {one.pipe_directory for one in observation.daemons}
-            self._v3 |= any(one.protocol == "3" for one in observation.daemons)
-            return replace(
-                observation,
-                daemons=tuple(
-                    replace(
-                        daemon,
-                        process=daemon.process and self._process(daemon.process),
-                        servers=tuple(map(self._process, daemon.servers)),
-                    )
-                    for daemon in observation.daemons
-                ),
-                processes={
-                    pid: self._process(facts) for pid, facts in observation.processes.items()
-                },
-                containers=(),
+        def changed(kind: type, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            unstructure: Callable[[Any], Any] = make_dict_unstructure_fn(
+                kind, self._converter, _cattrs_omit_if_default=True
             )
-        if isinstance(observation, NvmlObservation):
-            return replace(
-                observation, gpus=tuple(replace(gpu, serial=None) for gpu in observation.gpus)
-            )
-        if isinstance(observation, ControlObservation):
-            return self._control(observation)
-        if isinstance(observation, KernelObservation):
-            return observation  # kernel_log removes the names of processes
-        chunks = (
-            replace(
-                chunk,
-                data=SERVER_ADDED_LINE.sub(self._added_server, chunk.data),
-                server_name=self._rename("server", chunk.server_name),
-            )
-            for chunk in observation.chunks
-        )
-        states = (replace(one, path=self._path(one.path)) for one in observation.states)
-        return replace(observation, chunks=tuple(chunks), states=tuple(states))
+            return lambda one: unstructure(change(one))
+
+        for kind, change in changes.items():
+            self._converter.register_unstructure_hook(kind, changed(kind, change))
+
+    def unstructure(self, observation: Observation) -> Any:
+        """Return the observation without names of users and programs, and serial numbers.
+
+        The lines of the kernel log contain no name: kernel_log removes those of processes.
+        """
+        return self._converter.unstructure(observation)
+
+    def _procfs(self, observation: ProcfsObservation) -> ProcfsObservation:
+        self._pipe_directories |= {one.pipe_directory for one in observation.daemons}
+        self._v3 |= any(one.protocol == "3" for one in observation.daemons)
+        return replace(observation, containers=())
 
     def _process(self, facts: ProcessFacts) -> ProcessFacts:
         name = facts.name
@@ -170,14 +168,12 @@ class Anonymiser:
 
     def _control(self, observation: ControlObservation) -> ControlObservation:
         self._pipe_directories.add(observation.pipe_directory)
-        exchanges = tuple(map(self._exchange, observation.exchanges))
-        if exchanges == observation.exchanges:
-            return observation
-        return replace(observation, exchanges=exchanges, error=observation.error and _WITHHELD)
+        named = any(map(_has_names, observation.exchanges))
+        return replace(observation, error=_WITHHELD) if named and observation.error else observation
 
     def _exchange(self, one: Exchange) -> Exchange:
         """Replace the names that users chose in a reply of an MPS v3 daemon."""
-        if len(one.commands) != 1 or one.commands[0] not in READ_ONLY_V3:
+        if not _has_names(one):
             return one
         self._v3 = True
         return replace(
@@ -187,15 +183,18 @@ class Anonymiser:
             error=one.error and _WITHHELD,
         )
 
+    def _chunk(self, chunk: LogChunk) -> LogChunk:
+        data = SERVER_ADDED_LINE.sub(self._added_server, chunk.data)
+        return replace(chunk, data=data, server_name=self._rename("server", chunk.server_name))
+
     def _rename(self, kind: str, name: str) -> str:
         if not name:
             return name
         if kind == "path":
             return self._path(name, self._pipe_directories)
-        if kind == "program":
-            return self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
         number = 1 + sum(known == kind for known, _ in self._names)
-        return self._names.setdefault((kind, name), f"{kind}_{number}")
+        dash = "-" if kind == "program" else "_"
+        return self._names.setdefault((kind, name), f"{kind}{dash}{number}")
 
     def _added_server(self, match: re.Match[bytes]) -> bytes:
         name = self._rename("server", match[2].decode("ascii"))
@@ -229,66 +228,70 @@ class Anonymiser:
         return f"{kind}-{whole[: len(digits)]}"
 
 
+def _has_names(exchange: Exchange) -> bool:
+    return len(exchange.commands) == 1 and exchange.commands[0] in READ_ONLY_V3
+
+
 _WITHHELD = "(withheld)"
 _PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 class RecordingWriter:
-    """Writes observations as they arrive.
+    """Compresses and writes observations as they arrive.
 
-    A write error is not raised, because the caller would blame the source; see ``failure``.
+    After flush(), all of them can be read, even if the recorder is killed. A write error is not
+    raised, because the caller would blame the source; see ``failure``.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
+        """Create the file, or replace an older file once its first block is written.
+
+        Raises:
+            RecordingError: It cannot be written.
+        """
+        self.failure: OSError | None = None
+        """Why writing ended, as on a full disk; what was written before can be read."""
         self._anonymiser = Anonymiser() if header.anonymised else None
         self._previous: dict[str, Observation] = {}
+        """The last observation of each stream, without its time and data of logs."""
         self._last_at = header.started_at
         self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
+        self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=16 + zlib.MAX_WBITS)
         first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
+        beginning = self._compressed(first) + self._zip.flush(zlib.Z_SYNC_FLUSH)
         try:
-            self._file = _GzipFile(path, self._line(first))
+            self._file = _create(path, beginning)
         except OSError as error:
             raise RecordingError(f"cannot write {path}: {error.strerror}") from error
-
-    @property
-    def failure(self) -> OSError | None:
-        """Why writing ended, as on a full disk; what was written before can be read."""
-        return self._file.failure
-
-    def flush(self) -> None:
-        """Make all observations readable, also if the recorder is killed later."""
-        self._file.flush()
-
-    def _line(self, record: Mapping[str, Any]) -> str:
-        line = json.dumps(record, separators=(",", ":"))
-        return (line if self._anonymiser is None else self._anonymiser.text(line)) + "\n"
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(self._line(record))
 
     def add(self, observation: Observation) -> None:
         """Write an observation, unless it only repeats its predecessor."""
         self._last_at = max(self._last_at, observation.at)
-        kind = _NAMES[type(observation)]
-        key = stream_of(observation)
+        stream, new_lines = stream_of(observation), False
+        compared = replace(observation, at=0.0)
         if isinstance(observation, LogsObservation):
             # The sizes in the states change with every line, and only then.
-            known = [self._known_lines(chunk) for chunk in observation.chunks]
-            chunks = tuple(self._zoned(c) for c in known if c.data or c.restarted)
-            if not chunks and observation.states == getattr(
-                self._previous.get(key), "states", None
-            ):
-                return
-            self._previous[key] = observation
+            known = map(self._known_lines, observation.chunks)
+            chunks = tuple(chunk for chunk in known if chunk.data or chunk.restarted)
             observation = replace(observation, chunks=chunks)
-        else:
-            previous = self._previous.get(key)
-            if previous is not None and replace(observation, at=previous.at) == previous:
-                return
-            self._previous[key] = observation
-        if self._anonymiser is not None:
-            observation = self._anonymiser.observation(observation)
-        self._write({"kind": kind, "observation": _converter().unstructure(observation)})
+            compared, new_lines = replace(observation, at=0.0, chunks=()), bool(chunks)
+        if not new_lines and self._previous.get(stream) == compared:
+            return
+        self._previous[stream] = compared
+        writer = self._anonymiser or _converter()
+        record = {"kind": _NAMES[type(observation)], "observation": writer.unstructure(observation)}
+        self._write(self._compressed(record))
+
+    def flush(self) -> None:
+        """Make all observations readable, also if the recorder is killed later."""
+        self._write(self._zip.flush(zlib.Z_SYNC_FLUSH))
+
+    def close(self) -> None:
+        self._write(self._compressed({"kind": "end", "at": self._last_at}) + self._zip.flush())
+        try:
+            os.close(self._file)
+        except OSError as error:  # some file systems report a full disk only now
+            self.failure = self.failure or error
 
     def _known_lines(self, chunk: LogChunk) -> LogChunk:
         stream = chunk.pipe_directory, chunk.log, chunk.server_name
@@ -296,81 +299,50 @@ class RecordingWriter:
         void = chunk.restarted or chunk.lost_bytes > 0
         return replace(chunk, data=lines.feed(chunk.data, restarted=void))
 
-    @staticmethod
-    def _zoned(chunk: LogChunk) -> LogChunk:
-        """Add the zone of this host, because timestamps are local time."""
-        if chunk.utc_offset_seconds is not None:
-            return chunk
-        return replace(chunk, utc_offset_seconds=float(time.localtime(chunk.at).tm_gmtoff))
+    def _compressed(self, record: Mapping[str, Any]) -> bytes:
+        line = json.dumps(record, separators=(",", ":"))
+        text = line if self._anonymiser is None else self._anonymiser.text(line)
+        return self._zip.compress(f"{text}\n".encode())
 
-    def close(self) -> None:
-        self._write({"kind": "end", "at": self._last_at})
-        self._file.close()
-
-
-class _GzipFile:
-    """Text that is compressed as it arrives.
-
-    After flush(), all text can be read, even if the writer is killed. A failed write is the last:
-    the file keeps its content.
-    """
-
-    def __init__(self, path: Path, beginning: str) -> None:
-        """Create the file, or replace an older file once its first block is written.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        self.failure: OSError | None = None
-        self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=16 + zlib.MAX_WBITS)
-        self._changed = False
-        _check_owner(path, path.lstat() if path.is_symlink() else None)
-        # O_NONBLOCK: do not wait for the reader of a FIFO.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
-        try:
-            found = os.fstat(self._file)
-            _check_owner(path, found)
-            os.set_blocking(self._file, True)
-            first = self._zip.compress(beginning.encode()) + self._zip.flush(zlib.Z_SYNC_FLUSH)
-            if not stat.S_ISREG(found.st_mode):
-                self._put(first)
-                return
-            with suppress(PermissionError):  # a file of another user, with write permission
-                os.fchmod(self._file, 0o600)  # a recording shows what runs on this host
-            self._put(first)
-            os.ftruncate(self._file, len(first))
-        except OSError:
-            os.close(self._file)
-            raise
-
-    def write(self, text: str) -> None:
-        """Append text, unless an earlier write failed."""
-        self._changed = True
-        self._try(self._zip.compress(text.encode()))
-
-    def flush(self) -> None:
-        if self._changed:
-            self._changed = False
-            self._try(self._zip.flush(zlib.Z_SYNC_FLUSH))
-
-    def close(self) -> None:
-        self._try(self._zip.flush(zlib.Z_FINISH))
-        try:
-            os.close(self._file)
-        except OSError as error:  # some file systems report a full disk only now
-            self.failure = self.failure or error
-
-    def _try(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
+        """Write data; a failed write is the last: the file keeps its content."""
         if self.failure is None:
             try:
-                self._put(data)
+                _write_all(self._file, data)
             except OSError as error:
                 self.failure = error
 
-    def _put(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
+
+def _create(path: Path, beginning: bytes) -> int:
+    """Return the descriptor of a file that only its owner may read, with this content.
+
+    Raises:
+        OSError: It cannot be written, or belongs to another user. Then it keeps its content.
+    """
+    _check_owner(path, path.lstat() if path.is_symlink() else None)
+    # O_NONBLOCK: do not wait for the reader of a FIFO.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    try:
+        found = os.fstat(file)
+        _check_owner(path, found)
+        os.set_blocking(file, True)
+        regular = stat.S_ISREG(found.st_mode)
+        if regular:
+            with suppress(PermissionError):  # a file of another user, with write permission
+                os.fchmod(file, 0o600)  # a recording shows what runs on this host
+        _write_all(file, beginning)
+        if regular:
+            os.ftruncate(file, len(beginning))
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def _check_owner(path: Path, found: os.stat_result | None) -> None:
@@ -391,7 +363,7 @@ def stream_of(observation: Observation) -> str:
     return kind
 
 
-def control_stream(pipe_directory: str, kind: Literal["probe", "reconciliation"]) -> str:
+def control_stream(pipe_directory: str, kind: QueryKind) -> str:
     return f"control {kind} {pipe_directory}"
 
 
@@ -428,8 +400,6 @@ def read_recording(path: Path) -> Recording:
 
 
 def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording:
-    limit_seconds = policy.MAX_RECORDING_LOAD_SECONDS
-    give_up_at = time.monotonic() + limit_seconds
     header = _recording_header(path, next(lines, None))
     latest = header.started_at + policy.MAX_RECORDING_SECONDS
     days = policy.MAX_RECORDING_SECONDS / 86400
@@ -452,10 +422,6 @@ def _read_observations(path: Path, lines: Iterator[dict[str, Any]]) -> Recording
         if observation is None:
             break
         observations.append(observation)
-        if time.monotonic() > give_up_at:
-            raise RecordingError(
-                f"{path}: line {number}: reading took longer than {limit_seconds:.0f} s"
-            )
     if not observations:
         raise RecordingError(f"{path} holds no observation: its recorder was ended at once")
     return Recording(header, tuple(observations), ended_at)
@@ -466,48 +432,44 @@ def _observation(record: dict[str, Any]) -> Observation:
 
 
 def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
-    file = gzip.GzipFile(fileobj=raw)
-    number = size = 0
-    while True:
+    file, size, limit = gzip.GzipFile(fileobj=raw), 0, policy.MAX_RECORDING_BYTES
+    for number in count(1):
         try:
-            line = file.readline(policy.MAX_RECORDING_LINE_BYTES + 1)
+            line = file.readline(limit + 1)
         except EOFError:
             return  # truncated; the complete lines have been yielded
         except zlib.error as error:
-            raise RecordingError(f"{path}: damaged after line {number}: {error}") from error
-        if not line:
-            return
-        number += 1
+            raise RecordingError(f"{path}: damaged after line {number - 1}: {error}") from error
         size += len(line)
-        _check_size(path, number, line, size, raw.tell())
-        try:
-            record = json.loads(
-                line,
-                parse_float=_number,
-                parse_int=_number,
-                parse_constant=_number,
-                object_hook=_checked,
-            )
-        except RecursionError:
-            raise RecordingError(f"{path}: line {number} is nested too deeply") from None
-        except ValueError as error:
-            if not line.endswith(b"\n"):
-                return
-            raise RecordingError(f"{path}: line {number} is not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise RecordingError(f"{path}: line {number} is not an object")
+        if size > limit:
+            raise RecordingError(f"{path}: larger than {limit >> 20} MiB when unpacked")
+        record = _record_of(path, number, line)
+        if record is None:
+            return
         yield record
 
 
-def _check_size(path: Path, number: int, line: bytes, size: int, compressed: int) -> None:
-    lists = line.count(b"[") + line.count(b"{")
-    limit, ratio = policy.MAX_RECORDING_BYTES, policy.MAX_RECORDING_RATIO
-    if len(line) > policy.MAX_RECORDING_LINE_BYTES or lists > policy.MAX_RECORDING_LINE_LISTS:
+def _record_of(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line; None for a line that is not complete."""
+    if line.count(b"[") + line.count(b"{") > policy.MAX_RECORDING_LINE_LISTS:
         raise RecordingError(f"{path}: line {number} is too large")
-    if size > limit:
-        raise RecordingError(f"{path}: larger than {limit >> 20} MiB when unpacked")
-    if size > policy.RECORDING_RATIO_FREE_BYTES and size > ratio * compressed:
-        raise RecordingError(f"{path}: unpacks to more than {ratio} times its size")
+    try:
+        record = json.loads(
+            line,
+            parse_float=_number,
+            parse_int=_number,
+            parse_constant=_number,
+            object_hook=_checked,
+        )
+    except RecursionError:
+        raise RecordingError(f"{path}: line {number} is nested too deeply") from None
+    except ValueError as error:
+        if not line.endswith(b"\n"):
+            return None
+        raise RecordingError(f"{path}: line {number} is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise RecordingError(f"{path}: line {number} is not an object")
+    return record
 
 
 def _number(text: str) -> float | int:

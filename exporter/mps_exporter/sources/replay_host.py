@@ -11,10 +11,12 @@ import json
 import math
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from mps_exporter.observations import (
     ControlObservation,
@@ -27,87 +29,14 @@ from mps_exporter.observations import (
     Observation,
     ProcessFacts,
     ProcfsObservation,
+    QueryKind,
 )
 from mps_exporter.snapshot import Chapter
 from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.recording import Recording, control_stream, read_recording, stream_of
 
-
-class RecordingCursor:
-    """Returns the observations of each source at a time of the recording."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self._logs = [o for o in recording.observations if isinstance(o, LogsObservation)]
-        self._next_log = 0
-        self._log_states: tuple[LogState, ...] = ()
-        self._waiting: list[LogChunk] = []
-        self._streams: dict[str, tuple[list[float], list[Observation]]] = {}
-        # An exit may be recorded after a later scan of /proc: it is replayed at its own time.
-        for observation in sorted(recording.observations, key=lambda one: one.at):
-            times, stream = self._streams.setdefault(stream_of(observation), ([], []))
-            times.append(observation.at)
-            stream.append(observation)
-
-    def latest(self, stream: str, now: float) -> Observation | None:
-        """Return the last observation of this stream (see stream_of) up to now.
-
-        The first observation is returned early: sources are slow at their start.
-        """
-        times, observations = self._streams.get(stream, ([], []))
-        position = bisect_right(times, now)
-        if not position and times and times[0] <= now + policy.MAX_FIRST_REPLY_SECONDS:
-            position = 1
-        return observations[position - 1] if position else None
-
-    def between(self, stream: str, since: float, until: float) -> Sequence[Observation]:
-        times, observations = self._streams.get(stream, ([], []))
-        return observations[bisect_right(times, since) : bisect_right(times, until)]
-
-    def logs(self, now: float, followed: Collection[str]) -> LogsObservation:
-        """Return the new data of these daemons' logs (pipe directories) since the last call.
-
-        Data of other daemons is retained until they are followed.
-        """
-        while self._next_log < len(self._logs) and self._logs[self._next_log].at <= now:
-            observation = self._logs[self._next_log]
-            self._waiting += observation.chunks
-            self._log_states = observation.states or self._log_states
-            self._next_log += 1
-        chunks = [chunk for chunk in self._waiting if chunk.pipe_directory in followed]
-        self._waiting = [c for c in self._waiting if c.pipe_directory not in followed]
-        states = tuple(state for state in self._log_states if state.pipe_directory in followed)
-        busy = {(chunk.pipe_directory, chunk.log) for chunk in chunks}
-        chunks += [
-            self._idle_chunk(state, now)
-            for state in states
-            if state.readable and (state.pipe_directory, state.log) not in busy
-        ]
-        return LogsObservation(at=now, chunks=tuple(chunks), states=states)
-
-    def _idle_chunk(self, state: LogState, now: float) -> LogChunk:
-        """Return until when a log without new data is known to be complete.
-
-        Reads without new data are not recorded. So a log is complete until now, unless its next
-        lines were read soon afterwards: some of them may have been written before.
-        """
-        later = (
-            chunk.at
-            for observation in self._logs[self._next_log :]
-            for chunk in observation.chunks
-            if (chunk.pipe_directory, chunk.log) == (state.pipe_directory, state.log)
-        )
-        upcoming = next(later, math.inf)
-        # No line follows the last line of a recording, which must not be held back.
-        interval = policy.RECORDED_POLL_INTERVAL_SECONDS
-        reach = now + interval if now >= self.recording.ended_at else now
-        return LogChunk(
-            at=now,
-            pipe_directory=state.pipe_directory,
-            log=state.log,
-            complete_until=min(reach, upcoming - interval),
-        )
+_TIME = attrgetter("at")
 
 
 class ReplayHost:
@@ -116,23 +45,31 @@ class ReplayHost:
     def __init__(
         self, recording: Recording, *, speed: float = 1.0, clock: Callable[[], float] = time.time
     ) -> None:
-        self._cursor = RecordingCursor(recording)
+        self._recording = recording
         self._speed = speed
         self._clock = clock
         self._started_at = clock()
         self._held: float | None = None
-        self._replayed_until = recording.header.started_at
-        """Time of the last observation of /proc that was returned."""
-        self._kernel_read_until = float("-inf")
-        self._kernel: KernelObservation | None = None
+        self._streams: dict[str, list[Any]] = defaultdict(list)
+        """Observations by source (see stream_of) and time."""
+        # An exit may be recorded after a later scan of /proc: it is replayed at its own time.
+        for observation in sorted(recording.observations, key=_TIME):
+            self._streams[stream_of(observation)].append(observation)
+        self._read_until = {"procfs": recording.header.started_at}
+        """Source -> time of the last observation that was returned."""
+        self._kernel = KernelObservation(0.0, readable=False)
+        self._chunks: list[LogChunk] = []
+        """Data of logs that were not followed yet."""
+        self._log_states: tuple[LogState, ...] = ()
+
+    # ------------------------------------------------------------------ the clock
 
     def now(self) -> float:
         """Return the recording's time, which stops at its end, and while it is held."""
-        recording = self._cursor.recording
         elapsed = self._held
         if elapsed is None:
             elapsed = (self._clock() - self._started_at) * self._speed
-        return min(recording.header.started_at + elapsed, recording.ended_at)
+        return min(self._recording.header.started_at + elapsed, self._recording.ended_at)
 
     def hold(self, elapsed: float) -> None:
         """Stop the clock this many seconds after the recording's start."""
@@ -149,34 +86,48 @@ class ReplayHost:
         return self._started_at
 
     def wall(self, moment: float) -> float:
-        return self.played_from + (moment - self._cursor.recording.header.started_at) / self._speed
+        return self.played_from + (moment - self._recording.header.started_at) / self._speed
+
+    # ------------------------------------------------------------------ observations
+
+    def _latest(self, stream: str) -> Any:
+        """Return the last observation of a source up to now; None: there is none.
+
+        The first observation is returned early: sources are slow at their start.
+        """
+        observations, now = self._streams[stream], self.now()
+        position = bisect_right(observations, now, key=_TIME)
+        if not position and observations:
+            position = int(observations[0].at <= now + policy.MAX_FIRST_REPLY_SECONDS)
+        return observations[position - 1] if position else None
+
+    def _new(self, stream: str) -> list[Any]:
+        """Return the observations of a source since the last call."""
+        observations, now = self._streams[stream], self.now()
+        since = self._read_until.get(stream, -math.inf)
+        self._read_until[stream] = max(since, now)
+        first = bisect_right(observations, since, key=_TIME)
+        return observations[first : bisect_right(observations, now, key=_TIME)]
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        return self._processes().daemons
+        return (await self.identify((), deadline_seconds)).daemons
 
     def forget(self, present: Collection[str]) -> None:
         """Do nothing: a recording has no state."""
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return the processes that the recorder requested at this time."""
-        return self._processes()
+        found: ProcfsObservation | None = self._latest("procfs")
+        if found is None:
+            # A recorder scans /proc for the first time just after its start.
+            return ProcfsObservation(self.now())
+        self._read_until["procfs"] = max(self._read_until["procfs"], found.at)
+        return found
 
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        if not watched:
-            return ()
-        found = self._cursor.between("procfs", self._replayed_until, self.now())
-        self._replayed_until = max(self._replayed_until, self.now())
-        return [one for one in found if isinstance(one, ProcfsObservation)]
-
-    def _processes(self) -> ProcfsObservation:
-        found = self._cursor.latest("procfs", self.now())
-        if isinstance(found, ProcfsObservation):
-            self._replayed_until = max(self._replayed_until, found.at)
-            return found
-        # A recorder scans /proc for the first time just after its start.
-        return ProcfsObservation(at=self.now())
+        return self._new("procfs") if watched else ()
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
@@ -188,37 +139,64 @@ class ReplayHost:
     ) -> ControlObservation:
         return self._control(daemon, "reconciliation")
 
-    def _control(
-        self, daemon: DaemonFacts, kind: Literal["probe", "reconciliation"]
-    ) -> ControlObservation:
+    def _control(self, daemon: DaemonFacts, kind: QueryKind) -> ControlObservation:
         name = daemon.pipe_directory
-        found = self._cursor.latest(control_stream(name, kind), self.now())
-        if isinstance(found, ControlObservation):
-            return found
-        raise SourceError(f"the recording holds no answer of {name} yet")
+        found: ControlObservation | None = self._latest(control_stream(name, kind))
+        if found is None:
+            raise SourceError(f"the recording holds no answer of {name} yet")
+        return found
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        return self._cursor.logs(self.now(), {daemon.pipe_directory for daemon in daemons})
+        """Return the new data of these daemons' logs; retain that of others."""
+        now, followed = self.now(), {daemon.pipe_directory for daemon in daemons}
+        for observation in self._new("logs"):
+            self._chunks += observation.chunks
+            self._log_states = observation.states or self._log_states
+        chunks = [chunk for chunk in self._chunks if chunk.pipe_directory in followed]
+        self._chunks = [one for one in self._chunks if one.pipe_directory not in followed]
+        states = tuple(state for state in self._log_states if state.pipe_directory in followed)
+        busy = {(chunk.pipe_directory, chunk.log) for chunk in chunks}
+        chunks += [
+            self._idle_chunk(state, now)
+            for state in states
+            if state.readable and (state.pipe_directory, state.log) not in busy
+        ]
+        return LogsObservation(at=now, chunks=tuple(chunks), states=states)
+
+    def _idle_chunk(self, state: LogState, now: float) -> LogChunk:
+        """Return until when a log without new data is known to be complete.
+
+        Reads without new data are not recorded. So a log is complete until now, unless its next
+        lines were read soon afterwards: some of them may have been written before.
+        """
+        logs = self._streams["logs"]
+        later = (
+            chunk.at
+            for observation in logs[bisect_right(logs, now, key=_TIME) :]
+            for chunk in observation.chunks
+            if (chunk.pipe_directory, chunk.log) == (state.pipe_directory, state.log)
+        )
+        # No line follows the last line of a recording, which must not be held back.
+        interval = policy.RECORDED_POLL_INTERVAL_SECONDS
+        reach = now + interval if now >= self._recording.ended_at else now
+        until = min(reach, next(later, math.inf) - interval)
+        return LogChunk(now, state.pipe_directory, state.log, complete_until=until)
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
-        now = self.now()
-        found = self._cursor.between("kernel", self._kernel_read_until, now)
-        self._kernel_read_until = max(self._kernel_read_until, now)
-        known = [one for one in found if isinstance(one, KernelObservation)]
-        self._kernel = known[-1] if known else self._kernel
-        return KernelObservation(
-            at=now,
-            readable=self._kernel is not None and self._kernel.readable,
-            error="" if self._kernel is None else self._kernel.error,
-            lines=tuple(line for one in known for line in one.lines),
-            ranges=tuple(ranges for one in known for ranges in one.ranges),
+        found: list[KernelObservation] = self._new("kernel")
+        self._kernel = found[-1] if found else self._kernel
+        return replace(
+            self._kernel,
+            at=self.now(),
+            lines=tuple(line for one in found for line in one.lines),
+            ranges=tuple(ranges for one in found for ranges in one.ranges),
         )
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        found = self._cursor.latest("nvml", self.now())
-        if not isinstance(found, NvmlObservation):
+        found: NvmlObservation | None = self._latest("nvml")
+        if found is None:
             raise SourceError("the recording holds nothing of NVML yet")
         return found
 
@@ -255,50 +233,27 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class StandInNames:
-    """Names for users and programs."""
-
-    users: Mapping[int, str] = field(default_factory=dict)
-    programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    """User and recorded name -> name."""
-
-    def apply(self, recording: Recording) -> Recording:
-        observations = tuple(self._observation(one) for one in recording.observations)
-        return replace(recording, observations=observations)
-
-    def _observation(self, observation: Observation) -> Observation:
-        if not isinstance(observation, ProcfsObservation):
-            return observation
-        processes = {pid: self._process(facts) for pid, facts in observation.processes.items()}
-        return replace(observation, processes=processes)
-
-    def _process(self, facts: ProcessFacts) -> ProcessFacts:
-        uid = -1 if facts.uid is None else facts.uid
-        user, name = self.users.get(uid, facts.user), self.programs.get((uid, facts.name))
-        return replace(facts, user=user, name=name or facts.name)
-
-
 class Playlist:
     """Scenes and chapters in their order."""
 
-    def __init__(
-        self,
-        scenes: tuple[Scene, ...],
-        chapters: tuple[Chapter, ...] = (),
-        names: StandInNames | None = None,
-        recordings: Mapping[Path, Recording] | None = None,
-    ) -> None:
-        self.scenes = scenes
-        self.chapters = chapters
-        self.names_replaced = names is not None
-        self._names = names or StandInNames()
-        self._recordings = dict(recordings or {})
+    scenes: tuple[Scene, ...]
+    chapters: tuple[Chapter, ...] = ()
+    users: Mapping[int, str] = field(default_factory=dict)
+    """User -> name."""
+    programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """User and recorded name -> name."""
+    recordings: dict[Path, Recording] = field(default_factory=dict)
+    """The recordings that have been read."""
 
     @classmethod
     def of(cls, recording: Recording) -> Playlist:
         path = Path()
         scene = Scene(path, 0.0, recording.duration_seconds, 1.0, 0.0)
         return cls((scene,), recordings={path: recording})
+
+    @property
+    def names_replaced(self) -> bool:
+        return bool(self.users or self.programs)
 
     @property
     def duration_seconds(self) -> float:
@@ -310,9 +265,22 @@ class Playlist:
         Raises:
             RecordingError: It cannot be read.
         """
-        if scene.path not in self._recordings:
-            self._recordings[scene.path] = self._names.apply(read_recording(scene.path))
-        return self._recordings[scene.path]
+        if scene.path not in self.recordings:
+            found = read_recording(scene.path)
+            observations = tuple(map(self._with_names, found.observations))
+            self.recordings[scene.path] = replace(found, observations=observations)
+        return self.recordings[scene.path]
+
+    def _with_names(self, observation: Observation) -> Observation:
+        if not isinstance(observation, ProcfsObservation):
+            return observation
+        processes = {pid: self._named(facts) for pid, facts in observation.processes.items()}
+        return replace(observation, processes=processes)
+
+    def _named(self, facts: ProcessFacts) -> ProcessFacts:
+        uid = -1 if facts.uid is None else facts.uid
+        name = self.programs.get((uid, facts.name), facts.name)
+        return replace(facts, user=self.users.get(uid, facts.user), name=name)
 
     def scene_at(self, position: float) -> Scene:
         number = bisect_right([scene.starts_at for scene in self.scenes], position)
@@ -339,4 +307,4 @@ def read_playlist(path: Path) -> Playlist:
     names = document["names"]
     users = {int(uid): name for uid, name in names["users"].items()}
     programs = {(one["uid"], one["recorded"]): one["name"] for one in names["programs"]}
-    return Playlist(tuple(scenes), tuple(chapters), StandInNames(users, programs))
+    return Playlist(tuple(scenes), tuple(chapters), users, programs)

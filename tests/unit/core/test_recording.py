@@ -27,8 +27,9 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources import policy
+from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, read_recording
-from mps_exporter.sources.replay_host import RecordingCursor, ReplayHost
+from mps_exporter.sources.replay_host import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -161,48 +162,58 @@ def test_repeated_observations_are_not_written(tmp_path: Path) -> None:
     assert recording.ended_at == 1003.0
 
 
-def test_a_cursor_returns_the_latest_observation(tmp_path: Path) -> None:
+class Replay(ReplayHost):
+    """A recording at a moment that the test sets."""
+
+    def __init__(self, path: Path, *seen: Observation) -> None:
+        self.at = HEADER.started_at
+        super().__init__(read_recording(written(path, *seen)), clock=lambda: self.at)
+
+
+async def test_a_source_returns_its_latest_observation(tmp_path: Path) -> None:
     one = NvmlObservation(1010.0, Outcome.OK, driver_version="1")
     two = NvmlObservation(1020.0, Outcome.OK, driver_version="2")
-    cursor = RecordingCursor(read_recording(written(tmp_path / "x", one, two)))
-    assert cursor.latest("nvml", 1000.0) is None
-    assert cursor.latest("nvml", 1006.0) == one  # its first answer took a while
-    assert cursor.latest("nvml", 1019.9) == one
-    assert cursor.latest("nvml", 1500.0) == two
-    assert cursor.latest("procfs", 1500.0) is None
+    replay = Replay(tmp_path / "x", one, two)
+    with pytest.raises(SourceError):
+        await replay.read_gpus(1.0)
+    for moment, seen in ((1006.0, one), (1019.9, one), (1500.0, two)):  # the first took a while
+        replay.at = moment
+        assert await replay.read_gpus(1.0) == seen
+    assert await replay.discover(1.0) == ()
 
 
-def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
+async def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
     first, second = chunk(1001.0, SERVER + b"Exiting\n"), chunk(1005.0, SERVER + b"Exiting\n")
-    cursor = RecordingCursor(
-        read_recording(
-            written(
-                tmp_path / "x",
-                LogsObservation(1001.0, (first,), STATES),
-                LogsObservation(1005.0, (second,), STATES),
-            )
-        )
-    )
-    assert cursor.logs(1002.0, ()).chunks == ()
-    assert cursor.logs(1002.5, {"/p"}).chunks == (first,)
-    (silence,) = cursor.logs(1003.0, {"/p"}).chunks
+    seen = (LogsObservation(one.at, (one,), STATES) for one in (first, second))
+    replay, daemon = Replay(tmp_path / "x", *seen), DaemonFacts("/p", "/l")
+
+    async def chunks(at: float, *daemons: DaemonFacts) -> tuple[LogChunk, ...]:
+        replay.at = at
+        return (await replay.poll_logs(daemons, 1.0)).chunks
+
+    assert await chunks(1002.0) == ()
+    assert await chunks(1002.5, daemon) == (first,)
+    (silence,) = await chunks(1003.0, daemon)
     assert (silence.data, silence.complete_until) == (b"", 1003.0)
     # Soon lines come of which some may have been written before this moment.
-    (silence,) = cursor.logs(1004.9, {"/p"}).chunks
+    (silence,) = await chunks(1004.9, daemon)
     assert silence.complete_until == 1004.0
-    assert cursor.logs(1005.0, {"/p"}).chunks == (second,)
+    assert await chunks(1005.0, daemon) == (second,)
 
 
 def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
-    facts = ProcessFacts(7, 1.0, 1001, "alice", "secret-project")
+    """docs/recordings.md lists what it keeps."""
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": "/home/alice/mps", "CUDA_MPS_TOKEN": "kept"}
+    facts = ProcessFacts(
+        7, 1.0, 1001, "alice", "secret-project", cgroup="0::/alice", mps_environment=environment
+    )
+    daemon = DaemonFacts("/home/alice/mps", "/home/alice/log", process=facts)
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
     line = SERVER + f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
-    header = Header(
-        **{**{name: getattr(HEADER, name) for name in Header.__slots__}, "anonymised": True}
-    )
+    line += f"[2026-11-21 08:55:42.578 Control 630] Device {UUID.upper()} of jane\n".encode()
     path = written(
         tmp_path / "x",
-        ProcfsObservation(1001.0, processes={7: facts, 8: server}),
+        ProcfsObservation(1001.0, (daemon,), {7: facts, 8: server}),
         NvmlObservation(
             1002.0, Outcome.OK, gpus=(GpuObservation(0, UUID, serial="1652922001234"),)
         ),
@@ -214,12 +225,14 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
             Outcome.OK,
             (Exchange(("ps",), Outcome.OK, f"7 1 8 {UUID[:22]} 4026531836"),),
         ),
-        header=header,
+        header=replace(HEADER, anonymised=True),
     )
     text = gzip.decompress(path.read_bytes()).decode()
-    for secret in ("alice", "secret-project", "1652922001234", "5e4dfbf1", "c801"):
-        assert secret not in text
-    assert "nvidia-cuda-mps-server" in text
+    for secret in ('"alice"', "secret-project", "1652922001234", "5e4dfbf1", "c801"):
+        assert secret not in text.lower()
+    paths = "/home/alice/mps", "/home/alice/log", "0::/alice"
+    for kept in (*paths, '"uid":1001', '"kept"', "nvidia-cuda-mps-server"):
+        assert kept in text
     procfs, nvml, logs, _ = read_recording(path).observations
     assert isinstance(procfs, ProcfsObservation)
     assert (procfs.processes[7].user, procfs.processes[7].name) == ("user-1001", "program-1")
@@ -230,35 +243,6 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
 
 def zipped(text: str) -> bytes:
     return gzip.compress(text.encode(), mtime=0)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        pytest.param(b"", "is no recording", id="empty"),
-        pytest.param(b"not gzip", "cannot read recording", id="no-gzip"),
-        pytest.param(zipped('{"format": "else"}\n'), "is no recording", id="else"),
-        pytest.param(zipped("[1]\n"), "is not an object", id="list"),
-        pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 99}\n'),
-            "version 99 of the format, this program reads version 2",
-            id="newer",
-        ),
-        pytest.param(
-            zipped('{"format": "mps-exporter-recording", "version": 2}\n'),
-            "incomplete",
-            id="incomplete",
-        ),
-        pytest.param(zipped("{x\n"), "line 1 is not JSON", id="no-json"),
-    ],
-)
-def test_other_files_are_refused_with_the_reason(
-    tmp_path: Path, content: bytes, reason: str
-) -> None:
-    path = tmp_path / "x.rec.gz"
-    path.write_bytes(content)
-    with pytest.raises(RecordingError, match=reason):
-        read_recording(path)
 
 
 async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own_time(
@@ -280,11 +264,21 @@ async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own
     assert seen == [[], [1001.0], [1002.5], [1003.0]]
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="No such file"):
-        read_recording(tmp_path / "x")
-    with pytest.raises(RecordingError, match="cannot write"):
-        RecordingWriter(tmp_path / "no" / "x", HEADER)
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "No such file"),
+        ("", "Is a directory"),
+        ("/dev/zero", "no regular file"),
+        ("empty", "is no recording"),
+        ("text", "cannot read recording"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("not gzip")
+    with pytest.raises(RecordingError, match=reason):
+        read_recording(tmp_path / name)
 
 
 def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
@@ -303,8 +297,9 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
 
 def test_a_fifo_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
-    with pytest.raises(RecordingError, match="cannot write"):
-        written(tmp_path / "x")
+    for name in ("x", "missing/x"):
+        with pytest.raises(RecordingError, match="cannot write"):
+            written(tmp_path / name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -400,6 +395,11 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ('{"format": "else"}\n', "is no recording"),
+        ("[1]\n", "is not an object"),
+        (FIRST.replace("2", "99", 1), "version 99 of the format, this program reads version 2"),
+        ('{"format": "mps-exporter-recording", "version": 2}\n', "incomplete"),
+        ("{x\n", "line 1 is not JSON"),
         (FIRST, "holds no observation"),
         (FIRST + END % "1000", "holds no observation"),
         (LINE % "Infinity" + LOOK % "1000", "out of range"),
@@ -419,9 +419,8 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
         (FIRST + "[" * 100_000 + "\n", "nested too deeply"),
         (FIRST + '{"a":' * 100_000 + "\n", "nested too deeply"),
         (FIRST + '{"kind":[' + "[]," * 1_000_001 + "0]}\n", "line 2 is too large"),
-        (FIRST + " " * (33 << 20) + "\n", "line 2 is too large"),
-        (FIRST + (" " * (1 << 20) + "{}\n") * 9, "line 2 is no observation"),
-        (FIRST + (LOOK % ("1001" + " " * (1 << 20))) * 9, "times its size"),
+        (FIRST + " " * (129 << 20) + "\n", "larger than 128 MiB when unpacked"),
+        (FIRST + "{}\n", "line 2 is no observation"),
     ],
 )
 def test_a_hostile_recording_is_refused_with_one_error(
@@ -435,13 +434,7 @@ def test_a_hostile_recording_is_refused_with_one_error(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_only_regular_files_are_recordings(tmp_path: Path) -> None:
-    for path in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(RecordingError):
-            read_recording(path)
-
-
-def test_size_and_time_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.rec.gz"
     look = LOOK % "1001"
     path.write_bytes(gzip.compress((FIRST + look * 100).encode()))
@@ -449,31 +442,3 @@ def test_size_and_time_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(policy, "MAX_RECORDING_BYTES", len(FIRST + look * 50))
     with pytest.raises(RecordingError, match="when unpacked"):
         read_recording(path)
-    monkeypatch.undo()
-    monkeypatch.setattr(policy, "MAX_RECORDING_LOAD_SECONDS", -1.0)
-    with pytest.raises(RecordingError, match="reading took longer"):
-        read_recording(path)
-
-
-def test_what_an_anonymised_recording_keeps(tmp_path: Path) -> None:
-    """docs/recordings.md lists it."""
-    facts = ProcessFacts(
-        630,
-        1000.0,
-        uid=1001,
-        user="jane",
-        name="jane-train",
-        cgroup="0::/user.slice/jane",
-        mps_environment={"CUDA_MPS_PIPE_DIRECTORY": "/home/jane/mps", "CUDA_MPS_TOKEN": "secret"},
-    )
-    look = ProcfsObservation(
-        1001.0, daemons=(DaemonFacts("/home/jane/mps", "/home/jane/log", process=facts),)
-    )
-    line = f"[2026-11-21 08:55:42.578 Control 630] Device {UUID.upper()} of jane\n"
-    logs = LogsObservation(1002.0, (chunk(1002.0, line.encode()),))
-    path = written(tmp_path / "a.rec.gz", look, logs, header=replace(HEADER, anonymised=True))
-    text = gzip.decompress(path.read_bytes()).decode()
-    for kept in ("/home/jane/mps", "/home/jane/log", '"uid":1001', "/user.slice/jane", "secret"):
-        assert kept in text
-    for gone in ('"jane"', "jane-train", UUID, UUID.upper()):
-        assert gone not in text

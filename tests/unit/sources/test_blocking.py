@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeVar
@@ -59,29 +58,11 @@ def call_of(user: int | None, function: Callable[[], str]) -> tuple[int | None, 
     return user, function
 
 
-def test_a_hanging_call_does_not_affect_other_results(gate: Gate) -> None:
-    calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}
-    some = BlockingCalls[str]()
-    some.start(calls_of_round)
-    wait_for(some._calls["b"].future.done)
-    found = some.results(calls_of_round)
-    assert found == {"b": "now"}
-
-
 def test_a_hanging_call_is_not_repeated_or_waited_for(gate: Gate) -> None:
     some = BlockingCalls[str]()
     run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
     assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}) == {"b": "now"}
     assert gate.started == 1
-
-
-def test_a_later_round_returns_a_late_result(gate: Gate) -> None:
-    some = BlockingCalls[str]()
-    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
-    gate.open.set()
-    wait_for(some._calls["a"].future.done)
-    assert run_round(some, {"a": call_of(ALICE, gate)}) == {"a": "late"}
-    assert run_round(some, {"a": call_of(ALICE, at_once)}) == {"a": "now"}
 
 
 def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
@@ -93,38 +74,15 @@ def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
     assert gate.started <= policy.MAX_HUNG_CALLS_PER_USER + 1
 
 
-def test_results_of_an_earlier_round_are_marked(gate: Gate) -> None:
+def test_a_later_round_returns_a_late_result_and_marks_it(gate: Gate) -> None:
     some = BlockingCalls[str]()
     run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
     gate.open.set()
     wait_for(some._calls["a"].future.done)
-    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(BOB, at_once)})
-    assert some.old == {"a"}
-    assert run_round(some, {"a": call_of(ALICE, at_once), "b": call_of(BOB, at_once)})
-    assert some.old == frozenset()
-
-
-def test_an_idle_thread_is_reused() -> None:
-    some = BlockingCalls[int]()
-    threads = {run_round(some, {number: (0, threading.get_ident)})[number] for number in range(5)}
-    assert len(threads) == 1
-
-
-def test_idle_threads_are_few_and_end_with_their_owner() -> None:
-    some = BlockingCalls[threading.Thread]()
-    begun = threading.Barrier(policy.MAX_IDLE_THREADS + 2)
-
-    def at_the_same_time() -> threading.Thread:
-        begun.wait()
-        return threading.current_thread()
-
-    names = range(policy.MAX_IDLE_THREADS + 2)
-    threads = run_round(some, dict.fromkeys(names, (0, at_the_same_time))).values()
-    assert len(set(threads)) == len(names)
-    wait_for(lambda: sum(one.is_alive() for one in threads) == policy.MAX_IDLE_THREADS)
-    del some
-    gc.collect()
-    wait_for(lambda: not any(one.is_alive() for one in threads))
+    for result, old in (("late", {"a"}), ("now", set())):
+        both: RoundCalls = {"a": call_of(ALICE, at_once), "b": call_of(BOB, at_once)}
+        assert run_round(some, both) == {"a": result, "b": "now"}
+        assert some.old == old
 
 
 def test_an_error_does_not_affect_other_results() -> None:
@@ -144,9 +102,8 @@ def test_a_bug_is_raised() -> None:
         run_round(BlockingCalls[str](), {"a": call_of(0, fails)})
 
 
-def test_without_an_idle_thread_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_more_threads_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_thread(monkeypatch)
-    monkeypatch.setattr(policy, "MAX_IDLE_THREADS", 0)
     some = BlockingCalls[str]()
     assert run_round(some, {"a": call_of(0, at_once), "b": call_of(ALICE, at_once)}) == {"a": "now"}
 

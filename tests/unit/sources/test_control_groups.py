@@ -187,6 +187,5 @@ def test_a_name_is_a_metric() -> None:
 
 
 def test_an_anonymised_recording_names_no_pod() -> None:
-    observation = Anonymiser().observation(ProcfsObservation(at=0.0, containers=(NAMED,)))
-    assert isinstance(observation, ProcfsObservation)
-    assert observation.containers == ()
+    observation = ProcfsObservation(at=0.0, containers=(NAMED,))
+    assert Anonymiser().unstructure(observation) == {"at": 0.0}

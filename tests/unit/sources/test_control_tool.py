@@ -10,7 +10,13 @@ import pytest
 
 from mps_exporter.mps.control_protocol import PROBE
 from mps_exporter.mps.protocol_v3 import CLIENTS, DEVICES, FEATURES, NAMESPACES, PARTITIONS, SERVERS
-from mps_exporter.observations import DaemonFacts, Outcome, ProcessFacts
+from mps_exporter.observations import (
+    ControlObservation,
+    DaemonFacts,
+    Exchange,
+    Outcome,
+    ProcessFacts,
+)
 from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import PATH, ControlTool
@@ -25,7 +31,7 @@ ABSENT = ProcessResult(1, stderr=b"Cannot find MPS control daemon process\n")
 GARBAGE = ProcessResult(0, b"\xff\n")
 HUNG = ProcessResult(None, timed_out=True)
 
-Answer = ProcessResult | OSError | Callable[[list[str]], ProcessResult]
+Answer = ProcessResult | Callable[[list[str]], ProcessResult]
 
 
 @dataclass
@@ -39,6 +45,9 @@ class Desk:
     limits: list[float] = field(default_factory=list)
     rights: list[ChildRights] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.control = self.tool()
+
     def tool(self, min_interval_seconds: float = 0.0) -> ControlTool:
         return ControlTool(
             "tool",
@@ -48,6 +57,18 @@ class Desk:
             now=lambda: self.time,
             clock=lambda: self.time,
         )
+
+    async def probe(self, *answers: Answer, seconds: float = 5.0) -> str:
+        """Probe the daemon, with these replies to the tool's runs; return the outcome."""
+        self.answers = list(answers)
+        self.seen = await self.control.probe(DAEMON, seconds)
+        assert not self.answers
+        return self.seen.outcome.value
+
+    async def reconcile(self, *answers: Answer) -> str:
+        """Query the daemon's server 468, with these replies."""
+        self.answers = list(answers)
+        return (await self.control.reconcile(DAEMON, [468], 5.0)).outcome.value
 
     async def run(
         self,
@@ -65,8 +86,6 @@ class Desk:
         self.limits.append(timeout_seconds)
         answer = self.answers.pop(0)
         await asyncio.sleep(0)
-        if isinstance(answer, OSError):
-            raise answer
         return answer if isinstance(answer, ProcessResult) else answer(self.asked[-1])
 
 
@@ -76,32 +95,18 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk()
 
 
-async def test_a_probe(desk: Desk) -> None:
-    desk.answers = [OK]
-    seen = await desk.tool().probe(DAEMON, 1.5)
-    assert (seen.at, seen.pipe_directory, seen.kind, seen.outcome) == (
-        1000.0,
-        "/tmp/mps",
-        "probe",
-        Outcome.OK,
-    )
-    assert seen.error is None
-    (exchange,) = seen.exchanges
-    assert exchange.commands == PROBE
-    assert (exchange.stdout, exchange.return_code, exchange.attempts) == ("468\n100.0\n", 0, 1)
-    assert desk.limits == [1.5]
-
-
-async def test_the_tool_gets_a_minimal_environment(
+async def test_a_probe_gets_a_minimal_environment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/opt/bin")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")
     monkeypatch.setenv("SECRET", "x")
     desk.answers = [OK]
-    await desk.tool().probe(replace(DAEMON, root="/proc/9/root"), 5)
+    seen = await desk.tool().probe(replace(DAEMON, root="/proc/9/root"), 1.5)
+    exchange = Exchange(PROBE, Outcome.OK, "468\n100.0\n", return_code=0)
+    assert seen == ControlObservation(1000.0, "/tmp/mps", "probe", Outcome.OK, (exchange,))
     assert desk.environments == [{"CUDA_MPS_PIPE_DIRECTORY": "/proc/9/root/tmp/mps", "PATH": PATH}]
-    assert desk.limits == [2.0]
+    assert desk.limits == [1.5]
 
 
 @pytest.mark.parametrize(
@@ -146,39 +151,19 @@ async def test_a_probe_is_reused_until_it_is_too_old(desk: Desk) -> None:
     assert len(desk.asked) == 3
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (FileNotFoundError(2, "No such file"), "--mps.control-binary"),
-        (PermissionError(13, "Permission denied"), "Permission denied"),
-        (OSError(8, "Exec format error"), "Exec format error"),
-    ],
-)
-async def test_a_tool_that_cannot_be_run(desk: Desk, error: OSError, why: str) -> None:
-    desk.answers = [error]
-    alive = replace(DAEMON, lock_holder_pid=7, lock_tested=True)
-    seen = await desk.tool().probe(alive, 5)
-    assert seen.outcome is Outcome.ABSENT
-    assert why in (seen.error or "")
-
-
 async def test_no_reply_to_a_short_run_is_not_a_hang(desk: Desk) -> None:
-    desk.answers = [HUNG, OK]
-    tool = desk.tool()
-    assert (await tool.probe(DAEMON, 0.49)).outcome is Outcome.SKIPPED
-    assert tool.counts("/tmp/mps") == (0, {})
-    seen = await tool.probe(DAEMON, 0.6)
-    assert seen.outcome is Outcome.SKIPPED
-    assert (seen.error or "").endswith("no answer within 0.6 s, and no more time was left")
-    assert tool.counts("/tmp/mps") == (1, {})
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+    assert await desk.probe(seconds=0.49) == "skipped"
+    assert desk.control.counts("/tmp/mps") == (0, {})
+    assert await desk.probe(HUNG, seconds=0.6) == "skipped"
+    assert (desk.seen.error or "").endswith("no answer within 0.6 s, and no more time was left")
+    assert desk.control.counts("/tmp/mps") == (1, {})
+    assert await desk.probe(OK) == "ok"
 
 
 async def test_several_short_runs_are_a_hang(desk: Desk) -> None:
     """A scraper with a short timeout would block the daemon each time otherwise."""
-    desk.answers = [HUNG, HUNG, OK, HUNG, HUNG, HUNG]
-    tool = desk.tool()
-    outcomes = [(await tool.probe(DAEMON, 0.8)).outcome.value for _ in range(6)]
+    replies = HUNG, HUNG, OK, HUNG, HUNG, HUNG
+    outcomes = [await desk.probe(reply, seconds=0.8) for reply in replies]
     assert outcomes == ["skipped", "skipped", "ok", "skipped", "skipped", "timeout"]
 
 
@@ -207,46 +192,43 @@ async def test_another_process_in_the_same_directory_is_queried(desk: Desk) -> N
 
 
 async def test_the_pause_doubles_with_each_hang(desk: Desk) -> None:
-    tool = desk.tool()
     for pause in (10, 20, 40, 80, 160, 300, 300):
-        desk.answers = [HUNG]
-        seen = await tool.probe(DAEMON, 5)
-        assert seen.outcome is Outcome.TIMEOUT
-        assert (seen.error or "").endswith(f"it is left alone for {pause} s")
+        assert await desk.probe(HUNG) == "timeout"
+        assert (desk.seen.error or "").endswith(f"it is left alone for {pause} s")
         desk.time += pause - 0.1
-        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
-        assert (await tool.reconcile(DAEMON, [468], 5)).outcome is Outcome.SKIPPED
+        assert await desk.probe() == await desk.reconcile() == "skipped"
         desk.time += 0.2
-    desk.answers = [OK, HUNG]
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
-    seen = await tool.probe(DAEMON, 5)
-    assert (seen.error or "").endswith("for 10 s")
-    assert tool.counts("/tmp/mps") == (9, {"timeout": 8})
+    assert [await desk.probe(OK), await desk.probe(HUNG)] == ["ok", "timeout"]
+    assert (desk.seen.error or "").endswith("for 10 s")
+    assert desk.control.counts("/tmp/mps") == (9, {"timeout": 8})
 
 
 async def test_activity_shortens_the_pause(desk: Desk) -> None:
-    tool = desk.tool()
-    for pause in (10, 20, 40):
-        desk.answers = [HUNG]
-        await tool.probe(DAEMON, 5)
+    for pause in (10, 20, 40, 0):
+        await desk.probe(HUNG)
         desk.time += pause + 0.1
-    desk.answers = [HUNG]
-    hung_at = desk.time
-    await tool.probe(DAEMON, 5)
-    tool.record_activity("/tmp/mps", hung_at - 0.1)  # before it hung
-    tool.record_activity("/tmp/unknown", hung_at + 1.0)
-    desk.time = hung_at + 30.0
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
-    tool.record_activity("/tmp/mps", hung_at + 25.0)
-    desk.answers = [HUNG]
-    again = await tool.probe(DAEMON, 5)
-    assert (again.error or "").endswith("it is left alone for 160 s")
-    tool.record_activity("/tmp/mps", desk.time + 1.0)
+    desk.control.record_activity("/tmp/mps", desk.time - 1.0)  # before it hung
+    desk.control.record_activity("/tmp/unknown", desk.time)
+    desk.time += 30.0
+    assert await desk.probe() == "skipped"
+    desk.control.record_activity("/tmp/mps", desk.time - 5.0)
+    await desk.probe(HUNG)
+    assert (desk.seen.error or "").endswith("it is left alone for 160 s")
+    desk.control.record_activity("/tmp/mps", desk.time + 1.0)
     desk.time += 9.0
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED  # not sooner than this
+    assert await desk.probe() == "skipped"  # not sooner than this
     desk.time += 1.1
-    desk.answers = [OK]
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
+    assert await desk.probe(OK) == "ok"
+
+
+async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None:
+    for _ in range(2):
+        await desk.probe(HUNG)
+        desk.time += 0.1
+        assert await desk.probe() == "skipped"
+        desk.control.record_activity("/tmp/mps", desk.time)
+        assert await desk.probe(OK) == "ok"
+        desk.time += 60.0
 
 
 async def test_activity_ends_the_pause_of_an_ordinary_users_daemon(desk: Desk) -> None:
@@ -261,19 +243,6 @@ async def test_activity_ends_the_pause_of_an_ordinary_users_daemon(desk: Desk) -
     tool.record_activity(daemon.pipe_directory, failed.at + 1.5)
     desk.answers = [OK]
     assert (await tool.probe(daemon, 5)).outcome is Outcome.OK
-
-
-async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None:
-    tool = desk.tool()
-    for _ in range(2):
-        desk.answers = [HUNG]
-        await tool.probe(DAEMON, 5)
-        desk.time += 0.1
-        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.SKIPPED
-        tool.record_activity("/tmp/mps", desk.time)
-        desk.answers = [OK]
-        assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
-        desk.time += 60.0
 
 
 async def test_a_reply_before_a_hang_is_not_reused(desk: Desk) -> None:
@@ -338,15 +307,13 @@ async def test_a_reconciliation_stops_at_the_first_server_that_hangs(desk: Desk)
 
 
 async def test_a_server_that_hangs_again_is_queried_less_often(desk: Desk) -> None:
-    desk.answers = [HUNG, OK, HUNG, OK, LIVE, LIVE]
-    tool = desk.tool()
-    outcomes = []
-    for _ in range(4):
-        outcomes.append((await tool.reconcile(DAEMON, [468], 5)).outcome.value)
+    for _ in range(2):
+        assert await desk.reconcile(HUNG) == "timeout"
         desk.time += 10.1
-        if outcomes[-1] == "timeout":
-            assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
-    assert outcomes == ["timeout", "timeout", "skipped", "ok"]
+        assert await desk.probe(OK) == "ok"
+    assert await desk.reconcile() == "skipped"
+    desk.time += 10.1
+    assert await desk.reconcile(LIVE, LIVE) == "ok"
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -396,10 +363,8 @@ async def test_a_failure_and_the_recovery_are_logged_once(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    desk.answers = [OK, HUNG, HUNG, REFUSED, REFUSED, OK, OK]
-    tool = desk.tool()
-    for _ in range(6):
-        await tool.probe(DAEMON, 5)
+    for replies in ((OK,), (HUNG,), (HUNG,), (REFUSED, REFUSED), (OK,), (OK,)):
+        await desk.probe(*replies)
         desk.time += 100
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "control daemon does not answer"),

@@ -10,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.observations import AddressRanges, KernelLine
+from mps_exporter.observations import AddressRanges
 from mps_exporter.sources import policy
-from mps_exporter.sources.kernel_log import (
-    ClientMemory,
-    KernelEvidence,
-    KernelLogReader,
-    parse_record,
-    reserved_ranges,
-)
+from mps_exporter.sources.kernel_log import KernelEvidence, parse_record, reserved_ranges
 from testing.waiting import wait_for
 
 XID = b"NVRM: Xid (PCI:0000:00:06): 31, pid=1486, name=train.py, channel 0x0000000e, intr 00000000."
@@ -71,22 +65,8 @@ def test_no_name_is_kept_where_the_wording_is_not_known(marker: str) -> None:
 
 
 def test_a_file_that_ends_is_no_kernel_log() -> None:
-    log = KernelLogReader(os.devnull)
-    assert wait_for(lambda: log.error) == f"{os.devnull} cannot be read: No data available"
-
-
-def test_more_clients_than_are_read_at_a_time_are_read_later(tmp_path: Path) -> None:
-    for pid in range(10, 110):
-        process(tmp_path, pid, uid=0)
-    evidence = KernelEvidence("/nonexistent", str(tmp_path))
-    found = set[int]()
-
-    def all_read() -> bool:
-        found.update(one.pid for one in evidence.read({}).ranges)
-        return len(found) == 100
-
-    evidence.read(dict.fromkeys(range(10, 110)))
-    wait_for(all_read)
+    found = KernelEvidence(os.devnull, "/proc").read({})
+    assert (found.readable, found.error) == (False, "/dev/null cannot be read: No data available")
 
 
 @pytest.fixture
@@ -99,37 +79,27 @@ def kmsg(tmp_path: Path) -> Iterator[tuple[str, int]]:
     os.close(writer)
 
 
-def lines_of(log: KernelLogReader, count: int) -> list[KernelLine]:
-    found: list[KernelLine] = []
-
-    def enough() -> bool:
-        found.extend(log.new_lines())
-        return len(found) >= count
-
-    wait_for(enough)
-    return found
-
-
 def test_new_lines_have_the_time_at_which_they_came(kmsg: tuple[str, int]) -> None:
     path, writer = kmsg
-    log = KernelLogReader(path)
-    assert log.error == ""
-    os.write(writer, record(XID, seconds=time.monotonic()))
-    (line,) = lines_of(log, 1)
+    log = KernelEvidence(path, "/proc")
+    assert log.read({}).readable
+    os.write(writer, record(XID, seconds=1.0))
+    (line,) = log.read({}).lines
     log.close()
     assert line.text == SHOWN
     assert line.at == pytest.approx(time.time(), abs=60.0)
 
 
 def test_old_lines_have_the_kernel_s_time_and_older_ones_are_left_out(
-    kmsg: tuple[str, int],
+    kmsg: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    up = time.monotonic()
-    log = KernelLogReader(kmsg[0])
+    records = [record(XID, seconds=time.monotonic() - age) for age in (100.0, 601.0)]
+    log = KernelEvidence(kmsg[0], "/proc")
+    monkeypatch.setattr(policy, "MAX_KERNEL_RECORDS", len(records))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", lambda *_: records.pop())
+        (line,) = log.read({}).lines
     log.close()
-    log._add(record(XID, seconds=up - 100.0), history=True)
-    log._add(record(XID, seconds=up - 601.0), history=True)
-    (line,) = log.new_lines()
     assert line.at == pytest.approx(time.time() - 100.0, abs=5.0)
 
 
@@ -146,14 +116,19 @@ def process(proc: Path, pid: int, uid: int = 1001, maps: bytes = MAPS) -> None:
     (proc / str(pid) / "maps").write_bytes(maps)
 
 
-def ranges_of(memory: ClientMemory, *pids: int) -> dict[int, AddressRanges]:
+def evidence_of(proc: Path) -> KernelEvidence:
+    return KernelEvidence("/nonexistent", str(proc))
+
+
+def answers(evidence: KernelEvidence) -> dict[int, AddressRanges]:
+    """Wait for the ranges of all requested processes."""
     found: dict[int, AddressRanges] = {}
 
-    def enough() -> bool:
-        found.update({one.pid: one for one in memory.results()})
-        return found.keys() >= set(pids)
+    def all_read() -> bool:
+        found.update({one.pid: one for one in evidence.read({}).ranges})
+        return not evidence._requested
 
-    wait_for(enough)
+    wait_for(all_read)
     return found
 
 
@@ -165,14 +140,23 @@ def test_reserved_ranges_smallest_first() -> None:
 
 
 def test_only_processes_of_the_wanted_user_are_read(tmp_path: Path) -> None:
+    """Processes that are gone are not waited for."""
     process(tmp_path, 10)
     process(tmp_path, 11, uid=0)
-    memory = ClientMemory(str(tmp_path))
-    memory.request({10: None, 11: 1001, 12: None, 13: 1001})
-    assert ranges_of(memory, 10).keys() == {10}
-    wait_for(lambda: memory.results() == () and not memory._requested)
-    memory.request({11: None})
-    assert ranges_of(memory, 11)[11].uid == 0
+    evidence = evidence_of(tmp_path)
+    evidence.read({10: None, 11: 1001, 12: None, 13: 1001})
+    assert answers(evidence).keys() == {10}
+    evidence.read({11: None})
+    assert answers(evidence)[11].uid == 0
+
+
+def test_more_clients_than_are_read_at_a_time_are_read_later(tmp_path: Path) -> None:
+    pids = range(10, 110)
+    for pid in pids:
+        process(tmp_path, pid, uid=0)
+    evidence = evidence_of(tmp_path)
+    evidence.read(dict.fromkeys(pids))
+    assert answers(evidence).keys() == set(pids)
 
 
 def test_a_process_that_hangs_costs_its_own_ranges(
@@ -181,43 +165,31 @@ def test_a_process_that_hangs_costs_its_own_ranges(
     process(tmp_path, 10)
     process(tmp_path, 11)
     answer = threading.Event()
-    read = ClientMemory._read
+    read = KernelEvidence._read_ranges
 
-    def hanging(self: ClientMemory, pid: int, uid: int | None) -> AddressRanges | None:
+    def hanging(self: KernelEvidence, pid: int, uid: int | None) -> AddressRanges | None:
         if pid == 10:
             answer.wait()
         return read(self, pid, uid)
 
-    monkeypatch.setattr(ClientMemory, "_read", hanging)
-    memory = ClientMemory(str(tmp_path))
-    memory.request({10: None})
-    assert memory.results() == ()
-    memory.request({10: None, 11: 0})  # not that user's process
-    memory.request({11: None})
+    monkeypatch.setattr(KernelEvidence, "_read_ranges", hanging)
+    evidence = evidence_of(tmp_path)
+    assert evidence.read({10: None}).ranges == ()
+    evidence.read({10: None, 11: 0})  # not that user's process
+    evidence.read({11: None})
     answer.set()
-    assert ranges_of(memory, 10)[10].ranges == reserved_ranges(MAPS)
+    assert answers(evidence)[10].ranges == reserved_ranges(MAPS)
 
 
 def test_the_maps_of_an_ordinary_user_are_read_up_to_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "MAX_USER_MAPS_BYTES", len(MAPS))
+    monkeypatch.setattr(policy, "USER_MAPS_BYTES_PER_SECOND", 0.0)
+    found = set[int]()
+    evidence = evidence_of(tmp_path)
     for pid, uid in ((10, 1001), (11, 1001), (12, 1002), (13, 0), (14, 0)):
         process(tmp_path, pid, uid)
-    memory = ClientMemory(str(tmp_path))
-    found = set[int]()
-
-    def answered() -> bool:
-        found.update(one.pid for one in memory.results())
-        return not memory._requested
-
-    for pid in (10, 11, 12, 13, 14):
-        memory.request({pid: None})
-        wait_for(answered)
+        evidence.read({pid: None})
+        found |= answers(evidence).keys()
     assert found == {10, 12, 13, 14}
-
-
-def test_a_process_that_is_gone_is_not_awaited(tmp_path: Path) -> None:
-    memory = ClientMemory(str(tmp_path))
-    memory.request({10: None})
-    wait_for(lambda: memory.results() == () and not memory._requested)

@@ -17,26 +17,24 @@ from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget
+from mps_exporter.sources.log_follower import LogFollower
 from testing.log_folder import own_logs
 from testing.waiting import PATIENCE_SECONDS, until
 
 OWN = (os.geteuid(),)
 
 
-class Disks(LogReader):
-    """A reader that reads some daemons' logs only when a gate opens."""
+class Disks(LogFollower):
+    """Logs of which some daemons' are read only when a gate opens."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
-        super().__init__(clock=lambda: self.now)
+        self.now, self.seconds = 1000.0, 0.0
+        super().__init__(clock=lambda: self.now, monotonic=lambda: self.seconds)
         self.gates: dict[str, threading.Event] = {}
 
-    def read_daemon(
-        self, target: LogTarget, at: float, most_bytes: int | None = None
-    ) -> LogsObservation:
-        found = super().read_daemon(target, at, most_bytes)  # the offsets move on
-        if gate := self.gates.get(target[0]):
+    def read_daemon(self, daemon: DaemonFacts, max_bytes: int | None = None) -> LogsObservation:
+        found = super().read_daemon(daemon, max_bytes)  # the offsets move on
+        if gate := self.gates.get(daemon.pipe_directory):
             gate.wait()
         return found
 
@@ -46,16 +44,14 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.disks = Disks()
-        self.monotonic = 0.0
-        self.logs = LogFollower(self.disks, clock=lambda: self.monotonic)
-        self.targets: list[LogTarget] = []
+        self.logs = Disks()
+        self.targets: list[DaemonFacts] = []
 
     def add(self, *names: str, user: int | None = None) -> None:
         for name in names:
             (self.folder / name).mkdir()
             target = own_logs(f"/{name}", self.folder / name)
-            self.targets.append(target._replace(limited_user=user))
+            self.targets.append(replace(target, owner_uid=user, limited=user is not None))
             self.write(name, "first")
 
     def write(self, name: str, text: str) -> None:
@@ -64,7 +60,7 @@ class Site:
 
     def hang(self, *names: str) -> threading.Event:
         gate = threading.Event()
-        self.disks.gates |= {f"/{name}": gate for name in names}
+        self.logs.gates |= {f"/{name}": gate for name in names}
         return gate
 
     async def poll(self, deadline_seconds: float = PATIENCE_SECONDS) -> dict[str, str]:
@@ -95,7 +91,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(policy, "USERS_LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     made = Site(tmp_path)
     yield made
-    for gate in made.disks.gates.values():
+    for gate in made.logs.gates.values():
         gate.set()
     await made.logs.close()
 
@@ -118,13 +114,13 @@ async def test_a_late_result_is_complete_only_until_it_was_read(site: Site) -> N
     site.add("a")
     (site.folder / "a" / "server.log").write_text("")
     await site.poll()
-    began = site.disks.now
+    began = site.logs.now
     gate = await site.lose("a")
-    site.disks.now += 0.2
+    site.logs.now += 0.2
     gate.set()
     await site.returned("a")
     found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
-    assert found.at == site.disks.now
+    assert found.at == site.logs.now
     assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
         "control": began,
         "server": began,
@@ -167,7 +163,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     gate = await site.lose("a")
     before = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert not [one for one in before.states if one.pipe_directory == "/a"]
-    site.monotonic += policy.LOG_UNREADABLE_AFTER_SECONDS
+    site.logs.seconds += policy.LOG_UNREADABLE_AFTER_SECONDS
     for _ in range(2):
         found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
         assert {
@@ -194,10 +190,10 @@ async def test_a_daemon_without_a_thread_does_not_hang(
     site.add("a")
     await site.lose("a")
     site.add("b")
-    site.monotonic = 1.0
+    site.logs.seconds = 1.0
     with pytest.raises(SourceTimeoutError):
         await site.poll()
-    site.monotonic += policy.LOG_UNREADABLE_AFTER_SECONDS
+    site.logs.seconds += policy.LOG_UNREADABLE_AFTER_SECONDS
     found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert {one.pipe_directory: one.error for one in found.states} == {
         "/a": "reading it does not return: the file system does not answer",
@@ -211,12 +207,12 @@ async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> 
     gate = await site.lose("a")
     targets, site.targets = site.targets, []
     await site.poll()
-    assert site.disks.daemons() == {"/a"}
+    assert site.logs._daemons.keys() == {"/a"}
     gate.set()
     await site.returned("a")
     await site.poll()
     await site.poll()
-    assert site.disks.daemons() == set()
+    assert not site.logs._daemons
     site.targets = targets
     assert (await site.poll()).keys() == {"a", "b"}
 

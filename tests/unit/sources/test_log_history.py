@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.sources.log_follower import LogReader
-from testing.log_folder import LogFolder, own_logs, poll_all, state
+from testing.log_folder import LogFolder, poll_all, state
 from testing.mps_logs import at, script
 
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
@@ -28,7 +27,7 @@ def host(tmp_path: Path) -> Iterator[LogFolder]:
     made = LogFolder(tmp_path / "log", now=STARTED_AT)
     made.folder.mkdir()
     yield made
-    made.tails.close()
+    poll_all(made.tails)
 
 
 @contextmanager
@@ -48,26 +47,18 @@ def new_lines_appear(host: LogFolder) -> None:
     host.write("control", NEWS, mtime=at("11:00"))
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_after_a_failed_read_the_position_is_kept(host: LogFolder, code: int) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("call", ["pread", "fstat"])
+def test_after_a_failed_read_the_position_is_kept(host: LogFolder, call: str, copied: bool) -> None:
+    """If the file system was mounted again, the same file has other numbers."""
     host.write("control", OLD, mtime=at("00:03"))
     assert [chunk.history for chunk in host.read("control")] == [True]
-    new_lines_appear(host)
-    with failing("pread", code):
+    log, copy = host.folder / "control.log", host.folder / "copy"
+    shutil.copy(log, copy)
+    with failing(call, errno.ESTALE):
         assert not state(host.poll(), "control").readable
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
-
-
-def test_a_file_system_that_was_mounted_again_has_the_same_log(host: LogFolder) -> None:
-    """The same file has other numbers then."""
-    host.write("control", OLD, mtime=at("00:03"))
-    host.read("control")
-    with failing("fstat", errno.ESTALE):
-        host.poll()
-    log = host.folder / "control.log"
-    shutil.copy(log, log.with_suffix(".copy"))
-    log.with_suffix(".copy").replace(log)
+    if copied:
+        copy.replace(log)
     new_lines_appear(host)
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, False)
@@ -110,7 +101,7 @@ def test_a_line_of_the_millisecond_in_which_the_exporter_started_is_news(
     host.read("control")
     host.write("control", f"{stamp} C630 NEW UI")
     assert [chunk.history for chunk in host.read("control")] == [history]
-    host.tails.close()
+    poll_all(host.tails)
 
 
 def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
@@ -169,38 +160,13 @@ def test_a_replaced_file_is_counted_in_full(host: LogFolder) -> None:
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
 
 
-def test_one_log_that_fails_at_the_first_look_costs_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = STARTED_AT
-    tails = LogReader(clock=lambda: now)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        log = tmp_path / name / "control.log"
-        log.write_bytes(script(OLD).control)
-        os.utime(log, (at("00:03"), at("00:03")))
-    targets = [own_logs(f"/{name}", tmp_path / name) for name in "ba"]
-    real = os.pread
-
-    def fails_for_b(descriptor: int, length: int, offset: int) -> bytes:
-        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith(str(tmp_path / "b")):
-            raise OSError(errno.EIO, "Input/output error")
-        return real(descriptor, length, offset)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", fails_for_b)
-        first = poll_all(tails, *targets)
-    then = poll_all(tails, *targets)
-    tails.close()
-    assert [chunk.pipe_directory for chunk in first.chunks] == ["/a"]
-    assert [one.error for one in first.states] == [
-        "input/output error",
-        "no such file",
-        None,
-        "no such file",
-    ]
-    (b,) = [chunk for chunk in then.chunks if chunk.pipe_directory == "/b"]
-    assert (b.data, b.history) == (script(START.format("00:03.000")).control, True)
+def test_a_log_that_fails_at_the_first_look_is_read_in_full_later(host: LogFolder) -> None:
+    host.write("control", OLD, mtime=at("00:03"))
+    with failing("pread", errno.EIO):
+        found = host.poll()
+    assert [one.error for one in found.states] == ["input/output error", "no such file"]
+    (chunk,) = host.read("control")
+    assert (chunk.data, chunk.history) == (script(START.format("00:03.000")).control, True)
 
 
 def test_a_size_that_the_file_does_not_have_is_not_waited_for(

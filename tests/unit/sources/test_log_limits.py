@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.log_follower import LogFollower, LogReader, LogTarget, _byte_limits
+from mps_exporter.sources.log_follower import LogFollower, _byte_limits
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import script
 from testing.waiting import PATIENCE_SECONDS
@@ -19,7 +21,7 @@ LINE = "59:00.000 C630 UI closed"
 def test_a_log_of_another_user_is_not_read(tmp_path: Path) -> None:
     host = LogFolder(tmp_path)
     host.write("control", LINE)
-    other = LogTarget(PIPE, str(tmp_path), owners=frozenset({os.geteuid() + 1}))
+    other = DaemonFacts(PIPE, str(tmp_path), log_owners=(os.geteuid() + 1,))
     found = poll_all(host.tails, other)
     assert not state(found, "control").readable
     assert f"belongs to user {os.geteuid()}" in (state(found, "control").error or "")
@@ -35,7 +37,7 @@ def test_a_log_that_another_user_replaces_is_not_read(tmp_path: Path) -> None:
     os.chown(tmp_path / "new", 2001, 2001)
     (tmp_path / "new").rename(tmp_path / "control.log")
     assert host.data("control") == b""
-    host.tails.forget(host.tails.daemons())
+    poll_all(host.tails)
     assert not state(host.poll(), "control").readable
 
 
@@ -55,24 +57,24 @@ def test_a_log_that_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None
 
 
 def test_a_limit_of_nothing_reads_nothing_and_says_so(tmp_path: Path) -> None:
-    tails = LogReader()
+    tails = LogFollower()
     target = own_logs(PIPE, tmp_path)
     (tmp_path / "control.log").write_bytes(b"")
-    tails.read_daemon(target, tails.clock())
+    tails.read_daemon(target)
     with (tmp_path / "control.log").open("ab") as file:
         file.write(script(LINE).control * 100)
-    first = tails.read_daemon(target, tails.clock(), 50)
+    first = tails.read_daemon(target, 50)
     (chunk,) = [one for one in first.chunks if one.log == "control"]
     assert (len(chunk.data), chunk.complete_until) == (50, None)
-    nothing = tails.read_daemon(target, tails.clock() + 100, 0)
+    nothing = tails.read_daemon(target, 0)
     (chunk,) = [one for one in nothing.chunks if one.log == "control"]
     assert (chunk.data, chunk.complete_until) == (b"", None)
-    tails.close()
+    poll_all(tails)
 
 
 def test_users_share_a_poll() -> None:
-    def target(name: str, user: int | None) -> LogTarget:
-        return LogTarget(name, "/l", limited_user=user)
+    def target(name: str, user: int | None) -> DaemonFacts:
+        return DaemonFacts(name, "/l", owner_uid=user, limited=user is not None)
 
     assert _byte_limits([target("/a", None)]) == {}
     assert _byte_limits([target("/a", None), target("/b", 1)]) == {
@@ -95,7 +97,8 @@ async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path
     for name, user in (("root", None), ("alice", 2001)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "control.log").write_bytes(b"")
-        targets.append(own_logs(f"/{name}", tmp_path / name)._replace(limited_user=user))
+        logs = own_logs(f"/{name}", tmp_path / name)
+        targets.append(replace(logs, owner_uid=user, limited=user is not None))
     await pool.poll(targets, PATIENCE_SECONDS)
     for name in ("root", "alice"):
         with (tmp_path / name / "control.log").open("ab") as file:
@@ -105,4 +108,5 @@ async def test_one_poll_reads_a_users_share_and_all_of_the_others(tmp_path: Path
         for one in (await pool.poll(targets, PATIENCE_SECONDS)).chunks:
             read[one.pipe_directory] += len(one.data)
     await pool.close()
-    assert read == {"/root": len(data), "/alice": policy.MAX_USER_LOG_POLL_BYTES // 2}
+    share = policy.MAX_USER_LOG_POLL_BYTES // 2
+    assert read == {"/root": len(data), "/alice": share - share % len(script(LINE).control)}

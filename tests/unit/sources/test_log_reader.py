@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.observations import LogsObservation
+from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources import log_tail
-from mps_exporter.sources.log_follower import LogReader, LogTarget
+from mps_exporter.sources.log_follower import LogFollower
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
 
@@ -26,7 +27,7 @@ from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
 def host(tmp_path: Path) -> Iterator[LogFolder]:
     made = LogFolder(tmp_path)
     yield made
-    made.tails.close()
+    poll_all(made.tails)
 
 
 START = "{} C630 Starting control daemon using socket /tmp/mps/control"
@@ -102,13 +103,21 @@ def test_the_start_is_found_at_any_position(tmp_path: Path, before: int, after: 
     assert chunks["server"].data == server
 
 
-def test_halves_of_lines_are_delivered_as_they_come(host: LogFolder) -> None:
+def test_half_a_line_waits_for_its_other_half(host: LogFolder) -> None:
     host.poll()
     data = script("00:02.000 C630 NEW UI").control
-    host.write("control", data[:20])
-    assert host.data("control") == data[:20]
+    host.write("control", data + data[:20])
+    assert host.data("control") == data
+    assert host.data("control") == b""
     host.write("control", data[20:])
-    assert host.data("control") == data[20:]
+    assert host.data("control") == data
+
+
+def test_a_line_longer_than_a_poll_is_delivered_in_pieces(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path, poll_bytes=100)
+    host.poll()
+    host.write("control", b"x" * 250 + b"\n")
+    assert b"".join(host.data("control") for _ in range(4)) == b"x" * 250 + b"\n"
 
 
 @pytest.mark.parametrize("lines", [0, 1, 9])
@@ -269,11 +278,11 @@ def test_files_of_daemons_that_are_gone_are_closed(host: LogFolder) -> None:
 
 def test_an_unknown_directory_is_reported_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The root directory, also of a container, is not searched instead."""
-    tails = LogReader()
-    targets = LogTarget(PIPE, ""), LogTarget("/mps", "", "/proc/5/root")
+    tails = LogFollower()
+    targets = DaemonFacts(PIPE, ""), DaemonFacts("/mps", "", "/proc/5/root")
     poll_all(tails, *targets)
     observation = poll_all(tails, *targets)
-    tails.close()
+    poll_all(tails)
     assert observation.chunks == ()
     assert {(one.path, one.readable) for one in observation.states} == {("", False)}
     assert [line.message for line in caplog.records] == [
@@ -294,13 +303,6 @@ def test_lines_without_a_stamp_are_history_if_they_are_older_than_the_exporter(
     host.write("control", b"no stamp\n")
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history) == (b"no stamp\n", exists)
-
-
-def test_no_change_is_reported_only_for_a_second(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    counts = [len(host.poll().chunks) for _ in range(9)]
-    assert counts[:5] == [1] * 5
-    assert counts[6:] == [0] * 3
 
 
 @pytest.mark.parametrize("hours", [-8.0, 0.0, 1.0, 5.75])
@@ -344,7 +346,7 @@ def test_law_a_sample_written_bit_by_bit_gives_its_truth(
         tracker.add_logs(host.poll())
     for _ in range(12):
         tracker.add_logs(host.poll())
-    host.tails.close()
+    poll_all(host.tails)
     assert summary(tracker.state.counters) == summary(read(logs).counters)
 
 
@@ -368,21 +370,6 @@ def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(
     assert told == [("WARNING", "cannot read a log"), ("INFO", "following a log")]
 
 
-def test_reading_continues_in_a_copy_of_a_log(host: LogFolder) -> None:
-    path, kept = host.folder / "control.log", host.folder / "kept"
-    host.write("control", START.format("00:01.000"))
-    host.read("control")
-    path.rename(kept)
-    path.mkdir()
-    assert not state(host.poll(), "control").readable
-    path.rmdir()
-    shutil.copyfile(kept, path)
-    assert host.read("control") == []
-    host.write("control", "59:00.000 C630 UI closed")
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.restarted) == (script("59:00.000 C630 UI closed").control, False)
-
-
 # ------------------------------------------------------------------------------ named servers
 
 
@@ -391,7 +378,7 @@ class NamedServers(LogFolder):
 
     def poll(self) -> LogsObservation:
         self.now += 6.0
-        return poll_all(self.tails, own_logs(PIPE, self.folder)._replace(named_servers=True))
+        return poll_all(self.tails, replace(own_logs(PIPE, self.folder), protocol="3"))
 
 
 def test_each_named_server_has_its_own_log(tmp_path: Path) -> None:
