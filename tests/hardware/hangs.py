@@ -448,10 +448,10 @@ async def killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
     daemon = stage.daemon()
     holder = await stage.started(daemon, uid=1001)
     dead = stage.start(daemon, uid=1002)
-    await stage.lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 1, uid=1002)
     dead.client.kill()
     dead.client.process.wait(10)
-    await stage.lab.until("mps_uid_waiting_dead_clients", 1, daemon=daemon.label, uid=1002)
+    await stage.lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     return daemon, holder
 
 
@@ -459,7 +459,7 @@ async def killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
 async def ghost_server(stage: Stage) -> None:
     daemon, holder = await killed_in_the_queue(stage)
     holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    await stage.lab.until("mps_server_ghost", 1, seconds=30)
     process = await stage.started(daemon, uid=1003)
     await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
@@ -468,9 +468,9 @@ async def ghost_server(stage: Stage) -> None:
 async def deaf_server(stage: Stage) -> None:
     daemon, holder = await killed_in_the_queue(stage)
     process = stage.start(daemon, uid=1002)
-    await stage.lab.until("mps_uid_waiting_clients", 2, daemon=daemon.label, uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 2, uid=1002)
     holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    await stage.lab.until("mps_server_ghost", 1, seconds=30)
     command = await stage.ask(process, "was started for clients that had died", ALL_HANG)
     # Its server's end does not free the daemon while the client that it sent there is left.
     await stage.heal(process, command, again=True, rounds=3)
@@ -499,7 +499,7 @@ async def server_lost(stage: Stage) -> None:
 async def refused_by_a_server_in_fault(stage: Stage) -> None:
     daemon = stage.daemon()
     await stage.lab.ready_client("faulthold", 1, daemon=daemon)
-    await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
+    await stage.lab.until("mps_server_state", 1, mps_server_state="FAULT")
     process = await stage.started(daemon)
     await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready")
 
@@ -509,7 +509,7 @@ async def daemon_asked_to_quit(stage: Stage) -> None:
     daemon = stage.daemon()
     holder = await stage.started(daemon)
     quitting = asyncio.create_task(asyncio.to_thread(daemon.tool, "quit", 40))
-    await stage.lab.until("mps_control_state", 1, daemon=daemon.label, mps_control_state="draining")
+    await stage.lab.until("mps_control_state", 1, mps_control_state="draining")
     process = await stage.started(daemon)
     await stage.ask(process, "was asked to quit", "quit-does-not-return")
     holder.client.kill()

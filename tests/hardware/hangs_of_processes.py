@@ -116,7 +116,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
 async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
     daemon = stage.lab.directories("container")
     stage.lab.start_contained(daemon, f"{CONTROL} -d; sleep 120")
-    await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
+    await stage.lab.until("mps_control_up", 1)
     holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)
     await stage.settled(process, 1)
@@ -130,7 +130,7 @@ async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
 async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
     daemon, holder = await killed_in_the_queue(stage)
     holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    await stage.lab.until("mps_server_ghost", 1, seconds=30)
     process = await stage.started(daemon, uid=1003)
     answer = await stage.doctor(process.pid, "as a third user", uid=1003)
     stage.note("no kill", "kill" not in str(answer.get("command")), "", answer.get("command"))
@@ -160,7 +160,7 @@ async def server_without_descriptors(stage: Stage) -> None:
 async def refused_and_not_reaped(stage: Stage) -> None:
     daemon = stage.daemon()
     await stage.lab.ready_client("faulthold", 1, daemon=daemon)
-    await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
+    await stage.lab.until("mps_server_state", 1, mps_server_state="FAULT")
     client = stage.lab.client("", 0, daemon=daemon, command=[*STAY[:2], "1"])
     await asyncio.sleep(3)  # nothing reaps it
     await stage.lab.look()
