@@ -21,13 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from testing.fake_host import install_tool
+from testing.page import Page
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -37,29 +37,6 @@ PROGRAMS = f"{STAND_INS}/programs"
 TOOL = f"{STAND_INS}/nvidia-cuda-mps-control"
 EMPTY = ("/tmp", "/run", "/var/log", "/var/lib")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
-
-
-class Sample(NamedTuple):
-    labels: dict[str, str]
-    value: float
-
-
-class Metrics(dict[str, list[Sample]]):
-    """The samples of one scrape, by name."""
-
-    def _matching(self, name: str, labels: dict[str, str]) -> list[Sample]:
-        return [one for one in self.get(name, ()) if labels.items() <= one.labels.items()]
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """Return the value of the one sample with these labels; None: no sample has them."""
-        found = self._matching(name, labels)
-        assert len(found) <= 1, (name, labels, self[name])
-        return found[0].value if found else None
-
-    def labels(self, name: str, **labels: str) -> dict[str, str]:
-        """Return all labels of the one sample with these labels."""
-        (found,) = self._matching(name, labels)
-        return found.labels
 
 
 @dataclass
@@ -334,15 +311,11 @@ class OwnHost:
         finally:
             connection.close()
 
-    def scrape(self) -> Metrics:
+    def scrape(self) -> Page:
         """One scrape."""
         status, text = self.get("/metrics")
         assert status == 200, text
-        metrics = Metrics()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                metrics.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
-        return metrics
+        return Page(text)
 
     def stop_exporters(self) -> None:
         """Stop what serve() started."""

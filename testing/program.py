@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,33 +12,9 @@ from pathlib import Path
 
 import aiohttp
 
+from testing.page import Page
 from testing.ports import free_port
 from testing.waiting import PATIENCE_SECONDS, until_awaited
-
-SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-class Page:
-    """A page of metrics in text form."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.samples = [
-            (match[1], dict(LABEL.findall(match[2] or "")), float(match[3]))
-            for line in text.splitlines()
-            if (match := SAMPLE.match(line))
-        ]
-
-    def value(self, name: str, **labels: object) -> float | None:
-        """The sum of the samples that match; None where there are none."""
-        wanted = {key: str(label) for key, label in labels.items()}
-        found = [
-            value
-            for metric, words, value in self.samples
-            if metric == name and wanted.items() <= words.items()
-        ]
-        return sum(found) if found else None
 
 
 @dataclass

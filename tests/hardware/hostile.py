@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from testing.program import Page
+from testing.page import Page
 from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, run
 from tests.hardware.program import exporter_program, scrape
 from tests.hardware.scenarios import scenario

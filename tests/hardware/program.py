@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testing.commands import output_of
-from testing.program import Page
+from testing.page import Page
 from tests.hardware.lab import Lab, as_user, exporter
 from tests.hardware.scenarios import scenario
 
