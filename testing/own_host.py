@@ -154,7 +154,7 @@ class OwnHost:
 
         Args:
             rights: Arguments of setpriv, such as --reuid=1001; none: root.
-            inside: A command that makes further namespaces first.
+            inside: A command that makes further namespaces first: see inside().
             cgroup: The program's control group.
         """
         enter = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", "--wd=/", "--"]
@@ -347,6 +347,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(PATIENCE_SECONDS)
         self.sock.connect(self._path)
+
+
+def inside(script: str, *namespaces: str) -> tuple[str, ...]:
+    """Return a command that starts another in further namespaces, after a script of the shell."""
+    return ("unshare", *(namespaces or ("--mount",)), "sh", "-c", f'{script} && exec "$@"', "sh")
+
+
+def in_container(mounts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a command that starts another in a container: mounts by their directories in there."""
+    steps = (
+        f"mkdir -p {here} {source} && mount --bind {source} {here}"
+        for here, source in mounts.items()
+    )
+    return inside(" && ".join(steps))
 
 
 def wait_until_ready(process: subprocess.Popen[bytes]) -> None:

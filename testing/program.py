@@ -42,20 +42,6 @@ class Program:
         assert status == 200, text
         return Page(text)
 
-    async def until(
-        self, name: str, wanted: float | None, *, path: str = "/metrics", **labels: object
-    ) -> Page:
-        """Scrape until a metric has this value."""
-        end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while True:
-            page = await self.page(path)
-            got = page.value(name, **labels)
-            if got == wanted:
-                return page
-            if asyncio.get_running_loop().time() > end:
-                raise AssertionError(f"{name}{labels} is {got}, not {wanted}\n{page.text}")
-            await asyncio.sleep(0.1)
-
     def messages(self) -> list[str]:
         """The lines of its log."""
         return self.log.read_text("utf-8").splitlines()

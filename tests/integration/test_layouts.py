@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.own_host import Daemon, OwnHost, own_host
+from testing.own_host import Daemon, OwnHost, in_container, own_host
 from testing.page import Page
 from testing.waiting import wait_for
 
@@ -25,16 +25,6 @@ POD = "0f6b7a52-43a5-4c1c-9b5e-6a1d2c3b4e5f"
 CONTAINER = "a" * 64
 CLAIMED_POD = "1a2b3c4d-5e6f-4a1b-8c2d-3e4f5a6b7c8d"
 CLAIMED_CONTAINER = "b" * 64
-
-
-def in_container(mounts: dict[str, str]) -> list[str]:
-    """Return a command that starts a program in a container: other mounts {inside: outside}."""
-    steps = [
-        f"mkdir -p {inside} {outside} && mount --bind {outside} {inside}"
-        for inside, outside in mounts.items()
-    ]
-    script = " && ".join([*steps, 'exec "$@"'])
-    return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
 
 CHROOT = """

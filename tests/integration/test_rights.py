@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.own_host import Daemon, OwnHost, own_host
+from testing.own_host import Daemon, OwnHost, in_container, own_host
 from testing.page import Page
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
@@ -68,7 +68,9 @@ def scene() -> Iterator[Scene]:
             "open": host.daemon(),
             "elsewhere": host.daemon(*ELSEWHERE),
             "closed": _closed(host),
-            "container": host.daemon(inside=_in_container()),
+            "container": host.daemon(
+                inside=in_container({one: f"{CONTAINER}{one}" for one in OPEN})
+            ),
         }
         clients = {
             name: host.client(
@@ -92,13 +94,6 @@ def _closed(host: OwnHost) -> Daemon:
     pipe.chmod(0o755)
     (pipe / "fake-mps.json").chmod(0o644)
     return daemon
-
-
-def _in_container() -> list[str]:
-    mounts = [
-        f"mkdir -p {CONTAINER}{one} {one} && mount --bind {CONTAINER}{one} {one}" for one in OPEN
-    ]
-    return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
 
 
 def _look(host: OwnHost, rights: Sequence[str], inside: Sequence[str]) -> Seen:
