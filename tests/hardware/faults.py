@@ -60,7 +60,7 @@ class Round(Actors):
         join = f'echo $$ >{MEMORY_GROUP}/cgroup.procs; exec "$@"'
         before = ("sh", "-c", join, "sh") if memory_limit else ()
         start = self.python if arguments[0].endswith(".py") else self.leaver
-        return start(*arguments, daemon=self.daemons[0], uid=uid, before=before)
+        return start(*arguments, uid=uid, before=before)
 
     def neighbours(self, words: str, uid: int = 0) -> None:
         """Start neighbours: "busy3+idle1" are three that run short kernels, and an idle one."""

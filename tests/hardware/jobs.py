@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
-from tests.hardware.scenarios import scenario
+from tests.hardware.scenarios import scenario, served
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
 TERMINATE = SCRIPTS / "mps-terminate-clients.sh"
@@ -23,9 +23,9 @@ async def _busy_neighbours_lost(
     lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
 ) -> int:
     """End a client with work in flight next to three busy clients; return how many died."""
-    neighbours = [lab.client("spin", 12, daemon=daemon, uid=uid) for _ in range(3)]
+    neighbours = [lab.client("spin", 12, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
-    leaver = lab.client("", 0, daemon=daemon, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
+    leaver = lab.client("", 0, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
     for _ in range(400):
         if leaver.has_printed("queued"):
             break
@@ -124,7 +124,7 @@ async def _as_cuda_says(
         environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": text}
         if visible is not None:
             environment["CUDA_VISIBLE_DEVICES"] = visible
-        clients.append(lab.client("idle", 25, daemon=daemon, mebibytes=8, more=environment))
+        clients.append(lab.client("idle", 25, mebibytes=8, more=environment))
     await lab.ready(*clients)
     await lab.until("mps_server_clients", len(cases))
     await lab.run(2.5)  # the daemon's map of devices is there by now
@@ -137,14 +137,12 @@ async def _as_cuda_says(
     await lab.end(*clients)
 
 
-@scenario("memory limits by ordinal on one GPU")
-async def memory_ordinals(lab: Lab) -> None:
-    daemon = lab.daemon()
+@served("memory limits by ordinal on one GPU")
+async def memory_ordinals(lab: Lab, daemon: Daemon) -> None:
     uuid = (await lab.look()).snapshot.gpus[0].uuid
     texts = ("0=1G", "1=1G", "0=1G,1=1G", f"{uuid}=1G", f"{uuid[:12]}=1G")
     cases = [(visible, text) for visible in (None, "0", uuid) for text in texts]
     await _as_cuda_says(lab, daemon, cases, sees="all")
-    await lab.quit(daemon)
 
 
 @scenario("memory limits by ordinal on two GPUs, with CUDA_VISIBLE_DEVICES of daemon and client")

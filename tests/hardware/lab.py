@@ -244,6 +244,7 @@ class Actors:
         seconds: float,
         *,
         daemon: Daemon | None = None,
+        mps: bool = True,
         uid: int = 0,
         mebibytes: int = 64,
         blocks: int = 8,
@@ -256,18 +257,18 @@ class Actors:
         more: Mapping[str, str] | None = None,
         **environment: str,
     ) -> Client:
-        """Start a CUDA client of a daemon (None: without MPS), by another program if need be."""
+        """Start a CUDA client of a daemon (None: the youngest), by another program if need be."""
         settings = {
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage,
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory_limit,
             "CUDA_VISIBLE_DEVICES": gpus,
         }
-        pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
+        pipe = (daemon or self.daemons[-1]).pipe if mps else self.folder / "nowhere"
         env = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "HOME": "/tmp",
-            "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
             **{name: value for name, value in settings.items() if value},
             **(more or {}),
             **environment,

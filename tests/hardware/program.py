@@ -63,7 +63,7 @@ def _expect(lab: Lab, page: Page, name: str, wanted: float | None, **labels: obj
 @scenario("the exporter as an ordinary user: everything but the clients' own limits")
 async def ordinary_user(lab: Lab) -> None:
     daemon = lab.daemon()
-    client = await lab.ready_client("spin", 14, daemon=daemon, percentage="25")
+    client = await lab.ready_client("spin", 14, percentage="25")
     with exporter_program("--mps.min-query-interval=0s", before=tuple(as_user(1001))):
         await asyncio.sleep(2)
         page = await asyncio.to_thread(scrape)
@@ -85,7 +85,7 @@ async def ordinary_user(lab: Lab) -> None:
 @scenario("the NVML library is missing: MPS metrics carry the daemon's own UUIDs")
 async def without_nvml(lab: Lab) -> None:
     daemon = lab.daemon()
-    client = await lab.ready_client("spin", 14, daemon=daemon)
+    client = await lab.ready_client("spin", 14)
     uuid = (await lab.look()).snapshot.gpus[0].uuid
     library = _nvml_path()
     script = f'mount --bind /dev/null {library} && exec "$@"'

@@ -6,6 +6,7 @@ Users are 1001, 1002, 1003, acted out with setpriv.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.findings import findings
@@ -34,11 +36,28 @@ def scenario(words: str) -> Callable[[Scenario], Scenario]:
     return register
 
 
+def served(
+    words: str, **settings: Any
+) -> Callable[[Callable[[Lab, Daemon], Awaitable[None]]], Scenario]:
+    """The same, of a scenario with a daemon (see Lab.daemon), which quits at the end."""
+
+    def register(function: Callable[[Lab, Daemon], Awaitable[None]]) -> Scenario:
+        @functools.wraps(function)
+        async def act(lab: Lab) -> None:
+            daemon = lab.daemon(**settings)
+            await function(lab, daemon)
+            await lab.quit(daemon)
+
+        return scenario(words)(act)
+
+    return register
+
+
 @scenario("one client of root for 5 s, then the daemon quits")
 async def one_client(lab: Lab) -> None:
     daemon = lab.daemon()
     await lab.until("mps_control_up", 1)
-    client = await lab.ready_client("spin", 5, daemon=daemon)
+    client = await lab.ready_client("spin", 5)
     await lab.until("mps_server_clients", 1)
     lab.check("mps_client_contexts", 1, pid=client.pid)
     lab.check("mps_client_sm_limit", 132, pid=client.pid)
@@ -59,15 +78,12 @@ async def one_client(lab: Lab) -> None:
     await lab.until("mps_control_state", 1, mps_control_state="absent")
 
 
-@scenario("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
-async def limits(lab: Lab) -> None:
-    daemon = lab.daemon()
-    limited = [
-        lab.client("spin", 16, daemon=daemon, percentage=text) for text in ("10", "25", "50")
-    ]
-    free = lab.client("spin", 16, daemon=daemon)
-    roomy = lab.client("idle", 16, daemon=daemon, mebibytes=256, memory_limit="0=2G")
-    direct = lab.client("idle", 16)
+@served("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
+async def limits(lab: Lab, daemon: Daemon) -> None:
+    limited = [lab.client("spin", 16, percentage=text) for text in ("10", "25", "50")]
+    free = lab.client("spin", 16)
+    roomy = lab.client("idle", 16, mebibytes=256, memory_limit="0=2G")
+    direct = lab.client("idle", 16, mps=False)
     clients = [*limited, free, roomy]
     await lab.ready(*clients, direct)
     await lab.until("mps_server_clients", 5)
@@ -87,7 +103,6 @@ async def limits(lab: Lab) -> None:
     await lab.left(*clients, direct)
     await lab.until("mps_server_clients", 0)
     await lab.run(3)
-    await lab.quit(daemon)
 
 
 def _memory_as_nvidia_smi(lab: Lab, clients: list[Client]) -> None:
@@ -132,11 +147,10 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     lab.facts["log_lines_per_reconciliation"] = reconciliation
 
 
-@scenario("a wait behind another user is served: 1002 behind 1001")
-async def wait_served(lab: Lab) -> None:
-    daemon = lab.daemon()
-    await lab.ready_client("spin", 5, daemon=daemon, uid=1001)
-    second = lab.client("spin", 3, daemon=daemon, uid=1002)
+@served("a wait behind another user is served: 1002 behind 1001")
+async def wait_served(lab: Lab, daemon: Daemon) -> None:
+    await lab.ready_client("spin", 5, uid=1001)
+    second = lab.client("spin", 3, uid=1002)
     began = time.monotonic()
     await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     lab.check("mps_uid_waiting_dead_clients", 0, uid=1002)
@@ -154,14 +168,13 @@ async def wait_served(lab: Lab) -> None:
     await lab.run(1)
     lab.check("mps_uid_holding_seconds_total", (4.5, 7), uid=1001)
     lab.check("mps_client_losses_total", 0)
-    await lab.quit(daemon)
 
 
 async def _kill_in_the_queue(
     lab: Lab, daemon: Daemon, how: signal.Signals = signal.SIGKILL, after: float = 0
 ) -> None:
     """End a client of user 1002 that waits for a server."""
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+    dead = lab.client("spin", 3, uid=1002)
     await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     await lab.run(after)
     dead.kill(how)
@@ -176,12 +189,12 @@ async def _ghost_of(lab: Lab) -> int:
 
 async def _ghost(lab: Lab, how: signal.Signals) -> None:
     daemon = lab.daemon()
-    first = await lab.ready_client("spin", 5, daemon=daemon, uid=1001)
+    first = await lab.ready_client("spin", 5, uid=1001)
     await _kill_in_the_queue(lab, daemon, how, after=1)
     await lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     await lab.left(first)
     ghost = await _ghost_of(lab)
-    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    third = lab.client("spin", 2, uid=1003)
     await lab.run(6)
     lab.facts["state_with_ghost"] = str(lab.seen.snapshot.daemons[0].state)
     lab.check("mps_uid_waits_abandoned_total", 1, uid=1002)
@@ -207,10 +220,10 @@ async def wait_abandoned_sigkill(lab: Lab) -> None:
 
 
 async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:
-    first = await lab.ready_client("spin", 4, daemon=daemon, uid=1001)
+    first = await lab.ready_client("spin", 4, uid=1001)
     await _kill_in_the_queue(lab, daemon, how)
     await lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
-    again = lab.client("spin", 3, daemon=daemon, uid=1002)
+    again = lab.client("spin", 3, uid=1002)
     await lab.until("mps_uid_waiting_clients", 2, uid=1002)
     await lab.left(first)
 
@@ -233,7 +246,7 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
         for command in commands[1:]:  # "what still hangs must be ended"
             lab.note("carried out in addition", ok=True, wanted="", got=command)
             subprocess.run(["sh", "-c", command], check=False)
-    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    third = lab.client("spin", 2, uid=1003)
     await lab.ready(third, seconds=20)
     ready = third.event("ready") is not None
     lab.note("the new client is served", ok=ready, wanted=True, got=ready)
@@ -260,16 +273,14 @@ async def _what_doctor_says(lab: Lab, daemon: Daemon, ghost: int) -> list[str]:
     return found
 
 
-@scenario(
+@served(
     "a queued client is killed and started again, five times: the deaf server, healed by doctor"
 )
-async def deaf_server(lab: Lab) -> None:
-    daemon = lab.daemon()
+async def deaf_server(lab: Lab, daemon: Daemon) -> None:
     for rounds in range(1, 6):
         await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
     await lab.look()
     lab.check("mps_client_losses_total", 0)
-    await lab.quit(daemon)
 
 
 def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
@@ -277,11 +288,10 @@ def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
     return lab.collector._daemons[daemon.label]
 
 
-@scenario("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
-async def dead_between_scrapes(lab: Lab) -> None:
-    daemon = lab.daemon()
-    first = await lab.ready_client("spin", 8, daemon=daemon, uid=1001)
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
+@served("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
+async def dead_between_scrapes(lab: Lab, daemon: Daemon) -> None:
+    first = await lab.ready_client("spin", 8, uid=1001)
+    dead = lab.client("spin", 3, uid=1002)
     await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     killed_at = time.time()
     dead.kill()
@@ -302,21 +312,19 @@ async def dead_between_scrapes(lab: Lab) -> None:
     os.kill(ghost, signal.SIGKILL)
     await lab.until("mps_server_exits_total", 1, cause="ghost_ended")
     lab.check("mps_server_exits_total", 0, cause="crashed")
-    await lab.quit(daemon)
 
 
 def _offered(snapshot: Snapshot) -> list[str]:
     return [each.command for one in findings(snapshot) for each in one.actions]
 
 
-@scenario("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
-async def wedge_times(lab: Lab) -> None:
-    daemon = lab.daemon()
-    first = await lab.ready_client("spin", 3, daemon=daemon, uid=1001)
+@served("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
+async def wedge_times(lab: Lab, daemon: Daemon) -> None:
+    first = await lab.ready_client("spin", 3, uid=1001)
     await _kill_in_the_queue(lab, daemon)
     await lab.left(first)
     ghost = await _ghost_of(lab)
-    third = lab.client("spin", 5, daemon=daemon, uid=1003)
+    third = lab.client("spin", 5, uid=1003)
     await lab.until("mps_control_up", 0, seconds=30)
     stuck_since = _state_of(lab, daemon).state.daemon.stuck_since
     fell = None if stuck_since is None else lab.seen.snapshot.taken_at - stuck_since
@@ -337,13 +345,13 @@ async def wedge_times(lab: Lab) -> None:
     lab.check("mps_server_exits_total", 1, cause="ghost_ended")
     lab.check("mps_server_exits_total", 0, cause="crashed")
     lab.facts["fell_after_seconds"], lab.facts["rose_after_seconds"] = fell, rose
-    await lab.quit(daemon, third)
+    await lab.left(third)
 
 
 @scenario("a daemon is killed: its GPU is not served any more, and MPS would help again")
 async def served_after_death(lab: Lab) -> None:
     daemon = lab.daemon()
-    client = await lab.ready_client("spin", 20, daemon=daemon, uid=1001)
+    client = await lab.ready_client("spin", 20, uid=1001)
     await lab.until("mps_server_clients", 1)
     lab.check("mps_gpu_served", 1)
     killed_at = time.time()
@@ -356,7 +364,7 @@ async def served_after_death(lab: Lab) -> None:
     ok = len(died) == 1 and 0.0 <= died[0] <= 0.1
     lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=died)
     await lab.left(client)
-    neighbour = [lab.client("spin", 12) for _ in range(2)]
+    neighbour = [lab.client("spin", 12, mps=False) for _ in range(2)]
     await lab.ready(*neighbour)
     end = time.monotonic() + 10
     while True:
@@ -371,15 +379,14 @@ async def served_after_death(lab: Lab) -> None:
     await lab.left(*neighbour)
 
 
-@scenario("short clients of 1001 overtake a waiting client of 1002")
-async def starved(lab: Lab) -> None:
-    daemon = lab.daemon()
-    crowd = [lab.client("spin", 1.5, daemon=daemon, uid=1001)]
+@served("short clients of 1001 overtake a waiting client of 1002")
+async def starved(lab: Lab, daemon: Daemon) -> None:
+    crowd = [lab.client("spin", 1.5, uid=1001)]
     await lab.ready(crowd[0])
-    waiting = lab.client("spin", 1, daemon=daemon, uid=1002)
+    waiting = lab.client("spin", 1, uid=1002)
     await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     for _ in range(12):
-        crowd.append(lab.client("spin", 1.2, daemon=daemon, uid=1001))
+        crowd.append(lab.client("spin", 1.2, uid=1001))
         await lab.run(0.4)
     await lab.look()
     lab.check("mps_uid_overtakes_total", (6, 12), uid=1001)
@@ -389,16 +396,15 @@ async def starved(lab: Lab) -> None:
     await lab.until("mps_uid_waiting_clients", 0, uid=1002)
     lab.check("mps_uid_overtakes_total", (admitted - 1, admitted), uid=1001)
     lab.facts["crowd"] = len(crowd) - 1
-    await lab.quit(daemon, waiting)
+    await lab.left(waiting)
 
 
-@scenario("three users take turns")
-async def three_users(lab: Lab) -> None:
-    daemon = lab.daemon()
-    first = await lab.ready_client("spin", 3, daemon=daemon, uid=1001)
-    second = lab.client("spin", 2, daemon=daemon, uid=1002)
+@served("three users take turns")
+async def three_users(lab: Lab, daemon: Daemon) -> None:
+    first = await lab.ready_client("spin", 3, uid=1001)
+    second = lab.client("spin", 2, uid=1002)
     await lab.run(0.5)
-    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    third = lab.client("spin", 2, uid=1003)
     await lab.until("mps_uid_waiting_clients", 2)
     await lab.left(first, second, third, seconds=60)
     await lab.run(1)
@@ -407,13 +413,14 @@ async def three_users(lab: Lab) -> None:
         lab.check("mps_uid_wait_seconds", 1, uid=uid)
         lab.check("mps_uid_waiting_clients", 0, uid=uid)
     lab.check("mps_server_exits_total", 0, cause="crashed")
-    await lab.quit(daemon)
 
 
-@scenario("a multi-user server: 1001 and 1002 at once, nobody waits")
-async def multi_user(lab: Lab) -> None:
-    daemon = lab.daemon(arguments=("-d", "-multiuser-server"))
-    clients = [lab.client("spin", 4, daemon=daemon, uid=uid) for uid in (1001, 1002)]
+@served(
+    "a multi-user server: 1001 and 1002 at once, nobody waits",
+    arguments=("-d", "-multiuser-server"),
+)
+async def multi_user(lab: Lab, daemon: Daemon) -> None:
+    clients = [lab.client("spin", 4, uid=uid) for uid in (1001, 1002)]
     await lab.ready(*clients)
     await lab.until("mps_server_clients", 2)
     lab.check("mps_control_info", 1, multiuser="true")
@@ -423,13 +430,12 @@ async def multi_user(lab: Lab) -> None:
     await lab.left(*clients)
     await lab.run(1)
     lab.check("mps_uid_wait_seconds", 0)
-    await lab.quit(daemon)
 
 
 @scenario("the server is killed under two clients")
 async def server_killed(lab: Lab) -> None:
     daemon = lab.daemon()
-    clients = await lab.crowd(2, "spin", 20, daemon=daemon)
+    clients = await lab.crowd(2, "spin", 20)
     await lab.until("mps_server_clients", 2)
     server = lab.seen.snapshot.daemons[0].servers[0].pid
     await lab.run(1)
@@ -438,7 +444,7 @@ async def server_killed(lab: Lab) -> None:
     lab.check("mps_client_losses_total", 2, cause="server_crashed")
     lab.check("mps_server_exits_total", 0, cause="requested")
     await lab.left(*clients)
-    late = await lab.ready_client("spin", 2, daemon=daemon)
+    late = await lab.ready_client("spin", 2)
     await lab.until("mps_server_clients", 1)
     lab.check("mps_server_starts_total", 2)
     await lab.left(late)
@@ -446,25 +452,24 @@ async def server_killed(lab: Lab) -> None:
     await lab.until("mps_server_exits_total", 1, cause="requested")
 
 
-@scenario("a daemon of user 1001 cannot start a server for another user: six tries in 2 ms")
-async def crash_loop(lab: Lab) -> None:
-    daemon = lab.daemon(uid=1001)
+@served("a daemon of user 1001 cannot start a server for another user: six tries in 2 ms", uid=1001)
+async def crash_loop(lab: Lab, daemon: Daemon) -> None:
     await lab.until("mps_control_up", 1)
-    other_user = lab.client("spin", 2, daemon=daemon, uid=0)
+    other_user = lab.client("spin", 2, uid=0)
     await lab.left(other_user)
     await lab.until("mps_server_exits_total", 6, cause="start_failed")
     lab.check("mps_server_starts_total", 6, uid=0)
     lab.check("mps_uid_waiting_clients", 0)
     lab.check("mps_server_exits_total", 0, cause="crashed")
-    own = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
+    own = await lab.ready_client("spin", 2, uid=1001)
     await lab.until("mps_server_clients", 1)
-    await lab.quit(daemon, own)
+    await lab.left(own)
 
 
 @scenario("a daemon that is asked to quit while a client works: draining")
 async def draining(lab: Lab) -> None:
     daemon = lab.daemon()
-    client = await lab.ready_client("spin", 8, daemon=daemon)
+    client = await lab.ready_client("spin", 8)
     await lab.until("mps_server_clients", 1)
     lab.others.append(
         subprocess.Popen(["sh", "-c", f"echo quit | {CONTROL}"], env=daemon.environment)
@@ -483,7 +488,7 @@ async def own_pid_namespace(lab: Lab) -> None:
     daemon = lab.directories("mps")
     lab.start_contained(daemon, f"{CONTROL} -d; sleep 60")
     await lab.until("mps_control_up", 1)
-    client = await lab.ready_client("spin", 6, daemon=daemon, uid=1001)
+    client = await lab.ready_client("spin", 6, uid=1001)
     await lab.until("mps_server_clients", 1)
     lab.check("mps_client_info", 1, pid=client.pid, uid=1001)
     lab.check("mps_client_memory_used_bytes", (1, 1 << 36), pid=client.pid)
@@ -500,7 +505,7 @@ async def foreground(lab: Lab) -> None:
     daemon = lab.directories("mps")
     lab.start_in_foreground(daemon)
     await lab.until("mps_control_up", 1)
-    client = await lab.ready_client("spin", 6, daemon=daemon)
+    client = await lab.ready_client("spin", 6)
     await lab.until("mps_server_clients", 1)
     lab.check("mps_control_log_readable", 0, log="control")
     lab.check("mps_server_state", 1, mps_server_state="ACTIVE")
@@ -513,7 +518,7 @@ async def foreground(lab: Lab) -> None:
 @scenario("the daemon is killed under a client; a new one takes its place")
 async def daemon_killed(lab: Lab) -> None:
     daemon = lab.daemon()
-    client = await lab.ready_client("spin", 20, daemon=daemon, uid=1001)
+    client = await lab.ready_client("spin", 20, uid=1001)
     await lab.until("mps_server_clients", 1)
     daemon.kill()
     await lab.until("mps_control_state", 1, mps_control_state="absent")
@@ -522,7 +527,7 @@ async def daemon_killed(lab: Lab) -> None:
     await lab.left(client)
     daemon = lab.daemon()
     await lab.until("mps_control_up", 1)
-    late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
+    late = await lab.ready_client("spin", 2, uid=1001)
     await lab.until("mps_server_clients", 1)
     lab.check("mps_control_starts_total", 2)
     lab.check("mps_server_exits_total", 1, cause="daemon_died")
@@ -531,8 +536,8 @@ async def daemon_killed(lab: Lab) -> None:
 
 async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -> None:
     daemon = lab.daemon()
-    neighbour = lab.client("spin", 20, daemon=daemon, uid=1001)
-    faulty = lab.client(mode, 3, daemon=daemon, uid=1001)
+    neighbour = lab.client("spin", 20, uid=1001)
+    faulty = lab.client(mode, 3, uid=1001)
     await lab.ready(neighbour, faulty)
     await lab.until("mps_server_clients", 2)
     await lab.left(neighbour, faulty)
@@ -544,7 +549,7 @@ async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -
     await lab.until("mps_server_fault_recovery_seconds", 1)
     lab.check("mps_server_fault_recovery_seconds_sum", (0.001, recovery))
     lab.check("mps_server_exits_total", 0, cause="crashed")
-    late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
+    late = await lab.ready_client("spin", 2, uid=1001)
     await lab.until("mps_server_state", 1, mps_server_state="ACTIVE")
     await lab.until("mps_gpu_xid_errors_total", 1, xid=31, seconds=5)
     await lab.quit(daemon, late)
@@ -560,14 +565,13 @@ async def overrun(lab: Lab) -> None:
     await _fault(lab, "overrun", {"own_fault": 1, "neighbour_fault": 1}, 10)
 
 
-@scenario("a client catches its fault and stays 8 s: newcomers are refused until it leaves")
-async def fault_held(lab: Lab) -> None:
-    daemon = lab.daemon()
-    neighbour = lab.client("spin", 20, daemon=daemon)
-    faulty = lab.client("faulthold", 2, daemon=daemon)
+@served("a client catches its fault and stays 8 s: newcomers are refused until it leaves")
+async def fault_held(lab: Lab, daemon: Daemon) -> None:
+    neighbour = lab.client("spin", 20)
+    faulty = lab.client("faulthold", 2)
     await lab.ready(neighbour, faulty)
     await lab.until("mps_server_state", 1, mps_server_state="FAULT", seconds=15)
-    refused = lab.client("spin", 2, daemon=daemon)
+    refused = lab.client("spin", 2)
     await lab.left(refused)
     await lab.until("mps_client_rejections_total", 1, cause="server_not_ready")
     lab.check("mps_server_state", 1, mps_server_state="FAULT")
@@ -577,13 +581,11 @@ async def fault_held(lab: Lab) -> None:
     lab.check("mps_server_faults_total", 1)
     lab.check("mps_client_losses_total", 2, cause="unattributed_fault")
     lab.check("mps_server_state", 1, mps_server_state="ACTIVE")
-    await lab.quit(daemon)
 
 
-@scenario("an operator terminates a client")
-async def terminate_client(lab: Lab) -> None:
-    daemon = lab.daemon()
-    clients = await lab.crowd(2, "spin", 15, daemon=daemon)
+@served("an operator terminates a client")
+async def terminate_client(lab: Lab, daemon: Daemon) -> None:
+    clients = await lab.crowd(2, "spin", 15)
     await lab.until("mps_server_clients", 2)
     server = lab.seen.snapshot.daemons[0].servers[0].pid
     daemon.tool(f"terminate_client {server} {clients[0].pid}")
@@ -595,13 +597,11 @@ async def terminate_client(lab: Lab) -> None:
     await lab.end(clients[1])
     await lab.until("mps_server_clients", 0)
     lab.check("mps_client_losses_total", 1)
-    await lab.quit(daemon)
 
 
-@scenario("52 clients want a server that takes 48")
-async def context_limit(lab: Lab) -> None:
-    daemon = lab.daemon()
-    crowd = [lab.client("idle", 14, daemon=daemon, mebibytes=8) for _ in range(52)]
+@served("52 clients want a server that takes 48")
+async def context_limit(lab: Lab, daemon: Daemon) -> None:
+    crowd = [lab.client("idle", 14, mebibytes=8) for _ in range(52)]
     await lab.until("mps_server_clients", 48, seconds=25)
     for _ in range(100):
         if sum(client.process.poll() is not None for client in crowd) >= 4:
@@ -618,22 +618,19 @@ async def context_limit(lab: Lab) -> None:
     lab.facts["refused"] = refused
     await lab.left(*crowd)
     await lab.until("mps_server_clients", 0)
-    await lab.quit(daemon)
 
 
-@scenario("a client runs into its memory limit of 1G")
-async def memory_limit(lab: Lab) -> None:
-    daemon = lab.daemon()
-    client = await lab.ready_client("hog", 4, daemon=daemon, mebibytes=0, memory_limit="0=1G")
+@served("a client runs into its memory limit of 1G")
+async def memory_limit(lab: Lab, daemon: Daemon) -> None:
+    client = await lab.ready_client("hog", 4, mebibytes=0, memory_limit="0=1G")
     await lab.until("mps_client_memory_used_bytes", (900 << 20, 1100 << 20), pid=client.pid)
     lab.check("mps_client_memory_limit_bytes", 1 << 30, pid=client.pid)
-    await lab.quit(daemon, client)
+    await lab.left(client)
 
 
-@scenario("the server is stopped with SIGSTOP for some seconds, then the daemon")
-async def stopped(lab: Lab) -> None:
-    daemon = lab.daemon()
-    client = await lab.ready_client("idle", 25, daemon=daemon)
+@served("the server is stopped with SIGSTOP for some seconds, then the daemon")
+async def stopped(lab: Lab, daemon: Daemon) -> None:
+    client = await lab.ready_client("idle", 25)
     await lab.until("mps_server_clients", 1)
     server = lab.seen.snapshot.daemons[0].servers[0].pid
     os.kill(server, signal.SIGSTOP)
@@ -652,32 +649,32 @@ async def stopped(lab: Lab) -> None:
     lab.check("mps_gpu_processes", 1, kind="mps_client")
     os.kill(daemon.pid, signal.SIGCONT)
     await lab.until("mps_control_up", 1, seconds=30)
-    await lab.quit(daemon, client)
+    await lab.left(client)
 
 
-@scenario("a client outlives its server and keeps its memory: stranded")
-async def stranded(lab: Lab) -> None:
-    daemon = lab.daemon()
+@served("a client outlives its server and keeps its memory: stranded")
+async def stranded(lab: Lab, daemon: Daemon) -> None:
     # A process that never calls CUDA again is unaware of its server's exit.
-    sleeper = lab.python("sleeper.py", 14, daemon=daemon)
+    sleeper = lab.python("sleeper.py", 14)
     await lab.ready(sleeper)
     await lab.until("mps_server_clients", 1)
     server = lab.seen.snapshot.daemons[0].servers[0].pid
     os.kill(server, signal.SIGKILL)
     await lab.until("mps_gpu_stranded_clients", 1, seconds=6)
     lab.check("mps_client_losses_total", 1, cause="server_crashed")
-    late = await lab.ready_client("idle", 3, daemon=daemon)
+    late = await lab.ready_client("idle", 3)
     await lab.run(1)
     lab.check("mps_gpu_stranded_clients", 1)
     lab.check("mps_server_clients", 1)
     sleeper.kill()
     await lab.until("mps_gpu_stranded_clients", 0)
-    await lab.quit(daemon, late)
+    await lab.left(late)
 
 
 async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
-    daemon = lab.daemon() if mps else None
-    crowd = [lab.python("train.py", 4000, daemon=daemon) for _ in range(processes)]
+    if mps:
+        lab.daemon()
+    crowd = [lab.python("train.py", 4000, mps=mps) for _ in range(processes)]
     kinds = "mps_client" if mps else "direct"
     await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):
@@ -690,7 +687,7 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     if seconds:
         lab.facts["slowest_seconds"] = max(seconds)
         print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
-    if daemon is not None:
+    for daemon in lab.daemons:
         await lab.quit(daemon)
 
 
@@ -714,41 +711,37 @@ async def tour(lab: Lab) -> None:
     daemon = lab.daemon()
     await lab.run(4)
     limited = [
-        lab.client(
-            "spin", 38, daemon=daemon, uid=1001, mebibytes=size, blocks=blocks, percentage=text
-        )
+        lab.client("spin", 38, uid=1001, mebibytes=size, blocks=blocks, percentage=text)
         for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
     ]
-    free = lab.client("idle", 36, daemon=daemon, uid=1001, mebibytes=400, memory_limit="0=1G")
-    direct = lab.client("idle", 30, uid=1003, mebibytes=256)
+    free = lab.client("idle", 36, uid=1001, mebibytes=400, memory_limit="0=1G")
+    direct = lab.client("idle", 30, mps=False, uid=1003, mebibytes=256)
     await lab.ready(*limited, free, direct)
     await lab.run(12)
-    waiting = [lab.client("spin", 25, daemon=daemon, uid=1002, mebibytes=256, blocks=30)]
+    waiting = [lab.client("spin", 25, uid=1002, mebibytes=256, blocks=30)]
     await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     await lab.run(8)
-    overtaking = lab.client("spin", 6, daemon=daemon, uid=1001)
+    overtaking = lab.client("spin", 6, uid=1001)
     await lab.run(4)
     await lab.left(*limited, free, overtaking, direct)
     await lab.ready(*waiting, seconds=60)
     await lab.run(3)
     lab.check("mps_uid_handovers_total", 1)
-    neighbours = [
-        lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=300, blocks=30) for _ in range(2)
-    ]
-    faulty = lab.client("fault", 8, daemon=daemon, uid=1002)
+    neighbours = [lab.client("spin", 60, uid=1002, mebibytes=300, blocks=30) for _ in range(2)]
+    faulty = lab.client("fault", 8, uid=1002)
     await lab.ready(*neighbours, faulty)
     await lab.run(6)
     await lab.left(faulty, *neighbours)
     await lab.run(6)
     lab.check("mps_server_faults_total", 1)
     await lab.left(*waiting)
-    crowd = await lab.crowd(3, "spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25)
+    crowd = await lab.crowd(3, "spin", 60, uid=1002, mebibytes=400, blocks=25)
     await lab.run(10)
     os.kill(lab.seen.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
     await lab.left(*crowd)
     await lab.run(8)
     lab.check("mps_server_exits_total", 1, cause="crashed")
-    last = await lab.crowd(2, "spin", 12, daemon=daemon, uid=1001, blocks=40)
+    last = await lab.crowd(2, "spin", 12, uid=1001, blocks=40)
     await lab.left(*last)
     await lab.run(4)
     daemon.quit()
@@ -757,8 +750,8 @@ async def tour(lab: Lab) -> None:
 
 @scenario("90 s of a healthy host with two clients")
 async def quiet(lab: Lab) -> None:
-    daemon = lab.daemon()
-    clients = await lab.crowd(2, "spin", 88, daemon=daemon, uid=1001, blocks=40)
+    lab.daemon()
+    clients = await lab.crowd(2, "spin", 88, uid=1001, blocks=40)
     await lab.run(85)
     await lab.left(*clients)
     await lab.run(2)
@@ -781,23 +774,23 @@ async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
 @scenario("ten misconfigurations for the doctor")
 async def doctor(lab: Lab) -> None:
     daemon = lab.daemon()
-    healthy = await lab.ready_client("idle", 60, daemon=daemon, uid=1001)
+    healthy = await lab.ready_client("idle", 60, uid=1001)
     await lab.until("mps_server_clients", 1)
     await _advised(lab)
-    one = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, percentage="lots")
+    one = await lab.ready_client("idle", 60, uid=1001, percentage="lots")
     await _advised(lab, "percentage_ignored")
     one.kill()
-    two = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, memory_limit="7=1G")
+    two = await lab.ready_client("idle", 60, uid=1001, memory_limit="7=1G")
     await _advised(lab, "memory_limit_ignored")
     two.kill()
-    lost = await lab.ready_client("idle", 60)
+    lost = await lab.ready_client("idle", 60, mps=False)
     await _advised(lab, "pipe_directory_mismatch")
     lost.kill()
     command = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", str(lab.client_binary), "idle", "60", "64"]
-    neighbour = await lab.ready_client("idle", 60, command=command)
+    neighbour = await lab.ready_client("idle", 60, mps=False, command=command)
     await _advised(lab, "process_bypasses_mps")
     neighbour.kill()
-    queued = lab.client("idle", 3, daemon=daemon, uid=1002)
+    queued = lab.client("idle", 3, uid=1002)
     await _advised(lab, "several_users_one_daemon")
     queued.kill()
     await _advised(lab, "queued_client_dead")
@@ -807,7 +800,7 @@ async def doctor(lab: Lab) -> None:
     for server in ghost:
         os.kill(server.pid, signal.SIGKILL)
     await _advised(lab)
-    sleeper = lab.python("sleeper.py", 60, daemon=daemon)
+    sleeper = lab.python("sleeper.py", 60)
     await lab.ready(sleeper)
     await lab.until("mps_server_clients", 1)
     os.kill(lab.seen.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
@@ -822,11 +815,10 @@ async def doctor(lab: Lab) -> None:
 # ------------------------------------------------------------------------------- two GPUs
 
 
-@scenario("two GPUs, one daemon: contexts are counted by GPU")
-async def two_gpus_one_daemon(lab: Lab) -> None:
-    daemon = lab.daemon()
-    on_first = lab.client("spin", 8, daemon=daemon, gpus="0")
-    on_second = [lab.client("spin", 8, daemon=daemon, gpus="1") for _ in range(2)]
+@served("two GPUs, one daemon: contexts are counted by GPU")
+async def two_gpus_one_daemon(lab: Lab, daemon: Daemon) -> None:
+    on_first = lab.client("spin", 8, gpus="0")
+    on_second = [lab.client("spin", 8, gpus="1") for _ in range(2)]
     await lab.ready(on_first, *on_second)
     await lab.until("mps_server_clients", 3)
     lab.check("mps_server_client_contexts", 1, gpu=0)
@@ -835,7 +827,7 @@ async def two_gpus_one_daemon(lab: Lab) -> None:
         lab.check("mps_gpu_processes", count, kind="mps_client", gpu=gpu)
         lab.check("mps_gpu_processes", 0, kind="direct", gpu=gpu)
         lab.check("mps_gpu_stranded_clients", 0, gpu=gpu)
-    await lab.quit(daemon, on_first, *on_second)
+    await lab.left(on_first, *on_second)
 
 
 @scenario("two GPUs, one daemon each")
@@ -860,12 +852,11 @@ async def two_daemons(lab: Lab) -> None:
     await lab.run(1)
 
 
-@scenario("a fault on one of two GPUs: who is on the other survives")
-async def fault_two_gpus(lab: Lab) -> None:
-    daemon = lab.daemon()
-    survivor = lab.client("spin", 10, daemon=daemon, gpus="0")
-    neighbour = lab.client("spin", 20, daemon=daemon, gpus="1")
-    faulty = lab.client("fault", 3, daemon=daemon, gpus="1")
+@served("a fault on one of two GPUs: who is on the other survives")
+async def fault_two_gpus(lab: Lab, daemon: Daemon) -> None:
+    survivor = lab.client("spin", 10, gpus="0")
+    neighbour = lab.client("spin", 20, gpus="1")
+    faulty = lab.client("fault", 3, gpus="1")
     await lab.ready(survivor, neighbour, faulty)
     await lab.until("mps_server_clients", 3)
     await lab.left(neighbour, faulty)
@@ -878,7 +869,6 @@ async def fault_two_gpus(lab: Lab) -> None:
     lab.note("the survivor finished", ok=done, wanted=True, got=done)
     await lab.run(1)
     lab.check("mps_client_losses_total", 2)
-    await lab.quit(daemon)
 
 
 DOUBLE = (

@@ -6,7 +6,7 @@ import time
 
 from mps_exporter.findings import findings
 from tests.hardware.lab import Client, Daemon, Lab, inner_pid
-from tests.hardware.scenarios import scenario
+from tests.hardware.scenarios import scenario, served
 
 STREAMS = 8
 # Programs that use NVLink multicast can disturb others on the same host.
@@ -50,31 +50,30 @@ async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
     return shares
 
 
-@scenario(
-    "one process with one stream, with eight streams, and eight processes with and without MPS"
+@served(
+    "one process with one stream, with eight streams, and eight processes with and without MPS",
+    CUDA_VISIBLE_DEVICES="0",
 )
-async def streams(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    cases: list[tuple[str, int, int, Daemon | None]] = [
-        ("one stream", 1, 1, None),
-        ("eight streams", 1, STREAMS, None),
-        ("eight processes", STREAMS, 1, None),
-        ("eight processes with MPS", STREAMS, 1, daemon),
-    ]
-    for name, processes, streams_each, served_by in cases:
+async def streams(lab: Lab, daemon: Daemon) -> None:
+    for name, processes, streams_each, mps in (
+        ("one stream", 1, 1, False),
+        ("eight streams", 1, STREAMS, False),
+        ("eight processes", STREAMS, 1, False),
+        ("eight processes with MPS", STREAMS, 1, True),
+    ):
         crowd = [
-            lab.client("spin", 6, daemon=served_by, streams=streams_each, gpus="0")
-            for _ in range(processes)
+            lab.client("spin", 6, mps=mps, streams=streams_each, gpus="0") for _ in range(processes)
         ]
         activity = await _activity(lab, *crowd)
         lab.facts[name] = {"kernels_per_second": round(_rate(*crowd), 1), **activity}
         lab.note(name, ok=_rate(*crowd) > 0, wanted="> 0", got=lab.facts[name])
-    await lab.quit(daemon)
 
 
-@scenario("a small job beside one that wants the whole GPU, with and without percentages")
-async def percentages(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
+@served(
+    "a small job beside one that wants the whole GPU, with and without percentages",
+    CUDA_VISIBLE_DEVICES="0",
+)
+async def percentages(lab: Lab, daemon: Daemon) -> None:
     for name, small_share, big_share in (
         ("alone", "100", None),
         ("without limits", "100", "100"),
@@ -82,9 +81,9 @@ async def percentages(lab: Lab) -> None:
     ):
         big = []
         if big_share is not None:
-            big = [lab.client("spin", 7, daemon=daemon, blocks=132 * 32, percentage=big_share)]
+            big = [lab.client("spin", 7, blocks=132 * 32, percentage=big_share)]
             await lab.ready(*big)
-        small = await lab.ready_client("spin", 5, daemon=daemon, blocks=8, percentage=small_share)
+        small = await lab.ready_client("spin", 5, blocks=8, percentage=small_share)
         await lab.until("mps_client_sm_limit", (1, 132), pid=small.pid)
         limit = lab.value("mps_client_sm_limit", pid=small.pid)
         activity = await _activity(lab, small, *big)
@@ -95,7 +94,6 @@ async def percentages(lab: Lab) -> None:
             **activity,
         }
         lab.note(name, ok=_rate(small) > 0, wanted="> 0", got=lab.facts[name])
-    await lab.quit(daemon)
 
 
 async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
@@ -112,10 +110,12 @@ async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object
     }
 
 
-@scenario("clients in containers: without the host's IPC, and without the pipe directory")
-async def containers(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    host = await lab.ready_client("idle", 45, daemon=daemon, gpus="0")
+@served(
+    "clients in containers: without the host's IPC, and without the pipe directory",
+    CUDA_VISIBLE_DEVICES="0",
+)
+async def containers(lab: Lab, daemon: Daemon) -> None:
+    host = await lab.ready_client("idle", 45, gpus="0")
     await lab.until("mps_server_clients", 1)
     own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
     own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
@@ -130,25 +130,19 @@ async def containers(lab: Lab) -> None:
         ("no pipe directory", ("--mount",), own_pipe),
     ):
         client = lab.client(
-            "idle",
-            20,
-            daemon=daemon,
-            gpus="0",
-            before=("unshare", *namespaces, "sh", "-c", script, "sh"),
+            "idle", 20, gpus="0", before=("unshare", *namespaces, "sh", "-c", script, "sh")
         )
         lab.facts[name] = await _outcome(lab, daemon, client)
         lab.note(name, ok=True, wanted="any", got=lab.facts[name])
         await lab.end(client)
     host.kill()
-    await lab.quit(daemon, host)
+    await lab.left(host)
 
 
-@scenario("a framework that crashes under MPS, and whom it takes along")
-async def framework_crash(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    first = {"daemon": daemon, "gpus": "0"}
-    neighbours = [lab.python("train.py", 60000, **first) for _ in range(2)]
-    faulty = lab.python("crash.py", 4, **first)
+@served("a framework that crashes under MPS, and whom it takes along", CUDA_VISIBLE_DEVICES="0")
+async def framework_crash(lab: Lab, daemon: Daemon) -> None:
+    neighbours = [lab.python("train.py", 60000, gpus="0") for _ in range(2)]
+    faulty = lab.python("crash.py", 4, gpus="0")
     await lab.ready(*neighbours, faulty, seconds=60)
     await lab.until("mps_server_clients", 3)
     await lab.left(faulty, seconds=20)
@@ -162,7 +156,7 @@ async def framework_crash(lab: Lab) -> None:
     lab.equal("neighbours left alive", survivors, 0)
     for client in neighbours:
         client.kill()
-    await lab.quit(daemon, *neighbours)
+    await lab.left(*neighbours)
 
 
 # ------------------------------------------------------------------------------- two GPUs
@@ -202,29 +196,25 @@ async def three_daemons(lab: Lab) -> None:
     await lab.run(1)
 
 
-@scenario(
-    "data-parallel training over two GPUs: alone, beside small trainings, and those under MPS"
-)
-async def data_parallel(lab: Lab) -> None:
-    daemon = lab.daemon()
-    for name, served_by, small in (
-        ("alone", None, 0),
-        ("beside 4 small trainings a GPU", None, 4),
-        ("beside 4 small trainings a GPU, all under MPS", daemon, 4),
+@served("data-parallel training over two GPUs: alone, beside small trainings, and those under MPS")
+async def data_parallel(lab: Lab, daemon: Daemon) -> None:
+    for name, mps, small in (
+        ("alone", False, 0),
+        ("beside 4 small trainings a GPU", False, 4),
+        ("beside 4 small trainings a GPU, all under MPS", True, 4),
     ):
         meeting = lab.folder / f"meeting-{len(lab.facts)}"
         crowd = [
-            lab.python("train.py", 60000, daemon=served_by, gpus=str(gpu))
+            lab.python("train.py", 60000, mps=mps, gpus=str(gpu))
             for gpu in (0, 1)
             for _ in range(small)
         ]
         await lab.ready(*crowd, seconds=60)
         both = [
-            lab.python("data_parallel.py", rank, meeting, daemon=served_by, more=NCCL)
-            for rank in (0, 1)
+            lab.python("data_parallel.py", rank, meeting, mps=mps, more=NCCL) for rank in (0, 1)
         ]
         await lab.ready(*both, seconds=60)
-        if served_by is not None:
+        if mps:
             await lab.until("mps_server_clients", 2 + 2 * small)
             for gpu in (0, 1):
                 lab.check("mps_gpu_processes", (1 + small, 2 + small), kind="mps_client", gpu=gpu)
@@ -232,4 +222,3 @@ async def data_parallel(lab: Lab) -> None:
         await lab.end(*crowd)
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
-    await lab.quit(daemon)
