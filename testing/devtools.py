@@ -39,8 +39,6 @@ def chromium() -> str:
 
 
 class Page:
-    """One tab."""
-
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)

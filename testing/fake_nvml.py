@@ -71,7 +71,6 @@ class FakeDevice:
         return self.key
 
     def __post_init__(self) -> None:
-        """Add the UUID to the recorded replies."""
         self.replies = {**self.replies, "nvmlDeviceGetUUID()": self.uuid}
 
 
@@ -82,8 +81,6 @@ class _Sample:
 
 
 class FakeNvml(NvmlApi):
-    """NVML of a simulated host."""
-
     def __init__(self, *gpus: FakeDevice) -> None:
         super().__init__()
         self.gpus = list(gpus)
@@ -116,7 +113,6 @@ class FakeNvml(NvmlApi):
         return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
-        """Report an Xid of a GPU."""
         self.events.put(NvmlEvent(gpu.key, 0x8, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:

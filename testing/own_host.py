@@ -290,7 +290,6 @@ class OwnHost:
         return False
 
     def get(self, path: str) -> tuple[int, str]:
-        """Ask the exporter."""
         connection = _UnixConnection(str(self.outside(SOCKET)))
         try:
             connection.request("GET", path)
@@ -312,13 +311,11 @@ class OwnHost:
             connection.close()
 
     def scrape(self) -> Page:
-        """One scrape."""
         status, text = self.get("/metrics")
         assert status == 200, text
         return Page(text)
 
     def stop_exporters(self) -> None:
-        """Stop what serve() started."""
         for pid in self.pids():
             with suppress(OSError):
                 if b"\0mps_exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():

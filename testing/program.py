@@ -19,8 +19,6 @@ from testing.waiting import PATIENCE_SECONDS, until_awaited
 
 @dataclass
 class Program:
-    """A running exporter."""
-
     process: asyncio.subprocess.Process
     port: int
     session: aiohttp.ClientSession
@@ -28,7 +26,6 @@ class Program:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     async def get(self, path: str = "/metrics", **headers: str) -> tuple[int, str]:
@@ -37,13 +34,11 @@ class Program:
             return answer.status, await answer.text()
 
     async def page(self, path: str = "/metrics", **headers: str) -> Page:
-        """A scrape."""
         status, text = await self.get(path, **headers)
         assert status == 200, text
         return Page(text)
 
     def messages(self) -> list[str]:
-        """The lines of its log."""
         return self.log.read_text("utf-8").splitlines()
 
 

@@ -77,8 +77,6 @@ def until_ready(url: str) -> None:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running Prometheus."""
-
     address: str
 
     def api(self, path: str, **parameters: object) -> Any:
@@ -101,7 +99,6 @@ class Prometheus:
         return [(series["metric"], [float(series["value"][1])]) for series in found]
 
     def targets(self) -> dict[str, dict[str, Any]]:
-        """Return the scraped targets by job."""
         found = self.api("targets")["activeTargets"]
         return {target["labels"]["job"]: target for target in found}
 

@@ -43,8 +43,6 @@ class Window:
 
 
 class Scraped(Prometheus):
-    """A Prometheus that answers the queries of panels."""
-
     def span(self, expr: str, window: Window, step: float = SCRAPE_SECONDS) -> list[Series]:
         """Query the points from start to end."""
         times = {"start": window.start, "end": window.end, "step": step}
@@ -85,7 +83,6 @@ class Scrapes:
 
     @property
     def seen_until(self) -> float:
-        """Time of the last page."""
         return max(at for at, page in self.pages if page != GONE)
 
     def lines(self) -> Iterator[str]:

@@ -26,8 +26,6 @@ _TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 
 class Fired(NamedTuple):
-    """An alert at one evaluation."""
-
     seconds: float
     labels: dict[str, str]
     annotations: dict[str, str]

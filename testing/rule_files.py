@@ -87,7 +87,6 @@ def _comments(file: Path) -> list[tuple[str, ...]]:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules of all files."""
     found = []
     for file in RULE_FILES:
         groups = yaml.safe_load(file.read_text())["groups"]

@@ -56,7 +56,6 @@ class Round(Actors):
     innocent: list[int] = field(default_factory=list)
 
     def run(self, *arguments: str, uid: int = 0, memory_limit: bool = False) -> Client:
-        """Start a CUDA program."""
         join = f'echo $$ >{MEMORY_GROUP}/cgroup.procs; exec "$@"'
         before = ("sh", "-c", join, "sh") if memory_limit else ()
         start = self.python if arguments[0].endswith(".py") else self.leaver
@@ -265,7 +264,6 @@ def start_exporter(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def act_out(name: str, act: Act, program: Path, folder: Path) -> dict[str, Any]:
-    """Act one round out; return its truth and the reports."""
     folder.mkdir()
     folder.chmod(0o755)
     one = Round(folder, program)

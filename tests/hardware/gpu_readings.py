@@ -33,7 +33,6 @@ FAILURES: list[str] = []
 
 
 def check(name: str, good: bool, found: object) -> None:
-    """Print a result, and note a failure."""
     print(f"{'ok  ' if good else 'FAIL'} {name}: {found}")
     if not good:
         FAILURES.append(name)
@@ -224,7 +223,6 @@ def raw_answers() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-readings"))
     out: Path = parser.parse_args().out

@@ -191,7 +191,6 @@ class Stage:
         await self.fine(process)
 
     async def fine(self, process: Process) -> None:
-        """The doctor finds nothing wrong."""
         answer = await self.doctor(process.pid, f"afterwards {len(self.facts)}")
         ok = answer.get("outcome") in ("ok", "unknown")
         self.note("nothing is wrong", ok, "ok", answer.get("conclusion"))
@@ -205,7 +204,6 @@ CASES: dict[str, Case] = {}
 
 
 def register(cases: dict[str, Case], function: Case) -> Case:
-    """Register a case under its function's name."""
     cases[function.__name__.replace("_", " ")] = function
     return function
 
@@ -219,7 +217,6 @@ async def hangs(lab: Lab) -> None:
 
 
 async def act_all(lab: Lab, cases: dict[str, Case]) -> None:
-    """Act out cases, one after another."""
     began = time.monotonic()
     only = os.environ.get(ONLY, "")
     for name, act in cases.items():

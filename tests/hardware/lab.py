@@ -60,7 +60,6 @@ def send(pid: int, number: signal.Signals) -> None:
 async def run(
     *command: str, seconds: float = 60, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, and return its output and its status."""
     return await asyncio.to_thread(
         subprocess.run,
         command,
@@ -73,7 +72,6 @@ async def run(
 
 
 def exporter(*arguments: str, uid: int | None = None) -> list[str]:
-    """Return a command line of mps-exporter."""
     return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
 
 
@@ -89,19 +87,15 @@ def inner_pid(outer: int) -> int:
 
 @dataclass
 class Client:
-    """A CUDA client process."""
-
     process: subprocess.Popen[bytes]
     output: Path
     uid: int
 
     @property
     def pid(self) -> int:
-        """Its PID."""
         return self.process.pid
 
     def events(self) -> list[dict[str, object]]:
-        """Return the events that it has printed."""
         lines = self.output.read_text(errors="replace").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
@@ -110,11 +104,9 @@ class Client:
         return next((event for event in self.events() if event["event"] == name), None)
 
     def has_printed(self, word: str) -> bool:
-        """Return whether its output contains a word."""
         return word in self.output.read_text(errors="replace")
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(how)
 
@@ -130,7 +122,6 @@ class Daemon:
 
     @property
     def label(self) -> str:
-        """Its name in metrics."""
         return str(self.pipe)
 
     @property
@@ -148,7 +139,6 @@ class Daemon:
         self.pid = int((self.pipe / f"{CONTROL}.pid").read_text())
 
     def servers(self) -> list[int]:
-        """Return the PIDs of its servers."""
         return _children(self.pid)
 
     def resume(self) -> None:
@@ -167,11 +157,9 @@ class Daemon:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it, by PID."""
         send(self.pid, signal.SIGKILL)
 
     def lines(self, log: str) -> int:
-        """Return the number of lines of a log."""
         path = self.log / f"{log}.log"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
@@ -184,8 +172,6 @@ def daemon_at(pipe: Path, log: Path, **environment: str) -> Daemon:
 
 @dataclass
 class Check:
-    """An expected observation."""
-
     name: str
     ok: bool
     wanted: str
@@ -219,7 +205,6 @@ class Actors:
         before: Sequence[str] = (),
         **environment: str,
     ) -> Daemon:
-        """Start a control daemon."""
         daemon = self.directories(name, **environment)
         command = [*before, *as_user(uid), CONTROL, *arguments]
         subprocess.run(
@@ -355,8 +340,6 @@ class Actors:
 
 @dataclass(kw_only=True)
 class Lab(Actors):
-    """A scenario in progress."""
-
     scenario: str
     out: Path
     collector: Collector
@@ -370,7 +353,6 @@ class Lab(Actors):
     # -- waiting for clients
 
     async def ready_client(self, mode: str, seconds: float, **settings: Any) -> Client:
-        """Start a client and wait until it has a context."""
         (client,) = await self.crowd(1, mode, seconds, **settings)
         return client
 
@@ -381,7 +363,6 @@ class Lab(Actors):
         await self.left(*clients)
 
     async def crowd(self, number: int, mode: str, seconds: float, **settings: Any) -> list[Client]:
-        """Start clients, and wait until all have a context."""
         clients = [self.client(mode, seconds, **settings) for _ in range(number)]
         await self.ready(*clients)
         return clients
@@ -416,7 +397,6 @@ class Lab(Actors):
     # -- watching
 
     async def look(self) -> Metrics:
-        """Collect now."""
         self.looked_at = time.monotonic()
         self.seen = Metrics(await self.collector.collect())
         return self.seen
@@ -430,13 +410,11 @@ class Lab(Actors):
             await self.look()
 
     def note(self, name: str, *, ok: bool, wanted: object, got: object) -> None:
-        """Record a check."""
         self.checks.append(Check(name, ok, str(wanted), str(got)))
         mark = "ok  " if ok else "FAIL"
         print(f"    {mark} {name}: {got}" + ("" if ok else f" (wanted {wanted})"), flush=True)
 
     def equal(self, name: str, got: object, wanted: object) -> None:
-        """Record whether two values are equal."""
         self.note(name, ok=got == wanted, wanted=wanted, got=got)
 
     def value(self, name: str, **labels: object) -> float | None:

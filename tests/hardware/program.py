@@ -30,7 +30,6 @@ QUERY = (
 def exporter_program(
     *flags: str, before: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run mps-exporter, and end it."""
     command = exporter(f"--web.listen-address=127.0.0.1:{PORT}", *flags)
     process = subprocess.Popen([*before, *command])
     try:
@@ -48,7 +47,6 @@ def exporter_program(
 
 
 def scrape(timeout: float = 10) -> Page:
-    """One page."""
     request = urllib.request.Request(URL, headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - our own address
         page = answer.read()

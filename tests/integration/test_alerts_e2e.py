@@ -44,8 +44,6 @@ SEVERITY = {"pager": "critical", "tickets": "warning"}
 
 @dataclass(frozen=True)
 class Expected:
-    """An alert that has to arrive."""
-
     receiver: str
     name: str
     text: str
@@ -56,8 +54,6 @@ class Expected:
 
 @dataclass(frozen=True)
 class Incident:
-    """A recording and all the alerts that it must raise."""
-
     recording: str
     expected: tuple[Expected, ...] = ()
     speed: float = 1.0
@@ -68,11 +64,9 @@ class Incident:
 
     @property
     def instance(self) -> str:
-        """The host's name for Prometheus."""
         return self.recording if self.laps == 1 else f"{self.recording}-{self.laps}-times"
 
     def labels(self, expected: Expected) -> dict[str, str]:
-        """Return all labels of the alert."""
         about = {"job": "mps-exporter", "instance": self.instance, **expected.labels}
         if "daemon" in about:
             about["daemon"] = about["daemon"].replace("LAB", f"/tmp/lab-{self.recording}")
@@ -260,7 +254,6 @@ description contains. Its daemon is the lab's; the daemon of a case of "hangs" i
 
 
 def incidents() -> Iterator[Incident]:
-    """Parse the table."""
     lines = re.sub(r"\n {4,}", " ", re.sub(r"^#.*\n", "", TABLE, flags=re.MULTILINE))
     for part in re.split(r"\n(?! )", lines.strip()):
         head, *alerts = part.split("\n")
@@ -277,7 +270,6 @@ def incidents() -> Iterator[Incident]:
 
 
 def expected(line: str) -> Expected:
-    """Parse an alert of the table."""
     words, _, text = line.partition(" : ")
     receiver, name, *given = words.split()
     labels = {"daemon": "mps", **dict(label.split("=") for label in given)}
@@ -357,7 +349,6 @@ async def pages_of(incident: Incident) -> list[dict[str, str]]:
 
 
 def first_alerts(folder: Path, incident: Incident, pages: list[dict[str, str]]) -> list[Fired]:
-    """Return the alerts that fire, each as it first fires."""
     every = sorted(
         fired(folder, incident.instance, pages, ONE_SCRAPE), key=lambda one: -one.seconds
     )
