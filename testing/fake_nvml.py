@@ -1,6 +1,6 @@
 """A simulated NVML with the recorded replies of an H200, which can fail on request.
 
-Replies are by NVML function with its arguments, as ``tests/hardware/gpu_readings.py`` recorded them
+Replies are by NVML function with its arguments, as tests/hardware/gpu_readings.py recorded them
 (see nvml_h200.json). Values that change over time (samples, GPM counters, events) are calculated
 from a load. Calls that would end a process in NVML fail an assertion.
 """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+from mps_exporter.snapshot import Snapshot
 
 
 class Sample(NamedTuple):
@@ -36,3 +40,9 @@ class Page(dict[str, list[Sample]]):
         """Return all labels of the one sample with these labels."""
         (found,) = self.all(name, **labels)
         return found.labels
+
+
+def text_of(snapshot: Snapshot, **settings: Any) -> str:
+    """Return the page that shows a snapshot, rendered with these settings."""
+    families = render(snapshot, Build("test", "", ""), **settings)
+    return Encoder().encode(families, [], TEXT_0_0_4).decode()

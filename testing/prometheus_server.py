@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.snapshot import RecordingInfo
 from testing.dashboards import Target, filled
+from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.prometheus_programs import Prometheus, Series, program, prometheus
 
@@ -115,12 +114,10 @@ async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scr
             pages.append((began + moment, GONE))
             continue
         metrics = await player.to(header.started_at + moment)
-        families = render(
+        text = text_of(
             replace(metrics.snapshot, recording=info),
-            Build("test", "", ""),
             wall=lambda at: began + at - header.started_at,
         )
-        text = Encoder().encode(families, [], TEXT_0_0_4).decode()
         pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100)))
     return Scrapes(name, tuple(pages))
 

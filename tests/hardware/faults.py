@@ -58,8 +58,9 @@ class Round(Actors):
     def run(self, *arguments: str, uid: int = 0, memory_limit: bool = False) -> Client:
         join = f'echo $$ >{MEMORY_GROUP}/cgroup.procs; exec "$@"'
         before = ("sh", "-c", join, "sh") if memory_limit else ()
-        start = self.python if arguments[0].endswith(".py") else self.leaver
-        return start(*arguments, uid=uid, before=before)
+        if arguments[0] == "torch":
+            return self.torch("leave", *arguments[1:], uid=uid, before=before)
+        return self.leaver(*arguments, uid=uid, before=before)
 
     def neighbours(self, words: str, uid: int = 0) -> None:
         """Start neighbours: "busy3+idle1" are three that run short kernels, and an idle one."""
@@ -90,7 +91,7 @@ def leave(how: str, near: str, *work: str, number: int = 1, gap: float = 0.0, ui
     def act(one: Round) -> None:
         one.neighbours(near, uid)
         end = ("pause", "25") if how in FROM_OUTSIDE else (how, "1")
-        python = work[:1] == ("torch_leave.py",)
+        python = work[:1] == ("torch",)
         words = (*work, "25") if python else (*(work or WORK), *end)
         group = [one.run(*words, uid=uid, memory_limit=how == "oom") for _ in range(number)]
         for client in group:
@@ -184,7 +185,7 @@ PLAN: list[tuple[str, Act]] = [
         for near in (BUSY, MIXED)
     ),
     *(
-        (f"torch {mode} {how}", leave(how, BUSY, "torch_leave.py", mode))
+        (f"torch {mode} {how}", leave(how, BUSY, "torch", mode))
         for mode, how in (("matmul", "SIGKILL"), ("matmul", "SIGTERM"), ("streams", "SIGKILL"))
     ),
     *(

@@ -40,11 +40,12 @@ Wanted = float | tuple[float, float] | None
 CONTROL = "nvidia-cuda-mps-control"
 
 
-def build(folder: Path, name: str) -> Path:
+def build(folder: Path, name: str, architecture: str = "sm_90") -> Path:
     """Compile a CUDA program, which every user may run."""
     binary = folder / name
     source = str(HERE / f"{name}.cu")
-    subprocess.run(["nvcc", "-O2", "-arch=sm_90", "-o", str(binary), source, "-lcuda"], check=True)
+    flags = ("-O2", f"-arch={architecture}", "-lcuda")
+    subprocess.run(["nvcc", *flags, "-o", str(binary), source], check=True)
     binary.chmod(0o755)
     folder.chmod(0o755)
     return binary
@@ -283,6 +284,10 @@ class Actors:
         command = [sys.executable, str(HERE / script), *map(str, arguments)]
         more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings.pop("more", {})}
         return self.client(script, 0, command=command, more=more, **settings)
+
+    def torch(self, act: str, *arguments: object, **settings: Any) -> Client:
+        """Start a function of torch_program.py as a client."""
+        return self.python("torch_program.py", act, *arguments, **settings)
 
     def start_contained(self, daemon: Daemon, script: str, *namespaces: str) -> int:
         """Run a shell script that starts a daemon in a PID namespace; return its PID there."""

@@ -674,7 +674,7 @@ async def stranded(lab: Lab, daemon: Daemon) -> None:
 async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     if mps:
         lab.daemon()
-    crowd = [lab.python("train.py", 4000, mps=mps) for _ in range(processes)]
+    crowd = [lab.torch("train", 4000, mps=mps) for _ in range(processes)]
     kinds = "mps_client" if mps else "direct"
     await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):

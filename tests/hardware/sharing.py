@@ -141,8 +141,8 @@ async def containers(lab: Lab, daemon: Daemon) -> None:
 
 @served("a framework that crashes under MPS, and whom it takes along", CUDA_VISIBLE_DEVICES="0")
 async def framework_crash(lab: Lab, daemon: Daemon) -> None:
-    neighbours = [lab.python("train.py", 60000, gpus="0") for _ in range(2)]
-    faulty = lab.python("crash.py", 4, gpus="0")
+    neighbours = [lab.torch("train", 60000, gpus="0") for _ in range(2)]
+    faulty = lab.torch("crash", 4, gpus="0")
     await lab.ready(*neighbours, faulty, seconds=60)
     await lab.until("mps_server_clients", 3)
     await lab.left(faulty, seconds=20)
@@ -205,14 +205,12 @@ async def data_parallel(lab: Lab, daemon: Daemon) -> None:
     ):
         meeting = lab.folder / f"meeting-{len(lab.facts)}"
         crowd = [
-            lab.python("train.py", 60000, mps=mps, gpus=str(gpu))
+            lab.torch("train", 60000, mps=mps, gpus=str(gpu))
             for gpu in (0, 1)
             for _ in range(small)
         ]
         await lab.ready(*crowd, seconds=60)
-        both = [
-            lab.python("data_parallel.py", rank, meeting, mps=mps, more=NCCL) for rank in (0, 1)
-        ]
+        both = [lab.torch("parallel", rank, meeting, mps=mps, more=NCCL) for rank in (0, 1)]
         await lab.ready(*both, seconds=60)
         if mps:
             await lab.until("mps_server_clients", 2 + 2 * small)

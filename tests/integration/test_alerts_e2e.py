@@ -28,9 +28,8 @@ from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 
 from mps_exporter.flags import Settings
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.sources.recording import read_recording
+from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.ports import free_port
 from testing.prometheus_programs import alertmanager, program, prometheus, running, until_ready
@@ -337,14 +336,13 @@ async def pages_of(incident: Incident) -> list[dict[str, str]]:
             await player.collector.poll_logs()
         player.clock = moment
         # In the rules' time, from 0 on, as promtool counts.
-        families = render(
+        text = text_of(
             await player.collector.collect(),
-            Build("test", "", ""),
-            wall=lambda at, lap=lap: (  # type: ignore[misc]
+            wall=lambda at, lap=lap: (
                 (lap * seconds + (at - header.started_at) / incident.speed) * PACE
             ),
         )
-        pages.append(page_of(Encoder().encode(families, [], TEXT_0_0_4).decode()))
+        pages.append(page_of(text))
     return pages
 
 

@@ -5,8 +5,6 @@ It is rendered by the exporter's own renderer.
 
 from __future__ import annotations
 
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.mps.record import Counters
 from mps_exporter.observations import CgroupMemory, GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
@@ -25,6 +23,7 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
+from testing.page import text_of
 
 NAME = "made by hand"
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -146,5 +145,4 @@ def snapshot(seconds: float, now: float) -> Snapshot:
 
 def page(seconds: float, began: float) -> str:
     """Return its page this many seconds after it began (Unix time)."""
-    families = render(snapshot(seconds, began + seconds), Build("made by hand", "", ""))
-    return Encoder().encode(families, [], TEXT_0_0_4).decode()
+    return text_of(snapshot(seconds, began + seconds))
