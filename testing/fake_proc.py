@@ -30,7 +30,6 @@ class FakeProc:
         environ: Mapping[str, str] | None = None,
         uid: int | None = None,
         parent: int = 1,
-        session: int | None = None,
         state: str = "S",
         started: float = 0.0,
         namespace_pids: Sequence[int] = (),
@@ -59,7 +58,7 @@ class FakeProc:
         (here / "root").symlink_to(sees)
         (here / "comm").write_bytes(name + b"\n")
         (here / "cmdline").write_bytes(b"".join(argument + b"\0" for argument in arguments))
-        fields = [state, parent, pid, session or pid, *[0] * 15, round(started * TICKS_PER_SECOND)]
+        fields = [state, parent, pid, pid, *[0] * 15, round(started * TICKS_PER_SECOND)]
         tail = " ".join(str(field) for field in [*fields, *[0] * 30])
         (here / "stat").write_bytes(b"%d (%s) %s\n" % (pid, name, tail.encode()))
         inner = "\t".join(str(number) for number in (pid, *namespace_pids))

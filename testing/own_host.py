@@ -35,6 +35,7 @@ SOCKET = "/run/exporter/exporter.sock"
 STAND_INS = "/run/stand-ins"
 PROGRAMS = f"{STAND_INS}/programs"
 TOOL = f"{STAND_INS}/nvidia-cuda-mps-control"
+UNSHARE = ("unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc")
 EMPTY = ("/tmp", "/run", "/var/log", "/var/lib")
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
 
@@ -370,12 +371,7 @@ def require_rights() -> None:
     """Fail with the reason if namespaces cannot be made."""
     if os.geteuid() != 0:
         pytest.fail("these tests make namespaces and other users' processes: run them as root")
-    tried = subprocess.run(
-        ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.fail(f"namespaces cannot be made here (a container?): {tried.stderr.strip()}")
 
@@ -385,17 +381,7 @@ def own_host() -> Iterator[OwnHost]:
     """Make a host, and end everything on it afterwards."""
     require_rights()
     with subprocess.Popen(
-        [
-            "unshare",
-            "--mount",
-            "--pid",
-            "--net",
-            "--fork",
-            "--mount-proc",
-            sys.executable,
-            "-m",
-            "testing.own_host",
-        ],
+        [*UNSHARE, sys.executable, "-m", "testing.own_host"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -94,8 +94,8 @@ class Scrapes:
                     yield f"{found[1]}{{{labels}}} {found[3]} {at:.3f}\n"
 
 
-async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scrapes:
-    """Play a recording as if it began at this time, and scrape it; afterwards the host is gone."""
+async def scrapes_of(name: str, began: float) -> Scrapes:
+    """Play a recording as if it began at this time, and scrape it; it is gone for 10 s then."""
     player = Player(RECORDINGS / f"{name}.rec.gz")
     header = player.recording.header
     info = RecordingInfo(
@@ -108,7 +108,7 @@ async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scr
     )
     seconds = player.recording.ended_at - header.started_at
     pages = []
-    for step in range(int((seconds + gone_seconds) / SCRAPE_SECONDS)):
+    for step in range(int((seconds + 10.0) / SCRAPE_SECONDS)):
         moment = step * SCRAPE_SECONDS
         if moment >= seconds:
             pages.append((began + moment, GONE))

@@ -206,7 +206,7 @@ def events_tile(
     return tile(title, description, expr, steps=steps, decimals=0, links=links)
 
 
-def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Panel:
+def utilization_and_activity(by: str, *, width: int = 12) -> Panel:
     """Show utilization and SM activity, which are only meaningful together."""
     return share_graph(
         "Utilization and SM activity",
@@ -217,7 +217,6 @@ def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Pa
         Query(f"avg by ({by}) {UTILIZATION}", "utilization"),
         Query(f"avg by ({by}) {SM_ACTIVITY}", "SM activity"),
         width=width,
-        height=height,
         overrides=(
             color_of("byFrameRefID", "A", style.QUIET, custom__fillOpacity=0),
             color_of("byFrameRefID", "B", style.REAL, custom__fillOpacity=30),

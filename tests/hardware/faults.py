@@ -38,9 +38,9 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 MEMORY_GROUP = Path("/sys/fs/cgroup/mps-lab")
 
 
-def wait_for(client: Client, word: str, seconds: float = 60.0) -> None:
+def wait_for(client: Client, word: str) -> None:
     """Wait until a program has printed this word, or exited."""
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + 60.0
     while not client.has_printed(word):
         if client.process.poll() is not None or time.monotonic() > limit:
             return

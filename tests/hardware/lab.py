@@ -59,7 +59,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 async def run(
-    *command: str, seconds: float = 60, environment: Mapping[str, str] | None = None
+    *command: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
@@ -67,7 +67,7 @@ async def run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=60,
         check=False,
     )
 
