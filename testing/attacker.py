@@ -131,10 +131,10 @@ def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
 def crash(daemon: Daemon, server: int) -> None:
     """Log the end of a server that was killed."""
     me = daemon.state["pid"]
-    daemon._log("control", "Control", me, f"Starting new server {server} for user 0")
-    daemon._log("server", "Other", server, "Startup")
-    daemon._log("control", "Control", me, f"NEW SERVER {server}: Ready")
-    daemon._log("control", "Control", me, f"Server {server} exited with status 0")
+    daemon.log("control", "Control", me, f"Starting new server {server} for user 0")
+    daemon.log("server", "Other", server, "Startup")
+    daemon.log("control", "Control", me, f"NEW SERVER {server}: Ready")
+    daemon.log("control", "Control", me, f"Server {server} exited with status 0")
 
 
 def attack(host: OwnHost, root: Daemon) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
+from testing import fake_mps_daemon
 from testing.fake_host import install_tool
 from testing.page import Page
 from testing.waiting import PATIENCE_SECONDS, wait_for
@@ -37,7 +38,6 @@ PROGRAMS = f"{STAND_INS}/programs"
 TOOL = f"{STAND_INS}/nvidia-cuda-mps-control"
 UNSHARE = ("unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc")
 EMPTY = ("/tmp", "/run", "/var/log", "/var/lib")
-GPU = "GPU-00000000-1111-2222-3333-444444444444"
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Daemon:
         state["servers"][0]["clients"].append({"pid": shown, "contexts": {"0": [1]}})
         self.be(**state)
         me, server = state["pid"], self.server
-        self._log(
+        self.log(
             "control",
             "Control",
             me,
@@ -92,7 +92,7 @@ class Daemon:
             f"NEW CLIENT {shown} from user {uid}: Server already exists",
         )
         name_of = f"{{PID: {shown}, Context ID: %d}}"
-        self._log(
+        self.log(
             "server",
             "Server",
             server,
@@ -102,14 +102,14 @@ class Daemon:
             f"Received new client request for {name_of % 0}",
             f"Client {name_of % 1} connected",
             f"Creating worker thread for client {name_of % 1}",
-            f"Device NVIDIA H200 (uuid {GPU}) is associated",
+            f"Device NVIDIA H200 (uuid {fake_mps_daemon.DEVICE['uuid']}) is associated",
             f"Status of client {name_of % 1} is ACTIVE",
         )
 
     def queue(self, pid: int, uid: int) -> None:
         """A client is put into the queue behind the server's user; the server has clients."""
         me, server = self.state["pid"], self.server
-        self._log(
+        self.log(
             "control",
             "Control",
             me,
@@ -121,12 +121,10 @@ class Daemon:
             f"Control will try shutting down server {server} again in at most 51200ms",
         )
 
-    def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
-        now = time.time()
-        seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        stamp = f"[{seconds}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
-        with self.seen.joinpath(self.logs.lstrip("/"), f"{name}.log").open("a") as file:
-            file.write("".join(f"{stamp}{line}\n" for line in lines))
+    def log(self, name: str, component: str, pid: int, *lines: str) -> None:
+        """Write lines to its logs, as the daemon and its server do."""
+        folder = self.seen / self.logs.lstrip("/")
+        fake_mps_daemon.log(name, component, pid, *lines, folder=folder)
 
 
 class OwnHost:

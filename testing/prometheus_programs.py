@@ -63,10 +63,11 @@ def running(
             process.wait()
 
 
-def until_ready(url: str) -> None:
-    """Wait until a server replies with status 200."""
+def until_ready(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait until a server replies with status 200; fail at once if its process ends."""
 
     def ready() -> bool:
+        assert process is None or process.poll() is None, f"it ended with {process.poll()}"
         with contextlib.suppress(OSError):
             urllib.request.urlopen(url, timeout=PATIENCE_SECONDS).close()  # noqa: S310 - loopback
             return True
