@@ -35,7 +35,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
 RECORDED = Path(__file__).with_name("nvml_h200.json")
 SAMPLE_PERIOD = 0.2
 SAMPLES_KEPT = 71
-MEBI = 1 << 20
 EPOCH = 1_700_000_000.0
 
 _keys = count(0x7F0000000000, 0x1000)

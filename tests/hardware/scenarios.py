@@ -777,19 +777,17 @@ async def doctor(lab: Lab) -> None:
     healthy = await lab.ready_client("idle", 60, uid=1001)
     await lab.until("mps_server_clients", 1)
     await _advised(lab)
-    one = await lab.ready_client("idle", 60, uid=1001, percentage="lots")
-    await _advised(lab, "percentage_ignored")
-    one.kill()
-    two = await lab.ready_client("idle", 60, uid=1001, memory_limit="7=1G")
-    await _advised(lab, "memory_limit_ignored")
-    two.kill()
-    lost = await lab.ready_client("idle", 60, mps=False)
-    await _advised(lab, "pipe_directory_mismatch")
-    lost.kill()
-    command = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", str(lab.client_binary), "idle", "60", "64"]
-    neighbour = await lab.ready_client("idle", 60, mps=False, command=command)
-    await _advised(lab, "process_bypasses_mps")
-    neighbour.kill()
+    unset = ("env", "-u", "CUDA_MPS_PIPE_DIRECTORY")
+    wrong: dict[str, dict[str, Any]] = {
+        "percentage_ignored": {"uid": 1001, "percentage": "lots"},
+        "memory_limit_ignored": {"uid": 1001, "memory_limit": "7=1G"},
+        "pipe_directory_mismatch": {"mps": False},
+        "process_bypasses_mps": {"before": unset},
+    }
+    for name, settings in wrong.items():
+        client = await lab.ready_client("idle", 60, **settings)
+        await _advised(lab, name)
+        client.kill()
     queued = lab.client("idle", 3, uid=1002)
     await _advised(lab, "several_users_one_daemon")
     queued.kill()
