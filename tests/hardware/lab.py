@@ -429,6 +429,11 @@ class Lab(Actors):
         """
         return self.seen.value(name, **self._about(name, labels))
 
+    @property
+    def server(self) -> int:
+        """PID of the first server of the last collection."""
+        return self.seen.snapshot.daemons[0].servers[0].pid
+
     def _about(self, name: str, labels: dict[str, object]) -> dict[str, object]:
         spec = CATALOGUE[name.removesuffix("_sum")]
         default = {"daemon": self.daemons[-1].label} if "daemon" in spec.labels else {}

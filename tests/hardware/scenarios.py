@@ -437,9 +437,8 @@ async def server_killed(lab: Lab) -> None:
     daemon = lab.daemon()
     clients = await lab.crowd(2, "spin", 20)
     await lab.until("mps_server_clients", 2)
-    server = lab.seen.snapshot.daemons[0].servers[0].pid
     await lab.run(1)
-    os.kill(server, signal.SIGKILL)
+    os.kill(lab.server, signal.SIGKILL)
     await lab.until("mps_server_exits_total", 1, cause="crashed")
     lab.check("mps_client_losses_total", 2, cause="server_crashed")
     lab.check("mps_server_exits_total", 0, cause="requested")
@@ -587,7 +586,7 @@ async def fault_held(lab: Lab, daemon: Daemon) -> None:
 async def terminate_client(lab: Lab, daemon: Daemon) -> None:
     clients = await lab.crowd(2, "spin", 15)
     await lab.until("mps_server_clients", 2)
-    server = lab.seen.snapshot.daemons[0].servers[0].pid
+    server = lab.server
     daemon.tool(f"terminate_client {server} {clients[0].pid}")
     await lab.left(clients[0])
     await lab.until("mps_client_losses_total", 1, cause="terminated")
@@ -632,7 +631,7 @@ async def memory_limit(lab: Lab, daemon: Daemon) -> None:
 async def stopped(lab: Lab, daemon: Daemon) -> None:
     client = await lab.ready_client("idle", 25)
     await lab.until("mps_server_clients", 1)
-    server = lab.seen.snapshot.daemons[0].servers[0].pid
+    server = lab.server
     os.kill(server, signal.SIGSTOP)
     await lab.run(3)
     lab.check("mps_control_up", 1)
@@ -658,8 +657,7 @@ async def stranded(lab: Lab, daemon: Daemon) -> None:
     sleeper = lab.python("sleeper.py", 14)
     await lab.ready(sleeper)
     await lab.until("mps_server_clients", 1)
-    server = lab.seen.snapshot.daemons[0].servers[0].pid
-    os.kill(server, signal.SIGKILL)
+    os.kill(lab.server, signal.SIGKILL)
     await lab.until("mps_gpu_stranded_clients", 1, seconds=6)
     lab.check("mps_client_losses_total", 1, cause="server_crashed")
     late = await lab.ready_client("idle", 3)
@@ -737,7 +735,7 @@ async def tour(lab: Lab) -> None:
     await lab.left(*waiting)
     crowd = await lab.crowd(3, "spin", 60, uid=1002, mebibytes=400, blocks=25)
     await lab.run(10)
-    os.kill(lab.seen.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
+    os.kill(lab.server, signal.SIGKILL)
     await lab.left(*crowd)
     await lab.run(8)
     lab.check("mps_server_exits_total", 1, cause="crashed")
@@ -801,7 +799,7 @@ async def doctor(lab: Lab) -> None:
     sleeper = lab.python("sleeper.py", 60)
     await lab.ready(sleeper)
     await lab.until("mps_server_clients", 1)
-    os.kill(lab.seen.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
+    os.kill(lab.server, signal.SIGKILL)
     await _advised(lab, "stranded_client")
     sleeper.kill()
     await _advised(lab)
