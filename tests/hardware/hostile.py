@@ -16,7 +16,7 @@ from pathlib import Path
 
 from testing.page import Page
 from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, run
-from tests.hardware.program import exporter_program, scrape
+from tests.hardware.program import exporter_program, page_of_program, scrape
 from tests.hardware.scenarios import scenario
 
 _UNIT = "sys_ptrace,+dac_read_search"
@@ -42,12 +42,6 @@ def _owners(directory: Path) -> dict[str, str]:
         name = "." if path == directory else path.name
         found[name] = f"{stat.filemode(status.st_mode)} {status.st_uid}:{status.st_gid}"
     return found
-
-
-async def _page(before: tuple[str, ...]) -> Page:
-    with exporter_program("--mps.min-query-interval=0s", before=before):
-        await asyncio.sleep(3)
-        return await asyncio.to_thread(scrape)
 
 
 def _shown(page: Page, daemon: Daemon) -> dict[str, float | None]:
@@ -101,7 +95,7 @@ async def control_rights(lab: Lab) -> None:
 async def _by_each_program(lab: Lab, daemons: Mapping[str, Daemon]) -> None:
     """What the exporter shows of these daemons, with one client each, by its rights."""
     for how, before in PROGRAMS.items():
-        page = await _page(before)
+        page = await page_of_program(before)
         (lab.out / f"control-rights-{how}.prom").write_text(page.text)
         for name, daemon in daemons.items():
             shown = _shown(page, daemon)

@@ -54,6 +54,13 @@ def scrape(timeout: float = 10) -> Page:
         return Page(text.decode())
 
 
+async def page_of_program(before: tuple[str, ...]) -> Page:
+    """Run mps-exporter for 3 s, by another program if need be, and scrape it."""
+    with exporter_program("--mps.min-query-interval=0s", before=before):
+        await asyncio.sleep(3)
+        return await asyncio.to_thread(scrape)
+
+
 def _expect(lab: Lab, page: Page, name: str, wanted: float | None, **labels: object) -> None:
     lab.equal(f"{name}{labels}", page.value(name, **labels), wanted)
 
@@ -62,9 +69,7 @@ def _expect(lab: Lab, page: Page, name: str, wanted: float | None, **labels: obj
 async def ordinary_user(lab: Lab) -> None:
     daemon = lab.daemon()
     client = await lab.ready_client("spin", 14, percentage="25")
-    with exporter_program("--mps.min-query-interval=0s", before=tuple(as_user(1001))):
-        await asyncio.sleep(2)
-        page = await asyncio.to_thread(scrape)
+    page = await page_of_program(tuple(as_user(1001)))
     _expect(lab, page, "mps_control_up", 1)
     _expect(lab, page, "mps_server_clients", 1)
     _expect(lab, page, "mps_client_info", 1, pid=client.pid, limit_source="unknown")
@@ -88,9 +93,7 @@ async def without_nvml(lab: Lab) -> None:
     library = _nvml_path()
     script = f'mount --bind /dev/null {library} && exec "$@"'
     hide = ("unshare", "--mount", "sh", "-c", script, "sh")
-    with exporter_program("--mps.min-query-interval=0s", before=hide):
-        await asyncio.sleep(2)
-        page = await asyncio.to_thread(scrape)
+    page = await page_of_program(hide)
     _expect(lab, page, "mps_scrape_collector_success", 0, collector="nvml")
     _expect(lab, page, "mps_control_up", 1)
     _expect(lab, page, "mps_server_client_contexts", 1, uuid=uuid, gpu="0")
