@@ -121,6 +121,7 @@ def link(title: str, url: str, *, new_tab: bool = False) -> style.Json:
     return {"title": title, "url": url, "targetBlank": new_tab}
 
 
+_BY_STEPS: style.Json = {"color": {"mode": "thresholds"}}
 _LAST: style.Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 _NO_MPS = (
     f"({style.NO_MPS.code} + 0 * count(mps_exporter_build_info) unless on () count(mps_control_up))"
@@ -173,7 +174,7 @@ def tile(
     defaults: style.Json = {
         "unit": unit,
         "thresholds": (style.UNCOLORED if states else steps).json(),
-        "color": {"mode": "thresholds"},
+        **_BY_STEPS,
         "noValue": none,
         "links": list(links),
     }
@@ -188,47 +189,27 @@ def tile(
 
 def names_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
     """Show names instead of numbers: (expression, legend that is the name, colour) each."""
-    return Panel(
-        "stat",
-        title,
-        description,
-        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
-        4,
-        4,
-        {
-            "unit": style.COUNT,
-            "noValue": none,
-            "thresholds": style.UNCOLORED.json(),
-            "color": {"mode": "thresholds"},
-        },
-        colors_by_query(*(color for _, _, color in queries)),
-        _stat_options("name", background=True),
-    )
+    shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
+    steps = style.UNCOLORED.json()
+    defaults = {"unit": style.COUNT, "noValue": none, "thresholds": steps, **_BY_STEPS}
+    colors = colors_by_query(*(color for _, _, color in queries))
+    options = _stat_options("name", background=True)
+    return Panel("stat", title, description, shown, 4, 4, defaults, colors, options)
 
 
 def numbers_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
     """Show several numbers with their names: (expression, name, unit) each."""
-    return Panel(
-        "stat",
-        title,
-        description,
-        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
-        12,
-        5,
-        {
-            "unit": style.COUNT,
-            "noValue": none,
-            "thresholds": style.PLAIN.json(),
-            "decimals": 0,
-            "color": {"mode": "thresholds"},
-        },
-        tuple(
-            override("byFrameRefID", letter, unit=unit)
-            for letter, (_, _, unit) in zip(string.ascii_uppercase, queries, strict=False)
-            if unit != style.COUNT
-        ),
-        _stat_options("value_and_name", background=False),
+    shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
+    steps = style.PLAIN.json()
+    looks = {"thresholds": steps, "decimals": 0, **_BY_STEPS}
+    defaults = {"unit": style.COUNT, "noValue": none, **looks}
+    units = tuple(
+        override("byFrameRefID", letter, unit=unit)
+        for letter, (_, _, unit) in zip(string.ascii_uppercase, queries, strict=False)
+        if unit != style.COUNT
     )
+    options = _stat_options("value_and_name", background=False)
+    return Panel("stat", title, description, shown, 12, 5, defaults, units, options)
 
 
 def graph(
@@ -338,7 +319,7 @@ def ranking(
         "displayName": "${__series.name}",
         # The text for no series is as quiet as other absences.
         "thresholds": style.UNCOLORED.json(),
-        "color": {"mode": "thresholds"},
+        **_BY_STEPS,
         "noValue": none,
         "links": list(links),
     }
@@ -503,7 +484,7 @@ class Column:
         cells: style.Json = {}
         if self.steps is not None:
             cells["thresholds"] = self.steps.only_bad().json()
-            cells["color"] = {"mode": "thresholds"}
+            cells |= _BY_STEPS
         if self.states:
             # An unknown value has no colour; otherwise it would have that of the text.
             cells["mappings"] = [*style.mappings(*self.states), _NOT_KNOWN]
@@ -570,7 +551,7 @@ def table(
     cells: style.Json = {
         "unit": style.COUNT,
         "noValue": none,
-        "color": {"mode": "thresholds"},
+        **_BY_STEPS,
         "thresholds": style.PLAIN.json(),
         "mappings": [_NOT_KNOWN],
         "custom": {
