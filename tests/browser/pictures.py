@@ -1,7 +1,7 @@
 """Draws the status page of recorded hosts: ``python -m tests.browser.pictures [FOLDER [NAME...]]``.
 
-Into FOLDER: each situation in 1400 and 390 pixels, light and dark, for a person to look at. Without
-arguments: the pictures of docs/images.
+Into FOLDER: each situation in 1400 and 390 pixels, light and dark, for a person. Without arguments:
+the pictures of docs/images.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ MADE_UP = {
     "blind": snapshots.logs_unreadable,
 }
 DOCUMENTED = {
-    "status-wait": (*RECORDED["wait"], DESK),
-    "status-fault": (*RECORDED["fault"], DESK),
-    "status-crash": (*RECORDED["crash"], DESK),
-    "status-ghost": (*RECORDED["ghost"], DESK),
-    "status-limits-dark": ("limits", 8, DARK),
-    "status-phone": (*RECORDED["wait"], PHONE),
-    "scenario-training-direct": ("training-10-direct", 10, DESK),
-    "scenario-training-mps": ("training-10-mps", 5, DESK),
-    "scenario-streams-mps": ("streams", 25, DESK),
-    "scenario-percentages": ("percentages", 17, DESK),
-    "scenario-data-parallel-direct": ("data-parallel", 18, DESK),
-    "scenario-data-parallel-mps": ("data-parallel", 27, DESK),
-    "scenario-containers": ("containers", 12, DESK),
-    "scenario-three-users": ("three-users", 2.5, DESK),
-    "scenario-starved": ("starved", 4.5, DESK),
-    "scenario-stranded": ("stranded", 2, DESK),
+    "status-wait.png": (*RECORDED["wait"], DESK),
+    "status-fault.png": (*RECORDED["fault"], DESK),
+    "status-crash.png": (*RECORDED["crash"], DESK),
+    "status-ghost.png": (*RECORDED["ghost"], DESK),
+    "status-limits-dark.png": ("limits", 8, DARK),
+    "status-phone.png": (*RECORDED["wait"], PHONE),
+    "scenario-training-direct.png": ("training-10-direct", 10, DESK),
+    "scenario-training-mps.png": ("training-10-mps", 5, DESK),
+    "scenario-streams-mps.png": ("streams", 25, DESK),
+    "scenario-percentages.png": ("percentages", 17, DESK),
+    "scenario-data-parallel-direct.png": ("data-parallel", 18, DESK),
+    "scenario-data-parallel-mps.png": ("data-parallel", 27, DESK),
+    "scenario-containers.png": ("containers", 12, DESK),
+    "scenario-three-users.png": ("three-users", 2.5, DESK),
+    "scenario-starved.png": ("starved", 4.5, DESK),
+    "scenario-stranded.png": ("stranded", 2, DESK),
 }
 """Picture of the documents -> recording, seconds, screen."""
 
@@ -95,7 +95,7 @@ async def draw(found: Sequence[Snapshot], files: Mapping[Path, Screen]) -> None:
 async def main(folder: Path | None, names: Sequence[str]) -> None:
     if folder is None:
         for name, (recording, seconds, screen) in DOCUMENTED.items():
-            await draw(await played(recording, seconds), {IMAGES / f"{name}.png": screen})
+            await draw(await played(recording, seconds), {IMAGES / name: screen})
         return
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or (*RECORDED, *MADE_UP):

@@ -65,7 +65,7 @@ class Stage:
 
     @functools.cached_property
     def daemon(self) -> Daemon:
-        """The daemon of the case, started when it is first asked for."""
+        """The daemon of the case, started when it is first used."""
         return self.new_daemon()
 
     def new_daemon(self, name: str = "", **settings: Any) -> Daemon:
@@ -356,7 +356,7 @@ IGNORED_LIMITS = {
     "percentage ignored": ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "lots", "50"),
     "memory limit ignored": ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "97=1G", "0=1G"),
 }
-"""Variable, the value that is ignored, and one that is not."""
+"""Variable, a value that is ignored, and a valid value."""
 
 
 async def wrong_variable(stage: Stage) -> None:

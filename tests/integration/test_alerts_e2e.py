@@ -386,7 +386,7 @@ def test_every_recording_is_in_the_table() -> None:
 # -------------------------------------------------------------------------------- all for real
 
 REAL = ("server-killed", "fault")
-"""A recording whose alert goes to the pager, and one whose alert becomes a ticket, both at once."""
+"""A recording whose alert pages, and a recording whose alert becomes a ticket, both at once."""
 
 
 async def test_alerts_arrive_at_their_receivers(tmp_path: Path) -> None:

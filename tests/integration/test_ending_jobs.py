@@ -86,7 +86,7 @@ class Host:
         )
 
     def expect(self, status: int, pids: list[int], *arguments: str, says: str = "") -> str:
-        """Run the script; check its status, whom it terminated and what it says; return that."""
+        """Run the script, check status, terminated clients and output, and return the output."""
         done = self.run(*arguments)
         assert (done.returncode, done.stdout, self.terminated()) == (status, "", pids)
         assert says in done.stderr
