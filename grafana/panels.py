@@ -6,25 +6,9 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from grafana.style import (
-    BY_LAST_DIGIT,
-    COUNT,
-    NO_MPS,
-    OF_CAUSES,
-    PLAIN,
-    QUIET,
-    SHARE,
-    UNCOLORED,
-    USED,
-    WARN,
-    WORDS,
-    Json,
-    State,
-    Steps,
-    mappings,
-)
+from grafana import style
 
-DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
+DATASOURCE: style.Json = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +22,7 @@ class Query:
     form: str = "time_series"
     """Grafana's format: time_series or table."""
 
-    def json(self, ref: str, expr: str) -> Json:
+    def json(self, ref: str, expr: str) -> style.Json:
         """Return the query under its letter, with `expr`, in which the selectors are filled in."""
         return {
             "refId": ref,
@@ -62,17 +46,17 @@ class Panel:
     queries: tuple[Query, ...]
     width: int = 12
     height: int = 8
-    defaults: Json = field(default_factory=dict)
-    overrides: tuple[Json, ...] = ()
-    options: Json = field(default_factory=dict)
-    transformations: tuple[Json, ...] = ()
+    defaults: style.Json = field(default_factory=dict)
+    overrides: tuple[style.Json, ...] = ()
+    options: style.Json = field(default_factory=dict)
+    transformations: tuple[style.Json, ...] = ()
     min_step: str = ""
     """Minimum distance between points of a graph."""
     points: int | None = None
     """Maximum number of points of a graph; None: derived from its width."""
 
 
-def override(matcher: str, what: str, **properties: object) -> Json:
+def override(matcher: str, what: str, **properties: object) -> style.Json:
     """Return properties for fields that a matcher (byName, byRegexp, byFrameRefID) finds.
 
     A double underscore represents the dot in Grafana's names: custom__width.
@@ -85,12 +69,12 @@ def override(matcher: str, what: str, **properties: object) -> Json:
     }
 
 
-def color_of(matcher: str, what: str, color: str, **properties: object) -> Json:
+def color_of(matcher: str, what: str, color: str, **properties: object) -> style.Json:
     """Set the colour of some series, whatever their values."""
     return override(matcher, what, color={"mode": "fixed", "fixedColor": color}, **properties)
 
 
-def colors_by_query(*colors: str) -> tuple[Json, ...]:
+def colors_by_query(*colors: str) -> tuple[style.Json, ...]:
     """Set the colour of each query, in the order of the queries."""
     return tuple(
         color_of("byFrameRefID", letter, color)
@@ -98,10 +82,10 @@ def colors_by_query(*colors: str) -> tuple[Json, ...]:
     )
 
 
-def _by_last_digit(name: str) -> tuple[Json, ...]:
+def _by_last_digit(name: str) -> tuple[style.Json, ...]:
     return tuple(
         color_of("byRegexp", rf"/^{name} \d*{digit}\b/", color)
-        for digit, color in enumerate(BY_LAST_DIGIT)
+        for digit, color in enumerate(style.BY_LAST_DIGIT)
     )
 
 
@@ -110,12 +94,12 @@ USERS_ALIKE = _by_last_digit("uid")
 GPUS_ALIKE = _by_last_digit("GPU")
 """The GPU's colour for series whose names begin with a GPU."""
 CAUSES_ALIKE = tuple(
-    color_of("byRegexp", f"/{cause}$/", color) for cause, color in OF_CAUSES.items()
+    color_of("byRegexp", f"/{cause}$/", color) for cause, color in style.OF_CAUSES.items()
 )
 """The cause's colour for series whose names are causes, or end with one."""
 
 
-def dashed(query: str, color: str = QUIET) -> Json:
+def dashed(query: str, color: str = style.QUIET) -> style.Json:
     """Draw a query as a dashed line that does not stack: a limit, or a total."""
     return color_of(
         "byFrameRefID",
@@ -127,21 +111,24 @@ def dashed(query: str, color: str = QUIET) -> Json:
     )
 
 
-def dotted(matcher: str, what: str) -> Json:
+def dotted(matcher: str, what: str) -> style.Json:
     """Draw some series as dotted lines, to distinguish them from others in the same colours."""
     return override(matcher, what, custom__lineStyle={"fill": "dot", "dash": [2, 6]})
 
 
-def link(title: str, url: str, *, new_tab: bool = False) -> Json:
+def link(title: str, url: str, *, new_tab: bool = False) -> style.Json:
     """Return a data link."""
     return {"title": title, "url": url, "targetBlank": new_tab}
 
 
-_LAST: Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-_NO_MPS = f"({NO_MPS.code} + 0 * count(mps_exporter_build_info) unless on () count(mps_control_up))"
+_BY_STEPS: style.Json = {"color": {"mode": "thresholds"}}
+_LAST: style.Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+_NO_MPS = (
+    f"({style.NO_MPS.code} + 0 * count(mps_exporter_build_info) unless on () count(mps_control_up))"
+)
 
 
-def _stat_options(text: str, *, background: bool) -> Json:
+def _stat_options(text: str, *, background: bool) -> style.Json:
     return {
         "reduceOptions": _LAST,
         "colorMode": "background" if background else "value",
@@ -157,15 +144,15 @@ def tile(
     title: str,
     description: str,
     expr: str,
-    unit: str = COUNT,
-    steps: Steps = PLAIN,
+    unit: str = style.COUNT,
+    steps: style.Steps = style.PLAIN,
     *,
-    states: tuple[State, ...] = (),
-    links: Sequence[Json] = (),
+    states: tuple[style.State, ...] = (),
+    links: Sequence[style.Json] = (),
     none: str = "no data",
     decimals: int | None = None,
     no_mps: bool = False,
-    words: tuple[State, ...] = (),
+    words: tuple[style.State, ...] = (),
 ) -> Panel:
     """Show one large number, or its text; with no_mps, a text for a host without a daemon.
 
@@ -183,80 +170,60 @@ def tile(
         words: Texts of some numbers only.
     """
     if no_mps:
-        expr, words = f"{expr} or {_NO_MPS}", (NO_MPS, *words)
-    defaults: Json = {
+        expr, words = f"{expr} or {_NO_MPS}", (style.NO_MPS, *words)
+    defaults: style.Json = {
         "unit": unit,
-        "thresholds": (UNCOLORED if states else steps).json(),
-        "color": {"mode": "thresholds"},
+        "thresholds": (style.UNCOLORED if states else steps).json(),
+        **_BY_STEPS,
         "noValue": none,
         "links": list(links),
     }
     if decimals is not None:
         defaults["decimals"] = decimals
     if states or words:
-        defaults["mappings"] = mappings(*words, *states)
-    options = _stat_options("value", background=steps is not PLAIN or bool(states))
+        defaults["mappings"] = style.mappings(*words, *states)
+    options = _stat_options("value", background=steps is not style.PLAIN or bool(states))
     query = Query(expr, moment=True)
     return Panel("stat", title, description, (query,), 4, 4, defaults, options=options)
 
 
 def names_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
     """Show names instead of numbers: (expression, legend that is the name, colour) each."""
-    return Panel(
-        "stat",
-        title,
-        description,
-        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
-        4,
-        4,
-        {
-            "unit": COUNT,
-            "noValue": none,
-            "thresholds": UNCOLORED.json(),
-            "color": {"mode": "thresholds"},
-        },
-        colors_by_query(*(color for _, _, color in queries)),
-        _stat_options("name", background=True),
-    )
+    shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
+    steps = style.UNCOLORED.json()
+    defaults = {"unit": style.COUNT, "noValue": none, "thresholds": steps, **_BY_STEPS}
+    colors = colors_by_query(*(color for _, _, color in queries))
+    options = _stat_options("name", background=True)
+    return Panel("stat", title, description, shown, 4, 4, defaults, colors, options)
 
 
 def numbers_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
     """Show several numbers with their names: (expression, name, unit) each."""
-    return Panel(
-        "stat",
-        title,
-        description,
-        tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries),
-        12,
-        5,
-        {
-            "unit": COUNT,
-            "noValue": none,
-            "thresholds": PLAIN.json(),
-            "decimals": 0,
-            "color": {"mode": "thresholds"},
-        },
-        tuple(
-            override("byFrameRefID", letter, unit=unit)
-            for letter, (_, _, unit) in zip(string.ascii_uppercase, queries, strict=False)
-            if unit != COUNT
-        ),
-        _stat_options("value_and_name", background=False),
+    shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
+    steps = style.PLAIN.json()
+    looks = {"thresholds": steps, "decimals": 0, **_BY_STEPS}
+    defaults = {"unit": style.COUNT, "noValue": none, **looks}
+    units = tuple(
+        override("byFrameRefID", letter, unit=unit)
+        for letter, (_, _, unit) in zip(string.ascii_uppercase, queries, strict=False)
+        if unit != style.COUNT
     )
+    options = _stat_options("value_and_name", background=False)
+    return Panel("stat", title, description, shown, 12, 5, defaults, units, options)
 
 
 def graph(
     title: str,
     description: str,
     *queries: Query,
-    unit: str = COUNT,
+    unit: str = style.COUNT,
     width: int = 12,
     height: int = 8,
     stacked: bool = False,
     bars: bool = False,
     top: float | None = None,
     limit: float | None = None,
-    overrides: Sequence[Json] = (),
+    overrides: Sequence[style.Json] = (),
     decimals: int | None = None,
     none: str = "No data in this time range.",
     min_step: str = "",
@@ -267,7 +234,7 @@ def graph(
 
     With numbers, the legend is a table of the last value and the maximum.
     """
-    custom: Json = {
+    custom: style.Json = {
         "drawStyle": "bars" if bars else "line",
         "lineInterpolation": "linear",
         "lineWidth": 1 if bars or stacked else 2,
@@ -279,14 +246,14 @@ def graph(
         "thresholdsStyle": {"mode": "off" if limit is None else "dashed"},
     }
     # If all values are 0, Grafana draws an axis up to 100.
-    if top is not None or unit == COUNT:
+    if top is not None or unit == style.COUNT:
         custom["axisSoftMax"] = 1 if top is None else top
-    steps = PLAIN if limit is None else Steps(((None, "transparent"), (limit, "red")))
-    defaults: Json = {
+    steps = style.PLAIN if limit is None else style.Steps(((None, "transparent"), (limit, "red")))
+    defaults: style.Json = {
         "unit": unit,
         "min": 0,
         # Grafana's palettes contain red and green, which have a meaning here.
-        "color": {"mode": "shades", "fixedColor": WARN if bars else USED},
+        "color": {"mode": "shades", "fixedColor": style.WARN if bars else style.USED},
         "custom": custom,
         "noValue": none,
         "links": [],
@@ -319,7 +286,7 @@ def graph(
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw bars of whole events: each bar covers the time since the bar before it."""
-    kept: Json = {"decimals": 0, "min_step": "1m", "width": 12, "height": 6, **more}
+    kept: style.Json = {"decimals": 0, "min_step": "1m", "width": 12, "height": 6, **more}
     # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
     return graph(title, description, *shown, bars=True, **kept)
@@ -327,7 +294,7 @@ def events(title: str, description: str, *queries: Query, **more: object) -> Pan
 
 def share_graph(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw shares over time, up to 100 % at least."""
-    kept: Json = {"unit": SHARE, "top": 1.0, **more}
+    kept: style.Json = {"unit": style.SHARE, "top": 1.0, **more}
     return graph(title, description, *queries, **kept)
 
 
@@ -336,23 +303,23 @@ def ranking(
     description: str,
     query: Query,
     *,
-    unit: str = COUNT,
+    unit: str = style.COUNT,
     width: int,
     height: int = 8,
     top: float | None = None,
-    overrides: Sequence[Json] = (),
-    links: Sequence[Json] = (),
+    overrides: Sequence[style.Json] = (),
+    links: Sequence[style.Json] = (),
     none: str,
 ) -> Panel:
     """Draw a bar for each series, the longest first."""
-    defaults: Json = {
+    defaults: style.Json = {
         "unit": unit,
         "min": 0,
         # Grafana labels a single bar only with an explicit display name.
         "displayName": "${__series.name}",
         # The text for no series is as quiet as other absences.
-        "thresholds": UNCOLORED.json(),
-        "color": {"mode": "thresholds"},
+        "thresholds": style.UNCOLORED.json(),
+        **_BY_STEPS,
         "noValue": none,
         "links": list(links),
     }
@@ -367,7 +334,7 @@ def ranking(
         width,
         height,
         defaults,
-        (*colors_by_query(USED), *overrides),
+        (*colors_by_query(style.USED), *overrides),
         {
             "reduceOptions": _LAST,
             "displayMode": "basic",
@@ -387,29 +354,29 @@ def ranking(
     )
 
 
-def _states(states: tuple[State, ...], **custom: object) -> Json:
+def _states(states: tuple[style.State, ...], **custom: object) -> style.Json:
     """Return the field defaults of a panel that shows states over time.
 
     With `thresholds` as the colour's mode, Grafana replaces values by their thresholds before it
     applies the mappings, and shows neither texts nor colours.
     """
     return {
-        "unit": COUNT,
+        "unit": style.COUNT,
         "color": {"mode": "fixed", "fixedColor": "text"},
-        "thresholds": PLAIN.json(),
-        "mappings": mappings(*states),
+        "thresholds": style.PLAIN.json(),
+        "mappings": style.mappings(*states),
         "custom": {"fillOpacity": 85, "lineWidth": 0, **custom},
     }
 
 
-_UNDER_STATES: Json = {
+_UNDER_STATES: style.Json = {
     "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
     "tooltip": {"mode": "single", "sort": "none"},
 }
 
 
 def timeline(
-    title: str, description: str, *queries: Query, states: tuple[State, ...], height: int = 8
+    title: str, description: str, *queries: Query, states: tuple[style.State, ...], height: int = 8
 ) -> Panel:
     """Draw states over time: a row for each series.
 
@@ -430,7 +397,7 @@ def timeline(
 
 
 def status_history(
-    title: str, description: str, query: Query, *, states: tuple[State, ...], height: int
+    title: str, description: str, query: Query, *, states: tuple[style.State, ...], height: int
 ) -> Panel:
     """Draw the states of many series over time: a row for each, a cell for each step."""
     options = {
@@ -447,7 +414,7 @@ def status_history(
     )
 
 
-_NOT_KNOWN: Json = {
+_NOT_KNOWN: style.Json = {
     "type": "special",
     "options": {"match": "nan", "result": {"text": "-", "color": "transparent"}},
 }
@@ -461,10 +428,10 @@ class Column:
     source: str
     """A label's name, or the letter of a query."""
     unit: str = ""
-    steps: Steps | None = None
-    states: tuple[State, ...] = ()
+    steps: style.Steps | None = None
+    states: tuple[style.State, ...] = ()
     width: int | None = None
-    links: tuple[Json, ...] = ()
+    links: tuple[style.Json, ...] = ()
     gauge: bool = False
     decimals: int | None = None
     texts: tuple[tuple[str, str], ...] = ()
@@ -472,19 +439,19 @@ class Column:
     hidden: bool = False
     """Only there for links to name."""
 
-    def override(self) -> Json:
+    def override(self) -> style.Json:
         """Return the differences from the table's defaults."""
         if self.hidden:
             # The first is the name in Grafana 10 to 12.1, the second that of later versions.
             return override(
                 "byName", self.name, custom__hidden=True, custom__hideFrom={"viz": True}
             )
-        wanted: Json = {"noValue": "-"}
+        wanted: style.Json = {"noValue": "-"}
         if self.unit:
             wanted["unit"] = self.unit
         elif self.is_label:
             # A user is 1001, not 1.00 K.
-            wanted["unit"] = WORDS
+            wanted["unit"] = style.WORDS
         if self.is_label:
             # Only names: the button takes the room of two letters of the header.
             wanted["custom__filterable"] = True
@@ -501,7 +468,7 @@ class Column:
         """Whether its cells are a label's values, not a query's."""
         return len(self.source) > 1
 
-    def _cells(self) -> Json:
+    def _cells(self) -> style.Json:
         if self.gauge:
             shown = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
             return {"min": 0, "max": 1, "custom__cellOptions": shown}
@@ -514,13 +481,13 @@ class Column:
                 "mappings": [{"type": "value", "options": texts}],
                 "custom__cellOptions": {"type": "auto", "wrapText": True},
             }
-        cells: Json = {}
+        cells: style.Json = {}
         if self.steps is not None:
             cells["thresholds"] = self.steps.only_bad().json()
-            cells["color"] = {"mode": "thresholds"}
+            cells |= _BY_STEPS
         if self.states:
             # An unknown value has no colour; otherwise it would have that of the text.
-            cells["mappings"] = [*mappings(*self.states), _NOT_KNOWN]
+            cells["mappings"] = [*style.mappings(*self.states), _NOT_KNOWN]
             cells["custom__align"] = "left"
         if cells:
             cells["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
@@ -581,11 +548,11 @@ def table(
     }
     names = {values.get(column.source, column.source): column.name for column in columns}
     excluded = {f"Value #{letter}" for letter in values} - names.keys()
-    cells: Json = {
-        "unit": COUNT,
+    cells: style.Json = {
+        "unit": style.COUNT,
         "noValue": none,
-        "color": {"mode": "thresholds"},
-        "thresholds": PLAIN.json(),
+        **_BY_STEPS,
+        "thresholds": style.PLAIN.json(),
         "mappings": [_NOT_KNOWN],
         "custom": {
             "align": "auto",
@@ -594,7 +561,7 @@ def table(
             "inspect": False,
         },
     }
-    organized: Json = {
+    organized: style.Json = {
         "excludeByName": dict.fromkeys(["Time", *sorted(excluded)], True),
         "indexByName": {source: position for position, source in enumerate(names)},
         "renameByName": names,
@@ -613,7 +580,7 @@ def table(
     )
 
 
-def _table_options(sort: str, *, descending: bool, two_lines: bool) -> Json:
+def _table_options(sort: str, *, descending: bool, two_lines: bool) -> style.Json:
     return {
         "showHeader": True,
         "cellHeight": "lg" if two_lines else "sm",

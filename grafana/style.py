@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import promql_parser
 import yaml
 
 Json = dict[str, Any]
@@ -196,40 +195,14 @@ def first_steps() -> dict[str, str]:
     return found
 
 
-@functools.cache
 def alert_threshold(alert: str, metric: str) -> float:
     """Return the number that an alert compares an expression with this metric to.
 
     Panels turn red exactly when the alert fires.
     """
-    for rule in _alerts():
-        if rule["alert"] == alert:
-            for limit in _limits(promql_parser.parse(rule["expr"]), metric):
-                return limit
-    raise LookupError(f"no alert {alert} compares {metric} with a number")
-
-
-def _limits(node: Any, metric: str) -> Iterator[float]:
-    if isinstance(node, promql_parser.ParenExpr):
-        yield from _limits(node.expr, metric)
-    elif isinstance(node, promql_parser.BinaryExpr):
-        limit = _number(node.rhs)
-        if limit is not None and str(node.op) in {">", ">=", "<", "<="}:
-            if metric in str(node.lhs):
-                yield limit
-        else:
-            yield from _limits(node.lhs, metric)
-            yield from _limits(node.rhs, metric)
-
-
-def _number(node: Any) -> float | None:
-    if isinstance(node, promql_parser.NumberLiteral):
-        return float(node.val)
-    if isinstance(node, promql_parser.ParenExpr):
-        return _number(node.expr)
-    if isinstance(node, promql_parser.BinaryExpr):
-        left, right = _number(node.lhs), _number(node.rhs)
-        if left is None or right is None:
-            return None
-        return {"*": left * right, "^": left**right, "/": left / (right or 1)}.get(str(node.op))
-    return None
+    (rule,) = (rule for rule in _alerts() if rule["alert"] == alert)
+    found = re.search(rf"{metric}\b[^<>]* [<>]=? ([\d.]+)(?: ([*^]) (\d+))?", rule["expr"])
+    if found is None:
+        raise LookupError(f"{alert} does not compare {metric} with a number")
+    number, operator, other = float(found[1]), found[2], float(found[3] or 1)
+    return number**other if operator == "^" else number * other

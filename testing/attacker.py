@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from testing.own_host import PROGRAMS, Daemon, OwnHost, wait_until_ready
+from testing.own_host import PROGRAMS, Daemon, OwnHost, inside, wait_until_ready
 from testing.waiting import wait_for
 
 ALICE = 2001
@@ -69,6 +69,17 @@ with open("/tmp/alice/flooded/control.log", "ab") as log:
 """
 
 
+def crowd(number: int) -> str:
+    """A program that starts this many others with the name of a daemon."""
+    return (
+        f"import os\nfor number in range({number}):\n"
+        "    if os.fork() == 0:\n"
+        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
+        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f"{SLEEP}"
+    )
+
+
 def fake(
     host: OwnHost, variables: Mapping[str, str], code: str = SLEEP, inside: Sequence[str] = ()
 ) -> None:
@@ -79,8 +90,7 @@ def fake(
 
 def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
     """Return a command that starts a program in a user namespace of hers."""
-    words = ("unshare", "--user", "--map-root-user", *flags, "--", "sh", "-c")
-    return (*words, f'{script} && exec "$@"', "sh")
+    return inside(script, "--user", "--map-root-user", *flags)
 
 
 def have_the_pid(host: OwnHost, pid: int) -> None:
@@ -121,10 +131,10 @@ def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
 def crash(daemon: Daemon, server: int) -> None:
     """Log the end of a server that was killed."""
     me = daemon.state["pid"]
-    daemon._log("control", "Control", me, f"Starting new server {server} for user 0")
-    daemon._log("server", "Other", server, "Startup")
-    daemon._log("control", "Control", me, f"NEW SERVER {server}: Ready")
-    daemon._log("control", "Control", me, f"Server {server} exited with status 0")
+    daemon.log("control", "Control", me, f"Starting new server {server} for user 0")
+    daemon.log("server", "Other", server, "Startup")
+    daemon.log("control", "Control", me, f"NEW SERVER {server}: Ready")
+    daemon.log("control", "Control", me, f"Server {server} exited with status 0")
 
 
 def attack(host: OwnHost, root: Daemon) -> None:
@@ -161,12 +171,4 @@ def attack(host: OwnHost, root: Daemon) -> None:
         )
     )
     os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
-    crowd = (
-        "import os\n"
-        "for number in range(200):\n"
-        "    if os.fork() == 0:\n"
-        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
-        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
-        f"{SLEEP}"
-    )
-    fake(host, {}, crowd)
+    fake(host, {}, crowd(200))

@@ -39,8 +39,6 @@ def chromium() -> str:
 
 
 class Page:
-    """One tab."""
-
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
@@ -113,10 +111,11 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def screenshot(self, path: Path) -> None:
-        """Take a picture of the full page."""
+    async def screenshot(self, path: Path, height: float | None = None) -> None:
+        """Take a picture of the page, in full or down to this height in pixels."""
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        bottom = size["height"] if height is None else height
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": bottom, "scale": 1}
         capture = {"format": "png", "captureBeyondViewport": True, "clip": clip}
         picture = await self.call("Page.captureScreenshot", **capture)
         path.write_bytes(base64.b64decode(picture["data"]))

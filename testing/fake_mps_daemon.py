@@ -21,16 +21,17 @@ LOGS = Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps"))
 DEVICE = {
     "ordinal": 0,
     "pci": "0000:00.06.00",
-    "uuid": os.environ.get("FAKE_GPU", "GPU-00000000-1111-2222-3333-444444444444"),
+    "uuid": "GPU-00000000-1111-2222-3333-444444444444",
     "name": "NVIDIA H200",
 }
 
 
-def log(name: str, component: str, pid: int, *lines: str) -> None:
+def log(name: str, component: str, pid: int, *lines: str, folder: Path = LOGS) -> None:
+    """Write lines to a log, as driver 580 does."""
     now = time.time()
     seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     stamp = f"[{seconds}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
-    with (LOGS / f"{name}.log").open("a") as file:
+    with (folder / f"{name}.log").open("a") as file:
         file.write("".join(f"{stamp}{line}\n" for line in lines))
 
 

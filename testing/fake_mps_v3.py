@@ -100,19 +100,9 @@ GPU-aa D/79e/DgwYMDAAAAAAAAAAAAAAAAAAAAAAAAAA 10 80 Yes
 """
 
 
-# capture, driver 615.71.09, ai-dynamo/dynamo, "Per-GPU Compute and Memory Limits with MPS":
-# /sys/fs/cgroup/dmem.capacity
-DMEM_CAPACITY = "nvidia/00000000:02:00.0/vidmem 102641958912\n"
 DMEM_GPU = "00000000:02:00.0"
-
-# docs, mpsv3-memory-partitioning: nvidia-smi memory-limits --get of the group mygroup; with the
-# dmem controller they are dmem.current, dmem.min and dmem.max of the group
-MEMORY_LIMITS_DOCS = """\
-namespace: /sys/fs/cgroup/mygroup
-soft limit: 4096 MiB
-hard limit: 8192 MiB
-current used: 512 MiB
-"""
+# docs, mpsv3-memory-partitioning: the example of nvidia-smi memory-limits --get; with the dmem
+# controller they are dmem.current, dmem.min and dmem.max of the group
 DMEM_USED, DMEM_SOFT_LIMIT, DMEM_HARD_LIMIT = 512 << 20, 4096 << 20, 8192 << 20
 
 

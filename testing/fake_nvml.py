@@ -1,6 +1,6 @@
 """A simulated NVML with the recorded replies of an H200, which can fail on request.
 
-Replies are by NVML function with its arguments, as ``tests/hardware/gpu_readings.py`` recorded them
+Replies are by NVML function with its arguments, as tests/hardware/gpu_readings.py recorded them
 (see nvml_h200.json). Values that change over time (samples, GPM counters, events) are calculated
 from a load. Calls that would end a process in NVML fail an assertion.
 """
@@ -35,7 +35,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
 RECORDED = Path(__file__).with_name("nvml_h200.json")
 SAMPLE_PERIOD = 0.2
 SAMPLES_KEPT = 71
-MEBI = 1 << 20
 EPOCH = 1_700_000_000.0
 
 _keys = count(0x7F0000000000, 0x1000)
@@ -71,7 +70,6 @@ class FakeDevice:
         return self.key
 
     def __post_init__(self) -> None:
-        """Add the UUID to the recorded replies."""
         self.replies = {**self.replies, "nvmlDeviceGetUUID()": self.uuid}
 
 
@@ -82,8 +80,6 @@ class _Sample:
 
 
 class FakeNvml(NvmlApi):
-    """NVML of a simulated host."""
-
     def __init__(self, *gpus: FakeDevice) -> None:
         super().__init__()
         self.gpus = list(gpus)
@@ -116,7 +112,6 @@ class FakeNvml(NvmlApi):
         return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
-        """Report an Xid of a GPU."""
         self.events.put(NvmlEvent(gpu.key, 0x8, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:

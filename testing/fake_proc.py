@@ -76,7 +76,6 @@ class FakeProc:
         return here
 
     def remove(self, pid: int) -> None:
-        """End a process."""
         shutil.rmtree(self.root / str(pid), ignore_errors=True)
 
 

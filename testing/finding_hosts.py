@@ -27,35 +27,28 @@ PIPE = "/tmp/nvidia-mps"
 DAEMON = ProcessFacts(10, 1.0, 0, "root", "nvidia-cuda-mps-control", "S", 1, (10,))
 
 
-def daemon(**more: object) -> ControlDaemon:
-    values: dict[str, object] = {
-        "pid": 10,
-        "facts": DaemonFacts(PIPE, "/l", process=DAEMON),
-        **more,
-    }
-    return ControlDaemon(PIPE, "/l", values.pop("state", "answering"), **values)  # type: ignore[arg-type]
+def daemon(state: Any = "answering", **more: Any) -> ControlDaemon:
+    facts = DaemonFacts(PIPE, "/l", process=DAEMON)
+    return ControlDaemon(PIPE, "/l", state, **{"pid": 10, "facts": facts, **more})
 
 
 def host(*daemons: ControlDaemon, at: float = 1.0, **more: Any) -> Snapshot:
     return Snapshot(at, daemons=daemons, **more)
 
 
-def gpu(*direct: ProcessFacts, served: bool = True, **more: object) -> Gpu:
-    values: dict[str, object] = {
-        "compute_mode": "exclusive_process",
-        "compute_capability": (9, 0),
-        **more,
-    }
-    stranded = values.pop("stranded", None)
+def gpu(
+    *direct: ProcessFacts, served: bool = True, stranded: int | None = None, **more: Any
+) -> Gpu:
+    fit = {"compute_mode": "exclusive_process", "compute_capability": (9, 0)}
     return Gpu(
-        GpuObservation(0, "GPU-a", **values),  # type: ignore[arg-type]
+        GpuObservation(0, "GPU-a", **{**fit, **more}),
         "0",
         "GPU-a",
         direct_pids=tuple(one.pid for one in direct),
         direct_processes=direct,
         processes_by_kind={"direct": len(direct)},
         served_by=(PIPE,) if served else (),
-        stranded_clients=stranded,  # type: ignore[arg-type]
+        stranded_clients=stranded,
     )
 
 
@@ -65,11 +58,11 @@ def process(pid: int, *inner: int, **environment: str) -> ProcessFacts:
     )
 
 
-def client(**more: object) -> ControlDaemon:
-    return daemon(servers=(Server(20, state="ACTIVE", clients=(Client(30, 20, **more),)),))  # type: ignore[arg-type]
+def client(**more: Any) -> ControlDaemon:
+    return daemon(servers=(Server(20, state="ACTIVE", clients=(Client(30, 20, **more),)),))
 
 
-def job(*ratios: float, **more: object) -> ControlDaemon:
+def job(*ratios: float, **more: Any) -> ControlDaemon:
     """Clients of one Slurm job, under a daemon that gives each half of the GPU."""
     clients = tuple(
         Client(
@@ -78,7 +71,7 @@ def job(*ratios: float, **more: object) -> ControlDaemon:
             slurm_job_id="7",
             active_thread_ratio=ratio,
             contexts={"GPU-a": 1},
-            **more,  # type: ignore[arg-type]
+            **more,
         )
         for number, ratio in enumerate(ratios)
     )

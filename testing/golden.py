@@ -38,13 +38,11 @@ SYNTHETIC: Mapping[str, Callable[[], Recording]] = {
 
 
 def recordings() -> list[str]:
-    """Return the names of all recordings and synthetic hosts."""
     recorded = {path.name.removesuffix(".rec.gz") for path in RECORDINGS.glob("*.rec.gz")}
     return sorted(recorded | SYNTHETIC.keys())
 
 
 async def golden_text(name: str) -> str:
-    """Return what a recording shows."""
     player = Player(SYNTHETIC[name]() if name in SYNTHETIC else RECORDINGS / f"{name}.rec.gz")
     recording = player.recording
     lines, before = list[str](), dict[str, str]()
@@ -102,7 +100,6 @@ def _number(value: float, began: float) -> str:
 
 
 def main() -> None:
-    """Write the files again."""
     GOLDEN.mkdir(exist_ok=True)
     for name in sys.argv[1:] or recordings():
         text = asyncio.run(golden_text(name))

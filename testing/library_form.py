@@ -15,7 +15,6 @@ from mps_exporter.snapshot import Histogram
 
 
 def to_metric(family: Family) -> Metric:
-    """Return a family as a metric of prometheus-client."""
     spec = family.spec
     base = spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name
     base = base.removesuffix("_info") if spec.kind == "info" else base

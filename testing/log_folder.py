@@ -63,6 +63,5 @@ class LogFolder:
 
 
 def state(observation: LogsObservation, log: str) -> LogState:
-    """Return the state of one log."""
     (found,) = [one for one in observation.states if one.log == log]
     return found

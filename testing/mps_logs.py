@@ -42,8 +42,6 @@ _WRITERS = {
 
 @dataclass(frozen=True)
 class Logs:
-    """The two logs of a daemon."""
-
     control: bytes
     server: bytes
 
@@ -55,7 +53,6 @@ class Logs:
 
     @property
     def data(self) -> dict[LogName, bytes]:
-        """Both, by name."""
         return {log: self[log] for log in LOGS}
 
     def stamps(self) -> list[float]:
@@ -95,7 +92,6 @@ def _end(data: bytes, at: float) -> int:
 
 
 def sample(name: str) -> Logs:
-    """The logs of a real daemon."""
     names = ("daemon-killed-1", "daemon-killed-2") if name == "daemon-killed" else (name,)
     logs = Logs(b"", b"")
     for part in names:
@@ -192,7 +188,6 @@ def incidents(state: DaemonState, kind: str) -> list[Incident]:
 
 
 def values(state: DaemonState, metric: str) -> Mapping[LabelValues, float | Histogram]:
-    """The values of a metric."""
     return state.counters.snapshot()[metric]
 
 

@@ -15,9 +15,9 @@ def client(time: str, pid: int, server: int, context: int = 1) -> str:
     """
 
 
-def client_on(time: str, pid: int, server: int, uuid: str, context: int = 1) -> str:
+def client_on(time: str, pid: int, server: int, uuid: str) -> str:
     """The same, on a GPU that the log names."""
-    return client(time, pid, server, context).replace(
+    return client(time, pid, server).replace(
         f"{time} S{server} Status",
         f"{time} S{server} Device NVIDIA H200 (uuid {uuid}) is associated\n"
         f"        {time} S{server} Status",

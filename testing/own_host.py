@@ -21,13 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
+from testing import fake_mps_daemon
 from testing.fake_host import install_tool
+from testing.page import Page
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -35,31 +36,8 @@ SOCKET = "/run/exporter/exporter.sock"
 STAND_INS = "/run/stand-ins"
 PROGRAMS = f"{STAND_INS}/programs"
 TOOL = f"{STAND_INS}/nvidia-cuda-mps-control"
+UNSHARE = ("unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc")
 EMPTY = ("/tmp", "/run", "/var/log", "/var/lib")
-GPU = "GPU-00000000-1111-2222-3333-444444444444"
-
-
-class Sample(NamedTuple):
-    labels: dict[str, str]
-    value: float
-
-
-class Metrics(dict[str, list[Sample]]):
-    """The samples of one scrape, by name."""
-
-    def _matching(self, name: str, labels: dict[str, str]) -> list[Sample]:
-        return [one for one in self.get(name, ()) if labels.items() <= one.labels.items()]
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """Return the value of the one sample with these labels; None: no sample has them."""
-        found = self._matching(name, labels)
-        assert len(found) <= 1, (name, labels, self[name])
-        return found[0].value if found else None
-
-    def labels(self, name: str, **labels: str) -> dict[str, str]:
-        """Return all labels of the one sample with these labels."""
-        (found,) = self._matching(name, labels)
-        return found.labels
 
 
 @dataclass
@@ -106,7 +84,7 @@ class Daemon:
         state["servers"][0]["clients"].append({"pid": shown, "contexts": {"0": [1]}})
         self.be(**state)
         me, server = state["pid"], self.server
-        self._log(
+        self.log(
             "control",
             "Control",
             me,
@@ -114,7 +92,7 @@ class Daemon:
             f"NEW CLIENT {shown} from user {uid}: Server already exists",
         )
         name_of = f"{{PID: {shown}, Context ID: %d}}"
-        self._log(
+        self.log(
             "server",
             "Server",
             server,
@@ -124,14 +102,14 @@ class Daemon:
             f"Received new client request for {name_of % 0}",
             f"Client {name_of % 1} connected",
             f"Creating worker thread for client {name_of % 1}",
-            f"Device NVIDIA H200 (uuid {GPU}) is associated",
+            f"Device NVIDIA H200 (uuid {fake_mps_daemon.DEVICE['uuid']}) is associated",
             f"Status of client {name_of % 1} is ACTIVE",
         )
 
     def queue(self, pid: int, uid: int) -> None:
         """A client is put into the queue behind the server's user; the server has clients."""
         me, server = self.state["pid"], self.server
-        self._log(
+        self.log(
             "control",
             "Control",
             me,
@@ -143,12 +121,10 @@ class Daemon:
             f"Control will try shutting down server {server} again in at most 51200ms",
         )
 
-    def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
-        now = time.time()
-        seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        stamp = f"[{seconds}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
-        with self.seen.joinpath(self.logs.lstrip("/"), f"{name}.log").open("a") as file:
-            file.write("".join(f"{stamp}{line}\n" for line in lines))
+    def log(self, name: str, component: str, pid: int, *lines: str) -> None:
+        """Write lines to its logs, as the daemon and its server do."""
+        folder = self.seen / self.logs.lstrip("/")
+        fake_mps_daemon.log(name, component, pid, *lines, folder=folder)
 
 
 class OwnHost:
@@ -177,7 +153,7 @@ class OwnHost:
 
         Args:
             rights: Arguments of setpriv, such as --reuid=1001; none: root.
-            inside: A command that makes further namespaces first.
+            inside: A command that makes further namespaces first: see inside().
             cgroup: The program's control group.
         """
         enter = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", "--wd=/", "--"]
@@ -313,7 +289,6 @@ class OwnHost:
         return False
 
     def get(self, path: str) -> tuple[int, str]:
-        """Ask the exporter."""
         connection = _UnixConnection(str(self.outside(SOCKET)))
         try:
             connection.request("GET", path)
@@ -334,18 +309,12 @@ class OwnHost:
         finally:
             connection.close()
 
-    def scrape(self) -> Metrics:
-        """One scrape."""
+    def scrape(self) -> Page:
         status, text = self.get("/metrics")
         assert status == 200, text
-        metrics = Metrics()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                metrics.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
-        return metrics
+        return Page(text)
 
     def stop_exporters(self) -> None:
-        """Stop what serve() started."""
         for pid in self.pids():
             with suppress(OSError):
                 if b"\0mps_exporter\0serve\0" in self.outside(f"/proc/{pid}/cmdline").read_bytes():
@@ -376,6 +345,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def inside(script: str, *namespaces: str) -> tuple[str, ...]:
+    """Return a command that starts another in further namespaces, after a script of the shell."""
+    return ("unshare", *(namespaces or ("--mount",)), "sh", "-c", f'{script} && exec "$@"', "sh")
+
+
+def in_container(mounts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a command that starts another in a container: mounts by their directories in there."""
+    steps = (
+        f"mkdir -p {here} {source} && mount --bind {source} {here}"
+        for here, source in mounts.items()
+    )
+    return inside(" && ".join(steps))
+
+
 def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
     """Wait until a program prints "ready"."""
     assert process.stdout is not None
@@ -386,12 +369,7 @@ def require_rights() -> None:
     """Fail with the reason if namespaces cannot be made."""
     if os.geteuid() != 0:
         pytest.fail("these tests make namespaces and other users' processes: run them as root")
-    tried = subprocess.run(
-        ["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.fail(f"namespaces cannot be made here (a container?): {tried.stderr.strip()}")
 
@@ -401,17 +379,7 @@ def own_host() -> Iterator[OwnHost]:
     """Make a host, and end everything on it afterwards."""
     require_rights()
     with subprocess.Popen(
-        [
-            "unshare",
-            "--mount",
-            "--pid",
-            "--net",
-            "--fork",
-            "--mount-proc",
-            sys.executable,
-            "-m",
-            "testing.own_host",
-        ],
+        [*UNSHARE, sys.executable, "-m", "testing.own_host"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

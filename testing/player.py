@@ -18,8 +18,6 @@ STEP_SECONDS = 0.5
 
 
 class Metrics:
-    """The metrics of a snapshot, by name and labels."""
-
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.samples = list(_flat(snapshot))
@@ -56,8 +54,6 @@ def _flat(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], Value]]:
 
 
 class Player:
-    """A recording that is being played."""
-
     def __init__(self, recording: Recording | Path, settings: Settings | None = None) -> None:
         if isinstance(recording, Path):
             recording = read_recording(recording)
@@ -78,5 +74,4 @@ class Player:
         return Metrics(await self.collector.collect())
 
     async def to_end(self) -> Metrics:
-        """Play it all."""
         return await self.to(self.recording.ended_at)

@@ -2,124 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
+from testing import prometheus_programs
+from testing.page import Page
 from testing.ports import free_port
-from testing.waiting import PATIENCE_SECONDS, until_awaited
-
-SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-class Page:
-    """A page of metrics in text form."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.samples = [
-            (match[1], dict(LABEL.findall(match[2] or "")), float(match[3]))
-            for line in text.splitlines()
-            if (match := SAMPLE.match(line))
-        ]
-
-    def value(self, name: str, **labels: object) -> float | None:
-        """The sum of the samples that match; None where there are none."""
-        wanted = {key: str(label) for key, label in labels.items()}
-        found = [
-            value
-            for metric, words, value in self.samples
-            if metric == name and wanted.items() <= words.items()
-        ]
-        return sum(found) if found else None
+from testing.waiting import PATIENCE_SECONDS
 
 
 @dataclass
 class Program:
-    """A running exporter."""
-
-    process: asyncio.subprocess.Process
     port: int
     session: aiohttp.ClientSession
-    log: Path
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.port}"
 
-    async def get(self, path: str = "/metrics", **headers: str) -> tuple[int, str]:
-        """Status and body."""
-        async with self.session.get(self.url + path, headers=headers) as answer:
-            return answer.status, await answer.text()
-
-    async def page(self, path: str = "/metrics", **headers: str) -> Page:
-        """A scrape."""
-        status, text = await self.get(path, **headers)
-        assert status == 200, text
-        return Page(text)
-
-    async def until(
-        self, name: str, wanted: float | None, *, path: str = "/metrics", **labels: object
-    ) -> Page:
-        """Scrape until a metric has this value."""
-        end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while True:
-            page = await self.page(path)
-            got = page.value(name, **labels)
-            if got == wanted:
-                return page
-            if asyncio.get_running_loop().time() > end:
-                raise AssertionError(f"{name}{labels} is {got}, not {wanted}\n{page.text}")
-            await asyncio.sleep(0.1)
-
-    def messages(self) -> list[str]:
-        """The lines of its log."""
-        return self.log.read_text("utf-8").splitlines()
+    async def page(self) -> Page:
+        async with self.session.get(f"{self.url}/metrics") as answer:
+            assert answer.status == 200, await answer.text()
+            return Page(await answer.text())
 
 
 @asynccontextmanager
-async def running(folder: Path, *flags: str, **environment: str) -> AsyncIterator[Program]:
+async def running(folder: Path, *flags: str) -> AsyncIterator[Program]:
     """Start it, wait until it listens, and end it."""
     port = free_port()
-    log = folder / f"exporter-{port}.log"
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "mps_exporter",
-            *flags,
-            f"--web.listen-address=127.0.0.1:{port}",
-            stderr=output,
-            env={**os.environ, **environment},
-            cwd=Path(__file__).parents[1],
-        )
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_SECONDS)) as session:
-        program = Program(process, port, session, log)
-        try:
-            await _listening(program)
-            yield program
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
-
-
-async def _listening(program: Program) -> None:
-    async def listens() -> bool | None:
-        if program.process.returncode is not None:
-            raise AssertionError("it ended:\n" + "\n".join(program.messages()))
-        with suppress(aiohttp.ClientError):
-            await program.get("/-/healthy")
-            return True
-        return False
-
-    await until_awaited(listens)
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    command = (sys.executable, "-m", "mps_exporter", *flags, listen)
+    timeout = aiohttp.ClientTimeout(PATIENCE_SECONDS)
+    with prometheus_programs.running(folder, f"exporter-{port}", *command) as process:
+        prometheus_programs.until_ready(f"http://127.0.0.1:{port}/-/healthy", process)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            yield Program(port, session)

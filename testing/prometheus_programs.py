@@ -1,11 +1,10 @@
-"""Prometheus, Alertmanager and other programs as processes, and rules at another pace."""
+"""Prometheus, Alertmanager and other programs as processes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import yaml
 
 from testing.ports import free_port
-from testing.rule_files import ROOT, RULE_FILES
+from testing.rule_files import ROOT
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 TREE = ROOT.parent
@@ -64,10 +63,11 @@ def running(
             process.wait()
 
 
-def until_ready(url: str) -> None:
-    """Wait until a server replies with status 200."""
+def until_ready(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait until a server replies with status 200; fail at once if its process ends."""
 
     def ready() -> bool:
+        assert process is None or process.poll() is None, f"it ended with {process.poll()}"
         with contextlib.suppress(OSError):
             urllib.request.urlopen(url, timeout=PATIENCE_SECONDS).close()  # noqa: S310 - loopback
             return True
@@ -78,8 +78,6 @@ def until_ready(url: str) -> None:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running Prometheus."""
-
     address: str
 
     def api(self, path: str, **parameters: object) -> Any:
@@ -102,7 +100,6 @@ class Prometheus:
         return [(series["metric"], [float(series["value"][1])]) for series in found]
 
     def targets(self) -> dict[str, dict[str, Any]]:
-        """Return the scraped targets by job."""
         found = self.api("targets")["activeTargets"]
         return {target["labels"]["job"]: target for target in found}
 
@@ -126,36 +123,6 @@ def prometheus(
     ):
         until_ready(f"http://{address}/-/ready")
         yield Prometheus(address)
-
-
-UNITS = {"s": 1, "m": 60, "h": 3600}
-_RANGE = re.compile(r"(\[|\boffset )(\d+)([smh])\b")
-_MINUTES = re.compile(r"(?<![\w.])(\d+) \* 60(?![\w.])")
-
-
-def _milliseconds(number: str, unit: str, factor: float) -> str:
-    return f"{max(1, round(int(number) * UNITS[unit] * 1000 / factor))}ms"
-
-
-def faster(expr: str, factor: float) -> str:
-    """Divide the ranges, offsets and times in minutes (`5 * 60`) of an expression."""
-    expr = _RANGE.sub(lambda found: found[1] + _milliseconds(found[2], found[3], factor), expr)
-    return _MINUTES.sub(lambda found: f"{int(found[1]) * 60 / factor:g}", expr)
-
-
-def write_faster_rules(folder: Path, factor: float) -> None:
-    """Write all rule files with every duration divided by the factor, otherwise unchanged."""
-    for file in RULE_FILES:
-        content = yaml.safe_load(file.read_text())
-        for group in content["groups"]:
-            for timed in (group, *group["rules"]):
-                for name in {"interval", "for", "keep_firing_for"} & timed.keys():
-                    timed[name] = _milliseconds(timed[name][:-1], timed[name][-1], factor)
-            for rule in group["rules"]:
-                rule["expr"] = faster(rule["expr"], factor)
-                for name, text in rule.get("annotations", {}).items():
-                    rule["annotations"][name] = faster(text, factor)
-        (folder / file.name).write_text(yaml.safe_dump(content, width=10_000))
 
 
 DEBIAN_TEMPLATES = Path("/usr/share/prometheus/alertmanager")

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.snapshot import RecordingInfo
 from testing.dashboards import Target, filled
+from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.prometheus_programs import Prometheus, Series, program, prometheus
 
@@ -43,8 +42,6 @@ class Window:
 
 
 class Scraped(Prometheus):
-    """A Prometheus that answers the queries of panels."""
-
     def span(self, expr: str, window: Window, step: float = SCRAPE_SECONDS) -> list[Series]:
         """Query the points from start to end."""
         times = {"start": window.start, "end": window.end, "step": step}
@@ -85,7 +82,6 @@ class Scrapes:
 
     @property
     def seen_until(self) -> float:
-        """Time of the last page."""
         return max(at for at, page in self.pages if page != GONE)
 
     def lines(self) -> Iterator[str]:
@@ -98,8 +94,8 @@ class Scrapes:
                     yield f"{found[1]}{{{labels}}} {found[3]} {at:.3f}\n"
 
 
-async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scrapes:
-    """Play a recording as if it began at this time, and scrape it; afterwards the host is gone."""
+async def scrapes_of(name: str, began: float) -> Scrapes:
+    """Play a recording as if it began at this time, and scrape it; it is gone for 10 s then."""
     player = Player(RECORDINGS / f"{name}.rec.gz")
     header = player.recording.header
     info = RecordingInfo(
@@ -112,18 +108,16 @@ async def scrapes_of(name: str, began: float, gone_seconds: float = 10.0) -> Scr
     )
     seconds = player.recording.ended_at - header.started_at
     pages = []
-    for step in range(int((seconds + gone_seconds) / SCRAPE_SECONDS)):
+    for step in range(int((seconds + 10.0) / SCRAPE_SECONDS)):
         moment = step * SCRAPE_SECONDS
         if moment >= seconds:
             pages.append((began + moment, GONE))
             continue
         metrics = await player.to(header.started_at + moment)
-        families = render(
+        text = text_of(
             replace(metrics.snapshot, recording=info),
-            Build("test", "", ""),
             wall=lambda at: began + at - header.started_at,
         )
-        text = Encoder().encode(families, [], TEXT_0_0_4).decode()
         pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100)))
     return Scrapes(name, tuple(pages))
 

@@ -76,7 +76,6 @@ def parse(expr: str) -> Any:
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """Yield a node and all nodes below it."""
     yield node
     below = [getattr(node, name, None) for name in ("lhs", "rhs", "expr", "vector_selector")]
     for child in (*below, *(getattr(node, "args", None) or ())):
@@ -85,7 +84,6 @@ def walk(node: Any) -> Iterator[Any]:
 
 
 def selectors(node: Any) -> Iterator[Any]:
-    """Yield every mention of a metric."""
     return (found for found in walk(node) if isinstance(found, parser.VectorSelector))
 
 
@@ -221,7 +219,6 @@ class Schema:
 
 
 def group_labels(node: Any) -> list[str]:
-    """Return the labels in group_left(...) or group_right(...)."""
     return list(node.modifier.group_labels or ())
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from testing.commands import output_of
-from testing.prometheus_programs import UNITS, program
+from testing.prometheus_programs import program
 from testing.rule_files import ROOT, RULE_FILES
 
 Page = dict[str, str]
@@ -21,15 +21,23 @@ Page = dict[str, str]
 
 _FIRED = re.compile(r"^ +Labels:\{(.*)\}\n +Annotations:\{(.*)\},?$", re.MULTILINE)
 _AT = re.compile(r"^ +alertname: \w+, time: (\S+), $", re.MULTILINE)
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 _TEXTS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 
 
 class Fired(NamedTuple):
-    """An alert at one evaluation."""
-
     seconds: float
     labels: dict[str, str]
     annotations: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.labels["alertname"]
+
+    @property
+    def receiver(self) -> str:
+        """The receiver to which our Alertmanager routes it."""
+        return receiver_of(f"alertname={self.name}", f"severity={self.labels['severity']}")
 
 
 def page_of(text: str) -> Page:
@@ -103,7 +111,7 @@ def fired(
     # No alert is expected, so the complaints name each one that fires.
     parts = _AT.split(output)
     for at, text in zip(parts[1::2], parts[2::2], strict=True):
-        seconds = sum(float(n) * UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
+        seconds = sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"([\d.]+)([hms])", at))
         for labels, texts in _FIRED.findall(text):
             yield Fired(seconds, _words(labels), _words(texts))
 

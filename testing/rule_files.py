@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,51 +19,31 @@ RUNBOOKS = ROOT / "runbooks"
 
 RUNBOOK_BASE = "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks/"
 DASHBOARD_BASE = "http://localhost:3000/d/"
-DASHBOARDS = {
-    "mps-fleet",
-    "mps-host",
-    "mps-sharing",
-    "mps-user",
-    "mps-incidents",
-    "mps-gpu",
-    "mps-exporter",
-}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule with its file, group and comment."""
+    """One rule with its group and comment."""
 
-    file: Path
     group: str
-    fields: Mapping[str, Any]
     comment: tuple[str, ...]
     """The comment lines right above it."""
+    fields: Mapping[str, Any]
+    expr: str
+    alert: str = ""
+    record: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def alert(self) -> str:
-        return str(self.fields.get("alert", ""))
-
-    @property
-    def record(self) -> str:
-        return str(self.fields.get("record", ""))
-
-    @property
-    def expr(self) -> str:
-        return str(self.fields["expr"])
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return dict(self.fields.get("labels", {}))
+    @classmethod
+    def of(cls, group: str, comment: tuple[str, ...], fields: Mapping[str, Any]) -> Rule:
+        known = {name: fields[name] for name in cls.__dataclass_fields__.keys() & fields.keys()}
+        return cls(group, comment, fields, **known)
 
     @property
     def severity(self) -> str:
         """The severity of an alert about a daemon that is not an ordinary user's."""
         return usual_severity(self.labels["severity"])
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        return dict(self.fields.get("annotations", {}))
 
     def __str__(self) -> str:
         return f"{self.alert}-{self.severity}" if self.alert else self.record
@@ -87,13 +67,12 @@ def _comments(file: Path) -> list[tuple[str, ...]]:
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules of all files."""
     found = []
     for file in RULE_FILES:
         groups = yaml.safe_load(file.read_text())["groups"]
         flat = [(group["name"], fields) for group in groups for fields in group["rules"]]
         for (group, fields), comment in zip(flat, _comments(file), strict=True):
-            found.append(Rule(file, group, fields, comment))
+            found.append(Rule.of(group, comment, fields))
     return tuple(found)
 
 

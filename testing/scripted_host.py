@@ -91,22 +91,18 @@ class ScriptedHost:
         )
 
     def collector(self, **settings: Any) -> Collector:
-        """Return a collector of this host."""
         return Collector(self, replace(Settings(), **settings))
 
     def passes(self, seconds: float) -> None:
-        """Advance the clocks."""
         self.wall += seconds
         self.monotonic += seconds
 
     def write(self, logs: Logs) -> None:
-        """Add lines to the logs."""
         for log in LOGS:
             self._logs[log] = self._logs.get(log, b"") + logs[log]
 
     @property
     def server_query_count(self) -> int:
-        """Number of queries of servers."""
         return sum(any("get_server_status" in line for line in run) for run in self.runs)
 
     async def _run(
@@ -131,21 +127,17 @@ class ScriptedHost:
     # -- the interface Host
 
     def now(self) -> float:
-        """The wall clock."""
         return self.wall
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        """The daemons."""
         del deadline_seconds
         self.discoveries += 1
         return (*((self.facts,) if self.facts.process is not None else ()), *self.more_facts)
 
     def forget(self, present: Collection[str]) -> None:
-        """Daemons are gone."""
         self._tool.forget(present)
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        """The processes."""
         del deadline_seconds
         self.while_identifying()
         there = {
@@ -172,13 +164,11 @@ class ScriptedHost:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """Ask the daemon."""
         return await self._tool.probe(daemon, deadline_seconds, since)
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """Ask its servers."""
         return await self._tool.reconcile(daemon, servers, deadline_seconds)
 
     async def poll_logs(
@@ -200,7 +190,6 @@ class ScriptedHost:
         return replace(found, at=self.now())
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
-        """The GPUs."""
         del deadline_seconds
         if self.gpus is None:
             raise SourceError("no GPU here")
@@ -210,7 +199,6 @@ class ScriptedHost:
         """Nothing between collections."""
 
     def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Return the number of queries."""
         return self._tool.counts(pipe_directory)
 
     async def close(self) -> None:

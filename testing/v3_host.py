@@ -68,7 +68,6 @@ def facts(**more: Any) -> DaemonFacts:
 
 
 def processes() -> dict[int, ProcessFacts]:
-    """The daemon's clients and server."""
     found = [
         process(SERVER, "nvidia-cuda-mps-server"),
         process(TRAIN, "python", CUDA_MPS_SM_PARTITION=LARGE),

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import (
-    DAEMON_STATE,
-    HOLDERS,
-    HOSTS,
-    LONGEST_WAIT,
-    NO_DAEMON,
-    NUMBER_WAITING,
-    TARGET,
-    WAIT_BAD,
-    WAIT_WARN,
-    to_user,
-)
+from grafana.boards import shared
 from grafana.panels import (
     USERS_ALIKE,
     Column,
@@ -49,14 +38,14 @@ TILES = (
             "no MPS",
             style.QUIET,
         ),
-        (f"count({TARGET} == 0)", "unreachable", style.QUIET),
+        (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="unreachable",
     ),
     tile(
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit until the holder's last client exits. No data "
         "where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
-        NUMBER_WAITING,
+        shared.NUMBER_WAITING,
         steps=style.noticed_from(1),
         no_mps=True,
     ),
@@ -64,9 +53,9 @@ TILES = (
         "Longest wait",
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
-        LONGEST_WAIT,
+        shared.LONGEST_WAIT,
         style.SECONDS,
-        style.at_most(WAIT_WARN, WAIT_BAD),
+        shared.WAIT_STEPS,
         no_mps=True,
     ),
     tile(
@@ -75,7 +64,7 @@ TILES = (
         "in this time range took at most this long, estimated from a histogram's buckets.",
         f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
         style.SECONDS,
-        style.at_most(WAIT_WARN, WAIT_BAD),
+        shared.WAIT_STEPS,
         none="none seen",
     ),
     tile(
@@ -130,14 +119,10 @@ WAIT_LENGTHS = (
             grown_in_range("mps_uid_holding_seconds_total", "uid"),
         ),
         (
-            Column("User", "uid", links=(to_user("${__data.fields.User}"),)),
+            Column("User", "uid", links=(shared.to_user("${__data.fields.User}"),)),
             Column("Waits", "A", width=65),
-            Column(
-                "Mean", "B", unit=style.SECONDS, steps=style.at_most(WAIT_WARN, WAIT_BAD), width=90
-            ),
-            Column(
-                "p95", "C", unit=style.SECONDS, steps=style.at_most(WAIT_WARN, WAIT_BAD), width=80
-            ),
+            Column("Mean", "B", unit=style.SECONDS, steps=shared.WAIT_STEPS, width=90),
+            Column("p95", "C", unit=style.SECONDS, steps=shared.WAIT_STEPS, width=80),
             Column("Abandoned", "D", steps=style.noticed_from(1), width=100),
             Column("Overtook", "E", steps=style.noticed_from(1), width=90),
             Column("Held", "F", unit=style.SECONDS, width=80),
@@ -202,8 +187,11 @@ BOARD = Board(
                     "connected. Orange: clients hang in cuInit behind the user whose row is blue. "
                     "Red: the user's server is idle and others wait for it to be replaced, or a "
                     "process died in the queue. The first row is the daemon.",
-                    Query(f"max by ({HOSTS}) ({DAEMON_STATE}) or {NO_DAEMON}", "daemon"),
-                    Query(HOLDERS, "uid {{uid}}"),
+                    Query(
+                        f"max by ({shared.HOSTS}) ({shared.DAEMON_STATE}) or {shared.NO_DAEMON}",
+                        "daemon",
+                    ),
+                    Query(shared.HOLDERS, "uid {{uid}}"),
                     states=(*style.DAEMON_STATES, *style.HOLDER_STATES),
                     height=8,
                 ),

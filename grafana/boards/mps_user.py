@@ -66,7 +66,7 @@ TILES = (
         "MpsUidWaitLong and MpsUidStarved fire.",
         f"max(time() - {_SINCE}) or {_NONE_CONNECTED}",
         style.SECONDS,
-        style.at_most(shared.WAIT_WARN, shared.WAIT_BAD),
+        shared.WAIT_STEPS,
     ),
     tile(
         "Queue place",

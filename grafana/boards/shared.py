@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from grafana import style
 from grafana.board import REPOSITORY
 from grafana.panels import Panel, Query, color_of, link, share_graph, tile
 from grafana.promql import new_in_range, state_code
-from grafana.style import (
-    DAEMON_STATES,
-    HOLDER_STATES,
-    HOST_STATES,
-    QUIET,
-    REAL,
-    SERVER_STATES,
-    Json,
-    State,
-    Steps,
-    alert_threshold,
-    at_most,
-    codes,
-)
 
 HOSTS = "job, instance"
 DAEMONS = "job, instance, daemon"
@@ -37,11 +24,14 @@ TARGET = f"({TARGETS} or up unless on () count({SEEN}))"
 # -1 if no chosen host is reachable.
 UNREACHABLE = f"(0 * count({TARGET} == 0) - 1 unless on () count(mps_exporter_build_info))"
 
-WAIT_WARN = alert_threshold("MpsUidWaitLong", "mps_uid_waiting_since_timestamp_seconds")
-WAIT_BAD = alert_threshold("MpsUidStarved", "mps_uid_waiting_since_timestamp_seconds")
-IDLE_WARN = alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
-CONTEXTS_WARN = alert_threshold("MpsContextsNearLimit", "mps_server_client_contexts")
-MEMORY_WARN = alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")
+_WAITING_SINCE = "mps_uid_waiting_since_timestamp_seconds"
+WAIT_STEPS = style.at_most(
+    style.alert_threshold("MpsUidWaitLong", _WAITING_SINCE),
+    style.alert_threshold("MpsUidStarved", _WAITING_SINCE),
+)
+IDLE_WARN = style.alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
+CONTEXTS_WARN = style.alert_threshold("MpsContextsNearLimit", "mps_server_client_contexts")
+MEMORY_WARN = style.alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")
 
 # Processes that are gone do not wait, though their places in the queue stay.
 WAITING = "(mps_uid_waiting_clients - mps_uid_waiting_dead_clients)"
@@ -73,13 +63,15 @@ SM_ACTIVITY = (
 
 DAEMON_STATE = state_code(
     "mps_control_state",
-    codes(DAEMON_STATES, "answering", "draining", "refused", "absent", "unresponsive"),
+    style.codes(style.DAEMON_STATES, "answering", "draining", "refused", "absent", "unresponsive"),
     DAEMONS,
 )
 
 _SERVER = "job, instance, daemon, server"
 _STATED = state_code(
-    "mps_server_state", codes(SERVER_STATES, "Ready", "ACTIVE", "INITIALIZING", "FAULT"), _SERVER
+    "mps_server_state",
+    style.codes(style.SERVER_STATES, "Ready", "ACTIVE", "INITIALIZING", "FAULT"),
+    _SERVER,
 )
 # A ghost says that it is ACTIVE, and a newer driver may have words of its own. By user, not by
 # server: where users take turns, servers come and go by the hundred.
@@ -103,7 +95,7 @@ SERVER_TROUBLE = (
 CONTEXTS_SHARE = "mps_server_client_contexts / mps_server_client_contexts_limit"
 
 
-def _first_of(states: tuple[State, ...], by: str, *cases: tuple[str, str]) -> str:
+def _first_of(states: tuple[style.State, ...], by: str, *cases: tuple[str, str]) -> str:
     """Return the code of the first state with a series: (state, expression) each.
 
     `or` takes the first because all sides have the same labels, so it must not be in an aggregate.
@@ -122,7 +114,7 @@ def host_state(unreachable: str) -> str:
     unreachable: Expression with a series for each unreachable host, or "".
     """
     return _first_of(
-        HOST_STATES,
+        style.HOST_STATES,
         HOSTS,
         *([("unreachable", unreachable)] if unreachable else []),
         ("daemon hangs", _daemon("unresponsive")),
@@ -143,7 +135,7 @@ def host_state(unreachable: str) -> str:
 # The state of each user; an unknown user is "unknown".
 HOLDERS = 'label_replace({}, "uid", "unknown", "uid", "")'.format(
     _first_of(
-        HOLDER_STATES,
+        style.HOLDER_STATES,
         USERS,
         ("connected", "mps_client_info"),
         (
@@ -165,7 +157,7 @@ NO_DAEMON = (
 PLACE = "${datasource:queryparam}&${__url_time_range}"
 
 
-def to_host(board: str, title: str) -> Json:
+def to_host(board: str, title: str) -> style.Json:
     """From a row of a table with the columns Job and Host to a dashboard about its host."""
     return link(
         title,
@@ -173,14 +165,14 @@ def to_host(board: str, title: str) -> Json:
     )
 
 
-def to_host_of_series(board: str, title: str) -> Json:
+def to_host_of_series(board: str, title: str) -> style.Json:
     """From a bar or a line to a dashboard about its host."""
     return link(
         title, f"/d/{board}?{PLACE}&${{job:queryparam}}&var-instance=${{__field.labels.instance}}"
     )
 
 
-def to_board(board: str, title: str) -> Json:
+def to_board(board: str, title: str) -> style.Json:
     """To another dashboard with the same choices, at the same time.
 
     Not from one of all hosts to one of a single host: that has no All, and obeys all the same.
@@ -188,12 +180,12 @@ def to_board(board: str, title: str) -> Json:
     return link(title, f"/d/{board}?{PLACE}&${{job:queryparam}}&${{instance:queryparam}}")
 
 
-def to_user(label: str) -> Json:
+def to_user(label: str) -> style.Json:
     """From a client or a user to the user's dashboard."""
     return link("This user", f"/d/mps-user?{PLACE}&${{job:queryparam}}&var-uid={label}")
 
 
-def to_runbook() -> Json:
+def to_runbook() -> style.Json:
     """From an alert to what to do."""
     return link(
         "Runbook", f"{REPOSITORY}/prometheus/runbooks/${{__data.fields.Alert}}.md", new_tab=True
@@ -206,15 +198,15 @@ def events_tile(
     counter: str,
     nothing: str,
     *,
-    steps: Steps = at_most(1),  # noqa: B008 - frozen
-    links: Sequence[Json] = (),
+    steps: style.Steps = style.at_most(1),  # noqa: B008 - frozen
+    links: Sequence[style.Json] = (),
 ) -> Panel:
     """Show the events of a counter in the time range; `nothing` is 0 if the source is known."""
     expr = f"{new_in_range(counter, '')} or {nothing}"
     return tile(title, description, expr, steps=steps, decimals=0, links=links)
 
 
-def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Panel:
+def utilization_and_activity(by: str, *, width: int = 12) -> Panel:
     """Show utilization and SM activity, which are only meaningful together."""
     return share_graph(
         "Utilization and SM activity",
@@ -225,10 +217,9 @@ def utilization_and_activity(by: str, *, width: int = 12, height: int = 8) -> Pa
         Query(f"avg by ({by}) {UTILIZATION}", "utilization"),
         Query(f"avg by ({by}) {SM_ACTIVITY}", "SM activity"),
         width=width,
-        height=height,
         overrides=(
-            color_of("byFrameRefID", "A", QUIET, custom__fillOpacity=0),
-            color_of("byFrameRefID", "B", REAL, custom__fillOpacity=30),
+            color_of("byFrameRefID", "A", style.QUIET, custom__fillOpacity=0),
+            color_of("byFrameRefID", "B", style.REAL, custom__fillOpacity=30),
         ),
         numbers=True,
         none="No GPU reports its utilization.",

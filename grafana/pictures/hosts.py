@@ -17,11 +17,11 @@ from aiohttp import web
 
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.flags import Settings
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+from mps_exporter.metrics.exposition import TEXT_0_0_4
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist
 from testing import v3_host
+from testing.page import text_of
 from testing.player import Player
 from testing.snapshots import full
 
@@ -48,7 +48,7 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
             page = await services[name].expose(snapshot, TEXT_0_0_4, gzip=False)
         elif name in (MADE_UP, V3):
             snapshot = full() if name == MADE_UP else (await v3.to_end()).snapshot
-            page = Encoder().encode(render(snapshot, Build("made up", "", "")), [], TEXT_0_0_4)
+            page = text_of(snapshot).encode()
         else:
             raise web.HTTPNotFound
         return web.Response(body=page, headers={"Content-Type": TEXT_0_0_4})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -151,9 +150,7 @@ async def _sights(tab: Page, shot: Shot) -> list[Sight]:
 async def _picture(tab: Page, path: Path) -> None:
     await asyncio.sleep(SETTLED_SECONDS)
     bottom = max((each["y"] + each["height"] for each in await tab.evaluate(PANELS)), default=900)
-    clip = {"x": 0, "y": 0, "width": WIDTH, "height": min(HIGHEST, bottom + 16), "scale": 1}
-    answer = await tab.call("Page.captureScreenshot", format="png", clip=clip)
-    path.write_bytes(base64.b64decode(answer["data"]))
+    await tab.screenshot(path, min(HIGHEST, bottom + 16))
 
 
 def _matters(complaint: str) -> bool:

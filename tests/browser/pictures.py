@@ -1,18 +1,29 @@
-"""Draws the status page in each situation: ``python -m tests.browser.pictures FOLDER``.
+"""Draws the status page of recorded hosts: ``python -m tests.browser.pictures [FOLDER [NAME...]]``.
 
-Each situation in 1400 and 390 pixels, light and dark. For a person; no test compares them.
+Into FOLDER: each situation in 1400 and 390 pixels, light and dark, for a person. Without arguments:
+the pictures of docs/images.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from mps_exporter.snapshot import RecordingInfo, Snapshot
 from testing import snapshots
-from tests.browser.recorded import draw, played
+from testing.devtools import browser
+from testing.player import RECORDINGS, Player
+from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import served
 
+Screen = tuple[int, int, bool]
+"""Width, height, and whether dark."""
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+DESK, DARK, PHONE = (1200, 800, False), (1200, 800, True), (360, 740, False)
 SCREENS = ((1400, 900), (390, 844))
 RECORDED = {
     "quiet": ("quiet", 80.0),
@@ -23,14 +34,69 @@ RECORDED = {
     "unfinished-work": ("ending-jobs", 53.2),
     "ghost": ("wait-abandoned-sigkill", 10.0),
 }
+"""Situation -> recording, seconds."""
 MADE_UP = {
     "clients-8x48": snapshots.full,
     "no-gpu": snapshots.without_gpu,
     "blind": snapshots.logs_unreadable,
 }
+DOCUMENTED = {
+    "status-wait.png": (*RECORDED["wait"], DESK),
+    "status-fault.png": (*RECORDED["fault"], DESK),
+    "status-crash.png": (*RECORDED["crash"], DESK),
+    "status-ghost.png": (*RECORDED["ghost"], DESK),
+    "status-limits-dark.png": ("limits", 8, DARK),
+    "status-phone.png": (*RECORDED["wait"], PHONE),
+    "scenario-training-direct.png": ("training-10-direct", 10, DESK),
+    "scenario-training-mps.png": ("training-10-mps", 5, DESK),
+    "scenario-streams-mps.png": ("streams", 25, DESK),
+    "scenario-percentages.png": ("percentages", 17, DESK),
+    "scenario-data-parallel-direct.png": ("data-parallel", 18, DESK),
+    "scenario-data-parallel-mps.png": ("data-parallel", 27, DESK),
+    "scenario-containers.png": ("containers", 12, DESK),
+    "scenario-three-users.png": ("three-users", 2.5, DESK),
+    "scenario-starved.png": ("starved", 4.5, DESK),
+    "scenario-stranded.png": ("stranded", 2, DESK),
+}
+"""Picture of the documents -> recording, seconds, screen."""
 
 
-async def main(folder: Path, names: Sequence[str]) -> None:
+async def recorded(name: str, seconds: float) -> Snapshot:
+    """Return the host of a recording, this many seconds after its beginning."""
+    return (await played(name, seconds, step_seconds=seconds))[-1]
+
+
+async def played(name: str, seconds: float, step_seconds: float = 2.0) -> list[Snapshot]:
+    """Return collections of a recording from its beginning on, the last at this second."""
+    player = Player(RECORDINGS / f"{name}.rec.gz")
+    header = player.recording.header
+    info = RecordingInfo(header.scenario, header.machine, header.driver_version, header.recorded_at)
+    found = []
+    moment = 0.0
+    while moment < seconds:
+        moment = min(moment + step_seconds, seconds)
+        metrics = await player.to(header.started_at + moment)
+        found.append(replace(metrics.snapshot, recording=info))
+    return found
+
+
+async def draw(found: Sequence[Snapshot], files: Mapping[Path, Screen]) -> None:
+    """Draw the page after these collections into files."""
+    backend = FakeBackend(snapshot=found[-1], earlier=found)
+    async with served(backend, version="") as (shown, _), browser() as page:
+        for file, (width, height, dark) in files.items():
+            await page.look(width, height, dark=dark)
+            await page.open(f"http://{shown[0]}/")
+            await page.screenshot(file)
+            high = await page.evaluate("document.documentElement.scrollHeight")
+            print(f"{file}, {high} px high", *page.complaints)
+
+
+async def main(folder: Path | None, names: Sequence[str]) -> None:
+    if folder is None:
+        for name, (recording, seconds, screen) in DOCUMENTED.items():
+            await draw(await played(recording, seconds), {IMAGES / name: screen})
+        return
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or (*RECORDED, *MADE_UP):
         found = await played(*RECORDED[name]) if name in RECORDED else [MADE_UP[name]()]
@@ -44,7 +110,7 @@ async def main(folder: Path, names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("names", nargs="*", help="situations; all of them by default")
     arguments = parser.parse_args()
     asyncio.run(main(arguments.folder, arguments.names))

@@ -14,7 +14,7 @@ from testing import snapshots as hosts
 from testing import waiting
 from testing.devtools import Page, browser
 from tests.browser.axe import script as axe_script
-from tests.browser.recorded import recorded
+from tests.browser.pictures import recorded
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 

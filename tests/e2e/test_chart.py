@@ -104,18 +104,9 @@ CUSTOM = "PodMonitor,ServiceMonitor,PrometheusRule"
 def conform(schemas: Path, version: str, text: str) -> dict[str, str]:
     """Check manifests; return the status of each kind."""
     location = f"{schemas}/{version}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
-    flags = [
-        "-strict",
-        "-output",
-        "json",
-        "-verbose",
-        "-skip",
-        CUSTOM,
-        "-schema-location",
-        location,
-    ]
-    command = [program("kubeconform"), *flags, "-kubernetes-version", version, "-"]
-    result = output_of(*command, input=text)
+    flags = ("-strict", "-output", "json", "-verbose", "-skip", CUSTOM)
+    schema = ("-schema-location", location, "-kubernetes-version", version)
+    result = output_of(program("kubeconform"), *flags, *schema, "-", input=text)
     assert result.returncode == 0, result.stdout
     return {one["kind"]: one["status"] for one in json.loads(result.stdout)["resources"]}
 

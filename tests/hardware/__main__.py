@@ -47,7 +47,6 @@ async def run(names: list[str], out: Path, limit_seconds: float) -> int:
 
 
 def main() -> int:
-    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-seconds", type=float, default=560)

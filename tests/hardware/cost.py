@@ -81,8 +81,8 @@ def _compare_compiled() -> list[Cost]:
 async def _measure(lab: Lab, clients: int, most: float) -> None:
     """Measure all exporters with clients; `most`: maximum multiple of nvitop-exporter's cost."""
     daemon = lab.daemon()
-    worker = lab.client("spin", 150, daemon=daemon, blocks=8)
-    crowd = [lab.client("idle", 150, daemon=daemon, mebibytes=8) for _ in range(clients - 1)]
+    worker = lab.client("spin", 150, blocks=8)
+    crowd = [lab.client("idle", 150, mebibytes=8) for _ in range(clients - 1)]
     await lab.ready(worker, *crowd, seconds=40)
     costs = await asyncio.to_thread(_compare_compiled)
     by_name = {cost.name: cost for cost in costs}

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, as_user, build, daemon_at, exporter
+from tests.hardware.lab import Actors, Client, build, exporter
 
 PORTS = {"kernel log": 9481, "no kernel log": 9482}
 WORK = ("device", "100", "60")
@@ -38,9 +38,9 @@ FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 MEMORY_GROUP = Path("/sys/fs/cgroup/mps-lab")
 
 
-def wait_for(client: Client, word: str, seconds: float = 60.0) -> None:
+def wait_for(client: Client, word: str) -> None:
     """Wait until a program has printed this word, or exited."""
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + 60.0
     while not client.has_printed(word):
         if client.process.poll() is not None or time.monotonic() > limit:
             return
@@ -48,46 +48,19 @@ def wait_for(client: Client, word: str, seconds: float = 60.0) -> None:
 
 
 @dataclass
-class Round:
+class Round(Actors):
     """One control daemon with its clients, and the truth about them."""
 
-    name: str
-    program: Path
-    folder: Path
     left_work: list[int] = field(default_factory=list)
     own_fault: list[int] = field(default_factory=list)
     innocent: list[int] = field(default_factory=list)
-    clients: list[Client] = field(default_factory=list)
-    daemon: Daemon = field(init=False)
-
-    def start(self) -> None:
-        """Start the control daemon."""
-        self.daemon = daemon_at(self.folder / "pipe", self.folder / "log")
-        self.daemon.environment = {**os.environ, **self.daemon.environment}
-        for part in (self.daemon.pipe, self.daemon.log):
-            part.mkdir(parents=True)
-            part.chmod(0o777)
-        self.folder.chmod(0o755)
-        subprocess.run([CONTROL, "-d"], env=self.daemon.environment, check=True, timeout=20)
-        self.daemon.find()
 
     def run(self, *arguments: str, uid: int = 0, memory_limit: bool = False) -> Client:
-        """Start a CUDA program."""
-        output = self.folder / f"output-{len(self.clients)}"
-        binary = [sys.executable] if arguments[0].endswith(".py") else [str(self.program)]
-        before = as_user(uid)
-        if memory_limit:
-            before = ["sh", "-c", f'echo $$ >{MEMORY_GROUP}/cgroup.procs; exec "$@"', "sh"]
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [*before, *binary, *arguments],
-                env=self.daemon.environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.clients.append(Client(process, output, uid))
-        return self.clients[-1]
+        join = f'echo $$ >{MEMORY_GROUP}/cgroup.procs; exec "$@"'
+        before = ("sh", "-c", join, "sh") if memory_limit else ()
+        if arguments[0] == "torch":
+            return self.torch("leave", *arguments[1:], uid=uid, before=before)
+        return self.leaver(*arguments, uid=uid, before=before)
 
     def neighbours(self, words: str, uid: int = 0) -> None:
         """Start neighbours: "busy3+idle1" are three that run short kernels, and an idle one."""
@@ -108,16 +81,6 @@ class Round:
         with contextlib.suppress(subprocess.TimeoutExpired):
             client.process.wait(10)
 
-    def close(self) -> None:
-        """End every process."""
-        for client in self.clients:
-            client.kill()
-            client.process.wait()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.daemon.tool("quit", 5)
-        time.sleep(0.1)
-        self.daemon.kill()
-
 
 Act = Callable[[Round], None]
 
@@ -128,8 +91,8 @@ def leave(how: str, near: str, *work: str, number: int = 1, gap: float = 0.0, ui
     def act(one: Round) -> None:
         one.neighbours(near, uid)
         end = ("pause", "25") if how in FROM_OUTSIDE else (how, "1")
-        python = work[:1] == ("torch_leave.py",)
-        words = (str(HERE / work[0]), work[1], "25") if python else (*(work or WORK), *end)
+        python = work[:1] == ("torch",)
+        words = (*work, "25") if python else (*(work or WORK), *end)
         group = [one.run(*words, uid=uid, memory_limit=how == "oom") for _ in range(number)]
         for client in group:
             wait_for(client, "queued")
@@ -222,7 +185,7 @@ PLAN: list[tuple[str, Act]] = [
         for near in (BUSY, MIXED)
     ),
     *(
-        (f"torch {mode} {how}", leave(how, BUSY, "torch_leave.py", mode))
+        (f"torch {mode} {how}", leave(how, BUSY, "torch", mode))
         for mode, how in (("matmul", "SIGKILL"), ("matmul", "SIGTERM"), ("streams", "SIGKILL"))
     ),
     *(
@@ -302,19 +265,23 @@ def start_exporter(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def act_out(name: str, act: Act, program: Path, folder: Path) -> dict[str, Any]:
-    """Act one round out; return its truth and the reports."""
-    one = Round(name, program, folder)
-    one.start()
+    folder.mkdir()
+    folder.chmod(0o755)
+    one = Round(folder, program)
+    daemon = one.daemon()
     began = time.time()
     try:
         act(one)
         time.sleep(2.0)
-        seen = {which: incidents(port, one.daemon.label) for which, port in PORTS.items()}
+        seen = {which: incidents(port, daemon.label) for which, port in PORTS.items()}
     finally:
-        one.close()
+        for client in one.clients:
+            client.kill()
+        daemon.quit(5)
+        one.clean_up()
     result = {
         "round": name,
-        "daemon": one.daemon.label,
+        "daemon": daemon.label,
         "began": began,
         "left_work": one.left_work,
         "own_fault": one.own_fault,

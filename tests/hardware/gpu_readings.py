@@ -2,7 +2,7 @@
 
 Run from the repository's root on a host with an NVIDIA GPU, nvcc and nvidia-ml-py:
 
-    python3 tests/hardware/gpu_readings.py --out DIR
+    python3 -m tests.hardware.gpu_readings --out DIR
 
 It compares the first GPU (no other program should use it) idle and under a load of known size, and
 provokes one Xid 31. Takes about 20 s. Exits with 1 when something is wrong. DIR gets raw.json:
@@ -20,20 +20,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.nvml.pynvml_api import NvmlApi, NvmlError
 from testing.commands import output_of
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]
-
-from mps_exporter.observations import GpuObservation  # noqa: E402
-from mps_exporter.sources.nvml import NvmlOptions, NvmlSession  # noqa: E402
-from mps_exporter.sources.nvml.pynvml_api import NvmlApi, NvmlError  # noqa: E402
+from testing.nvml_host import values
+from tests.hardware.lab import build
 
 FAILURES: list[str] = []
 
 
 def check(name: str, good: bool, found: object) -> None:
-    """Print a result, and note a failure."""
     print(f"{'ok  ' if good else 'FAIL'} {name}: {found}")
     if not good:
         FAILURES.append(name)
@@ -44,51 +40,42 @@ def check(name: str, good: bool, found: object) -> None:
 COMPARED: tuple[tuple[str, str, float, float | None, float], ...] = (
     ("utilization.gpu", "gpu_utilization", 0.01, 0.0, 0.05),
     ("utilization.memory", "memory_utilization", 0.01, 0.0, 0.05),
-    ("utilization.encoder", "engine_utilization{encoder}", 0.01, 0.0, 0.01),
-    ("utilization.decoder", "engine_utilization{decoder}", 0.01, 0.0, 0.01),
-    ("utilization.jpeg", "engine_utilization{jpeg}", 0.01, 0.0, 0.01),
-    ("utilization.ofa", "engine_utilization{ofa}", 0.01, 0.0, 0.01),
+    ("utilization.encoder", "engine_utilization,encoder", 0.01, 0.0, 0.01),
+    ("utilization.decoder", "engine_utilization,decoder", 0.01, 0.0, 0.01),
+    ("utilization.jpeg", "engine_utilization,jpeg", 0.01, 0.0, 0.01),
+    ("utilization.ofa", "engine_utilization,ofa", 0.01, 0.0, 0.01),
     ("memory.total", "memory_total", 1048576, 0.0, 1048576),
     ("memory.used", "memory_used", 1048576, 0.0, 1048576),
     ("memory.free", "memory_free", 1048576, 0.0, 1048576),
     ("memory.reserved", "memory_reserved", 1048576, 0.0, 1048576),
     ("power.draw", "power", 1, 0.05, 5.0),
-    ("power.limit", "power_limit{requested}", 1, 0.0, 0.01),
-    ("enforced.power.limit", "power_limit{enforced}", 1, 0.0, 0.01),
-    ("power.default_limit", "power_limit{default}", 1, 0.0, 0.01),
-    ("power.min_limit", "power_limit{min}", 1, 0.0, 0.01),
-    ("power.max_limit", "power_limit{max}", 1, 0.0, 0.01),
-    ("temperature.gpu", "temperature{gpu}", 1, 0.0, 2.0),
-    ("temperature.memory", "temperature{memory}", 1, 0.0, 2.0),
-    ("clocks.current.graphics", "clock{graphics}", 1e6, 0.05, 0),
-    ("clocks.current.sm", "clock{sm}", 1e6, 0.05, 0),
-    ("clocks.current.memory", "clock{memory}", 1e6, 0.05, 0),
-    ("clocks.current.video", "clock{video}", 1e6, 0.05, 0),
-    ("clocks.max.graphics", "clock_max{graphics}", 1e6, 0.0, 0),
-    ("clocks.max.sm", "clock_max{sm}", 1e6, 0.0, 0),
-    ("clocks.max.memory", "clock_max{memory}", 1e6, 0.0, 0),
-    ("pcie.link.gen.current", "pcie_link_generation{current}", 1, None, 0),
-    ("pcie.link.gen.max", "pcie_link_generation{max}", 1, 0.0, 0),
-    ("pcie.link.width.current", "pcie_link_width{current}", 1, 0.0, 0),
-    ("pcie.link.width.max", "pcie_link_width{max}", 1, 0.0, 0),
-    ("ecc.errors.corrected.volatile.dram", "ecc_errors{corrected,volatile,dram}", 1, 0.0, 0),
-    ("ecc.errors.corrected.volatile.sram", "ecc_errors{corrected,volatile,sram}", 1, 0.0, 0),
-    ("ecc.errors.uncorrected.aggregate.dram", "ecc_errors{uncorrected,aggregate,dram}", 1, 0.0, 0),
-    ("ecc.errors.uncorrected.aggregate.sram", "ecc_errors{uncorrected,aggregate,sram}", 1, 0.0, 0),
+    ("power.limit", "power_limit,requested", 1, 0.0, 0.01),
+    ("enforced.power.limit", "power_limit,enforced", 1, 0.0, 0.01),
+    ("power.default_limit", "power_limit,default", 1, 0.0, 0.01),
+    ("power.min_limit", "power_limit,min", 1, 0.0, 0.01),
+    ("power.max_limit", "power_limit,max", 1, 0.0, 0.01),
+    ("temperature.gpu", "temperature,gpu", 1, 0.0, 2.0),
+    ("temperature.memory", "temperature,memory", 1, 0.0, 2.0),
+    ("clocks.current.graphics", "clock,graphics", 1e6, 0.05, 0),
+    ("clocks.current.sm", "clock,sm", 1e6, 0.05, 0),
+    ("clocks.current.memory", "clock,memory", 1e6, 0.05, 0),
+    ("clocks.current.video", "clock,video", 1e6, 0.05, 0),
+    ("clocks.max.graphics", "clock_max,graphics", 1e6, 0.0, 0),
+    ("clocks.max.sm", "clock_max,sm", 1e6, 0.0, 0),
+    ("clocks.max.memory", "clock_max,memory", 1e6, 0.0, 0),
+    ("pcie.link.gen.current", "pcie_link_generation,current", 1, None, 0),
+    ("pcie.link.gen.max", "pcie_link_generation,max", 1, 0.0, 0),
+    ("pcie.link.width.current", "pcie_link_width,current", 1, 0.0, 0),
+    ("pcie.link.width.max", "pcie_link_width,max", 1, 0.0, 0),
+    ("ecc.errors.corrected.volatile.dram", "ecc_errors,corrected,volatile,dram", 1, 0.0, 0),
+    ("ecc.errors.corrected.volatile.sram", "ecc_errors,corrected,volatile,sram", 1, 0.0, 0),
+    ("ecc.errors.uncorrected.aggregate.dram", "ecc_errors,uncorrected,aggregate,dram", 1, 0.0, 0),
+    ("ecc.errors.uncorrected.aggregate.sram", "ecc_errors,uncorrected,aggregate,sram", 1, 0.0, 0),
     *(
-        (f"clocks_event_reasons_counters.{name}", f"clock_event_time{{{name}}}", 1e-6, 0.02, 0.5)
+        (f"clocks_event_reasons_counters.{name}", f"clock_event_time,{name}", 1e-6, 0.02, 0.5)
         for name in ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown")
     ),
 )
-
-
-def values(gpu: GpuObservation) -> dict[str, float]:
-    """All readings of an observation, named as in COMPARED: quantity{value,value}."""
-    found = {}
-    for one in gpu.readings:
-        labels = ",".join(value for _, value in one.labels)
-        found[f"{one.quantity}{{{labels}}}" if labels else one.quantity] = one.value
-    return found
 
 
 class Answers:
@@ -178,15 +165,6 @@ def compare(load: str, source: NvmlSession) -> dict[str, float]:
     return after
 
 
-def build(out: Path, capability: tuple[int, int]) -> str:
-    """Compile the loads for this GPU."""
-    program = out / "gpu_load"
-    source = Path(__file__).with_name("gpu_load.cu")
-    target = f"-arch=sm_{capability[0]}{capability[1]}"
-    subprocess.run(["nvcc", "-O2", target, "-o", str(program), str(source)], check=True)
-    return str(program)
-
-
 def pulses(load: str, source: NvmlSession) -> None:
     """Check that blocks on SMs, one on each, make this share of the SMs active."""
     sms = source.observe().gpus[0].sm_count or 1
@@ -203,13 +181,13 @@ def pulses(load: str, source: NvmlSession) -> None:
 
 def fault(load: str, source: NvmlSession) -> None:
     """Check that one illegal read is one Xid 31."""
-    name = "xid_errors{31}"
+    name = "xid_errors,31"
     before = values(source.observe().gpus[0])
     subprocess.run([load, "fault"], check=False, capture_output=True)
     time.sleep(5.0)
     after = values(source.observe().gpus[0])
     check("Xid 31 counted once", after.get(name, 0) - before.get(name, 0) == 1, after.get(name))
-    check("its time is now", time.time() - after.get("last_xid_at{31}", 0) < 10, "")
+    check("its time is now", time.time() - after.get("last_xid_at,31", 0) < 10, "")
 
 
 def raw_answers() -> dict[str, Any]:
@@ -224,7 +202,6 @@ def raw_answers() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-readings"))
     out: Path = parser.parse_args().out
@@ -233,7 +210,8 @@ def main() -> int:
     source = NvmlSession()
     idle = compare("idle", source)
     check("idle: no utilization", idle["gpu_utilization"] < 0.02, idle["gpu_utilization"])
-    load = build(out, source.observe().gpus[0].compute_capability or (9, 0))
+    major, minor = source.observe().gpus[0].compute_capability or (9, 0)
+    load = str(build(out, "gpu_load", f"sm_{major}{minor}"))
     pulses(load, source)
     fault(load, source)
     source.close()

@@ -37,6 +37,7 @@ HANGS_SECONDS = 2.5
 NO_DAEMON = "cannot-find-mps-control-daemon-process"
 ALL_HANG = "every-cuda-program-hangs-and-the-control-tool-too"
 BAD_DEVICES = "invalid-cuda-visible-devices"
+INJECTION = "CUDA_INJECTION64_PATH"
 SHELL = ("export ", "unset ")
 """Commands that begin so are for the shell from which the process is started again."""
 
@@ -46,7 +47,7 @@ class Process:
     """A CUDA process, and how it was started."""
 
     client: Client
-    daemon: Daemon | None
+    daemon: Daemon
     uid: int
     before: tuple[str, ...]
     environment: dict[str, str]
@@ -62,13 +63,18 @@ class Stage:
     facts: dict[str, object] = field(default_factory=dict)
     rounds: int = 0
 
-    def daemon(self, name: str = "") -> Daemon:
-        """A control daemon with directories of its own."""
-        return self.lab.daemon(f"{self.name}{name}".replace(" ", "-"))
+    @functools.cached_property
+    def daemon(self) -> Daemon:
+        """The daemon of the case, started when it is first used."""
+        return self.new_daemon()
+
+    def new_daemon(self, name: str = "", **settings: Any) -> Daemon:
+        return self.lab.daemon(f"{self.name}{name}".replace(" ", "-"), **settings)
 
     def start(
         self,
-        daemon: Daemon | None,
+        daemon: Daemon | None = None,
+        /,
         *,
         uid: int = 0,
         before: Sequence[str] = (),
@@ -76,6 +82,7 @@ class Stage:
         **environment: str,
     ) -> Process:
         """Start a process that makes a context, and stays whatever comes of it."""
+        daemon = daemon or self.daemon
         client = self.lab.client(
             "stay",
             0,
@@ -88,7 +95,7 @@ class Stage:
         pid = inner_pid(client.pid) if inner else client.pid
         return Process(client, daemon, uid, tuple(before), environment, pid)
 
-    async def started(self, daemon: Daemon | None, **settings: Any) -> Process:
+    async def started(self, daemon: Daemon | None = None, /, **settings: Any) -> Process:
         """Start a process, and wait until it has a context, or an error, or hangs."""
         process = self.start(daemon, **settings)
         await self.settled(process)
@@ -191,7 +198,6 @@ class Stage:
         await self.fine(process)
 
     async def fine(self, process: Process) -> None:
-        """The doctor finds nothing wrong."""
         answer = await self.doctor(process.pid, f"afterwards {len(self.facts)}")
         ok = answer.get("outcome") in ("ok", "unknown")
         self.note("nothing is wrong", ok, "ok", answer.get("conclusion"))
@@ -205,7 +211,6 @@ CASES: dict[str, Case] = {}
 
 
 def register(cases: dict[str, Case], function: Case) -> Case:
-    """Register a case under its function's name."""
     cases[function.__name__.replace("_", " ")] = function
     return function
 
@@ -219,7 +224,6 @@ async def hangs(lab: Lab) -> None:
 
 
 async def act_all(lab: Lab, cases: dict[str, Case]) -> None:
-    """Act out cases, one after another."""
     began = time.monotonic()
     only = os.environ.get(ONLY, "")
     for name, act in cases.items():
@@ -261,42 +265,25 @@ async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
 
 @case
 async def healthy_and_a_second_daemon_refused(stage: Stage) -> None:
-    daemon = stage.daemon()
-    process = await stage.started(daemon)
-    second = await run(CONTROL, "-d", environment=daemon.environment)
+    process = await stage.started()
+    second = await run(CONTROL, "-d", environment=stage.daemon.environment)
     stage.facts["the second daemon"] = [second.returncode, second.stdout + second.stderr]
     await stage.fine(process)
 
 
 @case
 async def wrong_directory(stage: Stage) -> None:
-    daemon = stage.daemon()
     nowhere = stage.lab.folder / "wrong"
     nowhere.mkdir()
-    process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
-    await stage.cure(process, "No control daemon serves", NO_DAEMON)
-
-
-@case
-async def directory_missing(stage: Stage) -> None:
-    daemon = stage.daemon()
-    process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(stage.lab.folder / "none"))
-    await stage.cure(process, "/none is not there", NO_DAEMON)
-
-
-@case
-async def no_variable(stage: Stage) -> None:
-    daemon = stage.daemon()
-    process = await stage.started(daemon, before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
+    process = await stage.started(CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
     await stage.cure(process, "No control daemon serves", NO_DAEMON)
 
 
 @case
 async def path_too_long(stage: Stage) -> None:
-    daemon = stage.daemon()
     link = stage.lab.folder / ("long-" * 24)
-    link.symlink_to(daemon.pipe)
-    process = await stage.started(daemon, CUDA_MPS_PIPE_DIRECTORY=str(link))
+    link.symlink_to(stage.daemon.pipe)
+    process = await stage.started(CUDA_MPS_PIPE_DIRECTORY=str(link))
     await stage.cure(process, "bytes; a socket", NO_DAEMON)
 
 
@@ -312,18 +299,16 @@ async def folder_closed_to_the_user(stage: Stage) -> None:
 
 @case
 async def daemon_dead_and_its_directory_left(stage: Stage) -> None:
-    daemon = stage.daemon()
-    daemon.kill()
-    process = await stage.started(daemon)
+    stage.daemon.kill()
+    process = await stage.started()
     await stage.cure(process, "and is gone", NO_DAEMON)
-    daemon.find()
+    stage.daemon.find()
 
 
 @case
 async def directory_not_mounted_into_the_container(stage: Stage) -> None:
-    daemon = stage.daemon()
-    hide = f'mount -t tmpfs none {shlex.quote(str(daemon.pipe))} && exec "$@"'
-    process = await stage.started(daemon, before=("unshare", "--mount", "sh", "-c", hide, "sh"))
+    hide = f'mount -t tmpfs none {shlex.quote(str(stage.daemon.pipe))} && exec "$@"'
+    process = await stage.started(before=("unshare", "--mount", "sh", "-c", hide, "sh"))
     command = await stage.ask(process, "No control daemon serves", NO_DAEMON)
     stage.note("no command is given", not command, "", command)
     process.before = ()
@@ -332,13 +317,12 @@ async def directory_not_mounted_into_the_container(stage: Stage) -> None:
 
 @case
 async def namespaces_of_its_own(stage: Stage) -> None:
-    daemon = stage.daemon()
     fork = ("--pid", "--fork", "--kill-child")
     for name, words in (("ipc", ("--ipc",)), ("pid", (*fork, "--mount-proc"))):
-        process = await stage.started(daemon, before=("unshare", *words), inner=name == "pid")
+        process = await stage.started(before=("unshare", *words), inner=name == "pid")
         stage.facts[name] = stage.facts["the process said"]
         await stage.fine(process)
-    process = await stage.started(daemon, before=("unshare", *fork), inner=True)
+    process = await stage.started(before=("unshare", *fork), inner=True)
     await stage.ask(process, "sees the /proc of another", "cuda-error-304-operating-system")
     process.before = ()
     await stage.restart(process)
@@ -361,45 +345,49 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
 # ---------------------------------------------------------------------------- its environment
 
 
-@case
-async def no_visible_device(stage: Stage) -> None:
-    process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="")
-    await stage.cure(process, "names no GPU", BAD_DEVICES)
+WRONG_VARIABLES = {
+    "directory missing": ("CUDA_MPS_PIPE_DIRECTORY", "/none", "/none is not there", NO_DAEMON),
+    "no visible device": ("CUDA_VISIBLE_DEVICES", "", "names no GPU", BAD_DEVICES),
+    "unknown visible device": ("CUDA_VISIBLE_DEVICES", "97", "names no GPU", BAD_DEVICES),
+    "injected library missing": (INJECTION, "/nowhere/libtool.so", INJECTION, ""),
+}
+"""Variable, its value, the words that name the cause, and the page. The doctor's command heals."""
+IGNORED_LIMITS = {
+    "percentage ignored": ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "lots", "50"),
+    "memory limit ignored": ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "97=1G", "0=1G"),
+}
+"""Variable, a value that is ignored, and a valid value."""
+
+
+async def wrong_variable(stage: Stage) -> None:
+    variable, value, words, page = WRONG_VARIABLES[stage.name]
+    process = await stage.started(**{variable: value})
+    await stage.cure(process, words, page)
+
+
+async def ignored_limit(stage: Stage) -> None:
+    variable, value, right = IGNORED_LIMITS[stage.name]
+    process = await stage.started(**{variable: value})
+    await stage.ask(process, f"with '{value}'", "a-limit-has-no-effect")
+    await stage.restart(process, **{variable: right})
+
+
+CASES |= dict.fromkeys(WRONG_VARIABLES, wrong_variable)
+CASES |= dict.fromkeys(IGNORED_LIMITS, ignored_limit)
 
 
 @case
-async def unknown_visible_device(stage: Stage) -> None:
-    process = await stage.started(stage.daemon(), CUDA_VISIBLE_DEVICES="97")
-    await stage.cure(process, "names no GPU", BAD_DEVICES)
-
-
-@case
-async def injected_library_missing(stage: Stage) -> None:
-    process = await stage.started(stage.daemon(), CUDA_INJECTION64_PATH="/nowhere/libtool.so")
-    await stage.cure(process, "CUDA_INJECTION64_PATH")
-
-
-@case
-async def percentage_ignored(stage: Stage) -> None:
-    process = await stage.started(stage.daemon(), CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="lots")
-    await stage.ask(process, "with 'lots'", "a-limit-has-no-effect")
-    await stage.restart(process, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
-
-
-@case
-async def memory_limit_ignored(stage: Stage) -> None:
-    process = await stage.started(stage.daemon(), CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="97=1G")
-    await stage.ask(process, "with '97=1G'", "a-limit-has-no-effect")
-    await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+async def no_variable(stage: Stage) -> None:
+    process = await stage.started(before=("env", "-u", "CUDA_MPS_PIPE_DIRECTORY"))
+    await stage.cure(process, "No control daemon serves", NO_DAEMON)
 
 
 @case
 async def memory_limit_below_a_context(stage: Stage) -> None:
-    daemon = stage.daemon()
     for mebibytes in (320, 384, 448, 512):
-        process = await stage.started(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
+        process = await stage.started(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"0={mebibytes}M")
         stage.facts[f"limit of {mebibytes} MiB"] = process.client.events()[:1]
-    process = await stage.started(daemon, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M")
+    process = await stage.started(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M")
     await stage.ask(process, "allows 100 MiB", "cuda-error-2-out-of-memory-under-mps")
     await stage.restart(process, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
 
@@ -409,68 +397,71 @@ async def memory_limit_below_a_context(stage: Stage) -> None:
 
 @case
 async def process_stopped(stage: Stage) -> None:
-    process = await stage.started(stage.daemon())
+    process = await stage.started()
     process.client.kill(signal.SIGSTOP)
     await stage.cure(process, "is stopped (state T)", again=False)
 
 
 @case
 async def daemon_stopped(stage: Stage) -> None:
-    daemon = stage.daemon()
-    os.kill(daemon.pid, signal.SIGSTOP)
-    process = await stage.started(daemon)
+    os.kill(stage.daemon.pid, signal.SIGSTOP)
+    process = await stage.started()
     await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
 @case
 async def server_stopped(stage: Stage) -> None:
-    daemon = stage.daemon()
-    await stage.started(daemon)
-    for server in daemon.servers():
+    await stage.started()
+    for server in stage.daemon.servers():
         os.kill(server, signal.SIGSTOP)
-    process = await stage.started(daemon)
+    process = await stage.started()
     await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
 @case
 async def waiting_behind_another_user(stage: Stage) -> None:
-    daemon = stage.daemon()
-    holder = await stage.started(daemon, uid=1001)
-    process = stage.start(daemon, uid=1002)
+    holder = await stage.started(uid=1001)
+    process = stage.start(uid=1002)
     await stage.settled(process, 1)
     await stage.ask(process, "has waited", "a-program-hangs-in-cuinit")
     holder.client.kill()
     await stage.runs(process, 40)
 
 
-async def killed_in_the_queue(stage: Stage) -> tuple[Daemon, Process]:
+async def full_server(stage: Stage) -> list[Client]:
+    """A server with as many contexts as it accepts."""
+    crowd = [stage.lab.client("idle", 60, daemon=stage.daemon, mebibytes=8) for _ in range(48)]
+    await stage.lab.ready(*crowd, seconds=40)
+    return crowd
+
+
+async def killed_in_the_queue(stage: Stage) -> Process:
     """A daemon that user 1001 holds, with the entry of a dead process of 1002 in its queue."""
-    daemon = stage.daemon()
-    holder = await stage.started(daemon, uid=1001)
-    dead = stage.start(daemon, uid=1002)
-    await stage.lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
+    holder = await stage.started(uid=1001)
+    dead = stage.start(uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 1, uid=1002)
     dead.client.kill()
     dead.client.process.wait(10)
-    await stage.lab.until("mps_uid_waiting_dead_clients", 1, daemon=daemon.label, uid=1002)
-    return daemon, holder
+    await stage.lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
+    return holder
 
 
 @case
 async def ghost_server(stage: Stage) -> None:
-    daemon, holder = await killed_in_the_queue(stage)
+    holder = await killed_in_the_queue(stage)
     holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
-    process = await stage.started(daemon, uid=1003)
+    await stage.lab.until("mps_server_ghost", 1, seconds=30)
+    process = await stage.started(uid=1003)
     await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case
 async def deaf_server(stage: Stage) -> None:
-    daemon, holder = await killed_in_the_queue(stage)
-    process = stage.start(daemon, uid=1002)
-    await stage.lab.until("mps_uid_waiting_clients", 2, daemon=daemon.label, uid=1002)
+    holder = await killed_in_the_queue(stage)
+    process = stage.start(uid=1002)
+    await stage.lab.until("mps_uid_waiting_clients", 2, uid=1002)
     holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
+    await stage.lab.until("mps_server_ghost", 1, seconds=30)
     command = await stage.ask(process, "was started for clients that had died", ALL_HANG)
     # Its server's end does not free the daemon while the client that it sent there is left.
     await stage.heal(process, command, again=True, rounds=3)
@@ -482,50 +473,45 @@ async def daemon_of_another_user(stage: Stage) -> None:
     process = await stage.started(daemon, uid=1002)
     await stage.ask(process, "was started by user 1001", "cuda-error-805-mps-connection-failed")
     daemon.quit()
-    process.daemon = stage.daemon("-of-root")
+    process.daemon = stage.new_daemon("-of-root")
     await stage.restart(process)
 
 
 @case
 async def server_lost(stage: Stage) -> None:
-    daemon = stage.daemon()
-    process = await stage.started(daemon)
-    for server in daemon.servers():
+    process = await stage.started()
+    for server in stage.daemon.servers():
         os.kill(server, signal.SIGKILL)
     await stage.cure(process, "lost the MPS server", "cuda-error-806-mps-rpc-failure")
 
 
 @case
 async def refused_by_a_server_in_fault(stage: Stage) -> None:
-    daemon = stage.daemon()
-    await stage.lab.ready_client("faulthold", 1, daemon=daemon)
-    await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
-    process = await stage.started(daemon)
+    await stage.lab.ready_client("faulthold", 1, daemon=stage.daemon)
+    await stage.lab.until("mps_server_state", 1, mps_server_state="FAULT")
+    process = await stage.started()
     await stage.cure(process, "is in FAULT", "cuda-error-807-mps-server-not-ready")
 
 
 @case
 async def daemon_asked_to_quit(stage: Stage) -> None:
-    daemon = stage.daemon()
-    holder = await stage.started(daemon)
-    quitting = asyncio.create_task(asyncio.to_thread(daemon.tool, "quit", 40))
-    await stage.lab.until("mps_control_state", 1, daemon=daemon.label, mps_control_state="draining")
-    process = await stage.started(daemon)
+    holder = await stage.started()
+    quitting = asyncio.create_task(asyncio.to_thread(stage.daemon.tool, "quit", 40))
+    await stage.lab.until("mps_control_state", 1, mps_control_state="draining")
+    process = await stage.started()
     await stage.ask(process, "was asked to quit", "quit-does-not-return")
     holder.client.kill()
     await quitting
     await stage.settled(process, 5)
     stage.facts["once it had quit"] = process.client.events()
-    process.daemon = stage.daemon("-again")
+    process.daemon = stage.new_daemon("-again")
     await stage.restart(process)
 
 
 @case
 async def server_full(stage: Stage) -> None:
-    daemon = stage.daemon()
-    crowd = [stage.lab.client("idle", 60, daemon=daemon, mebibytes=8) for _ in range(48)]
-    await stage.lab.ready(*crowd, seconds=40)
-    process = stage.start(daemon)
+    crowd = await full_server(stage)
+    process = stage.start()
     await stage.settled(process, 5)
     await stage.ask(
         process, "has 48 of at most 48 contexts", "cuda-error-808-809-mps-max-clients-reached"

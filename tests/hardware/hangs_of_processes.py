@@ -12,7 +12,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.hardware.hangs import STAY, Case, Process, Stage, act_all, killed_in_the_queue, register
+from tests.hardware.hangs import (
+    STAY,
+    Case,
+    Process,
+    Stage,
+    act_all,
+    full_server,
+    killed_in_the_queue,
+    register,
+)
 from tests.hardware.lab import CONTROL, Lab, exporter, run
 from tests.hardware.scenarios import scenario
 
@@ -50,29 +59,21 @@ def frozen(pid: int) -> Iterator[Path]:
 
 @case
 async def client_frozen(stage: Stage) -> None:
-    process = await stage.started(stage.daemon())
+    process = await stage.started()
     with frozen(process.pid):
         await stage.cure(process, "frozen", again=False)
 
 
-@case
-async def server_frozen(stage: Stage) -> None:
-    daemon = stage.daemon()
-    first = await stage.started(daemon)
-    with frozen(daemon.servers()[0]):
-        process = await stage.started(daemon)
+async def other_frozen(stage: Stage) -> None:
+    first = await stage.started()
+    server = stage.daemon.servers()[0]
+    with frozen(server if stage.name == "server frozen" else stage.daemon.pid):
+        process = await stage.started()
         await stage.cure(process, "frozen", again=False)
     await stage.fine(first)
 
 
-@case
-async def daemon_frozen(stage: Stage) -> None:
-    daemon = stage.daemon()
-    first = await stage.started(daemon)
-    with frozen(daemon.pid):
-        process = await stage.started(daemon)
-        await stage.cure(process, "frozen", again=False)
-    await stage.fine(first)
+CASES |= dict.fromkeys(("server frozen", "daemon frozen"), other_frozen)
 
 
 TRACER = f"""
@@ -86,12 +87,11 @@ time.sleep(60)
 
 @case
 async def server_under_a_debugger(stage: Stage) -> None:
-    daemon = stage.daemon()
-    await stage.started(daemon)
-    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(daemon.servers()[0])])
+    await stage.started()
+    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(stage.daemon.servers()[0])])
     stage.lab.others.append(tracer)
     await asyncio.sleep(1)
-    process = await stage.started(daemon)
+    process = await stage.started()
     command = await stage.ask(process, f"{tracer.pid}")
     stage.note("no command is given", "kill" not in command, "", command)
     tracer.kill()
@@ -101,9 +101,8 @@ async def server_under_a_debugger(stage: Stage) -> None:
 
 @case
 async def waiting_and_asked_by_its_user(stage: Stage) -> None:
-    daemon = stage.daemon()
-    holder = await stage.started(daemon, uid=1001)
-    process = stage.start(daemon, uid=1002)
+    holder = await stage.started(uid=1001)
+    process = stage.start(uid=1002)
     await stage.settled(process, 1)
     answer = await stage.doctor(process.pid, "as its user", uid=1002)
     stage.note("status is not 0", answer["status"] != 0, "1 or 3", answer["status"])
@@ -116,7 +115,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
 async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
     daemon = stage.lab.directories("container")
     stage.lab.start_contained(daemon, f"{CONTROL} -d; sleep 120")
-    await stage.lab.until("mps_control_up", 1, daemon=daemon.label)
+    await stage.lab.until("mps_control_up", 1)
     holder = await stage.started(daemon, uid=1001)
     process = stage.start(daemon, uid=1002)
     await stage.settled(process, 1)
@@ -128,10 +127,10 @@ async def waiting_at_the_daemon_of_a_container(stage: Stage) -> None:
 
 @case
 async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
-    daemon, holder = await killed_in_the_queue(stage)
+    holder = await killed_in_the_queue(stage)
     holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, daemon=daemon.label, seconds=30)
-    process = await stage.started(daemon, uid=1003)
+    await stage.lab.until("mps_server_ghost", 1, seconds=30)
+    process = await stage.started(uid=1003)
     answer = await stage.doctor(process.pid, "as a third user", uid=1003)
     stage.note("no kill", "kill" not in str(answer.get("command")), "", answer.get("command"))
     await stage.cure(process, "was started for clients that had died", again=False)
@@ -158,50 +157,44 @@ async def server_without_descriptors(stage: Stage) -> None:
 
 @case
 async def refused_and_not_reaped(stage: Stage) -> None:
-    daemon = stage.daemon()
-    await stage.lab.ready_client("faulthold", 1, daemon=daemon)
-    await stage.lab.until("mps_server_state", 1, daemon=daemon.label, mps_server_state="FAULT")
-    client = stage.lab.client("", 0, daemon=daemon, command=[*STAY[:2], "1"])
+    await stage.lab.ready_client("faulthold", 1, daemon=stage.daemon)
+    await stage.lab.until("mps_server_state", 1, mps_server_state="FAULT")
+    client = stage.lab.client("", 0, command=[*STAY[:2], "1"])
     await asyncio.sleep(3)  # nothing reaps it
     await stage.lab.look()
-    process = Process(client, daemon, 0, (), {}, client.pid)
+    process = Process(client, stage.daemon, 0, (), {}, client.pid)
     await stage.ask(process, "was refused")
 
 
 @case
 async def refused_at_the_limit_and_reaped(stage: Stage) -> None:
-    daemon = stage.daemon()
-    crowd = [stage.lab.client("idle", 60, daemon=daemon, mebibytes=8) for _ in range(48)]
-    await stage.lab.ready(*crowd, seconds=40)
-    client = stage.lab.client("", 0, daemon=daemon, command=[*STAY[:2], "1"])
+    await full_server(stage)
+    client = stage.lab.client("", 0, command=[*STAY[:2], "1"])
     await stage.lab.left(client)
     await stage.lab.look()
-    await stage.ask(Process(client, daemon, 0, (), {}, client.pid), "limit")
+    await stage.ask(Process(client, stage.daemon, 0, (), {}, client.pid), "limit")
 
 
 @case
 async def relative_directory(stage: Stage) -> None:
-    daemon = stage.daemon()
-    enter = f'cd {daemon.pipe.parent} && exec "$@"'
+    enter = f'cd {stage.daemon.pipe.parent} && exec "$@"'
     process = await stage.started(
-        daemon, before=("sh", "-c", enter, "sh"), CUDA_MPS_PIPE_DIRECTORY=daemon.pipe.name
+        before=("sh", "-c", enter, "sh"), CUDA_MPS_PIPE_DIRECTORY=stage.daemon.pipe.name
     )
     await stage.fine(process)
 
 
 @case
 async def socket_closed_to_the_user(stage: Stage) -> None:
-    daemon = stage.daemon()
-    (daemon.pipe / "control").chmod(0o600)
-    process = await stage.started(daemon, uid=1001)
+    (stage.daemon.pipe / "control").chmod(0o600)
+    process = await stage.started(uid=1001)
     await stage.cure(process, "may not connect to")
 
 
 @case
 async def stranded_without_a_daemon(stage: Stage) -> None:
-    daemon = stage.daemon()
-    process = await stage.started(daemon)
-    for pid in (*daemon.servers(), daemon.pid):
+    process = await stage.started()
+    for pid in (*stage.daemon.servers(), stage.daemon.pid):
         os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(2)
     await stage.ask(process, "lost the MPS server")

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, daemon_at, exporter, run
-from tests.hardware.program import exporter_program, scrape, value
+from testing.page import Page
+from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, run
+from tests.hardware.program import exporter_program, page_of_program, scrape
 from tests.hardware.scenarios import scenario
 
 _UNIT = "sys_ptrace,+dac_read_search"
@@ -43,39 +44,14 @@ def _owners(directory: Path) -> dict[str, str]:
     return found
 
 
-async def _page(before: tuple[str, ...], seconds: float = 3) -> str:
-    with exporter_program("--mps.min-query-interval=0s", before=before):
-        await asyncio.sleep(seconds)
-        return await asyncio.to_thread(scrape)
-
-
-def _shown(page: str, daemon: str) -> dict[str, float | None]:
-    labels = {"daemon": daemon}
+def _shown(page: Page, daemon: Daemon) -> dict[str, float | None]:
     return {
-        "up": value(page, "mps_control_up", **labels),
-        "control.log": value(page, "mps_control_log_readable", log="control", **labels),
-        "server.log": value(page, "mps_control_log_readable", log="server", **labels),
-        "clients": value(page, "mps_server_clients", **labels),
-        "contexts": value(page, "mps_server_client_contexts", **labels),
+        "up": page.value("mps_control_up", daemon=daemon.label),
+        "control.log": page.value("mps_control_log_readable", log="control", daemon=daemon.label),
+        "server.log": page.value("mps_control_log_readable", log="server", daemon=daemon.label),
+        "clients": page.value("mps_server_clients", daemon=daemon.label),
+        "contexts": page.value("mps_server_client_contexts", daemon=daemon.label),
     }
-
-
-def _contained(lab: Lab, name: str, before: tuple[str, ...], mode: str) -> tuple[Daemon, int]:
-    """Start a daemon whose directories lie in a mount namespace of its own.
-
-    Returns:
-        The daemon, and a PID in its namespaces.
-    """
-    inner = lab.folder / name
-    inner.mkdir()
-    daemon = daemon_at(inner / "pipe", inner / "log")
-    script = (
-        f"mount -t tmpfs none {inner} && chmod 777 {inner} && exec {' '.join(before)} sh -c "
-        f"'mkdir -m {mode} {daemon.pipe} {daemon.log} && {CONTROL} -d; sleep 200'"
-    )
-    # The first process of the namespace: all others end with it. (setpriv undoes --kill-child.)
-    daemon.pid = lab.start_contained(daemon, script, "--mount")
-    return daemon, daemon.pid
 
 
 @scenario("the control tool without rights: daemons of root, of a user, in namespaces")
@@ -84,35 +60,31 @@ async def control_rights(lab: Lab) -> None:
     for directory in (root.pipe, root.log):
         directory.chmod(0o755)
     own = lab.daemon("own", uid=1001)
-    users, inside_users = _contained(lab, "users", tuple(as_user(1002)), "755")
-    roots, inside_roots = _contained(lab, "roots", (), "755")
+    users = lab.hidden_daemon("users", uid=1002, mode="755")
+    roots = lab.hidden_daemon("roots", mode="755")
     daemons = {"root": root, "own": own, "user-contained": users, "root-contained": roots}
     for daemon in daemons.values():
         await lab.until("mps_control_up", 1, daemon=daemon.label)
 
-    def enter(pid: int) -> tuple[str, ...]:
-        return ("nsenter", f"--target={pid}", "--mount", "--pid")
-
     clients = [
         lab.client("spin", 90, daemon=root, uid=1001),
         lab.client("spin", 90, daemon=own, uid=1001),
-        lab.client("spin", 90, daemon=users, uid=1002, before=enter(inside_users)),
-        lab.client("spin", 90, daemon=roots, uid=1003, before=enter(inside_roots)),
+        lab.client("spin", 90, daemon=users, uid=1002, before=users.enter),
+        lab.client("spin", 90, daemon=roots, uid=1003, before=roots.enter),
     ]
     await lab.ready(*clients)
     for name, daemon in daemons.items():
-        metrics = await lab.until("mps_server_clients", 1, daemon=daemon.label)
+        await lab.until("mps_server_clients", 1, daemon=daemon.label)
         for log in ("control", "server"):
-            lab.check(metrics, "mps_control_log_readable", 1, daemon=daemon.label, log=log)
-        root_directory = f"/proc/{daemon.pid}/root"
+            lab.check("mps_control_log_readable", 1, daemon=daemon.label, log=log)
         for directory in (daemon.log, daemon.pipe):
-            owners = _owners(Path(f"{root_directory}{directory}"))
+            owners = _owners(Path(f"/proc/{daemon.pid}/root{directory}"))
             lab.facts[f"owners {name} {directory.name}"] = owners
     # A server of another user after the first.
     clients[0].kill()
     second = await lab.ready_client("spin", 40, daemon=root, uid=1004)
-    metrics = await lab.until("mps_client_info", 1, daemon=root.label, uid=1004)
-    lab.check(metrics, "mps_control_log_readable", 1, daemon=root.label, log="server")
+    await lab.until("mps_client_info", 1, daemon=root.label, uid=1004)
+    lab.check("mps_control_log_readable", 1, daemon=root.label, log="server")
     lab.facts["owners root, second user"] = _owners(root.log)
     await _by_each_program(lab, daemons)
     await lab.end(*clients, second)
@@ -123,10 +95,10 @@ async def control_rights(lab: Lab) -> None:
 async def _by_each_program(lab: Lab, daemons: Mapping[str, Daemon]) -> None:
     """What the exporter shows of these daemons, with one client each, by its rights."""
     for how, before in PROGRAMS.items():
-        page = await _page(before)
-        (lab.out / f"control-rights-{how}.prom").write_text(page)
+        page = await page_of_program(before)
+        (lab.out / f"control-rights-{how}.prom").write_text(page.text)
         for name, daemon in daemons.items():
-            shown = _shown(page, daemon.label)
+            shown = _shown(page, daemon)
             ok = how != "root" or shown["up"] == shown["clients"] == shown["server.log"] == 1
             lab.note(f"exporter as {how}: {name}", ok=ok, wanted="all 1", got=shown)
         done = await run(*before, *exporter("doctor"))
@@ -220,7 +192,7 @@ async def hostile_sockets(lab: Lab) -> None:
     client = await lab.ready_client("spin", 200, daemon=root)
     for how in ("root", "unit"):
         for mode in ("calm", "hang", "garbage", "flood", "lines", "slow"):
-            seconds, tools, page = list[float](), list[str](), ""
+            seconds, tools, page = list[float](), list[str](), Page("")
             with (
                 _listener(lab, bad, mode) if mode != "calm" else nullcontext(),
                 exporter_program("--mps.min-query-interval=0s", before=PROGRAMS[how]) as program,
@@ -234,8 +206,8 @@ async def hostile_sockets(lab: Lab) -> None:
                 rows = Path(f"/proc/{program.pid}/status").read_text().splitlines()
                 rss = next(row.split()[1] for row in rows if row.startswith("VmRSS"))
             result = {
-                "root": _shown(page, root.label),
-                "bad": _shown(page, bad.label),
+                "root": _shown(page, root),
+                "bad": _shown(page, bad),
                 "scrapes": sorted(seconds),
                 "rss_kib": int(rss),
                 "tools": sorted(set(tools)),
@@ -245,7 +217,7 @@ async def hostile_sockets(lab: Lab) -> None:
             honest = result["root"]
             assert isinstance(honest, dict)
             ok = honest["up"] == honest["clients"] == 1 and not result["left"]
-            ok = ok and (mode == "calm" or _shown(page, bad.label)["up"] == 0)
+            ok = ok and (mode == "calm" or _shown(page, bad)["up"] == 0)
             lab.note(
                 f"{how} {mode}", ok=ok, wanted="root's daemon is shown", got=json.dumps(result)
             )

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
-from tests.hardware.scenarios import scenario
+from tests.hardware.scenarios import scenario, served
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
 TERMINATE = SCRIPTS / "mps-terminate-clients.sh"
@@ -23,9 +23,9 @@ async def _busy_neighbours_lost(
     lab: Lab, daemon: Daemon, leave: Path, end: End, *, uid: int = 0, before: tuple[str, ...] = ()
 ) -> int:
     """End a client with work in flight next to three busy clients; return how many died."""
-    neighbours = [lab.client("spin", 12, daemon=daemon, uid=uid) for _ in range(3)]
+    neighbours = [lab.client("spin", 12, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
-    leaver = lab.client("", 0, daemon=daemon, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
+    leaver = lab.client("", 0, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
     for _ in range(400):
         if leaver.has_printed("queued"):
             break
@@ -87,8 +87,8 @@ async def _by_sigkill(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 @scenario("jobs with work in flight are ended through the shipped scripts: no neighbour is lost")
 async def ending_jobs(lab: Lab) -> None:
     leave = await asyncio.to_thread(build, lab.folder, "leave")
-    daemon, d = lab.labelled_daemon()
-    await lab.until("mps_control_up", 1, daemon=d)
+    daemon = lab.daemon()
+    await lab.until("mps_control_up", 1)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {
         "the script, then SIGKILL": (_by_the_script, ()),
         "mps-run.sh and SIGTERM to all": (_by_a_signal_to_the_job, (str(SCRIPTS / "mps-run.sh"),)),
@@ -100,9 +100,9 @@ async def ending_jobs(lab: Lab) -> None:
     for words, (end, before) in ways.items():
         lost = await _busy_neighbours_lost(lab, daemon, leave, end, before=before)
         lab.equal(f"busy neighbours lost: {words}", lost, 0)
-    metrics = await lab.look()
-    lab.check(metrics, "mps_client_losses_total", len(ways), daemon=d, cause="terminated")
-    lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
+    await lab.look()
+    lab.check("mps_client_losses_total", len(ways), cause="terminated")
+    lab.check("mps_server_faults_total", 0)
     # Not known before: may a user terminate clients of their own on root's daemon?
     lost = await _busy_neighbours_lost(lab, daemon, leave, _as_its_user, uid=1001)
     lab.facts["busy neighbours lost: the script as an ordinary user"] = lost
@@ -124,27 +124,25 @@ async def _as_cuda_says(
         environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": text}
         if visible is not None:
             environment["CUDA_VISIBLE_DEVICES"] = visible
-        clients.append(lab.client("idle", 25, daemon=daemon, mebibytes=8, more=environment))
+        clients.append(lab.client("idle", 25, mebibytes=8, more=environment))
     await lab.ready(*clients)
-    metrics = await lab.until("mps_server_clients", len(cases), daemon=daemon.label)
-    metrics = await lab.run(2.5)  # the daemon's map of devices is there by now
+    await lab.until("mps_server_clients", len(cases))
+    await lab.run(2.5)  # the daemon's map of devices is there by now
     for client, (visible, text) in zip(clients, cases, strict=True):
         ready = client.event("ready") or {}
         limited = int(str(ready.get("free_bytes", 0))) < 2 * LIMIT
-        got = metrics.value("mps_client_memory_limit_bytes", daemon=daemon.label, pid=client.pid)
+        got = lab.value("mps_client_memory_limit_bytes", pid=client.pid)
         words = f"daemon {sees}, CUDA_VISIBLE_DEVICES={visible}, {text}"
         lab.equal(f"limit: {words}", got, LIMIT if limited else None)
     await lab.end(*clients)
 
 
-@scenario("memory limits by ordinal on one GPU")
-async def memory_ordinals(lab: Lab) -> None:
-    daemon = lab.daemon()
+@served("memory limits by ordinal on one GPU")
+async def memory_ordinals(lab: Lab, daemon: Daemon) -> None:
     uuid = (await lab.look()).snapshot.gpus[0].uuid
     texts = ("0=1G", "1=1G", "0=1G,1=1G", f"{uuid}=1G", f"{uuid[:12]}=1G")
     cases = [(visible, text) for visible in (None, "0", uuid) for text in texts]
     await _as_cuda_says(lab, daemon, cases, sees="all")
-    await lab.quit(daemon)
 
 
 @scenario("memory limits by ordinal on two GPUs, with CUDA_VISIBLE_DEVICES of daemon and client")

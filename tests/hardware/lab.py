@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,20 +28,24 @@ from typing import Any
 import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
+from mps_exporter.metrics import CATALOGUE
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Header, RecordingWriter
 from testing.commands import output_of
 from testing.player import Metrics
 
 HERE = Path(__file__).parent
+Wanted = float | tuple[float, float] | None
+"""A value, a range, or absence."""
 CONTROL = "nvidia-cuda-mps-control"
 
 
-def build(folder: Path, name: str) -> Path:
+def build(folder: Path, name: str, architecture: str = "sm_90") -> Path:
     """Compile a CUDA program, which every user may run."""
     binary = folder / name
     source = str(HERE / f"{name}.cu")
-    subprocess.run(["nvcc", "-O2", "-arch=sm_90", "-o", str(binary), source, "-lcuda"], check=True)
+    flags = ("-O2", f"-arch={architecture}", "-lcuda")
+    subprocess.run(["nvcc", *flags, "-o", str(binary), source], check=True)
     binary.chmod(0o755)
     folder.chmod(0o755)
     return binary
@@ -55,22 +59,20 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 async def run(
-    *command: str, seconds: float = 60, environment: Mapping[str, str] | None = None
+    *command: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, and return its output and its status."""
     return await asyncio.to_thread(
         subprocess.run,
         command,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=60,
         check=False,
     )
 
 
 def exporter(*arguments: str, uid: int | None = None) -> list[str]:
-    """Return a command line of mps-exporter."""
     return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
 
 
@@ -86,19 +88,15 @@ def inner_pid(outer: int) -> int:
 
 @dataclass
 class Client:
-    """A CUDA client process."""
-
     process: subprocess.Popen[bytes]
     output: Path
     uid: int
 
     @property
     def pid(self) -> int:
-        """Its PID."""
         return self.process.pid
 
     def events(self) -> list[dict[str, object]]:
-        """Return the events that it has printed."""
         lines = self.output.read_text(errors="replace").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
@@ -107,11 +105,9 @@ class Client:
         return next((event for event in self.events() if event["event"] == name), None)
 
     def has_printed(self, word: str) -> bool:
-        """Return whether its output contains a word."""
         return word in self.output.read_text(errors="replace")
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Send it a signal."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(how)
 
@@ -127,8 +123,12 @@ class Daemon:
 
     @property
     def label(self) -> str:
-        """Its name in metrics."""
         return str(self.pipe)
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """A command that starts another in its namespaces."""
+        return ("nsenter", f"--target={self.pid}", "--mount", "--pid")
 
     def tool(self, text: str, seconds: float = 20) -> str:
         """Run the control tool: only the lab may change settings."""
@@ -140,7 +140,6 @@ class Daemon:
         self.pid = int((self.pipe / f"{CONTROL}.pid").read_text())
 
     def servers(self) -> list[int]:
-        """Return the PIDs of its servers."""
         return _children(self.pid)
 
     def resume(self) -> None:
@@ -159,11 +158,9 @@ class Daemon:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it, by PID."""
         send(self.pid, signal.SIGKILL)
 
     def lines(self, log: str) -> int:
-        """Return the number of lines of a log."""
         path = self.log / f"{log}.log"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
@@ -176,8 +173,6 @@ def daemon_at(pipe: Path, log: Path, **environment: str) -> Daemon:
 
 @dataclass
 class Check:
-    """An expected observation."""
-
     name: str
     ok: bool
     wanted: str
@@ -185,25 +180,14 @@ class Check:
 
 
 @dataclass
-class Lab:
-    """A scenario in progress."""
+class Actors:
+    """Daemons and clients, with what they write in a folder."""
 
-    scenario: str
-    client_binary: Path
     folder: Path
-    out: Path
-    settings: Settings
-    collector: Collector
-    host: LiveHost
-    checks: list[Check] = field(default_factory=list)
-    truth: list[dict[str, object]] = field(default_factory=list)
-    facts: dict[str, object] = field(default_factory=dict)
+    client_binary: Path
     daemons: list[Daemon] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     others: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    looked_at: float = 0.0
-
-    # -- actors
 
     def directories(self, name: str, **environment: str) -> Daemon:
         """Make the directories of a daemon that is not started yet."""
@@ -222,7 +206,6 @@ class Lab:
         before: Sequence[str] = (),
         **environment: str,
     ) -> Daemon:
-        """Start a control daemon."""
         daemon = self.directories(name, **environment)
         command = [*before, *as_user(uid), CONTROL, *arguments]
         subprocess.run(
@@ -247,6 +230,7 @@ class Lab:
         seconds: float,
         *,
         daemon: Daemon | None = None,
+        mps: bool = True,
         uid: int = 0,
         mebibytes: int = 64,
         blocks: int = 8,
@@ -259,18 +243,18 @@ class Lab:
         more: Mapping[str, str] | None = None,
         **environment: str,
     ) -> Client:
-        """Start a CUDA client of a daemon (None: without MPS), by another program if need be."""
+        """Start a CUDA client of a daemon (None: the youngest), by another program if need be."""
         settings = {
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage,
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory_limit,
             "CUDA_VISIBLE_DEVICES": gpus,
         }
-        pipe = str(daemon.pipe) if daemon is not None else str(self.folder / "nowhere")
+        pipe = (daemon or self.daemons[-1]).pipe if mps else self.folder / "nowhere"
         env = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
             "HOME": "/tmp",
-            "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
             **{name: value for name, value in settings.items() if value},
             **(more or {}),
             **environment,
@@ -291,28 +275,19 @@ class Lab:
         self.clients.append(client)
         return client
 
+    def leaver(self, *arguments: str, **settings: Any) -> Client:
+        """Start leave.cu, of which client_binary is the program, as a client."""
+        return self.client("", 0, command=[str(self.client_binary), *arguments], **settings)
+
     def python(self, script: str, *arguments: object, **settings: Any) -> Client:
         """Start a Python program of this folder as a client."""
         command = [sys.executable, str(HERE / script), *map(str, arguments)]
         more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings.pop("more", {})}
         return self.client(script, 0, command=command, more=more, **settings)
 
-    def labelled_daemon(self, *arguments: Any, **settings: Any) -> tuple[Daemon, str]:
-        """Start a daemon; return it and its label."""
-        daemon = self.daemon(*arguments, **settings)
-        return daemon, daemon.label
-
-    async def ready_client(self, mode: str, seconds: float, **settings: Any) -> Client:
-        """Start a client and wait until it has a context."""
-        client = self.client(mode, seconds, **settings)
-        await self.ready(client)
-        return client
-
-    async def end(self, *clients: Client) -> None:
-        """Kill these clients, and wait until they have exited."""
-        for client in clients:
-            client.kill()
-        await self.left(*clients)
+    def torch(self, act: str, *arguments: object, **settings: Any) -> Client:
+        """Start a function of torch_program.py as a client."""
+        return self.python("torch_program.py", act, *arguments, **settings)
 
     def start_contained(self, daemon: Daemon, script: str, *namespaces: str) -> int:
         """Run a shell script that starts a daemon in a PID namespace; return its PID there."""
@@ -322,6 +297,24 @@ class Lab:
         self.others.append(outer)
         self.daemons.append(daemon)
         return inner_pid(outer.pid)
+
+    def hidden_daemon(
+        self, name: str, *, uid: int | None = None, mode: str = "777", **environment: str
+    ) -> Daemon:
+        """Start a daemon whose directories lie in a mount namespace of its own.
+
+        Its PID is that of the first process of its PID namespace: all others end with it.
+        """
+        inner = self.folder / name
+        inner.mkdir()
+        daemon = daemon_at(inner / "pipe", inner / "log", **environment)
+        # setpriv undoes --kill-child.
+        script = (
+            f"mount -t tmpfs none {inner} && chmod 777 {inner} && exec {' '.join(as_user(uid))} "
+            f"sh -c 'mkdir -m {mode} {daemon.pipe} {daemon.log} && {CONTROL} -d; sleep 200'"
+        )
+        daemon.pid = self.start_contained(daemon, script, "--mount")
+        return daemon
 
     def start_in_foreground(self, daemon: Daemon) -> None:
         """Start a control daemon that writes no log files."""
@@ -333,8 +326,48 @@ class Lab:
         self.daemons.append(daemon)
         daemon.pid = process.pid
 
+    def clean_up(self) -> None:
+        """End everything that was started, by PID."""
+        for client in self.clients:
+            client.kill(signal.SIGCONT)
+            client.kill()
+        for client in self.clients:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                client.process.wait(5)
+        for other in self.others:
+            other.kill()
+            other.wait(5)
+        for daemon in self.daemons:
+            daemon.resume()
+            for pid in (*daemon.servers(), daemon.pid):
+                send(pid, signal.SIGKILL)
+
+
+@dataclass(kw_only=True)
+class Lab(Actors):
+    scenario: str
+    out: Path
+    collector: Collector
+    checks: list[Check] = field(default_factory=list)
+    truth: list[dict[str, object]] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+    seen: Metrics = field(init=False)
+    """The last collection."""
+    looked_at: float = 0.0
+
+    # -- waiting for clients
+
+    async def ready_client(self, mode: str, seconds: float, **settings: Any) -> Client:
+        (client,) = await self.crowd(1, mode, seconds, **settings)
+        return client
+
+    async def end(self, *clients: Client) -> None:
+        """Kill these clients, and wait until they have exited."""
+        for client in clients:
+            client.kill()
+        await self.left(*clients)
+
     async def crowd(self, number: int, mode: str, seconds: float, **settings: Any) -> list[Client]:
-        """Start clients, and wait until all have a context."""
         clients = [self.client(mode, seconds, **settings) for _ in range(number)]
         await self.ready(*clients)
         return clients
@@ -347,107 +380,84 @@ class Lab:
 
     async def ready(self, *clients: Client, seconds: float = 30) -> None:
         """Wait until these clients have a context."""
-        end = time.monotonic() + seconds
-        while not all(client.event("ready") for client in clients):
-            if time.monotonic() > end:
-                self.note("clients ready", ok=False, wanted="ready", got="not in time")
-                return
-            await self._pass_time()
+        await self._await(lambda one: one.event("ready") is not None, "ready", clients, seconds)
 
     async def left(self, *clients: Client, seconds: float = 60) -> None:
         """Wait until these clients have exited."""
-        end = time.monotonic() + seconds
-        while any(client.process.poll() is None for client in clients):
-            if time.monotonic() > end:
-                self.note("clients left", ok=False, wanted="ended", got="still running")
-                return
-            await self._pass_time()
+        await self._await(lambda one: one.process.poll() is not None, "left", clients, seconds)
 
-    async def _pass_time(self) -> None:
-        """Wait 50 ms; meanwhile the recording continues, with a collection a second."""
-        await asyncio.sleep(0.05)
-        if time.monotonic() - self.looked_at > 1.0:
-            await self.look()
+    async def _await(
+        self, done: Callable[[Client], bool], words: str, clients: Sequence[Client], seconds: float
+    ) -> None:
+        """Wait for all clients; meanwhile the recording continues, with a collection a second."""
+        end = time.monotonic() + seconds
+        while not all(map(done, clients)):
+            if time.monotonic() > end:
+                self.note(f"clients {words}", ok=False, wanted=words, got="not in time")
+                return
+            await asyncio.sleep(0.05)
+            if time.monotonic() - self.looked_at > 1.0:
+                await self.look()
 
     # -- watching
 
     async def look(self) -> Metrics:
-        """Collect now."""
         self.looked_at = time.monotonic()
-        return Metrics(await self.collector.collect())
+        self.seen = Metrics(await self.collector.collect())
+        return self.seen
 
-    async def run(self, seconds: float) -> Metrics:
+    async def run(self, seconds: float) -> None:
         """Wait, with a collection a second for the recording."""
         end = time.monotonic() + seconds
-        while True:
-            metrics = await self.look()
-            left = end - time.monotonic()
-            if left <= 0:
-                return metrics
+        await self.look()
+        while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(1.0, left))
+            await self.look()
 
     def note(self, name: str, *, ok: bool, wanted: object, got: object) -> None:
-        """Record a check."""
         self.checks.append(Check(name, ok, str(wanted), str(got)))
         mark = "ok  " if ok else "FAIL"
         print(f"    {mark} {name}: {got}" + ("" if ok else f" (wanted {wanted})"), flush=True)
 
     def equal(self, name: str, got: object, wanted: object) -> None:
-        """Record whether two values are equal."""
         self.note(name, ok=got == wanted, wanted=wanted, got=got)
 
-    def check(
-        self,
-        metrics: Metrics,
-        name: str,
-        wanted: float | tuple[float, float] | None,
-        **labels: object,
-    ) -> bool:
+    def value(self, name: str, **labels: object) -> float | None:
+        """Return a metric of the last collection, of the youngest daemon unless another is named.
+
+        See Metrics.value.
+        """
+        return self.seen.value(name, **self._about(name, labels))
+
+    @property
+    def server(self) -> int:
+        """PID of the first server of the last collection."""
+        return self.seen.snapshot.daemons[0].servers[0].pid
+
+    def _about(self, name: str, labels: dict[str, object]) -> dict[str, object]:
+        spec = CATALOGUE[name.removesuffix("_sum")]
+        default = {"daemon": self.daemons[-1].label} if "daemon" in spec.labels else {}
+        return {**default, **labels}
+
+    def check(self, name: str, wanted: Wanted, **labels: object) -> None:
         """Check that a metric has this value, or is in this range, or (None) is absent."""
-        got = metrics.value(name, **labels)
-        ok = _fits(got, wanted)
-        words = {key: str(label) for key, label in labels.items()}
-        shown = ",".join(f"{key}={value}" for key, value in words.items() if key != "daemon")
-        self.note(f"{name}{{{shown}}}", ok=ok, wanted=wanted, got=got)
-        at = metrics.snapshot.taken_at
+        got = self.value(name, **labels)
+        shown = ",".join(f"{key}={label}" for key, label in labels.items() if key != "daemon")
+        self.note(f"{name}{{{shown}}}", ok=_fits(got, wanted), wanted=wanted, got=got)
+        words = {key: str(label) for key, label in self._about(name, labels).items()}
+        at = self.seen.snapshot.taken_at
         self.truth.append({"at": at, "metric": name, "labels": words, "value": got})
-        return ok
 
     async def until(
-        self,
-        name: str,
-        wanted: float | tuple[float, float] | None,
-        *,
-        seconds: float = 10,
-        **labels: object,
-    ) -> Metrics:
+        self, name: str, wanted: Wanted, *, seconds: float = 10, **labels: object
+    ) -> None:
         """Collect until a metric has this value; a check in itself."""
         end = time.monotonic() + seconds
-        while True:
-            metrics = await self.look()
-            if _fits(metrics.value(name, **labels), wanted) or time.monotonic() > end:
-                self.check(metrics, name, wanted, **labels)
-                return metrics
+        await self.look()
+        while not _fits(self.value(name, **labels), wanted) and time.monotonic() < end:
             await asyncio.sleep(0.2)
-
-    # -- clean up
-
-    def clean_up(self) -> None:
-        """End everything that was started, by PID."""
-        for client in self.clients:
-            if client.process.poll() is None:
-                client.kill(signal.SIGCONT)
-                client.kill()
-        for client in self.clients:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                client.process.wait(5)
-        for other in self.others:
-            other.kill()
-            other.wait(5)
-        for daemon in self.daemons:
-            daemon.resume()
-            for pid in (*daemon.servers(), daemon.pid):
-                send(pid, signal.SIGKILL)
+            await self.look()
+        self.check(name, wanted, **labels)
 
 
 def _runs(pid: int) -> bool:
@@ -470,7 +480,7 @@ def as_user(uid: int | None) -> list[str]:
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
-def _fits(got: float | None, wanted: float | tuple[float, float] | None) -> bool:
+def _fits(got: float | None, wanted: Wanted) -> bool:
     if wanted is None or got is None:
         return wanted is None and got is None
     low, high = wanted if isinstance(wanted, tuple) else (wanted, wanted)
@@ -511,7 +521,7 @@ async def lab(
     host = LiveHost(settings)
     collector = Collector(host, settings, on_observation=writer.add)
     follower = asyncio.create_task(collector.run_between_collections())
-    one = Lab(scenario, client_binary, folder, out, settings, collector, host)
+    one = Lab(folder, client_binary, scenario=scenario, out=out, collector=collector)
     print(f"== {scenario}: {words}", flush=True)
     began = time.monotonic()
     try:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testing.commands import output_of
-from testing.program import Page
+from testing.page import Page
 from tests.hardware.lab import Lab, as_user, exporter
 from tests.hardware.scenarios import scenario
 
@@ -30,7 +30,6 @@ QUERY = (
 def exporter_program(
     *flags: str, before: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run mps-exporter, and end it."""
     command = exporter(f"--web.listen-address=127.0.0.1:{PORT}", *flags)
     process = subprocess.Popen([*before, *command])
     try:
@@ -47,67 +46,58 @@ def exporter_program(
         process.wait(15)
 
 
-def scrape(timeout: float = 10) -> str:
-    """One page, in text form."""
+def scrape(timeout: float = 10) -> Page:
     request = urllib.request.Request(URL, headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - our own address
         page = answer.read()
-        return (gzip.decompress(page) if answer.headers["Content-Encoding"] else page).decode()
+        text = gzip.decompress(page) if answer.headers["Content-Encoding"] else page
+        return Page(text.decode())
 
 
-def value(page: str, name: str, **labels: object) -> float | None:
-    """Return the sum of the matching samples; None if there are none."""
-    return Page(page).value(name, **labels)
+async def page_of_program(before: tuple[str, ...]) -> Page:
+    """Run mps-exporter for 3 s, by another program if need be, and scrape it."""
+    with exporter_program("--mps.min-query-interval=0s", before=before):
+        await asyncio.sleep(3)
+        return await asyncio.to_thread(scrape)
 
 
-def _expect(lab: Lab, page: str, name: str, wanted: float | None, **labels: object) -> None:
-    got = value(page, name, **labels)
-    lab.equal(f"{name}{labels}", got, wanted)
+def _expect(lab: Lab, page: Page, name: str, wanted: float | None, **labels: object) -> None:
+    lab.equal(f"{name}{labels}", page.value(name, **labels), wanted)
 
 
 @scenario("the exporter as an ordinary user: everything but the clients' own limits")
 async def ordinary_user(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("spin", 14, daemon=daemon, percentage="25")
-    with exporter_program("--mps.min-query-interval=0s", before=tuple(as_user(1001))):
-        await asyncio.sleep(2)
-        page = await asyncio.to_thread(scrape)
-    _expect(lab, page, "mps_control_up", 1, daemon=d)
-    _expect(lab, page, "mps_server_clients", 1, daemon=d)
-    _expect(lab, page, "mps_client_info", 1, daemon=d, pid=client.pid, limit_source="unknown")
-    _expect(lab, page, "mps_client_sm_limit", None, daemon=d)
-    _expect(lab, page, "mps_client_active_thread_ratio", None, daemon=d)
-    _expect(lab, page, "mps_client_contexts", 1, daemon=d, pid=client.pid)
-    memory = value(page, "mps_client_memory_used_bytes", daemon=d, pid=client.pid)
+    daemon = lab.daemon()
+    client = await lab.ready_client("spin", 14, percentage="25")
+    page = await page_of_program(tuple(as_user(1001)))
+    _expect(lab, page, "mps_control_up", 1)
+    _expect(lab, page, "mps_server_clients", 1)
+    _expect(lab, page, "mps_client_info", 1, pid=client.pid, limit_source="unknown")
+    _expect(lab, page, "mps_client_sm_limit", None)
+    _expect(lab, page, "mps_client_active_thread_ratio", None)
+    _expect(lab, page, "mps_client_contexts", 1, pid=client.pid)
+    memory = page.value("mps_client_memory_used_bytes", pid=client.pid)
     lab.note("memory of the client", ok=bool(memory), wanted="> 0", got=memory)
-    unreadable = value(page, "mps_exporter_unreadable_environments")
+    unreadable = page.value("mps_exporter_unreadable_environments")
     lab.note("unreadable environments", ok=bool(unreadable), wanted=">= 1", got=unreadable)
-    (lab.out / "ordinary-user.prom").write_text(page)
+    (lab.out / "ordinary-user.prom").write_text(page.text)
     await lab.end(client)
     daemon.quit()
 
 
 @scenario("the NVML library is missing: MPS metrics carry the daemon's own UUIDs")
 async def without_nvml(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("spin", 14, daemon=daemon)
+    daemon = lab.daemon()
+    client = await lab.ready_client("spin", 14)
     uuid = (await lab.look()).snapshot.gpus[0].uuid
     library = _nvml_path()
-    hide = (
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        f'mount --bind /dev/null {library} && exec "$@"',
-        "sh",
-    )
-    with exporter_program("--mps.min-query-interval=0s", before=hide):
-        await asyncio.sleep(2)
-        page = await asyncio.to_thread(scrape)
+    script = f'mount --bind /dev/null {library} && exec "$@"'
+    hide = ("unshare", "--mount", "sh", "-c", script, "sh")
+    page = await page_of_program(hide)
     _expect(lab, page, "mps_scrape_collector_success", 0, collector="nvml")
-    _expect(lab, page, "mps_control_up", 1, daemon=d)
-    _expect(lab, page, "mps_server_client_contexts", 1, daemon=d, uuid=uuid, gpu="0")
-    _expect(lab, page, "mps_client_contexts", 1, daemon=d, uuid=uuid, pid=client.pid)
+    _expect(lab, page, "mps_control_up", 1)
+    _expect(lab, page, "mps_server_client_contexts", 1, uuid=uuid, gpu="0")
+    _expect(lab, page, "mps_client_contexts", 1, uuid=uuid, pid=client.pid)
     _expect(lab, page, "mps_gpu_info", None)
     await lab.end(client)
     daemon.quit()

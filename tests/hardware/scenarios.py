@@ -6,6 +6,7 @@ Users are 1001, 1002, 1003, acted out with setpriv.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -13,12 +14,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.findings import findings
 from mps_exporter.snapshot import Snapshot
 from testing.commands import output_of
-from testing.player import Metrics
 from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, run
 
 Scenario = Callable[[Lab], Awaitable[None]]
@@ -35,63 +36,76 @@ def scenario(words: str) -> Callable[[Scenario], Scenario]:
     return register
 
 
+def served(
+    words: str, **settings: Any
+) -> Callable[[Callable[[Lab, Daemon], Awaitable[None]]], Scenario]:
+    """The same, of a scenario with a daemon (see Lab.daemon), which quits at the end."""
+
+    def register(function: Callable[[Lab, Daemon], Awaitable[None]]) -> Scenario:
+        @functools.wraps(function)
+        async def act(lab: Lab) -> None:
+            daemon = lab.daemon(**settings)
+            await function(lab, daemon)
+            await lab.quit(daemon)
+
+        return scenario(words)(act)
+
+    return register
+
+
 @scenario("one client of root for 5 s, then the daemon quits")
 async def one_client(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    await lab.until("mps_control_up", 1, daemon=d)
-    client = await lab.ready_client("spin", 5, daemon=daemon)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_client_contexts", 1, daemon=d, pid=client.pid)
-    lab.check(metrics, "mps_client_sm_limit", 132, daemon=d, pid=client.pid)
-    lab.check(metrics, "mps_control_starts_total", 1, daemon=d)
-    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
-    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_server")
-    lab.check(metrics, "mps_gpu_processes", 0, kind="direct")
+    daemon = lab.daemon()
+    await lab.until("mps_control_up", 1)
+    client = await lab.ready_client("spin", 5)
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_client_contexts", 1, pid=client.pid)
+    lab.check("mps_client_sm_limit", 132, pid=client.pid)
+    lab.check("mps_control_starts_total", 1)
+    lab.check("mps_gpu_processes", 1, kind="mps_client")
+    lab.check("mps_gpu_processes", 1, kind="mps_server")
+    lab.check("mps_gpu_processes", 0, kind="direct")
     await lab.left(client)
-    await lab.until("mps_server_clients", 0, daemon=d)
+    await lab.until("mps_server_clients", 0)
     daemon.quit()
-    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="requested")
+    await lab.until("mps_server_exits_total", 1, cause="requested")
     for cause in ("crashed", "start_failed", "daemon_died"):
-        lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause=cause)
-    lab.check(metrics, "mps_server_starts_total", 1, daemon=d, uid=0)
-    lab.check(metrics, "mps_client_connections_total", 1, daemon=d)
-    lab.check(metrics, "mps_control_log_unrecognized_lines_total", 0, daemon=d)
-    lab.check(metrics, "mps_client_session_seconds_sum", (4.5, 8), daemon=d)
-    await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
+        lab.check("mps_server_exits_total", 0, cause=cause)
+    lab.check("mps_server_starts_total", 1, uid=0)
+    lab.check("mps_client_connections_total", 1)
+    lab.check("mps_control_log_unrecognized_lines_total", 0)
+    lab.check("mps_client_session_seconds_sum", (4.5, 8))
+    await lab.until("mps_control_state", 1, mps_control_state="absent")
 
 
-@scenario("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
-async def limits(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    limited = [
-        lab.client("spin", 16, daemon=daemon, percentage=text) for text in ("10", "25", "50")
-    ]
-    free = lab.client("spin", 16, daemon=daemon)
-    roomy = lab.client("idle", 16, daemon=daemon, mebibytes=256, memory_limit="0=2G")
-    direct = lab.client("idle", 16)
+@served("clients limited to 10, 25 and 50 %, one without limits, one with 2G, a direct process")
+async def limits(lab: Lab, daemon: Daemon) -> None:
+    limited = [lab.client("spin", 16, percentage=text) for text in ("10", "25", "50")]
+    free = lab.client("spin", 16)
+    roomy = lab.client("idle", 16, mebibytes=256, memory_limit="0=2G")
+    direct = lab.client("idle", 16, mps=False)
     clients = [*limited, free, roomy]
     await lab.ready(*clients, direct)
-    metrics = await lab.until("mps_server_clients", 5, daemon=d)
+    await lab.until("mps_server_clients", 5)
     for client in clients:
         sms = float(str((client.event("ready") or {})["sms"]))
-        lab.check(metrics, "mps_client_sm_limit", sms, daemon=d, pid=client.pid)
-    lab.check(metrics, "mps_client_memory_limit_bytes", 2 << 30, daemon=d, pid=roomy.pid)
-    lab.check(metrics, "mps_client_memory_limit_bytes", None, daemon=d, pid=free.pid)
-    lab.check(metrics, "mps_server_client_contexts", 5, daemon=d)
-    lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
-    lab.check(metrics, "mps_gpu_processes", 1, kind="direct")
-    lab.check(metrics, "mps_gpu_processes", 5, kind="mps_client")
-    lab.check(metrics, "mps_gpu_stranded_clients", 0)
-    _memory_as_nvidia_smi(lab, metrics, d, clients)
+        lab.check("mps_client_sm_limit", sms, pid=client.pid)
+    lab.check("mps_client_memory_limit_bytes", 2 << 30, pid=roomy.pid)
+    lab.check("mps_client_memory_limit_bytes", None, pid=free.pid)
+    lab.check("mps_server_client_contexts", 5)
+    lab.check("mps_server_client_contexts_limit", 48)
+    lab.check("mps_gpu_processes", 1, kind="direct")
+    lab.check("mps_gpu_processes", 5, kind="mps_client")
+    lab.check("mps_gpu_stranded_clients", 0)
+    _memory_as_nvidia_smi(lab, clients)
     await _silence(lab, daemon)
     await lab.run(4)
     await lab.left(*clients, direct)
-    await lab.until("mps_server_clients", 0, daemon=d)
+    await lab.until("mps_server_clients", 0)
     await lab.run(3)
-    await lab.quit(daemon)
 
 
-def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Client]) -> None:
+def _memory_as_nvidia_smi(lab: Lab, clients: list[Client]) -> None:
     text = output_of(
         "nvidia-smi",
         "--query-compute-apps=pid,used_memory",
@@ -100,7 +114,7 @@ def _memory_as_nvidia_smi(lab: Lab, metrics: Metrics, d: str, clients: list[Clie
     ).stdout
     used = {int(pid): int(mib) for pid, mib in (row.split(", ") for row in text.splitlines())}
     for client in clients:
-        got = metrics.value("mps_client_memory_used_bytes", daemon=d, pid=client.pid)
+        got = lab.value("mps_client_memory_used_bytes", pid=client.pid)
         want = used[client.pid]
         ok = got is not None and abs(got / (1 << 20) - want) < 1
         lab.note("client memory as nvidia-smi", ok=ok, wanted=f"{want} MiB", got=got)
@@ -133,65 +147,63 @@ async def _silence(lab: Lab, daemon: Daemon) -> None:
     lab.facts["log_lines_per_reconciliation"] = reconciliation
 
 
-@scenario("a wait behind another user is served: 1002 behind 1001")
-async def wait_served(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    await lab.ready_client("spin", 5, daemon=daemon, uid=1001)
-    second = lab.client("spin", 3, daemon=daemon, uid=1002)
+@served("a wait behind another user is served: 1002 behind 1001")
+async def wait_served(lab: Lab, daemon: Daemon) -> None:
+    await lab.ready_client("spin", 5, uid=1001)
+    second = lab.client("spin", 3, uid=1002)
     began = time.monotonic()
-    metrics = await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_waiting_dead_clients", 0, daemon=d, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
+    lab.check("mps_uid_waiting_dead_clients", 0, uid=1002)
     await lab.run(1)
     await lab.ready(second, seconds=60)
     waited = time.monotonic() - began
-    metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_wait_seconds_sum", (waited - 1.5, waited + 0.3), daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_handovers_total", 1, daemon=d)
-    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="requested")
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    lab.check(metrics, "mps_uid_handover_idle_seconds_total", (0.01, 10), daemon=d)
+    await lab.until("mps_uid_waiting_clients", 0, uid=1002)
+    lab.check("mps_uid_wait_seconds", 1, uid=1002)
+    lab.check("mps_uid_wait_seconds_sum", (waited - 1.5, waited + 0.3), uid=1002)
+    lab.check("mps_uid_handovers_total", 1)
+    lab.check("mps_server_exits_total", 1, cause="requested")
+    lab.check("mps_server_exits_total", 0, cause="crashed")
+    lab.check("mps_uid_handover_idle_seconds_total", (0.01, 10))
     await lab.left(second)
-    metrics = await lab.run(1)
-    lab.check(metrics, "mps_uid_holding_seconds_total", (4.5, 7), daemon=d, uid=1001)
-    lab.check(metrics, "mps_client_losses_total", 0, daemon=d)
-    await lab.quit(daemon)
+    await lab.run(1)
+    lab.check("mps_uid_holding_seconds_total", (4.5, 7), uid=1001)
+    lab.check("mps_client_losses_total", 0)
 
 
 async def _kill_in_the_queue(
     lab: Lab, daemon: Daemon, how: signal.Signals = signal.SIGKILL, after: float = 0
 ) -> None:
     """End a client of user 1002 that waits for a server."""
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, daemon=daemon.label, uid=1002)
+    dead = lab.client("spin", 3, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     await lab.run(after)
     dead.kill(how)
     await asyncio.to_thread(dead.process.wait, 5)
 
 
-async def _ghost_of(lab: Lab, d: str) -> int:
+async def _ghost_of(lab: Lab) -> int:
     """Wait for the ghost of a daemon, and give its PID."""
-    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
-    return next(s.pid for one in metrics.snapshot.daemons for s in one.servers if s.ghost)
+    await lab.until("mps_server_ghost", 1, seconds=30)
+    return next(s.pid for one in lab.seen.snapshot.daemons for s in one.servers if s.ghost)
 
 
 async def _ghost(lab: Lab, how: signal.Signals) -> None:
-    daemon, d = lab.labelled_daemon()
-    first = await lab.ready_client("spin", 5, daemon=daemon, uid=1001)
+    daemon = lab.daemon()
+    first = await lab.ready_client("spin", 5, uid=1001)
     await _kill_in_the_queue(lab, daemon, how, after=1)
-    await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
+    await lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     await lab.left(first)
-    ghost = await _ghost_of(lab, d)
-    third = lab.client("spin", 2, daemon=daemon, uid=1003)
-    metrics = await lab.run(6)
-    lab.facts["state_with_ghost"] = str(metrics.snapshot.daemons[0].state)
-    lab.check(metrics, "mps_uid_waits_abandoned_total", 1, daemon=d, uid=1002)
-    lab.check(metrics, "mps_server_ghost", 1, daemon=d, server=ghost)
+    ghost = await _ghost_of(lab)
+    third = lab.client("spin", 2, uid=1003)
+    await lab.run(6)
+    lab.facts["state_with_ghost"] = str(lab.seen.snapshot.daemons[0].state)
+    lab.check("mps_uid_waits_abandoned_total", 1, uid=1002)
+    lab.check("mps_server_ghost", 1, server=ghost)
     os.kill(ghost, signal.SIGKILL)
     await lab.ready(third, seconds=20)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
-    lab.check(metrics, "mps_server_ghost", 0, daemon=d)
-    await lab.until("mps_control_up", 1, daemon=d, seconds=40)
+    await lab.until("mps_server_clients", 1, seconds=20)
+    lab.check("mps_server_ghost", 0)
+    await lab.until("mps_control_up", 1, seconds=40)
     await lab.left(third)
     await lab.run(1)
     await lab.quit(daemon)
@@ -208,28 +220,24 @@ async def wait_abandoned_sigkill(lab: Lab) -> None:
 
 
 async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:
-    d = daemon.label
-    first = await lab.ready_client("spin", 4, daemon=daemon, uid=1001)
+    first = await lab.ready_client("spin", 4, uid=1001)
     await _kill_in_the_queue(lab, daemon, how)
-    await lab.until("mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
-    again = lab.client("spin", 3, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 2, daemon=d, uid=1002)
+    await lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
+    again = lab.client("spin", 3, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 2, uid=1002)
     await lab.left(first)
 
-    metrics = await lab.until("mps_server_ghost", 1, daemon=d, seconds=30)
-    (shown,) = (one for one in metrics.snapshot.daemons if one.pipe_directory == d)
-    ghost = next(server.pid for server in shown.servers if server.ghost)
+    ghost = await _ghost_of(lab)
+    (shown,) = lab.seen.snapshot.daemons
     reported = max(one.at for one in shown.incidents if one.kind == "ghost")
-    late = metrics.snapshot.taken_at - reported
+    late = lab.seen.snapshot.taken_at - reported
     lab.note("seconds until the deaf server is named", ok=late <= 5, wanted="<= 5", got=late)
-    lab.check(
-        metrics, "mps_client_state", 1, daemon=d, server=ghost, pid=again.pid, state="connecting"
-    )
+    lab.check("mps_client_state", 1, server=ghost, pid=again.pid, state="connecting")
     # control.log says 20 ms after server.log that it left the queue.
-    metrics = await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002, seconds=1)
-    lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002, seconds=1)
+    lab.check("mps_uid_wait_seconds", 0, uid=1002)
 
-    commands = await _what_doctor_says(lab, d, ghost)
+    commands = await _what_doctor_says(lab, daemon, ghost)
     for command in commands[:1]:
         subprocess.run(["sh", "-c", command], check=False)
     try:
@@ -238,25 +246,25 @@ async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> N
         for command in commands[1:]:  # "what still hangs must be ended"
             lab.note("carried out in addition", ok=True, wanted="", got=command)
             subprocess.run(["sh", "-c", command], check=False)
-    third = lab.client("spin", 2, daemon=daemon, uid=1003)
+    third = lab.client("spin", 2, uid=1003)
     await lab.ready(third, seconds=20)
     ready = third.event("ready") is not None
     lab.note("the new client is served", ok=ready, wanted=True, got=ready)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
-    lab.check(metrics, "mps_server_ghost", 0, daemon=d)
-    await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d, uid=1002)
-    await lab.until("mps_control_up", 1, daemon=d, seconds=40)
+    await lab.until("mps_server_clients", 1, seconds=20)
+    lab.check("mps_server_ghost", 0)
+    await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, uid=1002)
+    lab.check("mps_uid_wait_seconds", 0, uid=1002)
+    await lab.until("mps_control_up", 1, seconds=40)
     await lab.left(again, third)
 
 
-async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
+async def _what_doctor_says(lab: Lab, daemon: Daemon, ghost: int) -> list[str]:
     """Run the doctor as a person would, and give its commands: first the one for the ghost."""
     done = await run(*exporter("doctor", "--json"))
     found = [
         action["command"]
         for one in json.loads(done.stdout or '{"findings": []}')["findings"]
-        if one["daemon"] == d and one["name"] == "ghost_server"
+        if one["daemon"] == daemon.label and one["name"] == "ghost_server"
         for action in one["actions"]
         if action["heals"]
     ]
@@ -265,16 +273,14 @@ async def _what_doctor_says(lab: Lab, d: str, ghost: int) -> list[str]:
     return found
 
 
-@scenario(
+@served(
     "a queued client is killed and started again, five times: the deaf server, healed by doctor"
 )
-async def deaf_server(lab: Lab) -> None:
-    daemon = lab.daemon()
+async def deaf_server(lab: Lab, daemon: Daemon) -> None:
     for rounds in range(1, 6):
         await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
-    metrics = await lab.look()
-    lab.check(metrics, "mps_client_losses_total", 0, daemon=daemon.label)
-    await lab.quit(daemon)
+    await lab.look()
+    lab.check("mps_client_losses_total", 0)
 
 
 def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
@@ -282,12 +288,11 @@ def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
     return lab.collector._daemons[daemon.label]
 
 
-@scenario("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
-async def dead_between_scrapes(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    first = await lab.ready_client("spin", 8, daemon=daemon, uid=1001)
-    dead = lab.client("spin", 3, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+@served("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
+async def dead_between_scrapes(lab: Lab, daemon: Daemon) -> None:
+    first = await lab.ready_client("spin", 8, uid=1001)
+    dead = lab.client("spin", 3, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     killed_at = time.time()
     dead.kill()
     await asyncio.to_thread(dead.process.wait, 5)
@@ -299,262 +304,252 @@ async def dead_between_scrapes(lab: Lab) -> None:
     lab.facts["end_noticed_after_seconds"] = ends
     ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
     lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=ends)
-    metrics = await lab.look()
-    lab.check(metrics, "mps_uid_waiting_dead_clients", 1, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_waits_abandoned_total", 1, daemon=d, uid=1002)
+    await lab.look()
+    lab.check("mps_uid_waiting_dead_clients", 1, uid=1002)
+    lab.check("mps_uid_waits_abandoned_total", 1, uid=1002)
     await lab.left(first)
-    ghost = await _ghost_of(lab, d)
+    ghost = await _ghost_of(lab)
     os.kill(ghost, signal.SIGKILL)
-    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="ghost_ended")
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    await lab.quit(daemon)
+    await lab.until("mps_server_exits_total", 1, cause="ghost_ended")
+    lab.check("mps_server_exits_total", 0, cause="crashed")
 
 
 def _offered(snapshot: Snapshot) -> list[str]:
     return [each.command for one in findings(snapshot) for each in one.actions]
 
 
-@scenario("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
-async def wedge_times(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    first = await lab.ready_client("spin", 3, daemon=daemon, uid=1001)
+@served("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
+async def wedge_times(lab: Lab, daemon: Daemon) -> None:
+    first = await lab.ready_client("spin", 3, uid=1001)
     await _kill_in_the_queue(lab, daemon)
     await lab.left(first)
-    ghost = await _ghost_of(lab, d)
-    third = lab.client("spin", 5, daemon=daemon, uid=1003)
-    metrics = await lab.until("mps_control_up", 0, daemon=d, seconds=30)
+    ghost = await _ghost_of(lab)
+    third = lab.client("spin", 5, uid=1003)
+    await lab.until("mps_control_up", 0, seconds=30)
     stuck_since = _state_of(lab, daemon).state.stuck_since
-    fell = None if stuck_since is None else metrics.snapshot.taken_at - stuck_since
+    fell = None if stuck_since is None else lab.seen.snapshot.taken_at - stuck_since
     lab.note("mps_control_up falls", ok=fell is not None and fell <= 3.0, wanted="<= 3 s", got=fell)
-    advised = [one for one in _offered(metrics.snapshot) if "kill -9" in one]
+    advised = [one for one in _offered(lab.seen.snapshot) if "kill -9" in one]
     spared = bool(advised) and not any(str(daemon.pid) in command for command in advised)
     lab.note("only the ghost is to be killed", ok=spared, wanted=ghost, got=advised)
     await lab.run(6)
     os.kill(ghost, signal.SIGKILL)
     healed_at = time.time()
-    metrics = await lab.until("mps_control_up", 1, daemon=d, seconds=15)
-    rose = metrics.snapshot.taken_at - healed_at
+    await lab.until("mps_control_up", 1, seconds=15)
+    rose = lab.seen.snapshot.taken_at - healed_at
     lab.note("mps_control_up rises", ok=rose <= 1.0, wanted="<= 1 s", got=rose)
-    advised = [one for one in _offered(metrics.snapshot) if "kill" in one]
+    advised = [one for one in _offered(lab.seen.snapshot) if "kill" in one]
     lab.note("nothing is to be killed", ok=not advised, wanted="nothing", got=advised)
     await lab.ready(third, seconds=20)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d, seconds=20)
-    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="ghost_ended")
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    await lab.until("mps_server_clients", 1, seconds=20)
+    lab.check("mps_server_exits_total", 1, cause="ghost_ended")
+    lab.check("mps_server_exits_total", 0, cause="crashed")
     lab.facts["fell_after_seconds"], lab.facts["rose_after_seconds"] = fell, rose
-    await lab.quit(daemon, third)
+    await lab.left(third)
 
 
 @scenario("a daemon is killed: its GPU is not served any more, and MPS would help again")
 async def served_after_death(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("spin", 20, daemon=daemon, uid=1001)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_gpu_served", 1, daemon=d)
+    daemon = lab.daemon()
+    client = await lab.ready_client("spin", 20, uid=1001)
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_gpu_served", 1)
     killed_at = time.time()
     daemon.kill()
-    await lab.until("mps_gpu_served", None, daemon=d, seconds=5)
-    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="daemon_died")
+    await lab.until("mps_gpu_served", None, seconds=5)
+    await lab.until("mps_server_exits_total", 1, cause="daemon_died")
     died = [
-        i.at - killed_at for i in metrics.snapshot.daemons[0].incidents if i.kind == "daemon_died"
+        i.at - killed_at for i in lab.seen.snapshot.daemons[0].incidents if i.kind == "daemon_died"
     ]
     ok = len(died) == 1 and 0.0 <= died[0] <= 0.1
     lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=died)
     await lab.left(client)
-    neighbour = [lab.client("spin", 12) for _ in range(2)]
+    neighbour = [lab.client("spin", 12, mps=False) for _ in range(2)]
     await lab.ready(*neighbour)
     end = time.monotonic() + 10
     while True:
-        metrics = await lab.look()
-        named = {finding.advice.name for finding in findings(metrics.snapshot)}
+        await lab.look()
+        named = {finding.advice.name for finding in findings(lab.seen.snapshot)}
         if "mps_would_help" in named or time.monotonic() > end:
             break
         await asyncio.sleep(0.5)
     helps = "mps_would_help" in named
     lab.note("MPS would help", ok=helps, wanted="mps_would_help", got=sorted(named))
-    lab.check(metrics, "mps_gpu_served", None, daemon=d)
+    lab.check("mps_gpu_served", None)
     await lab.left(*neighbour)
 
 
-@scenario("short clients of 1001 overtake a waiting client of 1002")
-async def starved(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    crowd = [lab.client("spin", 1.5, daemon=daemon, uid=1001)]
+@served("short clients of 1001 overtake a waiting client of 1002")
+async def starved(lab: Lab, daemon: Daemon) -> None:
+    crowd = [lab.client("spin", 1.5, uid=1001)]
     await lab.ready(crowd[0])
-    waiting = lab.client("spin", 1, daemon=daemon, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    waiting = lab.client("spin", 1, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     for _ in range(12):
-        crowd.append(lab.client("spin", 1.2, daemon=daemon, uid=1001))
+        crowd.append(lab.client("spin", 1.2, uid=1001))
         await lab.run(0.4)
-    metrics = await lab.look()
-    lab.check(metrics, "mps_uid_overtakes_total", (6, 12), daemon=d, uid=1001)
+    await lab.look()
+    lab.check("mps_uid_overtakes_total", (6, 12), uid=1001)
     await lab.left(*crowd)
     await lab.ready(waiting, seconds=60)
     admitted = sum(client.event("ready") is not None for client in crowd[1:])
-    metrics = await lab.until("mps_uid_waiting_clients", 0, daemon=d, uid=1002)
-    lab.check(metrics, "mps_uid_overtakes_total", (admitted - 1, admitted), daemon=d, uid=1001)
+    await lab.until("mps_uid_waiting_clients", 0, uid=1002)
+    lab.check("mps_uid_overtakes_total", (admitted - 1, admitted), uid=1001)
     lab.facts["crowd"] = len(crowd) - 1
-    await lab.quit(daemon, waiting)
+    await lab.left(waiting)
 
 
-@scenario("three users take turns")
-async def three_users(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    first = await lab.ready_client("spin", 3, daemon=daemon, uid=1001)
-    second = lab.client("spin", 2, daemon=daemon, uid=1002)
+@served("three users take turns")
+async def three_users(lab: Lab, daemon: Daemon) -> None:
+    first = await lab.ready_client("spin", 3, uid=1001)
+    second = lab.client("spin", 2, uid=1002)
     await lab.run(0.5)
-    third = lab.client("spin", 2, daemon=daemon, uid=1003)
-    metrics = await lab.until("mps_uid_waiting_clients", 2, daemon=d)
+    third = lab.client("spin", 2, uid=1003)
+    await lab.until("mps_uid_waiting_clients", 2)
     await lab.left(first, second, third, seconds=60)
-    metrics = await lab.run(1)
-    lab.check(metrics, "mps_uid_handovers_total", 2, daemon=d)
+    await lab.run(1)
+    lab.check("mps_uid_handovers_total", 2)
     for uid in (1002, 1003):
-        lab.check(metrics, "mps_uid_wait_seconds", 1, daemon=d, uid=uid)
-        lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d, uid=uid)
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    await lab.quit(daemon)
+        lab.check("mps_uid_wait_seconds", 1, uid=uid)
+        lab.check("mps_uid_waiting_clients", 0, uid=uid)
+    lab.check("mps_server_exits_total", 0, cause="crashed")
 
 
-@scenario("a multi-user server: 1001 and 1002 at once, nobody waits")
-async def multi_user(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon(arguments=("-d", "-multiuser-server"))
-    clients = [lab.client("spin", 4, daemon=daemon, uid=uid) for uid in (1001, 1002)]
+@served(
+    "a multi-user server: 1001 and 1002 at once, nobody waits",
+    arguments=("-d", "-multiuser-server"),
+)
+async def multi_user(lab: Lab, daemon: Daemon) -> None:
+    clients = [lab.client("spin", 4, uid=uid) for uid in (1001, 1002)]
     await lab.ready(*clients)
-    metrics = await lab.until("mps_server_clients", 2, daemon=d)
-    lab.check(metrics, "mps_control_info", 1, daemon=d, multiuser="true")
-    lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d)
+    await lab.until("mps_server_clients", 2)
+    lab.check("mps_control_info", 1, multiuser="true")
+    lab.check("mps_uid_waiting_clients", 0)
     for client, uid in zip(clients, (1001, 1002), strict=True):
-        lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid, uid=uid)
+        lab.check("mps_client_info", 1, pid=client.pid, uid=uid)
     await lab.left(*clients)
-    metrics = await lab.run(1)
-    lab.check(metrics, "mps_uid_wait_seconds", 0, daemon=d)
-    await lab.quit(daemon)
+    await lab.run(1)
+    lab.check("mps_uid_wait_seconds", 0)
 
 
 @scenario("the server is killed under two clients")
 async def server_killed(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    clients = await lab.crowd(2, "spin", 20, daemon=daemon)
-    metrics = await lab.until("mps_server_clients", 2, daemon=d)
-    server = metrics.snapshot.daemons[0].servers[0].pid
+    daemon = lab.daemon()
+    clients = await lab.crowd(2, "spin", 20)
+    await lab.until("mps_server_clients", 2)
     await lab.run(1)
-    os.kill(server, signal.SIGKILL)
-    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="crashed")
-    lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="server_crashed")
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="requested")
+    os.kill(lab.server, signal.SIGKILL)
+    await lab.until("mps_server_exits_total", 1, cause="crashed")
+    lab.check("mps_client_losses_total", 2, cause="server_crashed")
+    lab.check("mps_server_exits_total", 0, cause="requested")
     await lab.left(*clients)
-    late = await lab.ready_client("spin", 2, daemon=daemon)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_server_starts_total", 2, daemon=d)
+    late = await lab.ready_client("spin", 2)
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_server_starts_total", 2)
     await lab.left(late)
     daemon.quit()
-    await lab.until("mps_server_exits_total", 1, daemon=d, cause="requested")
+    await lab.until("mps_server_exits_total", 1, cause="requested")
 
 
-@scenario("a daemon of user 1001 cannot start a server for another user: six tries in 2 ms")
-async def crash_loop(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon(uid=1001)
-    await lab.until("mps_control_up", 1, daemon=d)
-    other_user = lab.client("spin", 2, daemon=daemon, uid=0)
+@served("a daemon of user 1001 cannot start a server for another user: six tries in 2 ms", uid=1001)
+async def crash_loop(lab: Lab, daemon: Daemon) -> None:
+    await lab.until("mps_control_up", 1)
+    other_user = lab.client("spin", 2, uid=0)
     await lab.left(other_user)
-    metrics = await lab.until("mps_server_exits_total", 6, daemon=d, cause="start_failed")
-    lab.check(metrics, "mps_server_starts_total", 6, daemon=d, uid=0)
-    lab.check(metrics, "mps_uid_waiting_clients", 0, daemon=d)
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    own = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
-    await lab.until("mps_server_clients", 1, daemon=d)
-    await lab.quit(daemon, own)
+    await lab.until("mps_server_exits_total", 6, cause="start_failed")
+    lab.check("mps_server_starts_total", 6, uid=0)
+    lab.check("mps_uid_waiting_clients", 0)
+    lab.check("mps_server_exits_total", 0, cause="crashed")
+    own = await lab.ready_client("spin", 2, uid=1001)
+    await lab.until("mps_server_clients", 1)
+    await lab.left(own)
 
 
 @scenario("a daemon that is asked to quit while a client works: draining")
 async def draining(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("spin", 8, daemon=daemon)
-    await lab.until("mps_server_clients", 1, daemon=d)
+    daemon = lab.daemon()
+    client = await lab.ready_client("spin", 8)
+    await lab.until("mps_server_clients", 1)
     lab.others.append(
         subprocess.Popen(["sh", "-c", f"echo quit | {CONTROL}"], env=daemon.environment)
     )
-    await lab.until("mps_control_state", 1, daemon=d, mps_control_state="draining", seconds=6)
-    metrics = await lab.look()
-    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    await lab.until("mps_control_state", 1, mps_control_state="draining", seconds=6)
+    await lab.look()
+    lab.check("mps_server_clients", 1)
     await lab.left(client)
-    metrics = await lab.until(
-        "mps_control_state", 1, daemon=d, mps_control_state="absent", seconds=20
-    )
-    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="requested")
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="daemon_died")
+    await lab.until("mps_control_state", 1, mps_control_state="absent", seconds=20)
+    await lab.until("mps_server_exits_total", 1, cause="requested")
+    lab.check("mps_server_exits_total", 0, cause="daemon_died")
 
 
 @scenario("a daemon in a PID namespace of its own: its log calls everyone PID 0")
 async def own_pid_namespace(lab: Lab) -> None:
     daemon = lab.directories("mps")
     lab.start_contained(daemon, f"{CONTROL} -d; sleep 60")
-    d = daemon.label
-    await lab.until("mps_control_up", 1, daemon=d)
-    client = await lab.ready_client("spin", 6, daemon=daemon, uid=1001)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid, uid=1001)
-    lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=client.pid)
-    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
-    lab.check(metrics, "mps_gpu_processes", 0, kind="direct")
+    await lab.until("mps_control_up", 1)
+    client = await lab.ready_client("spin", 6, uid=1001)
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_client_info", 1, pid=client.pid, uid=1001)
+    lab.check("mps_client_memory_used_bytes", (1, 1 << 36), pid=client.pid)
+    lab.check("mps_gpu_processes", 1, kind="mps_client")
+    lab.check("mps_gpu_processes", 0, kind="direct")
     await lab.left(client)
-    metrics = await lab.run(1)
-    lab.check(metrics, "mps_client_connections_total", 1, daemon=d, uid=1001)
-    lab.check(metrics, "mps_client_disconnections_total", 1, daemon=d, uid=1001)
+    await lab.run(1)
+    lab.check("mps_client_connections_total", 1, uid=1001)
+    lab.check("mps_client_disconnections_total", 1, uid=1001)
 
 
 @scenario("a daemon in the foreground: it writes no log files")
 async def foreground(lab: Lab) -> None:
     daemon = lab.directories("mps")
     lab.start_in_foreground(daemon)
-    d = daemon.label
-    await lab.until("mps_control_up", 1, daemon=d)
-    client = await lab.ready_client("spin", 6, daemon=daemon)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_control_log_readable", 0, daemon=d, log="control")
-    lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
-    lab.check(metrics, "mps_client_info", 1, daemon=d, pid=client.pid)
-    lab.check(metrics, "mps_server_exits_total", None, daemon=d)
+    await lab.until("mps_control_up", 1)
+    client = await lab.ready_client("spin", 6)
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_control_log_readable", 0, log="control")
+    lab.check("mps_server_state", 1, mps_server_state="ACTIVE")
+    lab.check("mps_client_info", 1, pid=client.pid)
+    lab.check("mps_server_exits_total", None)
     await lab.left(client)
-    await lab.until("mps_server_clients", 0, daemon=d)
+    await lab.until("mps_server_clients", 0)
 
 
 @scenario("the daemon is killed under a client; a new one takes its place")
 async def daemon_killed(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("spin", 20, daemon=daemon, uid=1001)
-    await lab.until("mps_server_clients", 1, daemon=d)
+    daemon = lab.daemon()
+    client = await lab.ready_client("spin", 20, uid=1001)
+    await lab.until("mps_server_clients", 1)
     daemon.kill()
-    metrics = await lab.until("mps_control_state", 1, daemon=d, mps_control_state="absent")
-    metrics = await lab.until("mps_server_exits_total", 1, daemon=d, cause="daemon_died")
-    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="daemon_died")
+    await lab.until("mps_control_state", 1, mps_control_state="absent")
+    await lab.until("mps_server_exits_total", 1, cause="daemon_died")
+    lab.check("mps_client_losses_total", 1, cause="daemon_died")
     await lab.left(client)
     daemon = lab.daemon()
-    metrics = await lab.until("mps_control_up", 1, daemon=d)
-    late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_control_starts_total", 2, daemon=d)
-    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="daemon_died")
+    await lab.until("mps_control_up", 1)
+    late = await lab.ready_client("spin", 2, uid=1001)
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_control_starts_total", 2)
+    lab.check("mps_server_exits_total", 1, cause="daemon_died")
     await lab.quit(daemon, late)
 
 
 async def _fault(lab: Lab, mode: str, causes: dict[str, int], recovery: float) -> None:
-    daemon, d = lab.labelled_daemon()
-    neighbour = lab.client("spin", 20, daemon=daemon, uid=1001)
-    faulty = lab.client(mode, 3, daemon=daemon, uid=1001)
+    daemon = lab.daemon()
+    neighbour = lab.client("spin", 20, uid=1001)
+    faulty = lab.client(mode, 3, uid=1001)
     await lab.ready(neighbour, faulty)
-    await lab.until("mps_server_clients", 2, daemon=d)
+    await lab.until("mps_server_clients", 2)
     await lab.left(neighbour, faulty)
-    await lab.until("mps_server_faults_total", 1, daemon=d)
+    await lab.until("mps_server_faults_total", 1)
     for cause, count in causes.items():
-        await lab.until("mps_client_losses_total", count, daemon=d, cause=cause)
+        await lab.until("mps_client_losses_total", count, cause=cause)
     # A line is held for 0.1 s: the other log may have one from before. (The recovery came 24 ms
     # after the fault, and a page between 0.1 s after the one and after the other had no recovery.)
-    metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
-    lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (0.001, recovery), daemon=d)
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
-    late = await lab.ready_client("spin", 2, daemon=daemon, uid=1001)
-    metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
+    await lab.until("mps_server_fault_recovery_seconds", 1)
+    lab.check("mps_server_fault_recovery_seconds_sum", (0.001, recovery))
+    lab.check("mps_server_exits_total", 0, cause="crashed")
+    late = await lab.ready_client("spin", 2, uid=1001)
+    await lab.until("mps_server_state", 1, mps_server_state="ACTIVE")
     await lab.until("mps_gpu_xid_errors_total", 1, xid=31, seconds=5)
     await lab.quit(daemon, late)
 
@@ -569,126 +564,115 @@ async def overrun(lab: Lab) -> None:
     await _fault(lab, "overrun", {"own_fault": 1, "neighbour_fault": 1}, 10)
 
 
-@scenario("a client catches its fault and stays 8 s: newcomers are refused until it leaves")
-async def fault_held(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    neighbour = lab.client("spin", 20, daemon=daemon)
-    faulty = lab.client("faulthold", 2, daemon=daemon)
+@served("a client catches its fault and stays 8 s: newcomers are refused until it leaves")
+async def fault_held(lab: Lab, daemon: Daemon) -> None:
+    neighbour = lab.client("spin", 20)
+    faulty = lab.client("faulthold", 2)
     await lab.ready(neighbour, faulty)
-    metrics = await lab.until("mps_server_state", 1, daemon=d, mps_server_state="FAULT", seconds=15)
-    refused = lab.client("spin", 2, daemon=daemon)
+    await lab.until("mps_server_state", 1, mps_server_state="FAULT", seconds=15)
+    refused = lab.client("spin", 2)
     await lab.left(refused)
-    metrics = await lab.until("mps_client_rejections_total", 1, daemon=d, cause="server_not_ready")
-    lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="FAULT")
+    await lab.until("mps_client_rejections_total", 1, cause="server_not_ready")
+    lab.check("mps_server_state", 1, mps_server_state="FAULT")
     await lab.left(faulty)
-    metrics = await lab.until("mps_server_fault_recovery_seconds", 1, daemon=d)
-    lab.check(metrics, "mps_server_fault_recovery_seconds_sum", (7.5, 9.5), daemon=d)
-    lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
-    lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")
-    lab.check(metrics, "mps_server_state", 1, daemon=d, mps_server_state="ACTIVE")
-    await lab.quit(daemon)
+    await lab.until("mps_server_fault_recovery_seconds", 1)
+    lab.check("mps_server_fault_recovery_seconds_sum", (7.5, 9.5))
+    lab.check("mps_server_faults_total", 1)
+    lab.check("mps_client_losses_total", 2, cause="unattributed_fault")
+    lab.check("mps_server_state", 1, mps_server_state="ACTIVE")
 
 
-@scenario("an operator terminates a client")
-async def terminate_client(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    clients = await lab.crowd(2, "spin", 15, daemon=daemon)
-    metrics = await lab.until("mps_server_clients", 2, daemon=d)
-    server = metrics.snapshot.daemons[0].servers[0].pid
+@served("an operator terminates a client")
+async def terminate_client(lab: Lab, daemon: Daemon) -> None:
+    clients = await lab.crowd(2, "spin", 15)
+    await lab.until("mps_server_clients", 2)
+    server = lab.server
     daemon.tool(f"terminate_client {server} {clients[0].pid}")
     await lab.left(clients[0])
-    metrics = await lab.until("mps_client_losses_total", 1, daemon=d, cause="terminated")
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_server_faults_total", 0, daemon=d)
-    lab.check(metrics, "mps_server_exits_total", 0, daemon=d, cause="crashed")
+    await lab.until("mps_client_losses_total", 1, cause="terminated")
+    await lab.until("mps_server_clients", 1)
+    lab.check("mps_server_faults_total", 0)
+    lab.check("mps_server_exits_total", 0, cause="crashed")
     await lab.end(clients[1])
-    metrics = await lab.until("mps_server_clients", 0, daemon=d)
-    lab.check(metrics, "mps_client_losses_total", 1, daemon=d)
-    await lab.quit(daemon)
+    await lab.until("mps_server_clients", 0)
+    lab.check("mps_client_losses_total", 1)
 
 
-@scenario("52 clients want a server that takes 48")
-async def context_limit(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    crowd = [lab.client("idle", 14, daemon=daemon, mebibytes=8) for _ in range(52)]
-    await lab.until("mps_server_clients", 48, daemon=d, seconds=25)
+@served("52 clients want a server that takes 48")
+async def context_limit(lab: Lab, daemon: Daemon) -> None:
+    crowd = [lab.client("idle", 14, mebibytes=8) for _ in range(52)]
+    await lab.until("mps_server_clients", 48, seconds=25)
     for _ in range(100):
         if sum(client.process.poll() is not None for client in crowd) >= 4:
             break
         await asyncio.sleep(0.1)
     refused = sum(client.event("error") is not None for client in crowd)
-    metrics = await lab.look()
+    await lab.look()
     wanted = (refused, 3 * refused)
-    lab.check(metrics, "mps_client_rejections_total", wanted, daemon=d, cause="context_limit")
-    lab.check(metrics, "mps_server_client_contexts", 48, daemon=d)
-    lab.check(metrics, "mps_server_client_contexts_limit", 48, daemon=d)
+    lab.check("mps_client_rejections_total", wanted, cause="context_limit")
+    lab.check("mps_server_client_contexts", 48)
+    lab.check("mps_server_client_contexts_limit", 48)
     # That look asked NVML before it read the logs, and the last of the crowd had just come.
     await lab.until("mps_gpu_processes", 48, kind="mps_client")
     lab.facts["refused"] = refused
     await lab.left(*crowd)
-    await lab.until("mps_server_clients", 0, daemon=d)
-    await lab.quit(daemon)
+    await lab.until("mps_server_clients", 0)
 
 
-@scenario("a client runs into its memory limit of 1G")
-async def memory_limit(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("hog", 4, daemon=daemon, mebibytes=0, memory_limit="0=1G")
-    metrics = await lab.until(
-        "mps_client_memory_used_bytes", (900 << 20, 1100 << 20), daemon=d, pid=client.pid
-    )
-    lab.check(metrics, "mps_client_memory_limit_bytes", 1 << 30, daemon=d, pid=client.pid)
-    await lab.quit(daemon, client)
+@served("a client runs into its memory limit of 1G")
+async def memory_limit(lab: Lab, daemon: Daemon) -> None:
+    client = await lab.ready_client("hog", 4, mebibytes=0, memory_limit="0=1G")
+    await lab.until("mps_client_memory_used_bytes", (900 << 20, 1100 << 20), pid=client.pid)
+    lab.check("mps_client_memory_limit_bytes", 1 << 30, pid=client.pid)
+    await lab.left(client)
 
 
-@scenario("the server is stopped with SIGSTOP for some seconds, then the daemon")
-async def stopped(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    client = await lab.ready_client("idle", 25, daemon=daemon)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    server = metrics.snapshot.daemons[0].servers[0].pid
+@served("the server is stopped with SIGSTOP for some seconds, then the daemon")
+async def stopped(lab: Lab, daemon: Daemon) -> None:
+    client = await lab.ready_client("idle", 25)
+    await lab.until("mps_server_clients", 1)
+    server = lab.server
     os.kill(server, signal.SIGSTOP)
-    metrics = await lab.run(3)
-    lab.check(metrics, "mps_control_up", 1, daemon=d)
-    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    await lab.run(3)
+    lab.check("mps_control_up", 1)
+    lab.check("mps_server_clients", 1)
     os.kill(server, signal.SIGCONT)
     await lab.run(1)
     os.kill(daemon.pid, signal.SIGSTOP)
-    await lab.until("mps_control_state", 1, daemon=d, mps_control_state="unresponsive", seconds=10)
+    await lab.until("mps_control_state", 1, mps_control_state="unresponsive", seconds=10)
     began = time.monotonic()
-    metrics = await lab.look()
+    await lab.look()
     took = time.monotonic() - began
     lab.note("a scrape with a hung daemon", ok=took < 3, wanted="< 3 s", got=f"{took:.2f} s")
-    lab.check(metrics, "mps_server_clients", 1, daemon=d)
-    lab.check(metrics, "mps_gpu_processes", 1, kind="mps_client")
+    lab.check("mps_server_clients", 1)
+    lab.check("mps_gpu_processes", 1, kind="mps_client")
     os.kill(daemon.pid, signal.SIGCONT)
-    await lab.until("mps_control_up", 1, daemon=d, seconds=30)
-    await lab.quit(daemon, client)
+    await lab.until("mps_control_up", 1, seconds=30)
+    await lab.left(client)
 
 
-@scenario("a client outlives its server and keeps its memory: stranded")
-async def stranded(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
+@served("a client outlives its server and keeps its memory: stranded")
+async def stranded(lab: Lab, daemon: Daemon) -> None:
     # A process that never calls CUDA again is unaware of its server's exit.
-    sleeper = lab.python("sleeper.py", 14, daemon=daemon)
+    sleeper = lab.python("sleeper.py", 14)
     await lab.ready(sleeper)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    server = metrics.snapshot.daemons[0].servers[0].pid
-    os.kill(server, signal.SIGKILL)
-    metrics = await lab.until("mps_gpu_stranded_clients", 1, seconds=6)
-    lab.check(metrics, "mps_client_losses_total", 1, daemon=d, cause="server_crashed")
-    late = await lab.ready_client("idle", 3, daemon=daemon)
-    metrics = await lab.run(1)
-    lab.check(metrics, "mps_gpu_stranded_clients", 1)
-    lab.check(metrics, "mps_server_clients", 1, daemon=d)
+    await lab.until("mps_server_clients", 1)
+    os.kill(lab.server, signal.SIGKILL)
+    await lab.until("mps_gpu_stranded_clients", 1, seconds=6)
+    lab.check("mps_client_losses_total", 1, cause="server_crashed")
+    late = await lab.ready_client("idle", 3)
+    await lab.run(1)
+    lab.check("mps_gpu_stranded_clients", 1)
+    lab.check("mps_server_clients", 1)
     sleeper.kill()
     await lab.until("mps_gpu_stranded_clients", 0)
-    await lab.quit(daemon, late)
+    await lab.left(late)
 
 
 async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
-    daemon = lab.daemon() if mps else None
-    crowd = [lab.python("train.py", 4000, daemon=daemon) for _ in range(processes)]
+    if mps:
+        lab.daemon()
+    crowd = [lab.torch("train", 4000, mps=mps) for _ in range(processes)]
     kinds = "mps_client" if mps else "direct"
     await lab.until("mps_gpu_processes", processes, kind=kinds, seconds=60)
     while any(client.process.poll() is None for client in crowd):
@@ -701,7 +685,7 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
     if seconds:
         lab.facts["slowest_seconds"] = max(seconds)
         print(f"    slowest of {processes} ({kinds}): {max(seconds):.2f} s")
-    if daemon is not None:
+    for daemon in lab.daemons:
         await lab.quit(daemon)
 
 
@@ -722,44 +706,40 @@ for _count in (1, 5, 10):
 )
 async def tour(lab: Lab) -> None:
     await lab.run(3)  # an idle GPU
-    daemon, d = lab.labelled_daemon()
+    daemon = lab.daemon()
     await lab.run(4)
     limited = [
-        lab.client(
-            "spin", 38, daemon=daemon, uid=1001, mebibytes=size, blocks=blocks, percentage=text
-        )
+        lab.client("spin", 38, uid=1001, mebibytes=size, blocks=blocks, percentage=text)
         for text, size, blocks in (("10", 512, 8), ("25", 1024, 20), ("50", 2048, 40))
     ]
-    free = lab.client("idle", 36, daemon=daemon, uid=1001, mebibytes=400, memory_limit="0=1G")
-    direct = lab.client("idle", 30, uid=1003, mebibytes=256)
+    free = lab.client("idle", 36, uid=1001, mebibytes=400, memory_limit="0=1G")
+    direct = lab.client("idle", 30, mps=False, uid=1003, mebibytes=256)
     await lab.ready(*limited, free, direct)
     await lab.run(12)
-    waiting = [lab.client("spin", 25, daemon=daemon, uid=1002, mebibytes=256, blocks=30)]
-    await lab.until("mps_uid_waiting_clients", 1, daemon=d, uid=1002)
+    waiting = [lab.client("spin", 25, uid=1002, mebibytes=256, blocks=30)]
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
     await lab.run(8)
-    overtaking = lab.client("spin", 6, daemon=daemon, uid=1001)
+    overtaking = lab.client("spin", 6, uid=1001)
     await lab.run(4)
     await lab.left(*limited, free, overtaking, direct)
     await lab.ready(*waiting, seconds=60)
-    metrics = await lab.run(3)
-    lab.check(metrics, "mps_uid_handovers_total", 1, daemon=d)
-    neighbours = [
-        lab.client("spin", 60, daemon=daemon, uid=1002, mebibytes=300, blocks=30) for _ in range(2)
-    ]
-    faulty = lab.client("fault", 8, daemon=daemon, uid=1002)
+    await lab.run(3)
+    lab.check("mps_uid_handovers_total", 1)
+    neighbours = [lab.client("spin", 60, uid=1002, mebibytes=300, blocks=30) for _ in range(2)]
+    faulty = lab.client("fault", 8, uid=1002)
     await lab.ready(*neighbours, faulty)
     await lab.run(6)
     await lab.left(faulty, *neighbours)
-    metrics = await lab.run(6)
-    lab.check(metrics, "mps_server_faults_total", 1, daemon=d)
+    await lab.run(6)
+    lab.check("mps_server_faults_total", 1)
     await lab.left(*waiting)
-    crowd = await lab.crowd(3, "spin", 60, daemon=daemon, uid=1002, mebibytes=400, blocks=25)
-    metrics = await lab.run(10)
-    os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
+    crowd = await lab.crowd(3, "spin", 60, uid=1002, mebibytes=400, blocks=25)
+    await lab.run(10)
+    os.kill(lab.server, signal.SIGKILL)
     await lab.left(*crowd)
-    metrics = await lab.run(8)
-    lab.check(metrics, "mps_server_exits_total", 1, daemon=d, cause="crashed")
-    last = await lab.crowd(2, "spin", 12, daemon=daemon, uid=1001, blocks=40)
+    await lab.run(8)
+    lab.check("mps_server_exits_total", 1, cause="crashed")
+    last = await lab.crowd(2, "spin", 12, uid=1001, blocks=40)
     await lab.left(*last)
     await lab.run(4)
     daemon.quit()
@@ -768,8 +748,8 @@ async def tour(lab: Lab) -> None:
 
 @scenario("90 s of a healthy host with two clients")
 async def quiet(lab: Lab) -> None:
-    daemon = lab.daemon()
-    clients = await lab.crowd(2, "spin", 88, daemon=daemon, uid=1001, blocks=40)
+    lab.daemon()
+    clients = await lab.crowd(2, "spin", 88, uid=1001, blocks=40)
     await lab.run(85)
     await lab.left(*clients)
     await lab.run(2)
@@ -781,8 +761,8 @@ async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
     expected = set(wanted)
     habits = {"not_exclusive_mode", "daemon_quit"}
     while True:
-        metrics = await lab.look()
-        named = {finding.advice.name for finding in findings(metrics.snapshot)} - habits
+        await lab.look()
+        named = {finding.advice.name for finding in findings(lab.seen.snapshot)} - habits
         if named == expected or time.monotonic() > end:
             break
         await asyncio.sleep(0.2)
@@ -791,24 +771,22 @@ async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
 
 @scenario("ten misconfigurations for the doctor")
 async def doctor(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    healthy = await lab.ready_client("idle", 60, daemon=daemon, uid=1001)
-    await lab.until("mps_server_clients", 1, daemon=d)
+    daemon = lab.daemon()
+    healthy = await lab.ready_client("idle", 60, uid=1001)
+    await lab.until("mps_server_clients", 1)
     await _advised(lab)
-    one = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, percentage="lots")
-    await _advised(lab, "percentage_ignored")
-    one.kill()
-    two = await lab.ready_client("idle", 60, daemon=daemon, uid=1001, memory_limit="7=1G")
-    await _advised(lab, "memory_limit_ignored")
-    two.kill()
-    lost = await lab.ready_client("idle", 60)
-    await _advised(lab, "pipe_directory_mismatch")
-    lost.kill()
-    command = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", str(lab.client_binary), "idle", "60", "64"]
-    neighbour = await lab.ready_client("idle", 60, command=command)
-    await _advised(lab, "process_bypasses_mps")
-    neighbour.kill()
-    queued = lab.client("idle", 3, daemon=daemon, uid=1002)
+    unset = ("env", "-u", "CUDA_MPS_PIPE_DIRECTORY")
+    wrong: dict[str, dict[str, Any]] = {
+        "percentage_ignored": {"uid": 1001, "percentage": "lots"},
+        "memory_limit_ignored": {"uid": 1001, "memory_limit": "7=1G"},
+        "pipe_directory_mismatch": {"mps": False},
+        "process_bypasses_mps": {"before": unset},
+    }
+    for name, settings in wrong.items():
+        client = await lab.ready_client("idle", 60, **settings)
+        await _advised(lab, name)
+        client.kill()
+    queued = lab.client("idle", 3, uid=1002)
     await _advised(lab, "several_users_one_daemon")
     queued.kill()
     await _advised(lab, "queued_client_dead")
@@ -818,10 +796,10 @@ async def doctor(lab: Lab) -> None:
     for server in ghost:
         os.kill(server.pid, signal.SIGKILL)
     await _advised(lab)
-    sleeper = lab.python("sleeper.py", 60, daemon=daemon)
+    sleeper = lab.python("sleeper.py", 60)
     await lab.ready(sleeper)
-    metrics = await lab.until("mps_server_clients", 1, daemon=d)
-    os.kill(metrics.snapshot.daemons[0].servers[0].pid, signal.SIGKILL)
+    await lab.until("mps_server_clients", 1)
+    os.kill(lab.server, signal.SIGKILL)
     await _advised(lab, "stranded_client")
     sleeper.kill()
     await _advised(lab)
@@ -833,20 +811,19 @@ async def doctor(lab: Lab) -> None:
 # ------------------------------------------------------------------------------- two GPUs
 
 
-@scenario("two GPUs, one daemon: contexts are counted by GPU")
-async def two_gpus_one_daemon(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    on_first = lab.client("spin", 8, daemon=daemon, gpus="0")
-    on_second = [lab.client("spin", 8, daemon=daemon, gpus="1") for _ in range(2)]
+@served("two GPUs, one daemon: contexts are counted by GPU")
+async def two_gpus_one_daemon(lab: Lab, daemon: Daemon) -> None:
+    on_first = lab.client("spin", 8, gpus="0")
+    on_second = [lab.client("spin", 8, gpus="1") for _ in range(2)]
     await lab.ready(on_first, *on_second)
-    metrics = await lab.until("mps_server_clients", 3, daemon=d)
-    lab.check(metrics, "mps_server_client_contexts", 1, daemon=d, gpu=0)
-    lab.check(metrics, "mps_server_client_contexts", 2, daemon=d, gpu=1)
+    await lab.until("mps_server_clients", 3)
+    lab.check("mps_server_client_contexts", 1, gpu=0)
+    lab.check("mps_server_client_contexts", 2, gpu=1)
     for gpu, count in ((0, 1), (1, 2)):
-        lab.check(metrics, "mps_gpu_processes", count, kind="mps_client", gpu=gpu)
-        lab.check(metrics, "mps_gpu_processes", 0, kind="direct", gpu=gpu)
-        lab.check(metrics, "mps_gpu_stranded_clients", 0, gpu=gpu)
-    await lab.quit(daemon, on_first, *on_second)
+        lab.check("mps_gpu_processes", count, kind="mps_client", gpu=gpu)
+        lab.check("mps_gpu_processes", 0, kind="direct", gpu=gpu)
+        lab.check("mps_gpu_stranded_clients", 0, gpu=gpu)
+    await lab.left(on_first, *on_second)
 
 
 @scenario("two GPUs, one daemon each")
@@ -858,37 +835,36 @@ async def two_daemons(lab: Lab) -> None:
     ]
     await lab.ready(*clients)
     for index, daemon in enumerate(daemons):
-        metrics = await lab.until("mps_server_clients", 1, daemon=daemon.label)
-        lab.check(metrics, "mps_server_client_contexts", 1, daemon=daemon.label, gpu=index)
-        lab.check(metrics, "mps_gpu_served", 1, daemon=daemon.label, gpu=index)
-        lab.check(metrics, "mps_gpu_served", None, daemon=daemon.label, gpu=1 - index)
+        d = daemon.label
+        await lab.until("mps_server_clients", 1, daemon=d)
+        lab.check("mps_server_client_contexts", 1, daemon=d, gpu=index)
+        lab.check("mps_gpu_served", 1, daemon=d, gpu=index)
+        lab.check("mps_gpu_served", None, daemon=d, gpu=1 - index)
         pid, uid = clients[index].pid, 1001 + index
-        lab.check(metrics, "mps_client_info", 1, daemon=daemon.label, pid=pid, uid=uid)
+        lab.check("mps_client_info", 1, daemon=d, pid=pid, uid=uid)
     await lab.left(*clients)
     for daemon in daemons:
         daemon.quit()
     await lab.run(1)
 
 
-@scenario("a fault on one of two GPUs: who is on the other survives")
-async def fault_two_gpus(lab: Lab) -> None:
-    daemon, d = lab.labelled_daemon()
-    survivor = lab.client("spin", 10, daemon=daemon, gpus="0")
-    neighbour = lab.client("spin", 20, daemon=daemon, gpus="1")
-    faulty = lab.client("fault", 3, daemon=daemon, gpus="1")
+@served("a fault on one of two GPUs: who is on the other survives")
+async def fault_two_gpus(lab: Lab, daemon: Daemon) -> None:
+    survivor = lab.client("spin", 10, gpus="0")
+    neighbour = lab.client("spin", 20, gpus="1")
+    faulty = lab.client("fault", 3, gpus="1")
     await lab.ready(survivor, neighbour, faulty)
-    await lab.until("mps_server_clients", 3, daemon=d)
+    await lab.until("mps_server_clients", 3)
     await lab.left(neighbour, faulty)
-    metrics = await lab.until("mps_server_faults_total", 1, daemon=d, gpu=1)
-    lab.check(metrics, "mps_server_faults_total", 0, daemon=d, gpu=0)
-    lab.check(metrics, "mps_client_losses_total", 2, daemon=d, cause="unattributed_fault")
-    await lab.until("mps_server_clients", 1, daemon=d)
+    await lab.until("mps_server_faults_total", 1, gpu=1)
+    lab.check("mps_server_faults_total", 0, gpu=0)
+    lab.check("mps_client_losses_total", 2, cause="unattributed_fault")
+    await lab.until("mps_server_clients", 1)
     await lab.left(survivor)
     done = survivor.event("done") is not None
     lab.note("the survivor finished", ok=done, wanted=True, got=done)
-    metrics = await lab.run(1)
-    lab.check(metrics, "mps_client_losses_total", 2, daemon=d)
-    await lab.quit(daemon)
+    await lab.run(1)
+    lab.check("mps_client_losses_total", 2)
 
 
 DOUBLE = (

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 from mps_exporter.findings import findings
-from tests.hardware.lab import CONTROL, Client, Daemon, Lab, daemon_at, inner_pid
-from tests.hardware.scenarios import scenario
+from tests.hardware.lab import Client, Daemon, Lab, inner_pid
+from tests.hardware.scenarios import scenario, served
 
 STREAMS = 8
 # Programs that use NVLink multicast can disturb others on the same host.
@@ -52,31 +50,30 @@ async def _activity(lab: Lab, *clients: Client) -> dict[str, float]:
     return shares
 
 
-@scenario(
-    "one process with one stream, with eight streams, and eight processes with and without MPS"
+@served(
+    "one process with one stream, with eight streams, and eight processes with and without MPS",
+    CUDA_VISIBLE_DEVICES="0",
 )
-async def streams(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    cases: list[tuple[str, int, int, Daemon | None]] = [
-        ("one stream", 1, 1, None),
-        ("eight streams", 1, STREAMS, None),
-        ("eight processes", STREAMS, 1, None),
-        ("eight processes with MPS", STREAMS, 1, daemon),
-    ]
-    for name, processes, streams_each, served_by in cases:
+async def streams(lab: Lab, daemon: Daemon) -> None:
+    for name, processes, streams_each, mps in (
+        ("one stream", 1, 1, False),
+        ("eight streams", 1, STREAMS, False),
+        ("eight processes", STREAMS, 1, False),
+        ("eight processes with MPS", STREAMS, 1, True),
+    ):
         crowd = [
-            lab.client("spin", 6, daemon=served_by, streams=streams_each, gpus="0")
-            for _ in range(processes)
+            lab.client("spin", 6, mps=mps, streams=streams_each, gpus="0") for _ in range(processes)
         ]
         activity = await _activity(lab, *crowd)
         lab.facts[name] = {"kernels_per_second": round(_rate(*crowd), 1), **activity}
         lab.note(name, ok=_rate(*crowd) > 0, wanted="> 0", got=lab.facts[name])
-    await lab.quit(daemon)
 
 
-@scenario("a small job beside one that wants the whole GPU, with and without percentages")
-async def percentages(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
+@served(
+    "a small job beside one that wants the whole GPU, with and without percentages",
+    CUDA_VISIBLE_DEVICES="0",
+)
+async def percentages(lab: Lab, daemon: Daemon) -> None:
     for name, small_share, big_share in (
         ("alone", "100", None),
         ("without limits", "100", "100"),
@@ -84,13 +81,11 @@ async def percentages(lab: Lab) -> None:
     ):
         big = []
         if big_share is not None:
-            big = [lab.client("spin", 7, daemon=daemon, blocks=132 * 32, percentage=big_share)]
+            big = [lab.client("spin", 7, blocks=132 * 32, percentage=big_share)]
             await lab.ready(*big)
-        small = await lab.ready_client("spin", 5, daemon=daemon, blocks=8, percentage=small_share)
-        metrics = await lab.until(
-            "mps_client_sm_limit", (1, 132), daemon=daemon.label, pid=small.pid
-        )
-        limit = metrics.value("mps_client_sm_limit", daemon=daemon.label, pid=small.pid)
+        small = await lab.ready_client("spin", 5, blocks=8, percentage=small_share)
+        await lab.until("mps_client_sm_limit", (1, 132), pid=small.pid)
+        limit = lab.value("mps_client_sm_limit", pid=small.pid)
         activity = await _activity(lab, small, *big)
         lab.facts[name] = {
             "small_kernels_per_second": round(_rate(small), 1),
@@ -99,7 +94,6 @@ async def percentages(lab: Lab) -> None:
             **activity,
         }
         lab.note(name, ok=_rate(small) > 0, wanted="> 0", got=lab.facts[name])
-    await lab.quit(daemon)
 
 
 async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
@@ -107,20 +101,22 @@ async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object
     end = time.monotonic() + 12
     while not client.events() and client.process.poll() is None and time.monotonic() < end:
         await lab.run(0.2)
-    metrics = await lab.run(3)
+    await lab.run(3)
     return {
         "said": client.events()[:1],
-        "clients": metrics.value("mps_server_clients", daemon=daemon.label),
-        "direct_processes": metrics.value("mps_gpu_processes", kind="direct", gpu=0),
-        "findings": sorted({finding.advice.name for finding in findings(metrics.snapshot)}),
+        "clients": lab.value("mps_server_clients"),
+        "direct_processes": lab.value("mps_gpu_processes", kind="direct", gpu=0),
+        "findings": sorted({finding.advice.name for finding in findings(lab.seen.snapshot)}),
     }
 
 
-@scenario("clients in containers: without the host's IPC, and without the pipe directory")
-async def containers(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    host = await lab.ready_client("idle", 45, daemon=daemon, gpus="0")
-    await lab.until("mps_server_clients", 1, daemon=daemon.label)
+@served(
+    "clients in containers: without the host's IPC, and without the pipe directory",
+    CUDA_VISIBLE_DEVICES="0",
+)
+async def containers(lab: Lab, daemon: Daemon) -> None:
+    host = await lab.ready_client("idle", 45, gpus="0")
+    await lab.until("mps_server_clients", 1)
     own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
     own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
     for name, namespaces, script in (
@@ -134,33 +130,25 @@ async def containers(lab: Lab) -> None:
         ("no pipe directory", ("--mount",), own_pipe),
     ):
         client = lab.client(
-            "idle",
-            20,
-            daemon=daemon,
-            gpus="0",
-            before=("unshare", *namespaces, "sh", "-c", script, "sh"),
+            "idle", 20, gpus="0", before=("unshare", *namespaces, "sh", "-c", script, "sh")
         )
         lab.facts[name] = await _outcome(lab, daemon, client)
         lab.note(name, ok=True, wanted="any", got=lab.facts[name])
         await lab.end(client)
     host.kill()
-    await lab.quit(daemon, host)
+    await lab.left(host)
 
 
-@scenario("a framework that crashes under MPS, and whom it takes along")
-async def framework_crash(lab: Lab) -> None:
-    daemon = lab.daemon(CUDA_VISIBLE_DEVICES="0")
-    first = {"daemon": daemon, "gpus": "0"}
-    neighbours = [lab.python("train.py", 60000, **first) for _ in range(2)]
-    faulty = lab.python("crash.py", 4, **first)
+@served("a framework that crashes under MPS, and whom it takes along", CUDA_VISIBLE_DEVICES="0")
+async def framework_crash(lab: Lab, daemon: Daemon) -> None:
+    neighbours = [lab.torch("train", 60000, gpus="0") for _ in range(2)]
+    faulty = lab.torch("crash", 4, gpus="0")
     await lab.ready(*neighbours, faulty, seconds=60)
-    await lab.until("mps_server_clients", 3, daemon=daemon.label)
+    await lab.until("mps_server_clients", 3)
     await lab.left(faulty, seconds=20)
-    metrics = await lab.run(3)
-    lab.check(
-        metrics, "mps_client_losses_total", 3, daemon=daemon.label, cause="unattributed_fault"
-    )
-    lab.check(metrics, "mps_server_faults_total", 1, daemon=daemon.label, gpu=0)
+    await lab.run(3)
+    lab.check("mps_client_losses_total", 3, cause="unattributed_fault")
+    lab.check("mps_server_faults_total", 1, gpu=0)
     survivors = sum(client.process.poll() is None for client in neighbours)
     lab.facts["survivors"] = survivors
     lab.facts["the faulty client said"] = faulty.event("error")
@@ -168,7 +156,7 @@ async def framework_crash(lab: Lab) -> None:
     lab.equal("neighbours left alive", survivors, 0)
     for client in neighbours:
         client.kill()
-    await lab.quit(daemon, *neighbours)
+    await lab.left(*neighbours)
 
 
 # ------------------------------------------------------------------------------- two GPUs
@@ -177,77 +165,58 @@ async def framework_crash(lab: Lab) -> None:
 @scenario("two daemons on two GPUs, and one in PID and mount namespaces of its own")
 async def three_daemons(lab: Lab) -> None:
     daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
-    inner = lab.folder / "inner"
-    inner.mkdir()
-    hidden = daemon_at(inner / "pipe", inner / "log", CUDA_VISIBLE_DEVICES="0")
-    script = (
-        f"mount -t tmpfs none {inner} && mkdir -m 777 {hidden.pipe} {hidden.log} && "
-        f"{CONTROL} -d; sleep 90"
-    )
-    inside_pid = lab.start_contained(hidden, script, "--mount")
+    hidden = lab.hidden_daemon("inner", CUDA_VISIBLE_DEVICES="0")
     await lab.until("mps_control_up", 1, daemon=hidden.label)
     lab.equal("its directory is visible from the host", hidden.pipe.exists(), wanted=False)
-    enter = ("nsenter", f"--target={inside_pid}", "--mount", "--pid")
     clients = [
         lab.client("spin", 12, daemon=daemon, uid=1001 + index)
         for index, daemon in enumerate(daemons)
     ]
-    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=enter, gpus="0")
+    inside = lab.client("spin", 12, daemon=hidden, uid=1003, before=hidden.enter, gpus="0")
     await lab.ready(*clients, inside)
     pids = [client.pid for client in clients] + [inner_pid(inside.pid)]
     for index, daemon in enumerate([*daemons, hidden]):
         d = daemon.label
-        metrics = await lab.until("mps_server_clients", 1, daemon=d)
-        lab.check(metrics, "mps_control_up", 1, daemon=d)
-        lab.check(metrics, "mps_client_info", 1, daemon=d, pid=pids[index], uid=1001 + index)
-        lab.check(metrics, "mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=pids[index])
-        lab.check(metrics, "mps_gpu_served", 1, daemon=d, gpu=index % 2)
-    metrics = await lab.look()
+        await lab.until("mps_server_clients", 1, daemon=d)
+        lab.check("mps_control_up", 1, daemon=d)
+        lab.check("mps_client_info", 1, daemon=d, pid=pids[index], uid=1001 + index)
+        lab.check("mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=pids[index])
+        lab.check("mps_gpu_served", 1, daemon=d, gpu=index % 2)
+    await lab.look()
     for gpu, count in ((0, 2), (1, 1)):
-        lab.check(metrics, "mps_gpu_processes", count, kind="mps_client", gpu=gpu)
-        lab.check(metrics, "mps_gpu_processes", 0, kind="direct", gpu=gpu)
+        lab.check("mps_gpu_processes", count, kind="mps_client", gpu=gpu)
+        lab.check("mps_gpu_processes", 0, kind="direct", gpu=gpu)
     await lab.left(*clients, inside)
-    metrics = await lab.run(1)
+    await lab.run(1)
     for index, daemon in enumerate([*daemons, hidden]):
-        lab.check(
-            metrics, "mps_client_disconnections_total", 1, daemon=daemon.label, uid=1001 + index
-        )
+        lab.check("mps_client_disconnections_total", 1, daemon=daemon.label, uid=1001 + index)
     for daemon in daemons:
         daemon.quit()
-    os.kill(inside_pid, signal.SIGKILL)
+    hidden.kill()
     await lab.run(1)
 
 
-@scenario(
-    "data-parallel training over two GPUs: alone, beside small trainings, and those under MPS"
-)
-async def data_parallel(lab: Lab) -> None:
-    daemon = lab.daemon()
-    for name, served_by, small in (
-        ("alone", None, 0),
-        ("beside 4 small trainings a GPU", None, 4),
-        ("beside 4 small trainings a GPU, all under MPS", daemon, 4),
+@served("data-parallel training over two GPUs: alone, beside small trainings, and those under MPS")
+async def data_parallel(lab: Lab, daemon: Daemon) -> None:
+    for name, mps, small in (
+        ("alone", False, 0),
+        ("beside 4 small trainings a GPU", False, 4),
+        ("beside 4 small trainings a GPU, all under MPS", True, 4),
     ):
         meeting = lab.folder / f"meeting-{len(lab.facts)}"
         crowd = [
-            lab.python("train.py", 60000, daemon=served_by, gpus=str(gpu))
+            lab.torch("train", 60000, mps=mps, gpus=str(gpu))
             for gpu in (0, 1)
             for _ in range(small)
         ]
         await lab.ready(*crowd, seconds=60)
-        both = [
-            lab.python("data_parallel.py", rank, meeting, daemon=served_by, more=NCCL)
-            for rank in (0, 1)
-        ]
+        both = [lab.torch("parallel", rank, meeting, mps=mps, more=NCCL) for rank in (0, 1)]
         await lab.ready(*both, seconds=60)
-        if served_by is not None:
-            metrics = await lab.until("mps_server_clients", 2 + 2 * small, daemon=daemon.label)
+        if mps:
+            await lab.until("mps_server_clients", 2 + 2 * small)
             for gpu in (0, 1):
-                lab.check(
-                    metrics, "mps_gpu_processes", (1 + small, 2 + small), kind="mps_client", gpu=gpu
-                )
+                lab.check("mps_gpu_processes", (1 + small, 2 + small), kind="mps_client", gpu=gpu)
         await lab.left(*both)
         await lab.end(*crowd)
         lab.facts[name] = {"seconds": _seconds(*both)}
         lab.note(name, ok=_seconds(*both) is not None, wanted="done", got=lab.facts[name])
-    await lab.quit(daemon)

@@ -1,14 +1,24 @@
-"""In which order the files come."""
+"""A host of a test's own, and in which order the files come."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from testing.own_host import OwnHost, own_host
+
 LONGEST_FIRST = ("test_alerts_e2e", "test_dashboards_queries")
 """Files that take longest: they begin first, whatever the order of the day, so that no worker is
 left alone with one at the end."""
+
+
+@pytest.fixture
+def host() -> Iterator[OwnHost]:
+    """Processes, mounts and users that end with the test."""
+    with own_host() as made:
+        yield made
 
 
 @pytest.hookimpl(trylast=True)

@@ -8,11 +8,10 @@ import pytest
 import yaml
 
 from mps_exporter.findings import ADVICE
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from testing import fleet_page
 from testing.commands import output_of
 from testing.finding_hosts import SYNTHETIC
+from testing.page import text_of
 from testing.prometheus_programs import program
 from testing.promtool import fired, page_of, receiver_of
 from testing.rule_files import ROOT, RULE_FILES, TEST_FILES
@@ -41,8 +40,7 @@ def test_unit_tests_pass(promtool: str, file: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in SYNTHETIC if ADVICE[name].alert])
 def test_the_host_of_a_finding_raises_its_alert(name: str, tmp_path: Path) -> None:
     """The condition in Python and the expression of the alert agree."""
-    families = render(SYNTHETIC[name], Build("", "", ""))
-    page = page_of(Encoder().encode(families, [], TEXT_0_0_4).decode())
+    page = page_of(text_of(SYNTHETIC[name]))
     alerts = fired(tmp_path, "gpu01", [page] * 3, 30.0, waiting=False)
     labels = [one.labels for one in alerts]
     severities = {one["severity"] for one in labels if one["alertname"] == ADVICE[name].alert}

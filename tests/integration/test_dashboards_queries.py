@@ -23,6 +23,8 @@ from testing.dashboards import (
     variable_selector,
     variables,
 )
+from testing.golden import SYNTHETIC
+from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.prometheus_programs import Series
 from testing.prometheus_server import (
@@ -42,6 +44,8 @@ from tests.unit.grafana.subjects import EVERY, subjects
 
 ENDED = "an exporter that ended"
 """A recording's exporter, some seconds after it was there for the last time."""
+V3 = "v3-manual"
+"""The synthetic host of testing/golden.py."""
 NEVER = "never reached"
 BLIND = "without readable logs"
 UNREAD = """mps_exporter_build_info{version="1"} 1
@@ -52,7 +56,7 @@ mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
 """The rest of a daemon whose logs and clients cannot be read."""
 SUBJECTS = subjects()
-NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, hand_made.NAME})
+NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, V3, hand_made.NAME})
 
 USERS = ("1001", "1002", "1003")
 
@@ -67,7 +71,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     moments = [began + step * SCRAPE_SECONDS for step in range(240)]
     made = [(at, hand_made.page(at - began, began) + OF_THE_SCRAPE.format(cpu=0)) for at in moments]
     hosts.append(Scrapes(hand_made.NAME, tuple(made)))
-    windows[hand_made.NAME] = Window(began, moments[-1])
+    v3 = text_of(asyncio.run(Player(SYNTHETIC[V3]()).to_end()).snapshot)
+    hosts.append(Scrapes(V3, tuple((at, v3) for at in moments)))
+    windows[hand_made.NAME] = windows[V3] = Window(began, moments[-1])
     gone = windows["one-client"].end
     windows[ENDED] = Window(gone - 2, gone + 5)
     hosts.append(_alert(windows["server-killed"]))

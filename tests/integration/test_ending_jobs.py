@@ -85,6 +85,13 @@ class Host:
             timeout=300,
         )
 
+    def expect(self, status: int, pids: list[int], *arguments: str, says: str = "") -> str:
+        """Run the script, check status, terminated clients and output, and return the output."""
+        done = self.run(*arguments)
+        assert (done.returncode, done.stdout, self.terminated()) == (status, "", pids)
+        assert says in done.stderr
+        return done.stderr
+
     def terminated(self) -> list[int]:
         """The clients that a daemon was asked to terminate, in order."""
         log = self.log / "control.log"
@@ -103,10 +110,8 @@ def test_the_clients_of_a_job_are_terminated_and_those_of_others_are_not(host: H
     host.process(103, cgroup="0::/system.slice/ssh.service\n")
     host.process(104, cgroup="5:devices:/slurm/uid_1001/job_7/step_batch\n0::/\n")
     host.daemon(101, 102, 103, 104)
-    done = host.run("--slurm-job", "7")
-    assert (done.returncode, host.terminated()) == (0, [101, 104])
-    assert "terminated client 101 of server 990" in done.stderr
-    assert done.stdout == ""
+    says = "terminated client 101 of server 990"
+    host.expect(0, [101, 104], "--slurm-job", "7", says=says)
 
 
 @pytest.mark.parametrize(
@@ -142,28 +147,26 @@ def test_a_client_that_exited_meanwhile_is_not_terminated(host: Host, reused: bo
     if reused:
         host.process(101, started=NOW + 0.01)
     host.daemon(101)
-    assert (host.run("--pid", "101").returncode, host.terminated()) == (0, [])
+    host.expect(0, [], "--pid", "101")
 
 
 def test_a_pid_of_another_namespace_names_another_process(host: Host) -> None:
     """A daemon in a container calls its client 101; on the host this PID is another process."""
     host.process(101, cgroup=IN_JOB_7)
     host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
-    assert (host.run("--slurm-job", "7").returncode, host.terminated()) == (0, [])
+    host.expect(0, [], "--slurm-job", "7")
 
 
 def test_a_client_in_a_container_of_the_job_is_found_by_its_own_namespace(host: Host) -> None:
     host.process(101, cgroup=IN_JOB_7, pid_namespace=INNER_NAMESPACE)
     host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
-    assert (host.run("--slurm-job", "7").returncode, host.terminated()) == (0, [101])
+    host.expect(0, [101], "--slurm-job", "7")
 
 
 def test_without_the_right_to_compare_namespaces_nothing_is_sent(host: Host) -> None:
     host.process(101, pid_namespace=None)
     host.daemon(101)
-    done = host.run("--pid", "101")
-    assert "its PID namespace cannot be read" in done.stderr
-    assert (done.returncode, host.terminated()) == (1, [])
+    host.expect(1, [], "--pid", "101", says="its PID namespace cannot be read")
 
 
 @pytest.mark.parametrize(
@@ -172,9 +175,8 @@ def test_without_the_right_to_compare_namespaces_nothing_is_sent(host: Host) -> 
 def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
     host.process(101)
     host.daemon(101, each={"termination": answer})
-    done = host.run("--pid", "101")
-    assert (done.returncode, host.terminated()) == (status, [101])
-    assert ("was not terminated" in done.stderr) == bool(status)
+    output = host.expect(status, [101], "--pid", "101")
+    assert ("was not terminated" in output) == bool(status)
 
 
 # ----------------------------------------------------------------- a container's preStop hook
@@ -186,8 +188,7 @@ def test_a_hook_terminates_the_clients_of_its_own_container(host: Host) -> None:
     own, other = server(SERVER, 5001, 5002)["clients"]
     own["namespace"] = str(INNER_NAMESPACE)
     host.daemon(servers=[{"pid": SERVER, "clients": [own, other]}])
-    done = host.run("--own-pid-namespace")
-    assert (done.returncode, host.terminated()) == (0, [5001])
+    host.expect(0, [5001], "--own-pid-namespace")
 
 
 def test_a_hook_does_not_act_on_a_client_that_changed_since(host: Host) -> None:
@@ -196,7 +197,7 @@ def test_a_hook_does_not_act_on_a_client_that_changed_since(host: Host) -> None:
     servers = [{"pid": SERVER, "clients": [{**one, "id": 2}]}]
     later = {"log_directory": str(host.log), "servers": servers}
     host.daemon(servers=[{"pid": SERVER, "clients": [one]}], after={"ps": later})
-    assert (host.run("--own-pid-namespace").returncode, host.terminated()) == (0, [])
+    host.expect(0, [], "--own-pid-namespace")
 
 
 def test_a_row_forged_in_a_program_name_terminates_no_client(host: Host) -> None:
@@ -204,23 +205,18 @@ def test_a_row_forged_in_a_program_name_terminates_no_client(host: Host) -> None
     name = f"python3\n5002 9 {SERVER} GPU-0 {INNER_NAMESPACE} python3"
     rows = [{"pid": 5001, "namespace": "4026532999", "command": name}, {"pid": 5002}]
     host.daemon(servers=[{"pid": SERVER, "clients": rows}])
-    done = host.run("--own-pid-namespace")
-    assert "lists its PID twice" in done.stderr
-    assert (done.returncode, host.terminated()) == (1, [])
+    host.expect(1, [], "--own-pid-namespace", says="lists its PID twice")
 
 
 def test_the_whole_host_is_no_container(host: Host) -> None:
     host.daemon(101)
-    done = host.run("--own-pid-namespace")
-    assert (done.returncode, host.terminated()) == (2, [])
+    host.expect(2, [], "--own-pid-namespace")
 
 
 def test_clients_that_the_daemon_itself_cannot_name(host: Host) -> None:
     host.look_from(INNER_NAMESPACE)
     host.daemon(0, each={"namespace": "?"})
-    done = host.run("--own-pid-namespace")
-    assert "a PID namespace that the daemon cannot see" in done.stderr
-    assert (done.returncode, host.terminated()) == (3, [])
+    host.expect(3, [], "--own-pid-namespace", says="a PID namespace that the daemon cannot see")
 
 
 def test_a_stopped_process_with_cuda_in_it_stops_the_hook(host: Host) -> None:
@@ -228,7 +224,7 @@ def test_a_stopped_process_with_cuda_in_it_stops_the_hook(host: Host) -> None:
     host.process(7, state="T")
     (host.proc.root / "7" / "maps").write_text("7f00-7f01 r-xp 0 0:0 1 /lib/libcuda.so.580.1\n")
     host.daemon(5001, each={"namespace": str(INNER_NAMESPACE)})
-    assert (host.run("--own-pid-namespace").returncode, host.terminated()) == (3, [])
+    host.expect(3, [], "--own-pid-namespace")
 
 
 # ------------------------------------------------------------------------------------- trouble
@@ -256,16 +252,15 @@ def test_a_daemon_that_does_not_answer_well(host: Host, mode: str) -> None:
     host.daemon(101, pipe=host.folder / "second")
     host.daemon(101, mode=mode)
     second = str(host.folder / "second")
-    done = host.run("--uid", "0", "--timeout", "10", "--pipe-directory", second)
-    assert (done.returncode, host.terminated()) == (3, [101])
-    assert "are not known" in done.stderr
-    assert len(done.stderr.splitlines()) == 2
+    output = host.expect(3, [101], "--uid", "0", "--timeout", "10", "--pipe-directory", second)
+    assert output.count("are not known") == 1
+    assert len(output.splitlines()) == 2
 
 
 def test_a_collision_with_another_caller_is_tried_again(host: Host) -> None:
     host.process(101)
     host.daemon(101, mode="refuse_once")
-    assert (host.run("--uid", "0").returncode, host.terminated()) == (0, [101])
+    host.expect(0, [101], "--uid", "0")
 
 
 def test_after_a_client_that_hangs_the_daemon_is_left_alone(host: Host) -> None:
@@ -294,9 +289,7 @@ def test_a_stopped_client_is_not_terminated(host: Host) -> None:
     host.process(101, state="T")
     host.process(102)
     host.daemon(101, 102)
-    done = host.run("--uid", "0")
-    assert "its process is stopped" in done.stderr
-    assert (done.returncode, host.terminated()) == (1, [102])
+    host.expect(1, [102], "--uid", "0", says="its process is stopped")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from testing.own_host import OwnHost, own_host
-
-
-@pytest.fixture
-def host() -> Iterator[OwnHost]:
-    with own_host() as one:
-        yield one
+from testing.own_host import OwnHost
 
 
 def next_of(kind: str, incidents: Iterator[dict[str, Any]]) -> dict[str, Any]:

@@ -9,35 +9,34 @@ from __future__ import annotations
 import gzip
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from testing.attacker import (
     ALICE,
     AS_ALICE,
-    CONTROL,
     HOLD_THE_LOCK,
     PIPE,
     SECRET,
     SLEEP,
     attack,
     crash,
+    crowd,
     fake,
     have_the_pid,
     in_namespaces,
     take_the_pid,
 )
-from testing.own_host import ROOT, TOOL, Daemon, OwnHost, own_host
+from testing.own_host import ROOT, TOOL, Daemon, OwnHost, inside
 from testing.waiting import wait_for
 
 
 @pytest.fixture
-def host() -> Iterator[OwnHost]:
-    with own_host() as made:
-        made.outside("/tmp/alice").mkdir(mode=0o755)
-        made.start("chown", str(ALICE), "/tmp/alice").wait()
-        yield made
+def host(host: OwnHost) -> OwnHost:
+    host.outside("/tmp/alice").mkdir(mode=0o755)
+    host.start("chown", str(ALICE), "/tmp/alice").wait()
+    return host
 
 
 def crashes(host: OwnHost, daemon: str = PIPE) -> float | None:
@@ -79,22 +78,22 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     secret.mkdir(mode=0o755)
     (secret / "control.log").write_text(f"{SECRET}\n")
     (secret / "control.log").chmod(0o600)
-    inside: Sequence[str] = ()
+    mounts: Sequence[str] = ()
     logs = "/tmp/alice/logs"
     if way == "mount":
         script = f"mkdir -p {logs} && mount -t tmpfs tmpfs {logs} && touch {logs}/control.log"
-        inside = in_namespaces(
+        mounts = in_namespaces(
             f"{script} && mount --bind /run/secret/control.log {logs}/control.log", "--mount"
         )
     elif way == "own mount":
         # A directory of root's, where her mount namespace has one of hers.
-        inside = in_namespaces(f"mkdir -p {logs} && mount --bind /run/secret {logs}", "--mount")
+        mounts = in_namespaces(f"mkdir -p {logs} && mount --bind /run/secret {logs}", "--mount")
     else:
         host.outside(logs).symlink_to("/run/secret")
     fake(
         host,
         {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/alice", "CUDA_MPS_LOG_DIRECTORY": logs},
-        inside=inside,
+        inside=mounts,
     )
     # One of hers that is what it says, so that it is known when the logs were read.
     honest = host.daemon("/tmp/alice/pipe", "/tmp/alice/honest", rights=AS_ALICE)
@@ -168,9 +167,7 @@ def test_no_process_hides_the_exit_of_roots_daemon(host: OwnHost) -> None:
 def test_a_pid_that_is_used_again_is_of_another_process(host: OwnHost) -> None:
     """Root's daemon in a container ends, and she gets its PID and its directory's name."""
     mounts = "mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /var/log"
-    boxed = host.daemon(
-        "/tmp/boxed", inside=("unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh")
-    )
+    boxed = host.daemon("/tmp/boxed", inside=inside(mounts))
     daemon = host.daemon()
     host.serve()
     wait_for(lambda: host.scrape().value("mps_control_up", daemon="/tmp/boxed"))
@@ -203,8 +200,7 @@ def test_what_is_masked_from_the_exporter_stays_masked(host: OwnHost) -> None:
     host.daemon("/tmp/open", "/var/lib/home/logs")
     none = "/run/systemd/inaccessible/dir"
     mask = f"mkdir -p {none} && chmod 0 {none} && mount --bind {none} /var/lib/home"
-    inside = ("unshare", "--mount", "sh", "-c", f'{mask} && exec "$@"', "sh")
-    host.serve(inside=inside)
+    host.serve(inside=inside(mask))
     wait_for(lambda: host.scrape().get("mps_control_log_readable"))
     metrics = host.scrape()
     assert metrics.value("mps_control_up", daemon="/tmp/open") == 1
@@ -314,15 +310,7 @@ def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
     daemon = host.daemon()
     host.serve()
     wait_for(host.scrape)
-    crowd = (
-        "import os, time\n"
-        "for number in range(1000):\n"
-        "    if os.fork() == 0:\n"
-        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
-        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
-        f"{SLEEP}"
-    )
-    fake(host, {}, crowd)
+    fake(host, {}, crowd(1000))
     wait_for(
         lambda: (
             (host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)) or 0)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.own_host import Daemon, Metrics, OwnHost, own_host
+from testing.own_host import Daemon, OwnHost, in_container, own_host
+from testing.page import Page
 from testing.waiting import wait_for
 
 PLUGIN = "/run/nvidia/mps/nvidia.com/gpu"
@@ -24,16 +25,6 @@ POD = "0f6b7a52-43a5-4c1c-9b5e-6a1d2c3b4e5f"
 CONTAINER = "a" * 64
 CLAIMED_POD = "1a2b3c4d-5e6f-4a1b-8c2d-3e4f5a6b7c8d"
 CLAIMED_CONTAINER = "b" * 64
-
-
-def in_container(mounts: dict[str, str]) -> list[str]:
-    """Return a command that starts a program in a container: other mounts {inside: outside}."""
-    steps = [
-        f"mkdir -p {inside} {outside} && mount --bind {outside} {inside}"
-        for inside, outside in mounts.items()
-    ]
-    script = " && ".join([*steps, 'exec "$@"'])
-    return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
 
 CHROOT = """
@@ -91,7 +82,7 @@ class Field:
     daemons: dict[str, Daemon]
     clients: dict[str, int]
 
-    def names(self, metrics: Metrics) -> dict[str, str]:
+    def names(self, metrics: Page) -> dict[str, str]:
         """Return layout -> the label of its daemon in these metrics."""
         pids = {str(daemon.pid): layout for layout, daemon in self.daemons.items()}
         return {
@@ -107,7 +98,7 @@ def field() -> Iterator[Field]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[tuple[Field, Metrics]]:
+def seen() -> Iterator[tuple[Field, Page]]:
     """A scrape of five healthy daemons."""
     with five_daemons() as found:
         found.host.serve()
@@ -162,7 +153,7 @@ HUNG_SECONDS = 20.0
 """Query timeout: the other daemons must reply within it, however busy the machine is."""
 
 
-def test_all_five_are_found_and_answer(seen: tuple[Field, Metrics]) -> None:
+def test_all_five_are_found_and_answer(seen: tuple[Field, Page]) -> None:
     field, metrics = seen
     names = field.names(metrics)
     assert names.keys() == field.daemons.keys()
@@ -184,7 +175,7 @@ def test_all_five_are_found_and_answer(seen: tuple[Field, Metrics]) -> None:
         assert metrics.value("mps_control_log_readable", daemon=name, log="server") == 1
 
 
-def test_each_has_its_own_client_with_its_own_limit(seen: tuple[Field, Metrics]) -> None:
+def test_each_has_its_own_client_with_its_own_limit(seen: tuple[Field, Page]) -> None:
     field, metrics = seen
     names = field.names(metrics)
     expected = {"plain": 0.1, "slurm": 0.2, "plugin": 0.3, "claim": 0.4}
@@ -204,12 +195,12 @@ def test_each_has_its_own_client_with_its_own_limit(seen: tuple[Field, Metrics])
     assert [labels["pid"] for labels in other_processes] == ["0"]
 
 
-def test_no_other_variable_of_a_client_is_shown(seen: tuple[Field, Metrics]) -> None:
+def test_no_other_variable_of_a_client_is_shown(seen: tuple[Field, Page]) -> None:
     field, _ = seen
     assert all("hunter2" not in field.host.get(path)[1] for path in ("/", "/metrics"))
 
 
-def test_each_client_is_attributed_to_what_it_belongs_to(seen: tuple[Field, Metrics]) -> None:
+def test_each_client_is_attributed_to_what_it_belongs_to(seen: tuple[Field, Page]) -> None:
     field, metrics = seen
     keys = ("container_id", "pod_uid", "slurm_job_id", "systemd_unit")
     found = {
@@ -247,7 +238,7 @@ def test_daemons_that_hang_delay_no_other(field: Field) -> None:
     _all_answer(after, names)
 
 
-def _all_answer(metrics: Metrics, names: dict[str, str]) -> None:
+def _all_answer(metrics: Page, names: dict[str, str]) -> None:
     for layout, name in names.items():
         assert metrics.value("mps_control_up", daemon=name) == 1, layout
         assert metrics.value("mps_server_clients", daemon=name) == 1, layout

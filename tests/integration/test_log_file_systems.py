@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from testing.attacker import LOGS, PIPE, crash
-from testing.own_host import Daemon, OwnHost, own_host
+from testing.own_host import Daemon, OwnHost
 from testing.waiting import wait_for
 
 KEPT = "/run/kept"
 """A second mount of the logs' file system: it stays, like the daemon's descriptor."""
-
-
-@pytest.fixture
-def host() -> Iterator[OwnHost]:
-    with own_host() as made:
-        yield made
 
 
 def run(host: OwnHost, *command: str) -> None:

@@ -31,8 +31,6 @@ from mps_exporter.commands.doctor_report import (
 )
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.one_process import check_process
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
@@ -40,6 +38,7 @@ from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.endings import ended_pids
+from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.promtool import fired, page_of
 
@@ -146,7 +145,7 @@ def healthy_pids(snapshot: Snapshot) -> tuple[set[int], set[int]]:
     return clients - {0}, {pid for pid in hosts if pid}
 
 
-def text_of(page: str) -> str:
+def words_of(page: str) -> str:
     """Return the text of a page, a line for each element."""
     parts = (" ".join(unescape(part).split()) for part in re.split(r"<[^>]*>", page))
     return "\n".join(filter(None, parts))
@@ -164,7 +163,7 @@ def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Page, API and doctor: (source, text)."""
     options = WebOptions()
     status = make_status(snapshot, options)
-    yield "page", text_of(render_page(status, options))
+    yield "page", words_of(render_page(status, options))
     yield "api", "\n".join(strings_in(json.loads(to_json(status))))
     diagnosis = Diagnosis(snapshot, recent_incidents(snapshot))
     yield "doctor", "\n".join(diagnosis_lines(diagnosis, plain))
@@ -197,11 +196,7 @@ def pages_of(snapshots: list[Snapshot]) -> list[dict[str, str]]:
     def wall(at: float) -> float:
         return SCRAPE * bisect_right(times, at)
 
-    pages = []
-    for snapshot in snapshots:
-        text = Encoder().encode(render(snapshot, Build("", "", ""), wall=wall), [], TEXT_0_0_4)
-        pages.append(page_of(text.decode()))
-    return pages
+    return [page_of(text_of(snapshot, wall=wall)) for snapshot in snapshots]
 
 
 def alerts_told(folder: Path, pages: list[dict[str, str]]) -> Iterator[Told]:

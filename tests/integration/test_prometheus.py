@@ -12,8 +12,9 @@ import pytest
 import trustme
 
 from testing.commands import output_of
+from testing.page import Page
 from testing.player import RECORDINGS
-from testing.program import Page, Program, running
+from testing.program import Program, running
 from testing.prometheus_programs import TREE, program, prometheus
 from testing.waiting import until, until_awaited
 from tests.unit.web.fakes import FakeBackend

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from testing.own_host import Daemon, Metrics, OwnHost, own_host
+from testing.own_host import Daemon, OwnHost, in_container, own_host
+from testing.page import Page
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 
@@ -48,8 +49,8 @@ COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class Seen:
     """Metrics of the exporter without flags, and with all daemons named."""
 
-    unnamed: Metrics
-    named: Metrics
+    unnamed: Page
+    named: Page
 
 
 @dataclass
@@ -67,7 +68,9 @@ def scene() -> Iterator[Scene]:
             "open": host.daemon(),
             "elsewhere": host.daemon(*ELSEWHERE),
             "closed": _closed(host),
-            "container": host.daemon(inside=_in_container()),
+            "container": host.daemon(
+                inside=in_container({one: f"{CONTAINER}{one}" for one in OPEN})
+            ),
         }
         clients = {
             name: host.client(
@@ -93,13 +96,6 @@ def _closed(host: OwnHost) -> Daemon:
     return daemon
 
 
-def _in_container() -> list[str]:
-    mounts = [
-        f"mkdir -p {CONTAINER}{one} {one} && mount --bind {CONTAINER}{one} {one}" for one in OPEN
-    ]
-    return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
-
-
 def _look(host: OwnHost, rights: Sequence[str], inside: Sequence[str]) -> Seen:
     names = []
     for pipe, log in (OPEN, ELSEWHERE, CLOSED):
@@ -115,7 +111,7 @@ def _look(host: OwnHost, rights: Sequence[str], inside: Sequence[str]) -> Seen:
 # ---------------------------------------------------------------------- what the rows are about
 
 
-def _answers(metrics: Metrics, scene: Scene) -> bool:
+def _answers(metrics: Page, scene: Scene) -> bool:
     return (
         metrics.value("mps_control_up", daemon=OPEN[0]) == 1
         and metrics.value("mps_control_state", daemon=OPEN[0], mps_control_state="answering") == 1
@@ -123,14 +119,14 @@ def _answers(metrics: Metrics, scene: Scene) -> bool:
     )
 
 
-def _has_a_process(metrics: Metrics, scene: Scene) -> bool:
+def _has_a_process(metrics: Page, scene: Scene) -> bool:
     return all(
         metrics.value(name, daemon=OPEN[0]) is not None
         for name in ("mps_control_info", "mps_control_start_time_seconds")
     )
 
 
-def _container_answers(metrics: Metrics, scene: Scene) -> bool:
+def _container_answers(metrics: Page, scene: Scene) -> bool:
     ours = {directory for directory, _ in (OPEN, ELSEWHERE, CLOSED)}
     others = [
         sample
@@ -141,8 +137,8 @@ def _container_answers(metrics: Metrics, scene: Scene) -> bool:
     return [sample.value for sample in others] == [1]
 
 
-def _follows(directory: str) -> Callable[[Metrics, Scene], bool]:
-    def follows(metrics: Metrics, scene: Scene) -> bool:
+def _follows(directory: str) -> Callable[[Page, Scene], bool]:
+    def follows(metrics: Page, scene: Scene) -> bool:
         readable = {
             metrics.value("mps_control_log_readable", daemon=directory, log=log)
             for log in ("control", "server")
@@ -155,13 +151,13 @@ def _follows(directory: str) -> Callable[[Metrics, Scene], bool]:
     return follows
 
 
-def _client(metrics: Metrics, scene: Scene) -> dict[str, str]:
+def _client(metrics: Page, scene: Scene) -> dict[str, str]:
     pid = str(scene.clients["open"])
     found = [one for one in metrics.get("mps_client_info", ()) if one.labels["pid"] == pid]
     return found[0].labels if found else {}
 
 
-def _limits(metrics: Metrics, scene: Scene) -> bool:
+def _limits(metrics: Page, scene: Scene) -> bool:
     pid = str(scene.clients["open"])
     seen = [
         metrics.value(f"mps_client_{name}", pid=pid)
@@ -173,7 +169,7 @@ def _limits(metrics: Metrics, scene: Scene) -> bool:
     return seen[0] is not None
 
 
-ROWS: dict[str, Callable[[Metrics, Scene], bool]] = {
+ROWS: dict[str, Callable[[Page, Scene], bool]] = {
     "daemons that answer": _answers,
     "their processes": _has_a_process,
     "daemons whose directories lie in a container": _container_answers,

@@ -189,9 +189,6 @@ class ControlTool:
                 if fresh or state.failed_pause.remaining_seconds() > 0:
                     return probe
             why = _skip_reason(daemon, state.pause) if free else _BUSY
-            if why is None and not state.admitted:
-                state.admitted = self._budget.admit_first_query(daemon)
-                why = None if state.admitted else _TOO_MANY
             if why is not None:
                 return self._skipped(daemon, "probe", why)
             at, clock = self._now(), self._clock()

@@ -5,31 +5,22 @@ It is rendered by the exporter's own renderer.
 
 from __future__ import annotations
 
-from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
 from mps_exporter.mps.record import Counters
-from mps_exporter.observations import CgroupMemory, GpuObservation, LogState, Reading
+from mps_exporter.observations import GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
-    Feature,
     Gpu,
     LogMetricValues,
-    NamedServer,
-    Namespace,
-    Partitioning,
     Server,
-    ServerDevice,
-    SmPartition,
     Snapshot,
     Wait,
 )
+from testing.page import text_of
 
 NAME = "made by hand"
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
-PCI = "00000000:02:00.0"
-CGROUP = "/system.slice/slurmstepd.scope/job_7"
 LOST = "GPU-00000000-0000-0000-0000-000000000001"
 
 
@@ -87,20 +78,6 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         memory_limit_bytes={UUID: 40_000_000_000},
         sm_limit={UUID: 66},
     )
-    named = Client(
-        pid=4343,
-        server_pid=4000,
-        uid=1001,
-        user="ada",
-        command="serve",
-        active_thread_ratio=0.5,
-        gpu_uuids=(UUID,),
-        server_name="training",
-        namespace="default",
-        sm_partition="Kp8",
-        sm_partition_name="large",
-        cgroup=CGROUP,
-    )
     daemon = ControlDaemon(
         pipe_directory="/run/mps",
         log_directory="/var/log/mps",
@@ -108,17 +85,7 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         queries=grown,
         query_failures={"timeout": grown},
         servers=(
-            Server(
-                pid=4000, uid=1001, user="ada", state="ACTIVE", ghost=True, clients=(client, named)
-            ),
-        ),
-        partitioning=Partitioning(
-            "3",
-            servers=(NamedServer("training", 1001, 4000, "Ready"),),
-            namespaces=(Namespace("default", "training", active_thread_ratio=0.5),),
-            partitions=(SmPartition(UUID, "training", "Kp8", "large", 4, 34, status="created"),),
-            devices=(ServerDevice(UUID, "training", 0, "0000:02:00.0", "NVIDIA A100", 108, 13),),
-            features=(Feature("memacct", enabled=True, default=True, module="memacct"),),
+            Server(pid=4000, uid=1001, user="ada", state="ACTIVE", ghost=True, clients=(client,)),
         ),
         waits=(Wait(pid=77, uid=1002, since=now - 3600, behind_uid=1001, dead=True),),
         gpu_uuids=(UUID,),
@@ -138,7 +105,6 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         gpus=(gpu, lost),
         gpu_indexes={UUID: "0", LOST: "1"},
         daemons=(daemon,),
-        cgroup_memory={CGROUP: {UUID: CgroupMemory(CGROUP, PCI, 3 << 30, 4 << 30, 8 << 30)}},
         collectors=(failing,),
         unreadable_environments=1,
     )
@@ -146,5 +112,4 @@ def snapshot(seconds: float, now: float) -> Snapshot:
 
 def page(seconds: float, began: float) -> str:
     """Return its page this many seconds after it began (Unix time)."""
-    families = render(snapshot(seconds, began + seconds), Build("made by hand", "", ""))
-    return Encoder().encode(families, [], TEXT_0_0_4).decode()
+    return text_of(snapshot(seconds, began + seconds))

@@ -9,24 +9,25 @@ DOCUMENT = Path(__file__).with_name("subjects.md")
 EVERY = "every recording"
 
 _HEADING = re.compile(r"^## .*`(mps-\w+)`$", re.MULTILINE)
-_LINE = re.compile(r"^\| (?!Panel |---|\*\*)(.+?) \| (.+?) \|$", re.MULTILINE)
+_PANEL = re.compile(r"^\| (?!Panel |---|\*\*)(.+?) \| (.+?) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| \*\*(.+?)\*\* \| \|$", re.MULTILINE)
 
 
-def subjects() -> list[tuple[str, str, str]]:
-    """(dashboard, panel, recording), in the document's order."""
+def _found(pattern: re.Pattern[str]) -> list[tuple[str, ...]]:
+    """The dashboard of each match, and its groups, in the document's order."""
     parts = _HEADING.split(DOCUMENT.read_text("utf-8"))
     return [
-        (dashboard, panel, recording)
+        (dashboard, *found.groups())
         for dashboard, text in zip(parts[1::2], parts[2::2], strict=True)
-        for panel, recording in _LINE.findall(text)
+        for found in pattern.finditer(text)
     ]
 
 
-def questions() -> list[tuple[str, str]]:
-    """(dashboard, row), in the document's order."""
-    parts = _HEADING.split(DOCUMENT.read_text("utf-8"))
-    return [
-        (dashboard, row)
-        for dashboard, text in zip(parts[1::2], parts[2::2], strict=True)
-        for row in re.findall(r"^\| \*\*(.+?)\*\* \| \|$", text, re.MULTILINE)
-    ]
+def subjects() -> list[tuple[str, ...]]:
+    """(dashboard, panel, recording)."""
+    return _found(_PANEL)
+
+
+def questions() -> list[tuple[str, ...]]:
+    """(dashboard, row)."""
+    return _found(_ROW)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from grafana.boards import BOARDS
-from testing.player import RECORDINGS
+from testing.golden import recordings
 from tests.unit.grafana import hand_made
 from tests.unit.grafana.subjects import EVERY, questions, subjects
 
@@ -23,6 +23,5 @@ def test_every_question_is_in_the_document() -> None:
 
 
 def test_recordings_that_the_document_names_exist() -> None:
-    known = {path.name.removesuffix(".rec.gz") for path in RECORDINGS.glob("*.rec.gz")}
-    known |= {EVERY, hand_made.NAME, "an exporter that ended"}
+    known = {*recordings(), EVERY, hand_made.NAME, "an exporter that ended"}
     assert {recording for _, _, recording in subjects()} <= known

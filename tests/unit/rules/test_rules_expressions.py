@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import promql_parser as parser
 import pytest
 
-from mps_exporter import snapshot
 from mps_exporter.metrics import CATALOGUE
 from testing import promql
 from testing.promql import PromqlError, Schema
@@ -79,30 +78,15 @@ def test_alert_has_a_condition(rule: Rule) -> None:
 
 
 @RULES
-def test_state_sets_are_asked_for_states_that_exist(rule: Rule) -> None:
+def test_values_of_labels_exist(rule: Rule) -> None:
+    """States, causes and all other values that the catalogue lists."""
     for expr in everything(rule):
         for selector in promql.selectors(promql.parse(expr)):
-            spec = CATALOGUE.get(selector.name)
-            for label, op, value in promql.matchers(selector):
-                if spec is not None and label == spec.name and op in {"=", "!="}:
-                    assert value in spec.states, expr
-
-
-CAUSES = {
-    "mps_server_exits_total": "EXIT_CAUSES",
-    "mps_server_last_exit_timestamp_seconds": "EXIT_CAUSES",
-    "mps_client_losses_total": "LOSS_CAUSES",
-    "mps_client_rejections_total": "REJECTION_CAUSES",
-}
-
-
-@RULES
-def test_causes_exist(rule: Rule) -> None:
-    for expr in everything(rule):
-        for selector in promql.selectors(promql.parse(expr)):
-            for label, op, value in promql.matchers(selector):
-                if label == "cause" and op == "=" and selector.name in CAUSES:
-                    assert value in getattr(snapshot, CAUSES[selector.name]), expr
+            if spec := CATALOGUE.get(selector.name):
+                listed = {**spec.values, spec.name: spec.states}
+                for label, op, value in promql.matchers(selector):
+                    if op in {"=", "!="} and listed.get(label):
+                        assert value in listed[label], expr
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from testing.rule_files import (
 )
 from tools.generate_docs import alert_rule
 
-RULES = pytest.mark.parametrize("rule", rules(), ids=str)
 ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
 RECORDS = pytest.mark.parametrize("rule", records(), ids=str)
 PAGES = pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
