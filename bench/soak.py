@@ -29,7 +29,7 @@ from bench.host import DROP_ONE_IN, Daemon, FullHost
 from bench.http import Program
 from bench.program import running
 from mps_exporter.policy import SHOWN_AFTER_QUIT_SECONDS
-from testing.program import Page
+from testing.page import Page
 
 WARM_UP_SHARE = 0.3
 WARM_UP_SECONDS = 300.0
@@ -78,7 +78,8 @@ class Counters:
         """Check a page; return its number of counters."""
         now = {
             f"{name} {labels}": value
-            for name, labels, value in Page(page).samples
+            for name, samples_of_name in Page(page).items()
+            for labels, value in samples_of_name
             if _COUNTER.search(name)
         }
         self.fallen += [
@@ -93,10 +94,11 @@ class Counters:
 def samples(page: str) -> dict[Sample, float]:
     """Return the samples of daemons that have at most one further label."""
     found: dict[Sample, float] = {}
-    for name, labels, value in Page(page).samples:
-        daemon = labels.pop("daemon", None)
-        if daemon is not None and len(labels) <= 1:
-            found[daemon, name, next(iter(labels.values()), "")] = value
+    for name, samples_of_name in Page(page).items():
+        for labels, value in samples_of_name:
+            daemon = labels.pop("daemon", None)
+            if daemon is not None and len(labels) <= 1:
+                found[daemon, name, next(iter(labels.values()), "")] = value
     return found
 
 
