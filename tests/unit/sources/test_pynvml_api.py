@@ -354,3 +354,13 @@ def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> Non
     assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
     may_end.set()
     thread.join()
+
+
+@pytest.mark.parametrize(("reply", "numbers"), [(7, (7,)), ([1, 0], (1, 0)), ((9, 0), (9, 0))])
+def test_pynvml_returns_numbers_alone_in_lists_and_in_tuples(
+    monkeypatch: pytest.MonkeyPatch, reply: object, numbers: tuple[int, ...]
+) -> None:
+    name = "nvmlDeviceGetCudaComputeCapability"
+    monkeypatch.setattr(pynvml, name, lambda _device: reply)
+    assert NvmlApi().numbers(name, 1) == numbers
+    assert NvmlApi().number(name, 1) == numbers[0]

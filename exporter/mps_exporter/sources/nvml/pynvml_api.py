@@ -207,7 +207,8 @@ class NvmlApi:
         reply = self.call(function, *arguments)
         if isinstance(reply, ctypes.Structure):
             reply = [getattr(reply, name) for name, *_ in reply._fields_]
-        return tuple(int(part) for part in (reply if isinstance(reply, list) else [reply]))
+        several = reply if isinstance(reply, (list, tuple)) else (reply,)  # pynvml returns both
+        return tuple(int(part) for part in several)
 
     def number(self, function: str, *arguments: object) -> int:
         """Call such a function, and return its first number."""
