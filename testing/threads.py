@@ -6,9 +6,13 @@ import threading
 
 import pytest
 
+from mps_exporter.sources import blocking, policy
+
 
 def allow_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow one more thread, and refuse all others like the kernel at a limit."""
+    monkeypatch.setattr(blocking, "_idle", [])
+    monkeypatch.setattr(policy, "MAX_IDLE_THREADS", 0)
     real, started = threading.Thread.start, list[threading.Thread]()
 
     def start(thread: threading.Thread) -> None:

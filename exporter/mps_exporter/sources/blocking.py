@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from mps_exporter.sources import policy
@@ -142,8 +143,12 @@ class BlockingCalls(Generic[T]):
             lock.release()
 
 
+_idle: list[SimpleQueue[Callable[[], None]]] = []
+"""The queue of each thread that waits for work."""
+
+
 def _on_thread(function: Callable[[], T]) -> Future[T]:
-    """Run a function on a thread of its own, for which the end of the program does not wait.
+    """Run a function on a thread for which the end of the program does not wait.
 
     Raises:
         RuntimeError: No thread can be started.
@@ -159,8 +164,23 @@ def _on_thread(function: Callable[[], T]) -> Future[T]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    try:
+        work_queue = _idle.pop()
+    except IndexError:
+        work_queue = SimpleQueue()
+        name = "blocking-call"
+        threading.Thread(target=_work, args=(work_queue,), name=name, daemon=True).start()
+    work_queue.put(work)
     return future
+
+
+def _work(work_queue: SimpleQueue[Callable[[], None]]) -> None:
+    """Run the work of a queue, until enough other threads are idle."""
+    while True:
+        work_queue.get()()
+        if len(_idle) >= policy.MAX_IDLE_THREADS:
+            return
+        _idle.append(work_queue)
 
 
 async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:
