@@ -48,9 +48,11 @@ _POD = re.compile(
     r"(?:\.slice)?(?::.*)?"
 )
 _JOB = re.compile(r"job_(?P<job>\d+)")
-_SLURM = re.compile(r"slurm(_.+)?|(.+_)?slurmstepd\.scope")
+_SLURM = re.compile(r"slurm(_[^/]+)?|system\.slice/([^/]+_)?slurmstepd\.scope")
+"""The groups of slurmd, from the root."""
 
 _UNIT = re.compile(r".+\.(?:service|scope)")
+_USER_MANAGER = re.compile(r"user@\d+\.service")
 _USER_SLICE = re.compile(r"user-\d+\.slice")
 _RUNTIME_SERVICES = frozenset(
     {"containerd.service", "crio.service", "docker.service", "kubelet.service", "podman.service"}
@@ -104,21 +106,31 @@ def parse_cgroup(cgroup: str | None) -> Attribution:
 
 
 def _paths(cgroup: str) -> Iterator[list[str]]:
-    """Yield the components of each distinct path: version 2 first, then systemd's hierarchy."""
+    """Yield the components of each distinct path: version 2 first, then systemd's hierarchy.
+
+    A path ends at the first group that is delegated: an ordinary user names the groups below it.
+    """
     lines = [line.split(":", 2) for line in cgroup.split("\n")]
     hierarchies = [(parts[1], parts[2]) for parts in lines if len(parts) == 3]
     hierarchies.sort(key=lambda item: (item[0] != "", item[0] != "name=systemd"))
     for path in dict.fromkeys(path for _, path in hierarchies):
-        yield [part for part in path.split("/") if part]
+        parts = [part for part in path.split("/") if part]
+        ends = (depth for depth, part in enumerate(parts, 1) if _is_delegated(part))
+        yield parts[: next(ends, None)]
+
+
+def _is_delegated(part: str) -> bool:
+    return any(one.fullmatch(part) for one in (_USER_MANAGER, _NAMED, _BARE))
 
 
 def _container(path: list[str]) -> str | None:
-    """Return the innermost container: nested runtimes (kind, Docker in Docker) show several."""
-    for depth in range(len(path) - 1, -1, -1):
-        if named := _NAMED.fullmatch(path[depth]):
-            return f"{_RUNTIMES[named['runtime']]}://{named['id']}"
-        if _BARE.fullmatch(path[depth]):
-            return f"{_runtime_of_bare(path[:depth])}://{path[depth]}"
+    """Return the container: with nested runtimes (kind, Docker in Docker) the outermost."""
+    if not path:
+        return None
+    if named := _NAMED.fullmatch(path[-1]):
+        return f"{_RUNTIMES[named['runtime']]}://{named['id']}"
+    if _BARE.fullmatch(path[-1]):
+        return f"{_runtime_of_bare(path[:-1])}://{path[-1]}"
     return None
 
 
@@ -139,10 +151,9 @@ def _pod(path: list[str]) -> str | None:
 
 
 def _slurm(path: list[str]) -> str | None:
-    for depth, part in enumerate(path):
-        job = _JOB.fullmatch(part)
-        if job and any(_SLURM.fullmatch(above) for above in path[:depth]):
-            return job["job"]
+    if any(_SLURM.fullmatch("/".join(path[:depth])) for depth in (1, 2)):
+        jobs = (job["job"] for part in path if (job := _JOB.fullmatch(part)))
+        return next(jobs, None)
     return None
 
 

@@ -30,9 +30,9 @@ EXAMPLES = {
     "docker, v2": (f"0::/system.slice/docker-{A}.scope\n", Attribution(DOCKER)),
     "docker of old, at the root": (f"9:perf_event:/{A}\n", Attribution(DOCKER)),
     "docker of another name": (f"13:pids:/docker-ce/docker/{A}\n", Attribution(DOCKER)),
-    "docker, rootless": (
+    "docker, rootless: its user names the group": (
         f"0::{USER}/user.slice/docker-{A}.scope\n",
-        Attribution(DOCKER, systemd_unit="user@1000.service"),
+        unit("user@1000.service"),
     ),
     "docker, a unit's slice as parent": (f"0::/gpu.slice/docker-{A}.scope", Attribution(DOCKER)),
     "kubernetes, systemd, docker": (
@@ -79,11 +79,11 @@ EXAMPLES = {
         f"0::/system.slice/docker-{B}.scope/kubelet.slice/kubelet-kubepods.slice/"
         "kubelet-kubepods-besteffort.slice/"
         f"kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(CONTAINERD, POD),
+        Attribution(f"docker://{B}"),
     ),
     "kind on v1": (
         f"9:pids:/docker/{B}/kubelet/kubepods/besteffort/pod{POD}/{A}\n",
-        Attribution(CONTAINERD, POD),
+        Attribution(f"docker://{B}"),
     ),
     "seen from a neighbour's cgroup namespace": (
         f"0::/../../kubepods-burstable-pod{POD_}.slice/cri-containerd-{A}.scope\n",
@@ -92,10 +92,17 @@ EXAMPLES = {
     "containerd alone": (f"3:cpu:/k8s.io/{A}\n", Attribution(CONTAINERD)),
     "nerdctl": (f"0::/system.slice/nerdctl-{A}.scope\n", Attribution(CONTAINERD)),
     "podman": (f"0::/machine.slice/libpod-{A}.scope/container\n", Attribution(PODMAN)),
-    "podman, rootless": (
+    "podman, rootless: its user names the group": (
         f"0::{USER}/user.slice/libpod-{A}.scope/container\n",
-        Attribution(PODMAN, systemd_unit="user@1000.service"),
+        unit("user@1000.service"),
     ),
+    "a job that a user names": (f"0::{USER}/slurm/uid_0/job_4242\n", unit("user@1000.service")),
+    "a pod that a user names": (f"0::{USER}/kubepods/pod{POD}/{A}\n", unit("user@1000.service")),
+    "a service and a job that a container names": (
+        f"0::/system.slice/docker-{A}.scope/slurm/job_4242/sshd.service\n",
+        Attribution(DOCKER),
+    ),
+    "a job below another group than slurmd's": ("0::/a/slurm/job_4242\n", Attribution()),
     "podman, cgroupfs": (f"5:memory:/libpod_parent/libpod-{A}\n", Attribution(PODMAN)),
     "podman under a service": (
         f"0::/system.slice/training.service/libpod-payload-{A}\n",
@@ -137,7 +144,7 @@ EXAMPLES = {
         "0::/user.slice/user-1000.slice/session-3.scope\n",
         unit("session-3.scope"),
     ),
-    "a user's service": (f"0::{USER}/app.slice/notebook.service\n", unit("notebook.service")),
+    "a user's service": (f"0::{USER}/app.slice/notebook.service\n", unit("user@1000.service")),
     "a user's terminal": (
         f"0::{USER}/app.slice/app-org.gnome.Terminal.slice/"
         "vte-spawn-f22f14d2-3d44-4304-9879-3fdd0df7b08e.scope",
