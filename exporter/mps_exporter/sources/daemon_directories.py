@@ -170,8 +170,9 @@ def lock_holder(path: str, directory: int | None = None) -> tuple[bool, int | No
     """Return (tested, holder) of the write lock on a file, queried with F_GETLK.
 
     A daemon holds the lock on control_lock while it lives, also while it hangs (measured). The
-    holder is 0 if its PID is invisible here. The file stays unmodified; only regular files are
-    opened.
+    holder is 0 if its PID is invisible here. A daemon does not take a lock of an open file
+    description (PID -1); any user can take that lock. The file stays unmodified; only regular
+    files are opened.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
@@ -184,9 +185,11 @@ def lock_holder(path: str, directory: int | None = None) -> tuple[bool, int | No
     try:
         reply = fcntl.fcntl(file, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 0, 0))
         kind, _, _, _, pid = _FLOCK.unpack(reply)
-        return True, None if kind == fcntl.F_UNLCK else max(pid, 0)
+        is_daemons = kind != fcntl.F_UNLCK and pid >= 0
     except OSError:
         return False, None
+    else:
+        return True, pid if is_daemons else None
     finally:
         os.close(file)
 

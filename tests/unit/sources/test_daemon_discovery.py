@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -579,6 +581,14 @@ def test_the_lock_names_its_holder_and_nothing_is_written(tmp_path: Path) -> Non
         assert lock_holder(str(lock)) == (True, pid)
         assert lock.stat() == before
     assert lock_holder(str(lock)) == (True, None)
+
+
+def test_a_lock_of_an_open_file_description_is_no_daemons(tmp_path: Path) -> None:
+    """The daemon takes a lock of its process; any user may take the other kind when it is free."""
+    lock = tmp_path / "control_lock"
+    with lock.open("w") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhlli", fcntl.F_WRLCK, 0, 0, 0, 0))
+        assert lock_holder(str(lock)) == (True, None)
 
 
 def test_only_regular_files_are_tested(tmp_path: Path) -> None:
