@@ -129,8 +129,8 @@ FIELDS = {
         "processes_by_kind stranded_clients served_by samples"
     ),
     "incident": (
-        "at daemon kind severity text count server_pid uid pids blamed_pid caused_by_pids proof "
-        "ended_before gpu_uuids seconds"
+        "at daemon kind severity text count counted server_pid uid pids blamed_pid caused_by_pids "
+        "proof ended_before gpu_uuids seconds"
     ),
     "source": "name success duration_seconds error read_at",
 }
