@@ -201,16 +201,23 @@ DASHBOARD = (
 )
 
 
-def _labels(finding: FindingType) -> Iterator[str]:
-    """Yield the labels; a critical alert about an ordinary user's daemon is a warning."""
+def _labels(finding: FindingType, description: str) -> Iterator[str]:
+    """Yield the labels: of an ordinary user's daemon no alert is critical, and no GPU is proved."""
+    of_daemon = finding.scope in ("daemon", "server") or "$labels.daemon" in description
     yield "        labels:"
-    if finding.severity != "critical" or finding.scope not in ("daemon", "server"):
+    if finding.severity != "critical" or not of_daemon:
         yield f"          severity: {finding.severity}"
-        return
-    yield "          severity: >-"
-    yield f"            {{{{ if {UNPRIVILEGED} }}}}warning{{{{ else }}}}critical{{{{ end }}}}"
-    yield "          daemon_uid: >-"
-    yield f"            {{{{ range {UNPRIVILEGED} }}}}{{{{ .Labels.uid }}}}{{{{ end }}}}"
+    else:
+        yield "          severity: >-"
+        yield f"            {{{{ if {UNPRIVILEGED} }}}}warning{{{{ else }}}}critical{{{{ end }}}}"
+    if of_daemon:
+        yield "          daemon_uid: >-"
+        yield f"            {{{{ range {UNPRIVILEGED} }}}}{{{{ .Labels.uid }}}}{{{{ end }}}}"
+    if of_daemon and "$labels.uuid" in description:
+        yield "          uuid: >-"
+        yield "            {{ if $labels.uuid }}"
+        yield f"            {{{{- if {UNPRIVILEGED} }}}}claimed {{{{ end }}}}"
+        yield "            {{- $labels.uuid }}{{ end }}"
 
 
 def _description(finding: FindingType) -> Iterator[str]:
@@ -240,7 +247,7 @@ def alert_rule(rule: str) -> str:
     if not " ".join(texts.get("description", FIRST_STEP).split()).endswith(FIRST_STEP):
         description = iter([f"          description:{texts['description']}"])
     lines = [
-        *_labels(finding),
+        *_labels(finding, texts.get("description", "")),
         "        annotations:",
         f"          summary: {finding.summary or f'{finding.title}.'}",
         *description,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from mps_exporter.findings import ADVICE
+from mps_exporter.observations import DaemonFacts
 from testing import fleet_page
 from testing.commands import output_of
 from testing.finding_hosts import SYNTHETIC
 from testing.page import text_of
 from testing.prometheus_programs import program
 from testing.promtool import fired, page_of, receiver_of
-from testing.rule_files import ROOT, RULE_FILES, TEST_FILES
+from testing.rule_files import ROOT, RULE_FILES, TEST_FILES, alerts
 
+PLACE = ("job", "instance", "daemon")
 PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
 
 
@@ -45,6 +49,82 @@ def test_the_host_of_a_finding_raises_its_alert(name: str, tmp_path: Path) -> No
     labels = [one.labels for one in alerts]
     severities = {one["severity"] for one in labels if one["alertname"] == ADVICE[name].alert}
     assert severities == {ADVICE[name].severity}
+
+
+def of_a_user(expected: dict[str, Any]) -> dict[str, Any]:
+    """Return the alert that is expected if its daemon is an ordinary user's."""
+    labels = {**expected["exp_labels"], "daemon_uid": "2001"}
+    if labels["severity"] == "critical":
+        labels["severity"] = "warning"
+    texts = expected["exp_annotations"]
+    if uuid := labels.get("uuid"):
+        labels["uuid"] = f"claimed {uuid}"
+        described = texts["description"].replace(f"({uuid})", f"(claimed {uuid})")
+        texts = {**texts, "description": described}
+    return {"exp_labels": labels, "exp_annotations": texts}
+
+
+def test_every_alert_about_a_users_daemon_names_the_user(tmp_path: Path) -> None:
+    """And no such alert is critical, or names a GPU as if it were proved."""
+    seen = {one.alert for one in ADVICE.values() if one.alert and one.scope in ("daemon", "server")}
+    for file in TEST_FILES:
+        document = yaml.safe_load(file.read_text())
+        document["rule_files"] = [str(file.parent / one) for one in document["rule_files"]]
+        tests = []
+        for test in document["tests"]:
+            cases = [
+                case
+                for case in test.get("alert_rule_test", ())
+                if any("daemon" in one["exp_labels"] for one in case.get("exp_alerts") or ())
+            ]
+            places = set()
+            for case in cases:
+                seen.add(case["alertname"])
+                labels = [one["exp_labels"] for one in case["exp_alerts"]]
+                places |= {tuple(one[name] for name in PLACE) for one in labels}
+                case["exp_alerts"] = [of_a_user(one) for one in case["exp_alerts"]]
+            for place in places:
+                known = ",".join(
+                    f'{name}="{value}"' for name, value in zip(PLACE, place, strict=True)
+                )
+                series = f'mps_control_unprivileged_info{{{known},uid="2001"}}'
+                test["input_series"].append({"series": series, "values": "1x20000"})
+            if cases:
+                tests.append({**test, "alert_rule_test": cases, "promql_expr_test": []})
+        if tests:
+            (tmp_path / file.name).write_text(yaml.safe_dump({**document, "tests": tests}))
+            run(program("promtool"), "test", "rules", tmp_path / file.name)
+    about = {one.alert for one in alerts() if "$labels.daemon" in one.annotations["description"]}
+    assert about <= seen
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in SYNTHETIC
+        if ADVICE[name].alert and ADVICE[name].scope in ("daemon", "server")
+    ],
+)
+def test_the_host_of_a_users_finding_names_the_user(name: str, tmp_path: Path) -> None:
+    snapshot = SYNTHETIC[name]
+    daemons = tuple(
+        replace(
+            one,
+            facts=replace(
+                one.facts or DaemonFacts(one.pipe_directory, "/l"), owner_uid=2001, limited=True
+            ),
+        )
+        for one in snapshot.daemons
+    )
+    page = page_of(text_of(replace(snapshot, daemons=daemons)))
+    found = list(fired(tmp_path, "gpu01", [page] * 3, 30.0, waiting=False))
+    labels = [one.labels for one in found if one.labels["alertname"] == ADVICE[name].alert]
+    assert labels
+    for one in labels:
+        assert one["daemon_uid"]
+        assert one["severity"] != "critical"
+        assert not one.get("uuid", "").startswith("GPU-")
 
 
 @PROMTOOLS

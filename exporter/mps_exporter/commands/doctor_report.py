@@ -21,6 +21,7 @@ from mps_exporter.findings import (
     findings,
     in_order,
     most_severe,
+    of_node,
     trace_findings,
     unknowns,
 )
@@ -55,13 +56,16 @@ class Diagnosis:
     @property
     def found(self) -> tuple[Finding, ...]:
         """All current findings, the most urgent first."""
-        return in_order((*findings(self.snapshot), *trace_findings(self.traces)))
+        users = {one.pipe_directory for one in self.snapshot.daemons if one.limited}
+        traces = (replace(one, limited=one.daemon in users) for one in trace_findings(self.traces))
+        return in_order((*findings(self.snapshot), *traces))
 
 
 def diagnosis_exit_status(seen: Diagnosis) -> int:
     """Return 0, 1 (warnings) or 2 (critical). Findings of severity info count as 0.
 
-    The only recent incident that counts is a failed server start, if its daemon has no server now.
+    Findings about ordinary users' daemons do not count: these users can cause them. The only recent
+    incident that counts is a failed server start, if its daemon has no server now.
     """
     daemons = seen.snapshot.daemons
     without = {one.pipe_directory for one in daemons if one.pid and not one.servers}
@@ -70,7 +74,7 @@ def diagnosis_exit_status(seen: Diagnosis) -> int:
         for one in seen.recent
         if one.advice.name == "server_start_failed" and one.daemon in without
     )
-    return EXIT_STATUS[most_severe((*seen.found, *failing))]
+    return EXIT_STATUS[most_severe(one for one in (*seen.found, *failing) if not one.limited)]
 
 
 HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
@@ -91,17 +95,14 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
 
     If a source could not be read, a missing finding is UNKNOWN.
     """
-    # A user's own daemon is not a fact about the host: the user can break it at any time.
-    of_host = tuple(one for one in snapshot.daemons if not one.limited)
-    snapshot = replace(snapshot, daemons=of_host)
     for finding in findings(snapshot):
-        if name in (finding.advice.name, finding.severity):
+        if not finding.limited and name in (finding.advice.name, finding.severity):
             return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")
     failed = {result.name: result.error for result in snapshot.collectors if not result.success}
     if name in _NVML_CHECKS:
         unknown = [failed["nvml"] or "no answer"] if "nvml" in failed else []
     else:
-        unknown = [*unknowns(snapshot), *(f"{name} could not be read" for name in failed)]
+        unknown = [*unknowns(of_node(snapshot)), *(f"{name} could not be read" for name in failed)]
     if unknown:
         return UNKNOWN, _brief(f"{name}: not known: {'; '.join(unknown)}")
     return HEALTHY, f"{name}: no"
@@ -144,8 +145,15 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
         paint(f"{count} {severity}", severity) for severity, count in counts.items()
     )
     for finding in found:
+        if not finding.limited:
+            yield ""
+            yield from _finding(finding, paint)
+    if users := [finding for finding in found if finding.limited]:
         yield ""
-        yield from _finding(finding, paint)
+        yield "Daemons of ordinary users (not counted in the exit status):"
+        for finding in users:
+            yield ""
+            yield from _finding(finding, paint)
 
 
 def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
@@ -251,6 +259,7 @@ def _object(finding: Finding) -> dict[str, object]:
     return {
         "name": advice.name,
         "severity": finding.severity,
+        "ordinary_user": finding.limited,
         "title": advice.title,
         "why": advice.why,
         "kind": advice.kind,

@@ -7,7 +7,8 @@ operator: the exporter changes nothing on the host.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mps_exporter.findings import daemons, gpus, incidents, limits, visibility
@@ -32,6 +33,7 @@ __all__ = [
     "findings",
     "in_order",
     "most_severe",
+    "of_node",
     "recent_incidents",
     "trace_findings",
     "unknowns",
@@ -72,8 +74,38 @@ def findings(
     `facts` are the other fields of HostFacts.
     """
     host = HostFacts(snapshot, name_of or UserNames(snapshot), **facts)
-    types = (one for one in ADVICE.values() if one.kind in kinds)
-    return in_order(finding for one in types for finding in one.found(host))
+    types = [one for one in ADVICE.values() if one.kind in kinds]
+    found = [finding for one in types for finding in one.found(host)]
+    node = of_node(snapshot)
+    if node is not snapshot:
+        found = _split(
+            found, [one for kind in types for one in kind.found(replace(host, snapshot=node))]
+        )
+    return in_order(found)
+
+
+def of_node(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot without ordinary users' daemons: their users can break or forge them."""
+    daemons = tuple(one for one in snapshot.daemons if not one.limited)
+    if len(daemons) == len(snapshot.daemons):
+        return snapshot
+    names = {one.pipe_directory for one in snapshot.daemons if one.limited}
+    gpus = tuple(
+        replace(gpu, served_by=tuple(one for one in gpu.served_by if one not in names))
+        for gpu in snapshot.gpus
+    )
+    return replace(snapshot, daemons=daemons, gpus=gpus)
+
+
+def _split(found: Iterable[Finding], on_node: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of the node, and the others as those of ordinary users' daemons.
+
+    A finding about a GPU is the node's only if it exists with and without these daemons.
+    """
+    known = {one.key for one in on_node}
+    about_gpus = [one for one in found if one.advice.scope == "gpu" and one.key in known]
+    users = [replace(one, limited=True) for one in found if one.key not in known]
+    return [*(one for one in on_node if one.advice.scope != "gpu"), *about_gpus, *users]
 
 
 def recent_incidents(

@@ -281,7 +281,11 @@ class Finding:
     since: float | None = None
     actions: tuple[Action, ...] = ()
     limited: bool = False
-    """The daemon is an ordinary user's (DaemonFacts.limited)."""
+    """Rests on an ordinary user's daemon (DaemonFacts.limited): no finding of the node."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.advice.name, self.daemon, self.uuid
 
     @property
     def severity(self) -> Severity:

@@ -104,7 +104,8 @@ def _key_of(finding: Finding) -> FindingKey:
 
 FIELDS = {
     "finding": (
-        "severity text remedy daemon since name why uuid first_seen actions runbook_url docs_url"
+        "severity ordinary_user text remedy daemon since name why uuid first_seen actions "
+        "runbook_url docs_url"
     ),
     "client": (
         "pid program user uid connected_at state state_since limit_source active_thread_ratio "
@@ -128,8 +129,8 @@ FIELDS = {
         "processes_by_kind stranded_clients served_by samples"
     ),
     "incident": (
-        "at daemon kind severity text count server_pid uid pids blamed_pid caused_by_pids proof "
-        "ended_before gpu_uuids seconds"
+        "at daemon kind severity text count counted server_pid uid pids blamed_pid caused_by_pids "
+        "proof ended_before gpu_uuids seconds"
     ),
     "source": "name success duration_seconds error read_at",
 }
@@ -172,7 +173,8 @@ def _view(kind: str, *sources: object, **derived: Any) -> View:
 
 def finding_view(severity: Severity, text: str, remedy: str = "", **known: Any) -> View:
     """Return a finding: unknown fields have their defaults."""
-    derived = dict.fromkeys(FIELDS["finding"].split()) | {"why": "", "actions": ()} | known
+    defaults = {"why": "", "actions": (), "ordinary_user": False}
+    derived = dict.fromkeys(FIELDS["finding"].split()) | defaults | known
     return View(derived, severity=severity, text=text, remedy=remedy)
 
 
@@ -426,6 +428,7 @@ def _finding_view(one: Finding, history: History) -> View:
     advice = one.advice
     return finding_view(
         severity=one.severity,
+        ordinary_user=one.limited,
         text=one.evidence,
         remedy=one.remedy,
         daemon=_shown(one.daemon),
@@ -441,7 +444,14 @@ def _finding_view(one: Finding, history: History) -> View:
 
 
 def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:
-    """Return the most important finding, or the answer "All is well"; never a mere suggestion."""
+    """Return the most important finding, or the answer "All is well"; never a mere suggestion.
+
+    Findings about ordinary users' daemons never are: the node's own daemons, if any, answer alone.
+    """
+    users = [one for one in found if one.ordinary_user and one.severity == "warning"]
+    found = tuple(one for one in found if not one.ordinary_user)
+    node = findings.of_node(snapshot)
+    snapshot = node if node.daemons else snapshot
     gone = [one for one in found if _is_long_gone(one, snapshot)]
     urgent = next(
         (one for one in found if one.severity in ("critical", "warning") and one not in gone), None
@@ -475,6 +485,9 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, 
         return finding_view("info", f"{humanize.capitalize(text)}.")
     if gone:
         return finding_view("info", f"{humanize.capitalize(answer)}. {gone[0].text}")
+    if users and not node.daemons:
+        text = f"{answer or 'MPS'}: only daemons of ordinary users, which have findings"
+        return finding_view("info", f"{humanize.capitalize(text)}.")
     well = "All is well: " if clients else ""
     return finding_view("ok", f"{well}{answer}, and no client waits.")
 

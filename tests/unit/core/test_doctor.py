@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.commands.doctor_report import (
+    CHECKS,
     Diagnosis,
     diagnosis_as_json,
     diagnosis_exit_status,
@@ -386,14 +387,45 @@ def test_every_output_has_one_severity_and_a_users_daemon_is_never_critical() ->
         (family,) = (
             one for one in render(snapshot, Build("", "", "")) if one.spec.name == "mps_advice"
         )
-        seen: set[str] = {page.headline.severity, *(one.severity for one in page.findings)}
+        seen: set[str] = {one.severity for one in page.findings}
+        assert page.headline.severity == ("info" if limited else "critical")
+        assert {one.ordinary_user for one in page.findings} == {limited}
         seen |= {values[1] for values, _ in family.samples}
         seen |= {one.severity for one in page.incidents}
         seen |= {one["severity"] for one in json.loads(report(snapshot))["findings"]}
         assert seen == {severity}
-        assert diagnosis_exit_status(Diagnosis(snapshot)) == 1 + status
+        assert diagnosis_exit_status(Diagnosis(snapshot)) == 2 * status
         for name in ("critical", "daemon_absent"):
             assert status_of_check(snapshot, name)[0] == status
+
+
+@pytest.mark.parametrize("state", ["absent", "unresponsive", "refused", None])
+def test_the_verdict_on_the_node_does_not_depend_on_a_users_daemon(state: Any) -> None:
+    """Neither a finding nor an unknown fact about that daemon changes anything for the node."""
+    users = DaemonFacts("/tmp/alice", "/l", owner_uid=2001, limited=True)
+    # It claims a fault, and to serve the GPU that a process uses without MPS.
+    theirs = replace(
+        daemon(state=state, facts=users),
+        pipe_directory=users.pipe_directory,
+        servers=(Server(pid=15, uid=2001, state="FAULT"),),
+        servers_count=None,
+    )
+    for own in (daemon(), daemon(state="absent", pid=None)):
+        card = gpu(process(9))
+        card = replace(card, served_by=())
+        alone = host(own, gpus=(card,))
+        beside = host(own, theirs, gpus=(replace(card, served_by=(users.pipe_directory,)),))
+        assert beside.daemons[1].limited
+        for name in CHECKS:
+            assert status_of_check(beside, name) == status_of_check(alone, name)
+        status = diagnosis_exit_status(Diagnosis(alone))
+        assert diagnosis_exit_status(Diagnosis(beside)) == status
+        pages = [make_status(one, WebOptions()).headline for one in (alone, beside)]
+        assert pages[0].text == pages[1].text
+        found = [one for one in findings(beside) if one.limited]
+        assert found or state is None
+        lines = "\n".join(diagnosis_lines(Diagnosis(beside)))
+        assert ("Daemons of ordinary users" in lines) == bool(found)
 
 
 def report(snapshot: Snapshot) -> str:

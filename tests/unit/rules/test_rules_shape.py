@@ -43,8 +43,10 @@ def test_alert_has_only_fields_of_an_alert(rule: Rule) -> None:
         "annotations",
     }
     wanted = {"severity"}
-    if rule.severity == "critical" and "$labels.daemon" in rule.annotations["description"]:
+    if "$labels.daemon" in rule.annotations["description"]:
         wanted.add("daemon_uid")
+        wanted |= {"uuid"} if "$labels.uuid" in rule.annotations["description"] else set()
+    if "daemon_uid" in wanted and rule.severity == "critical":
         # The log of an ordinary user's daemon is that user's text: it must not page.
         assert rule.labels["severity"].startswith("{{ if query")
         assert rule.labels["severity"].endswith("}}warning{{ else }}critical{{ end }}")

@@ -3,18 +3,22 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from mps_exporter import findings
 from mps_exporter.findings import ADVICE
+from mps_exporter.mps.tracker import DaemonTracker
+from mps_exporter.observations import LogChunk, LogsObservation, LogState
 from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot
 from mps_exporter.web import handlers, policy
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import View, make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
+from testing.finding_hosts import PIPE
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend, PageReader
@@ -179,6 +183,30 @@ async def test_names_outlive_the_processes(
     backend.snapshot = hosts.snapshot(hosts.daemon(incidents=(crash,)))
 
     assert "Alice&#39;s server 634 crashed" in await (await client.get("/")).text()
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_a_crash_while_the_exporter_was_down_is_told_once(history: bool) -> None:
+    lines = (
+        b"[2026-11-21 08:00:00.000 Control    10] Starting new server 634 for user 1001\n"
+        b"[2026-11-21 08:00:00.200 Control    10] NEW SERVER 634: Ready\n"
+        b"[2026-11-21 08:00:09.000 Control    10] Server 634 exited with status 139\n"
+    )
+    at = datetime(2026, 11, 21, 8, 1, tzinfo=UTC).timestamp()
+    chunk = LogChunk(at, PIPE, "control", lines, complete_until=at, history=history)
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(
+        LogsObservation(at, (chunk,), (LogState(PIPE, "control", "/l", readable=True),))
+    )
+    tracker.advance(at + 60)
+    incidents = tracker.state.incidents.snapshot()
+    status = status_of(replace(hosts.snapshot(hosts.daemon(incidents=incidents)), taken_at=at + 60))
+    (crash,) = (one for one in status.incidents if one.kind == "server_crashed")
+    assert crash.counted is not history
+    text = PageReader(render_page(status, WebOptions())).text
+    assert text.count("Seen in the log, not counted") == history * len(status.incidents)
+    exits = tracker.state.counters.snapshot()["mps_server_exits_total"]
+    assert exits["crashed",] == (not history)
 
 
 def test_blind_spots_have_a_remedy() -> None:
