@@ -212,6 +212,9 @@ MAX_FIRST_REPLY_SECONDS = 5.0
 MAX_RECORDING_BYTES = 128 << 20
 """Maximum size of an unpacked recording. In memory it takes up to five times that."""
 
+MAX_RECORDING_LINE_BYTES = 32 << 20
+"""Maximum size of one line."""
+
 MAX_RECORDING_LINE_LISTS = 1_000_000
 """Maximum number of lists and objects in one line."""
 

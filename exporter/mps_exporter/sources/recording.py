@@ -435,7 +435,7 @@ def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
     file, size, limit = gzip.GzipFile(fileobj=raw), 0, policy.MAX_RECORDING_BYTES
     for number in count(1):
         try:
-            line = file.readline(limit + 1)
+            line = file.readline(policy.MAX_RECORDING_LINE_BYTES + 1)
         except EOFError:
             return  # truncated; the complete lines have been yielded
         except zlib.error as error:
@@ -443,6 +443,8 @@ def _recorded_lines(path: Path, raw: IO[bytes]) -> Iterator[dict[str, Any]]:
         size += len(line)
         if size > limit:
             raise RecordingError(f"{path}: larger than {limit >> 20} MiB when unpacked")
+        if len(line) > policy.MAX_RECORDING_LINE_BYTES:
+            raise RecordingError(f"{path}: line {number} is too large")
         record = _record_of(path, number, line)
         if record is None:
             return

@@ -419,7 +419,8 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
         (FIRST + "[" * 100_000 + "\n", "nested too deeply"),
         (FIRST + '{"a":' * 100_000 + "\n", "nested too deeply"),
         (FIRST + '{"kind":[' + "[]," * 1_000_001 + "0]}\n", "line 2 is too large"),
-        (FIRST + " " * (129 << 20) + "\n", "larger than 128 MiB when unpacked"),
+        (FIRST + " " * (33 << 20) + "\n", "line 2 is too large"),
+        (FIRST + (" " * (31 << 20) + END % "1000") * 5, "holds no observation"),
         (FIRST + "{}\n", "line 2 is no observation"),
     ],
 )
