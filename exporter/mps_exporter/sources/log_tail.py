@@ -51,6 +51,9 @@ MTIME_TOLERANCE_SECONDS = 2.0
 _SET_BACK_SECONDS = 1800.0
 """Minimum step back of timestamps that shows the second pass of the hour that occurs twice."""
 
+MAX_COPIES = 3
+"""Maximum number of files that are searched for the end of a truncated log."""
+
 MISSING = "no such file"
 IRREGULAR = "not a regular file"
 OTHER_MOUNT = "another file is mounted in its place"
@@ -298,12 +301,21 @@ class LogTail:
     _fingerprint: bytes = b""
     """The last bytes before the offset."""
     _was_missing: bool = False
+    _copy: int | None = None
+    """The copy that a rotation made of a truncated file, until it has been read."""
 
     def close(self) -> None:
+        self._close_copy()
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             with suppress(OSError):
                 os.close(descriptor)
+
+    def _close_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            with suppress(OSError):
+                os.close(copy)
 
     def fail(self, error: OSError) -> None:
         """Close a file that cannot be read, and record the reason."""
@@ -357,6 +369,11 @@ class LogTail:
             self.error = reason
             if reason is None and self.descriptor is None:
                 self._open(control, directory, name)
+            if self.descriptor is not None and self._copy is None:
+                size = os.fstat(self.descriptor).st_size
+                if not self._contains_position(self.descriptor, size):
+                    with suppress(OSError):
+                        self._open_copy(directory, name)
         except OSError as error:
             # Renamed or removed: the daemon continues to write to the open file, if there is one.
             self._was_missing |= error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -383,15 +400,10 @@ class LogTail:
         return None
 
     def _open(self, control: LogTail, directory: int, name: str) -> None:
-        # The file may have been replaced since the check.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-        descriptor = os.open(name, flags, dir_fd=directory)
+        descriptor, self.error = self._open_checked(directory, name)
         try:
-            found = os.fstat(descriptor)
-            self.error = self._rejection(found)
-            if self.error is None and _mount_of(descriptor) != _mount_of(directory):
-                self.error = OTHER_MOUNT
             if self.error is None:
+                found = os.fstat(descriptor)
                 # A copy, or a network file system that was mounted again: reading continues.
                 file = found.st_dev, found.st_ino
                 copied = self._fingerprint and self._contains_position(descriptor, found.st_size)
@@ -402,6 +414,42 @@ class LogTail:
         finally:
             if self.descriptor is None:
                 os.close(descriptor)
+
+    def _open_checked(self, directory: int, name: str) -> tuple[int, str | None]:
+        """Open a file, and return why it cannot be the daemon's log (None: it can be)."""
+        # The file may have been replaced since the check.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(name, flags, dir_fd=directory)
+        try:
+            reason = self._rejection(os.fstat(descriptor))
+            if reason is None and _mount_of(descriptor) != _mount_of(directory):
+                reason = OTHER_MOUNT
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor, reason
+
+    def _open_copy(self, directory: int, name: str) -> None:
+        """Open the newest file beside a truncated log that continues what has been read of it."""
+        with os.scandir(f"/proc/self/fd/{directory}") as entries:
+            some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
+            names = [one.name for one in some if one.name.startswith((f"{name}.", f"{name}-"))]
+        found = [(os.stat(one, dir_fd=directory, follow_symlinks=False), one) for one in names]
+        long = [
+            (one.st_mtime, copy)
+            for one, copy in found
+            if self._rejection(one) is None and one.st_size > self._offset
+        ]
+        for _, copy in sorted(long, reverse=True)[:MAX_COPIES]:
+            descriptor, reason = self._open_checked(directory, copy)
+            try:
+                size = os.fstat(descriptor).st_size
+                if reason is None and self._contains_position(descriptor, size):
+                    self._copy = descriptor
+                    return
+            finally:
+                if self._copy is None:
+                    os.close(descriptor)
 
     def _contains_position(self, descriptor: int, size: int) -> bool:
         """Return whether a file still has the data before the read offset."""
@@ -474,6 +522,11 @@ class LogTail:
         A chunk that does not extend to the file's end has no complete_until. `fallback` is the zone
         of the daemon's other log.
         """
+        copy = self._copy
+        if copy is not None and not self._contains_position(copy, os.fstat(copy).st_size):
+            self._close_copy()
+            copy = None
+        descriptor = descriptor if copy is None else copy
         read_at, found = self.limits.clock(), os.fstat(descriptor)
         self._size_bytes = size = found.st_size
         self._check_position(descriptor, size)
@@ -492,12 +545,16 @@ class LogTail:
             data = self._cut_at_clock_change(data, found.st_mtime, fallback)
             self._offset += len(data)
             self._fingerprint = (self._fingerprint + data[-FINGERPRINT_BYTES:])[-FINGERPRINT_BYTES:]
+        history = bool(data) and self._offset <= self._history_until
+        if copy is not None and self._complete:
+            self._close_copy()
+            self._complete = False  # the log itself is next
         chunk = LogChunk(
             at=self.limits.clock(),
             pipe_directory=self.pipe_directory,
             log=self.log,
             data=data,
-            history=bool(data) and self._offset <= self._history_until,
+            history=history,
             restarted=self._restarted,
             lost_bytes=self._lost_bytes,
             complete_until=read_at if self._complete else None,
@@ -505,6 +562,9 @@ class LogTail:
             server_name=self.server_name,
         )
         self._restarted, self._lost_bytes = False, 0
+        if copy is not None and self._copy is None:
+            self._restart_at(0)
+            self._history_until = 0
         return chunk
 
     def _check_position(self, descriptor: int, size: int) -> None:

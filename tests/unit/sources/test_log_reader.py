@@ -133,6 +133,42 @@ def test_a_truncated_log_is_detected_at_any_size(host: LogFolder, lines: int) ->
     assert not any(chunk.restarted for chunk in host.chunks("control"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.parametrize("name", ["control.log.1", "control.log-20261121"])
+def test_the_end_of_a_truncated_log_is_read_from_its_copy(host: LogFolder, name: str) -> None:
+    log, copy = host.folder / "control.log", host.folder / name
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    host.write("control", "58:00.000 C630 NEW UI")
+    shutil.copy(log, copy)
+    shutil.copy(log, host.folder / "control.log.other")  # another user's
+    with (host.folder / "control.log.other").open("ab") as other:
+        other.write(script("58:30.000 C630 forged").control)
+    os.chown(host.folder / "control.log.other", 2001, 2001)
+    (host.folder / "control.log.2").symlink_to("control.log.other")
+    os.truncate(log, 0)
+    host.write("control", "59:00.000 C630 UI closed")
+    found = host.read("control")
+    assert [(one.restarted, one.history) for one in found] == [(False, False), (True, False)]
+    assert [one.data for one in found] == [
+        script("58:00.000 C630 NEW UI").control,
+        script("59:00.000 C630 UI closed").control,
+    ]
+
+
+def test_a_large_copy_is_read_in_parts(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path, poll_bytes=100)
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    lines = script("58:00.000 C630 NEW UI").control * 5
+    host.write("control", lines)
+    shutil.copy(host.folder / "control.log", host.folder / "control.log.1")
+    os.truncate(host.folder / "control.log", 0)
+    found = [host.chunks("control")[0] for _ in range(9)]
+    assert b"".join(one.data for one in found) == lines
+    assert [one.restarted for one in found].count(True) == 1
+
+
 def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
