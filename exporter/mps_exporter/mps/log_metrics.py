@@ -78,6 +78,9 @@ _metric("mps_control_starts_total", CONTROL_LOG).means(
     "Starts of a control daemon in this pipe directory."
 )
 _metric("mps_control_log_lines_total", BOTH_LOGS, log=_LOGS).means("Log lines read.")
+_metric("mps_control_log_lost_bytes_total", BOTH_LOGS, log=_LOGS).means(
+    "Bytes of the log lost unread: it was truncated without a copy next to it, or grew too fast."
+)
 _metric("mps_control_log_unrecognized_lines_total", BOTH_LOGS, log=_LOGS).means(
     "Log lines that were not recognized: growth means that a driver has changed its wording."
 )

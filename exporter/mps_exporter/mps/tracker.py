@@ -78,6 +78,8 @@ class DaemonTracker:
                 if log_state.readable and log_state.log not in busy:
                     merger.mark_idle(log_state.log, observation.at, busy_servers)
         for chunk in chunks:
+            lost = 0 if chunk.history else chunk.lost_bytes
+            self.state.counters.increment("mps_control_log_lost_bytes_total", lost, log=chunk.log)
             if chunk.history:
                 self.state.count_from(chunk.at)
             elif chunk.log == "server" and (chunk.restarted or chunk.lost_bytes):

@@ -430,7 +430,7 @@ class LogTail:
         return descriptor, reason
 
     def _open_copy(self, directory: int, name: str) -> None:
-        """Open the newest file beside a truncated log that continues what has been read of it."""
+        """Open the newest file next to a truncated log that continues what has been read of it."""
         with os.scandir(f"/proc/self/fd/{directory}") as entries:
             some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
             names = [one.name for one in some if one.name.startswith((f"{name}.", f"{name}-"))]
@@ -528,8 +528,9 @@ class LogTail:
             copy = None
         descriptor = descriptor if copy is None else copy
         read_at, found = self.limits.clock(), os.fstat(descriptor)
-        self._size_bytes = size = found.st_size
+        size = found.st_size
         self._check_position(descriptor, size)
+        self._size_bytes = size
         wanted = min(size - self._offset, self.limits.poll_bytes)
         if max_bytes is not None:
             wanted = min(wanted, max_bytes)
@@ -570,6 +571,7 @@ class LogTail:
     def _check_position(self, descriptor: int, size: int) -> None:
         """Restart after a truncation; skip data of a log that is far behind."""
         if not self._contains_position(descriptor, size):
+            self._lost_bytes += max(0, self._size_bytes - self._offset)
             self._restart_at(0)
             self._history_until = 0
         if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:

@@ -169,6 +169,21 @@ def test_a_large_copy_is_read_in_parts(tmp_path: Path) -> None:
     assert [one.restarted for one in found].count(True) == 1
 
 
+def test_what_a_truncation_loses_is_counted(tmp_path: Path) -> None:
+    host = LogFolder(tmp_path, poll_bytes=100)
+    host.write("control", START.format("00:01.000"))
+    host.poll()
+    line = script("58:00.000 C630 NEW UI").control
+    host.write("control", line * 5)
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(host.poll())
+    os.truncate(host.folder / "control.log", 0)
+    tracker.add_logs(host.poll())
+    lost = tracker.state.counters.snapshot()["mps_control_log_lost_bytes_total"]
+    read_bytes = 100 // len(line) * len(line)
+    assert lost == {("control",): 5 * len(line) - read_bytes, ("server",): 0}
+
+
 def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> None:
     host.write("control", START.format("00:01.000"))
     host.poll()
