@@ -79,7 +79,8 @@ _metric("mps_control_starts_total", CONTROL_LOG).means(
 )
 _metric("mps_control_log_lines_total", BOTH_LOGS, log=_LOGS).means("Log lines read.")
 _metric("mps_control_log_lost_bytes_total", BOTH_LOGS, log=_LOGS).means(
-    "Bytes of the log lost unread: it was truncated without a copy next to it, or grew too fast."
+    "Bytes of the log lost unread, as far as known: it grew too fast, or was truncated without a "
+    "copy next to it. Bytes written after the last read of a truncated log are not known."
 )
 _metric("mps_control_log_unrecognized_lines_total", BOTH_LOGS, log=_LOGS).means(
     "Log lines that were not recognized: growth means that a driver has changed its wording."
