@@ -16,6 +16,7 @@ from testing.world.script import Action
 from testing.world.truth import Truth
 
 DAEMON = 630
+FIRST_SERVER_PID, FIRST_CLIENT_PID = 1_000, 100_000
 START_MS = round(EIGHT * 1000)
 FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
 
@@ -66,7 +67,7 @@ class World:
         self._deferred: list[Callable[[], None]] = []
         self._retry = 0
         self._last_ready_uid: int | None = None
-        self._pids = count(700)
+        self._server_pids = count(FIRST_SERVER_PID)
         self._numbers = count()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._say("control", "Starting control daemon using socket /tmp/mps/control")
@@ -128,7 +129,8 @@ class World:
     def _act(self, action: Action) -> None:
         client = self.clients.get(action.target)
         if action.kind == "start_client":
-            client = Client(next(self._pids), action.uid, self.now_ms)
+            pid = FIRST_CLIENT_PID + int(action.target[1:])  # the same without other actions
+            client = Client(pid, action.uid, self.now_ms)
             self.clients[action.target] = client
             self._daemon_accepts(lambda: self._arrive(client))
         elif action.kind == "end_client" and client is not None:
@@ -196,7 +198,7 @@ class World:
                 self._try_shutdown(server, FIRST_BACKOFF_MS, self._retry)
 
     def _start_server(self, uid: int) -> None:
-        server = self.server = Server(next(self._pids), uid, self.now_ms)
+        server = self.server = Server(next(self._server_pids), uid, self.now_ms)
         self._say("control", f"Starting new server {server.pid} for user {uid}", server.pid)
         self.truth.count("server_starts", uid)
         for client in self.queue:

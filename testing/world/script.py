@@ -18,7 +18,7 @@ class Action:
     """Seconds after the world's start."""
     kind: Kind
     target: str
-    """A name of the client, or "server": the server that runs then."""
+    """A client, "c" and its number, or "server": the server that runs then."""
     uid: int = 0
 
 
