@@ -123,6 +123,10 @@ test-all: test test-e2e package ## Everything that CI runs
 bench: install ## Measure how long things take (ARGS="--help")
 	@python -m bench $(ARGS)
 
+.PHONY: simulate
+simulate: install ## Play simulated MPS hosts, and compare with what is true (ARGS="--help")
+	@python -m testing.world $(ARGS)
+
 # Nothing here builds Grafana: GRAFANA=/usr/share/grafana names one that is installed or unpacked.
 .PHONY: pictures
 pictures: install tools-servers ## Look at the dashboards in a real Grafana (GRAFANA=/its/folder ARGS="FOLDER --scenario tour")

@@ -1,0 +1,1 @@
+"""A simulated MPS host, driven by one number: see docs/simulation.md."""

@@ -1,0 +1,44 @@
+"""What really happened in a simulated world: computed from the model's events, never from logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from testing.mps_logs import LOGS
+
+
+@dataclass
+class Truth:
+    """Counters in the words of tests/recordings/samples/truth.json; times in milliseconds."""
+
+    numbers: dict[str, dict[str, int]] = field(default_factory=dict)
+    histograms: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
+    served: list[tuple[int, int]] = field(default_factory=list)
+    """PID and milliseconds of each UID wait that ended with service."""
+
+    def count(self, name: str, label: object = "", by: int = 1) -> None:
+        values = self.numbers.setdefault(name, {})
+        values[str(label)] = values.get(str(label), 0) + by
+
+    def observe(self, name: str, milliseconds: int, label: object = "") -> None:
+        values = self.histograms.setdefault(name, {})
+        count, total = values.get(str(label), (0, 0))
+        values[str(label)] = (count + 1, total + milliseconds)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counters as mps_logs.summary does."""
+        found: dict[str, Any] = {}
+        for name, values in self.numbers.items():
+            shown = {
+                label: value / 1000 if name.endswith("_seconds") else value
+                for label, value in values.items()
+                if value
+            }
+            if shown:
+                found[name] = shown.get("", shown)
+        for name, spans in self.histograms.items():
+            seen = {label: [count, total / 1000] for label, (count, total) in spans.items()}
+            found[name] = seen.get("", seen)
+        return found
