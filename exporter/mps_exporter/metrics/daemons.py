@@ -40,7 +40,7 @@ DAEMON.info(
     lambda d: (d.facts.user,) if d.facts is not None and d.limited else None,
 ).means(
     "Daemons of ordinary users that are not configured. That user can forge their logs and "
-    "answers; critical alerts about them carry the label daemon_uid."
+    "answers; alerts about them are warnings with the label daemon_uid."
 )
 DAEMON.number("mps_control_start_time_seconds", PROC, lambda d: d.start_time_seconds).means(
     "When the control daemon's process started, as a Unix timestamp."
