@@ -48,8 +48,7 @@ _POD = re.compile(
     r"(?:\.slice)?(?::.*)?"
 )
 _JOB = re.compile(r"job_(?P<job>\d+)")
-_SLURM = re.compile(r"slurm(_[^/]+)?|system\.slice/([^/]+_)?slurmstepd\.scope")
-"""The groups of slurmd, from the root."""
+_SLURM = re.compile(r"slurm(_.+)?|(.+_)?slurmstepd\.scope")
 
 _UNIT = re.compile(r".+\.(?:service|scope)")
 _USER_MANAGER = re.compile(r"user@\d+\.service")
@@ -151,9 +150,13 @@ def _pod(path: list[str]) -> str | None:
 
 
 def _slurm(path: list[str]) -> str | None:
-    if any(_SLURM.fullmatch("/".join(path[:depth])) for depth in (1, 2)):
-        jobs = (job["job"] for part in path if (job := _JOB.fullmatch(part)))
-        return next(jobs, None)
+    """Return the job below slurmd's group; a unit's own groups may have such names, too."""
+    for depth, part in enumerate(path):
+        if _SLURM.fullmatch(part):
+            jobs = (job["job"] for below in path[depth:] if (job := _JOB.fullmatch(below)))
+            return next(jobs, None)
+        if _UNIT.fullmatch(part):
+            break
     return None
 
 

@@ -102,7 +102,14 @@ EXAMPLES = {
         f"0::/system.slice/docker-{A}.scope/slurm/job_4242/sshd.service\n",
         Attribution(DOCKER),
     ),
-    "a job below another group than slurmd's": ("0::/a/slurm/job_4242\n", Attribution()),
+    "a job that a unit names": (
+        "0::/system.slice/alice.service/slurm/job_4242\n",
+        unit("alice.service"),
+    ),
+    "a job, seen from a neighbour's cgroup namespace": (
+        "0::/../slurmstepd.scope/job_7/step_0/user/task_0\n",
+        Attribution(slurm_job_id="7", systemd_unit="slurmstepd.scope"),
+    ),
     "podman, cgroupfs": (f"5:memory:/libpod_parent/libpod-{A}\n", Attribution(PODMAN)),
     "podman under a service": (
         f"0::/system.slice/training.service/libpod-payload-{A}\n",
