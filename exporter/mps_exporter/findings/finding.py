@@ -285,6 +285,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, str]:
+        """Name, daemon and GPU."""
         return self.advice.name, self.daemon, self.uuid
 
     @property

@@ -39,10 +39,6 @@ class Sample:
     sm_active_ratio: float | None
 
 
-FindingKey = tuple[str, str, str]
-"""Name, daemon, and GPU of a finding."""
-
-
 class History:
     """The activity of each GPU, and the times of the sources and findings, of the last minutes.
 
@@ -56,7 +52,7 @@ class History:
         self._samples: dict[str, deque[Sample]] = {}
         self.read_at: dict[str, float] = {}
         """Source -> time at which it was last read without an error."""
-        self._first_seen: dict[FindingKey, float] = {}
+        self._first_seen: dict[tuple[str, str, str], float] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         """Record a collection. A replay that restarts begins a new history."""
@@ -73,7 +69,7 @@ class History:
         if not any(result.name == "nvml" for result in snapshot.collectors):
             return  # a scrape of selected collectors: the GPUs were not read
         self._first_seen = {
-            key: self._first_seen.get(key, now) for key in map(_key_of, findings.findings(snapshot))
+            one.key: self._first_seen.get(one.key, now) for one in findings.findings(snapshot)
         }
         for gpu in snapshot.gpus:
             samples = self._samples.setdefault(gpu.uuid, deque(maxlen=policy.MAX_SAMPLES))
@@ -92,11 +88,7 @@ class History:
 
     def first_seen(self, finding: Finding) -> float | None:
         """Return the time since which every collection has had this finding."""
-        return self._first_seen.get(_key_of(finding))
-
-
-def _key_of(finding: Finding) -> FindingKey:
-    return finding.advice.name, finding.daemon, finding.uuid
+        return self._first_seen.get(finding.key)
 
 
 # ----------------------------------------------------------------------------------- views

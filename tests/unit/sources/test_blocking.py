@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from mps_exporter.sources import blocking, policy
+from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
 from testing.threads import allow_one_thread
@@ -85,12 +85,15 @@ def test_a_later_round_returns_a_late_result_and_marks_it(gate: Gate) -> None:
         assert some.old == old
 
 
-def test_an_idle_thread_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking, "_idle", [])
-    some = BlockingCalls[int]()
-    first = run_round(some, {"a": (0, threading.get_ident)})
-    wait_for(lambda: bool(blocking._idle))
-    assert run_round(some, {"a": (0, threading.get_ident)}) == first
+def test_an_idle_thread_is_reused() -> None:
+    some, seen = BlockingCalls[threading.Thread](), list[threading.Thread]()
+
+    def is_reused() -> bool:
+        thread = run_round(some, {"a": (0, threading.current_thread)})["a"]
+        seen.append(thread)
+        return thread in seen[:-1]
+
+    wait_for(is_reused)
 
 
 def test_an_error_does_not_affect_other_results() -> None:
