@@ -414,7 +414,12 @@ class Settings:
     )
     record_interval: float = _option(1.0, _POSITIVE, "Time between collections.")
     record_anonymise: bool = _option(
-        False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
+        False,
+        _SWITCH,
+        "Replace UUIDs and names of users, programs, folders, servers and namespaces. These stay: "
+        "user numbers, PIDs, control groups, the limits and devices that processes set, known log "
+        "lines, replies and commands, Xid lines, address ranges of clients, times, models, PCI "
+        "addresses, versions, --scenario.",
     )
     record_scenario: str = _option("", Kind("TEXT"), "Description, stored in the recording.")
 
