@@ -308,7 +308,9 @@ class Settings:
         "the daemon's environment, then /var/log/nvidia-mps.",
     )
     mps_control_binary: str = _host(
-        "nvidia-cuda-mps-control", _FILE, "The control tool, by name on PATH or by path."
+        "nvidia-cuda-mps-control",
+        _FILE,
+        "The control tool, by name on PATH or by path; a script must exec it.",
     )
     mps_query_timeout: float = _host(
         2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
