@@ -142,7 +142,7 @@ SYNTHETIC = {
     "source_unreadable": Snapshot(1.0, collectors=(BLIND,)),
     "directories_assumed": host(daemon(facts=GUESSED)),
     "clients_not_shown": host(daemon(dropped_clients=7)),
-    "not_exclusive_mode": Snapshot(1.0, gpus=(gpu(compute_mode="default"),)),
+    "not_exclusive_mode": host(daemon(), gpus=(gpu(compute_mode="default"),)),
     "stranded_client": Snapshot(1.0, gpus=(gpu(stranded=1),)),
     "unfit_gpu": Snapshot(1.0, gpus=(gpu(compute_capability=(6, 1)),)),
     "mps_would_help": Snapshot(

@@ -49,7 +49,7 @@ async def golden_text(name: str) -> str:
     for number in range(1, MOMENTS + 1):
         seconds = recording.duration_seconds * number / MOMENTS
         metrics = await player.to(recording.header.started_at + seconds)
-        found = _shown(metrics, recording.header.started_at)
+        found = all_shown(metrics, recording.header.started_at)
         shown = {key: value for key, value in found if not key.startswith(OF_THIS_RUN)}
         lines.append(f"== {seconds:.1f} s")
         lines += [f"{key} = {value}" for key, value in shown.items() if before.get(key) != value]
@@ -58,7 +58,8 @@ async def golden_text(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(metrics: Metrics, began: float) -> Iterator[tuple[str, str]]:
+def all_shown(metrics: Metrics, began: float) -> Iterator[tuple[str, str]]:
+    """Yield the name of each value that is shown, and the value."""
     snapshot = metrics.snapshot
     for name, labels, value in metrics.samples:
         words = ",".join(f"{key}={label}" for key, label in labels.items())

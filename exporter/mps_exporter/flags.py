@@ -308,7 +308,9 @@ class Settings:
         "the daemon's environment, then /var/log/nvidia-mps.",
     )
     mps_control_binary: str = _host(
-        "nvidia-cuda-mps-control", _FILE, "The control tool, by name on PATH or by path."
+        "nvidia-cuda-mps-control",
+        _FILE,
+        "The control tool, by name on PATH or by path; a script must exec it.",
     )
     mps_query_timeout: float = _host(
         2.0, _duration(0.1, 60), "Deadline for one run of the control tool."
@@ -414,7 +416,12 @@ class Settings:
     )
     record_interval: float = _option(1.0, _POSITIVE, "Time between collections.")
     record_anonymise: bool = _option(
-        False, _SWITCH, "Replace UUIDs, serials, names of users and programs."
+        False,
+        _SWITCH,
+        "Replace UUIDs and names of users, programs, folders, servers and namespaces. These stay: "
+        "user numbers, PIDs, control groups, the limits and devices that processes set, known log "
+        "lines, replies and commands, Xid lines, address ranges of clients, times, models, PCI "
+        "addresses, versions, --scenario.",
     )
     record_scenario: str = _option("", Kind("TEXT"), "Description, stored in the recording.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,42 @@ def test_every_alert_about_a_users_daemon_names_the_user(tmp_path: Path) -> None
             run(program("promtool"), "test", "rules", tmp_path / file.name)
     about = {one.alert for one in alerts() if "$labels.daemon" in one.annotations["description"]}
     assert about <= seen
+
+
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def claims(test: dict[str, Any]) -> set[str]:
+    """Return the series of a daemon of user 2001 that refuses queries and claims all GPUs."""
+    found = set()
+    about_daemons = {one["alertname"] for one in test.get("alert_rule_test", ())}
+    for one in test["input_series"]:
+        labels = dict(LABEL.findall(one["series"]))
+        if not {"job", "instance"} <= labels.keys():
+            continue
+        own = f'job="{labels["job"]}",instance="{labels["instance"]}",daemon="/tmp/alice"'
+        found.add(f'mps_control_unprivileged_info{{{own},uid="2001"}}')
+        if "MpsControlDaemonRefusing" not in about_daemons:
+            found.add(f'mps_control_state{{{own},mps_control_state="refused"}}')
+        if {"gpu", "uuid"} <= labels.keys():
+            own += f',gpu="{labels["gpu"]}",uuid="{labels["uuid"]}"'
+            found.add(f"mps_gpu_served{{{own}}}")
+            found.add(f'mps_client_sm_limit{{{own},server="1",pid="2"}}')
+    return found
+
+
+@pytest.mark.parametrize("file", TEST_FILES, ids=lambda file: file.stem)
+def test_an_ordinary_users_daemon_raises_and_hides_no_other_alert(
+    file: Path, tmp_path: Path
+) -> None:
+    document = yaml.safe_load(file.read_text())
+    document["rule_files"] = [str(file.parent / one) for one in document["rule_files"]]
+    for test in document["tests"]:
+        test["promql_expr_test"] = []
+        series = [{"series": one, "values": "1x20000"} for one in sorted(claims(test))]
+        test["input_series"] += series
+    (tmp_path / file.name).write_text(yaml.safe_dump(document))
+    run(program("promtool"), "test", "rules", tmp_path / file.name)
 
 
 @pytest.mark.parametrize(

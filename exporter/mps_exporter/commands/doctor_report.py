@@ -56,8 +56,7 @@ class Diagnosis:
     @property
     def found(self) -> tuple[Finding, ...]:
         """All current findings, the most urgent first."""
-        users = {one.pipe_directory for one in self.snapshot.daemons if one.limited}
-        traces = (replace(one, limited=one.daemon in users) for one in trace_findings(self.traces))
+        traces = trace_findings(self.traces, self.snapshot.daemons)
         return in_order((*findings(self.snapshot), *traces))
 
 

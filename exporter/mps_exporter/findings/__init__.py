@@ -7,7 +7,7 @@ operator: the exporter changes nothing on the host.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,8 @@ from mps_exporter.findings.finding import (
 )
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.humanize import UserNameLookup, UserNames
-from mps_exporter.observations import DaemonConditions, Leftovers
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.observations import DaemonConditions, Leftovers, ProcessFacts
+from mps_exporter.snapshot import ControlDaemon, Snapshot
 
 __all__ = [
     "ADVICE",
@@ -89,11 +89,14 @@ def of_node(snapshot: Snapshot) -> Snapshot:
     daemons = tuple(one for one in snapshot.daemons if not one.limited)
     if len(daemons) == len(snapshot.daemons):
         return snapshot
-    names = {one.pipe_directory for one in snapshot.daemons if one.limited}
+    names = {one.pipe_directory for one in daemons}
     gpus = tuple(
-        replace(gpu, served_by=tuple(one for one in gpu.served_by if one not in names))
+        replace(gpu, served_by=tuple(one for one in gpu.served_by if one in names))
         for gpu in snapshot.gpus
     )
+    # Where no other daemon serves a GPU, its sums are over the clients of ordinary users' daemons.
+    no_sums: Any = {"sm_committed_ratio": None, "client_memory_committed_bytes": None}
+    gpus = tuple(gpu if gpu.served_by else replace(gpu, **no_sums) for gpu in gpus)
     return replace(snapshot, daemons=daemons, gpus=gpus)
 
 
@@ -120,9 +123,30 @@ def recent_incidents(
     return findings(snapshot, name_of, {"news"}, conditions=views or {})
 
 
-def trace_findings(traces: Leftovers) -> tuple[Finding, ...]:
-    """Return the findings about leftovers, which only the doctor searches for."""
-    return findings(Snapshot(0.0), kinds={"trace"}, leftovers=traces)
+def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> tuple[Finding, ...]:
+    """Return the findings about leftovers, which only the doctor searches for.
+
+    `daemons` are those that run. An ordinary user can give any process the name of an MPS program,
+    so the node's are only those of users with a daemon of the node, and the children of one.
+    """
+    users = {one.pipe_directory for one in daemons if one.limited}
+    of_node = [one.facts for one in daemons if one.facts is not None and not one.limited]
+    pids = {one.process.pid for one in of_node if one.process is not None}
+    trusted = {0, *(one.user for one in of_node if one.user is not None)}
+
+    def is_nodes(one: ProcessFacts) -> bool:
+        return one.parent_pid in pids or (one.uid in trusted and len(one.namespace_pids) < 2)
+
+    def found(*, nodes: bool) -> Iterator[Finding]:
+        left = replace(
+            traces if nodes else Leftovers(),
+            zombies=tuple(one for one in traces.zombies if is_nodes(one) == nodes),
+            orphans=tuple(one for one in traces.orphans if is_nodes(one) == nodes),
+        )
+        for one in findings(Snapshot(0.0), kinds={"trace"}, leftovers=left):
+            yield replace(one, limited=not nodes or one.daemon in users)
+
+    return (*found(nodes=True), *found(nodes=False))
 
 
 def most_severe(found: Iterable[Finding]) -> Severity | None:

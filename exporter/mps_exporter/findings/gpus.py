@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
 from mps_exporter.findings import policy
@@ -30,6 +30,15 @@ def predates_volta(gpu: Gpu) -> bool:
     return (gpu.observation.compute_capability or VOLTA) < VOLTA
 
 
+def _serving(host: HostFacts, gpu: Gpu, uid: int | None) -> list[ControlDaemon]:
+    """Return the daemons that serve a GPU to a user. An ordinary user's daemon serves that user."""
+    return [one for one in _open_to(host.daemons, uid) if one.pipe_directory in gpu.served_by]
+
+
+def _open_to(daemons: Iterable[ControlDaemon], uid: int | None) -> list[ControlDaemon]:
+    return [one for one in daemons if one.facts is None or not one.limited or one.facts.user == uid]
+
+
 @of_gpu(
     "info",
     "A GPU with MPS admits other processes",
@@ -38,8 +47,9 @@ def predates_volta(gpu: Gpu) -> bool:
     alert="MpsNotExclusiveMode",
     summary="A GPU that MPS serves is not in EXCLUSIVE_PROCESS mode; programs can bypass MPS.",
 )
-def not_exclusive_mode(_: HostFacts, gpu: Gpu) -> Cases:
-    if gpu.served_by and gpu.observation.compute_mode == "default":
+def not_exclusive_mode(host: HostFacts, gpu: Gpu) -> Cases:
+    # Not for an ordinary user's daemon: the mode would keep out all other users.
+    if _serving(host, gpu, None) and gpu.observation.compute_mode == "default":
         command = f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS"
         action = Action(command, "root, while the GPU is idle", "only MPS may use the GPU then")
         yield Case(
@@ -61,13 +71,15 @@ def not_exclusive_mode(_: HostFacts, gpu: Gpu) -> Cases:
     "the same time.",
     page="no-speed-up-with-mps",
 )
-def mps_would_help(_: HostFacts, gpu: Gpu) -> Cases:
+def mps_would_help(host: HostFacts, gpu: Gpu) -> Cases:
     utilization, activity = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
-    if gpu.served_by or len(gpu.direct_pids) < 2 or utilization is None or activity is None:
+    users = {one.pid: one.uid for one in gpu.direct_processes}
+    number = sum(not _serving(host, gpu, users.get(pid)) for pid in gpu.direct_pids)
+    if number < 2 or utilization is None or activity is None:
         return
     if utilization > policy.MIN_BUSY_UTILIZATION and activity < policy.MAX_IDLE_SM_ACTIVITY:
         yield Case(
-            f"{len(gpu.direct_pids)} processes take turns on GPU {gpu.index}: its utilization "
+            f"{number} processes take turns on GPU {gpu.index}: its utilization "
             f"is {percent(utilization)}, but only {percent(activity)} of its SMs are active."
         )
 
@@ -175,10 +187,13 @@ def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
     page=NO_EFFECT,
 )
 def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
-    asking = [one for one in gpu.direct_processes if _wanted(one) is not None]
-    if asking and not gpu.served_by:
-        those = join_some([_process_text(host, one, "no daemon runs") for one in asking])
-        yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {those}.")
+    asking = [
+        _process_text(host, one, "no daemon runs")
+        for one in gpu.direct_processes
+        if _wanted(one) is not None and not _serving(host, gpu, one.uid)
+    ]
+    if asking:
+        yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {join_some(asking)}.")
 
 
 @of_gpu(
@@ -205,27 +220,17 @@ def stranded_client(_: HostFacts, gpu: Gpu) -> Cases:
 
 def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
     """Yield the processes that use a served GPU without MPS for one reason (see _reached)."""
-    directories = {
-        directory
-        for daemon in host.daemons
-        if daemon.pid is not None or daemon.state not in (None, "absent")
-        for directory in _client_directories(daemon)
-    }
-    serving = [one for one in host.daemons if one.pipe_directory in gpu.served_by]
-    users = {one.facts.user if one.facts and one.limited else None for one in serving}
-    those = [
-        _process_text(host, one, reached)
-        for one in (gpu.direct_processes if gpu.served_by else ())
-        # An ordinary user's daemon serves that user only.
-        if (not serving or None in users or one.uid in users)
-        and _reached(one, directories) == reached
-    ]
+    those, serving = list[str](), dict[str, ControlDaemon]()
+    for one in gpu.direct_processes:
+        found = _serving(host, gpu, one.uid)
+        if found and _reached(one, _open_to(host.daemons, one.uid)) == reached:
+            those.append(_process_text(host, one, reached))
+            serving |= {daemon.pipe_directory: daemon for daemon in found}
     if those:
-        served_by = shown_path(" or ".join(sorted(gpu.served_by)))
         yield Case(
             f"GPU {gpu.index} is used without MPS by {join_some(those)}.",
-            remedy.format(directories=served_by),
-            use_daemon(serving) if reached != "a daemon runs" else (),
+            remedy.format(directories=shown_path(" or ".join(sorted(serving)))),
+            use_daemon(list(serving.values())) if reached != "a daemon runs" else (),
         )
 
 
@@ -239,10 +244,15 @@ def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
             yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
 
 
-def _reached(process: ProcessFacts, directories: set[str]) -> str:
+def _reached(process: ProcessFacts, daemons: Iterable[ControlDaemon]) -> str:
     if (wanted := _wanted(process)) is None:
         return "no directory"
-    return "a daemon runs" if wanted.rstrip("/") in directories else "no daemon runs"
+    runs = any(
+        wanted.rstrip("/") in _client_directories(one)
+        for one in daemons
+        if one.pid is not None or one.state not in (None, "absent")
+    )
+    return "a daemon runs" if runs else "no daemon runs"
 
 
 def _wanted(process: ProcessFacts) -> str | None:

@@ -14,7 +14,7 @@ from typing import get_args
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.policy import MAX_CLIENTS_PER_USER, MAX_LIMITED_CLIENTS
-from mps_exporter.merge.stranded import is_stranded, known_clients, stranded_pids
+from mps_exporter.merge.stranded import is_stranded, stranded_pids
 from mps_exporter.observations import (
     GpuObservation,
     NvmlObservation,
@@ -119,22 +119,21 @@ def _ignored(
 def _merge_gpus(
     context: MergeContext, daemons: tuple[ControlDaemon, ...], inputs: Sequence[DaemonInputs]
 ) -> tuple[Gpu, ...]:
+    # The log of an ordinary user's daemon may call any process its server.
     servers = context.server_pids.union(
-        server.pid for daemon in daemons for server in daemon.servers
+        server.pid
+        for daemon in daemons
+        for server in daemon.servers
+        if server.confirmed or not daemon.limited
     )
-    clients = [
-        client for daemon in daemons for server in daemon.servers for client in server.clients
-    ]
-    known = known_clients(clients, daemons, inputs)
-    queued = {wait.pid for daemon in daemons for wait in daemon.waits}
     merged = list[Gpu]()
     for gpu in context.nvml.gpus:
         by_kind = _processes_by_kind(gpu, servers)
         # A server whose process cannot be read looks like a process without MPS.
         identified = by_kind.get("direct", set()) <= context.processes.keys()
-        seems = stranded_pids(by_kind, queued, known, identified=identified)
-        on_it = [one for one in clients if gpu.uuid in one.contexts or gpu.uuid in one.gpu_uuids]
-        merged.append(_merge_gpu(context, gpu, daemons, on_it, by_kind, seems))
+        known = tuple(zip(daemons, inputs, strict=True))
+        seems = stranded_pids(context, by_kind, known, identified=identified)
+        merged.append(_merge_gpu(context, gpu, daemons, by_kind, seems))
     return tuple(merged)
 
 
@@ -142,12 +141,22 @@ def _merge_gpu(
     context: MergeContext,
     gpu: GpuObservation,
     daemons: Iterable[ControlDaemon],
-    clients: Sequence[Client],
     by_kind: Mapping[ProcessKind, set[int]],
     seems: tuple[int, ...] | None,
 ) -> Gpu:
     stranded = None if seems is None else tuple(pid for pid in seems if is_stranded(context, pid))
     direct = tuple(sorted(by_kind.get("direct", ())))
+    serving = [one for one in daemons if one.state != "absent" and gpu.uuid in one.gpu_uuids]
+    # What ordinary users' daemons claim counts only where no other daemon serves the GPU.
+    trusted = any(not one.limited for one in serving)
+    clients = [
+        client
+        for daemon in daemons
+        if not (trusted and daemon.limited)
+        for server in daemon.servers
+        for client in server.clients
+        if gpu.uuid in client.contexts or gpu.uuid in client.gpu_uuids
+    ]
     return Gpu(
         observation=gpu,
         index=str(gpu.index),
@@ -157,11 +166,7 @@ def _merge_gpu(
         direct_processes=tuple(
             context.processes[pid] for pid in direct if pid in context.processes
         ),
-        served_by=tuple(
-            daemon.pipe_directory
-            for daemon in daemons
-            if daemon.state != "absent" and gpu.uuid in daemon.gpu_uuids
-        ),
+        served_by=tuple(daemon.pipe_directory for daemon in serving),
         seems_stranded=seems,
         stranded_pids=stranded,
         stranded_clients=None if stranded is None else len(stranded),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
-from mps_exporter.snapshot import Client, ControlDaemon, ProcessKind
+from mps_exporter.snapshot import ControlDaemon, ProcessKind
+
+Known = tuple[ControlDaemon, DaemonInputs]
+"""A daemon, and what it was made from."""
 
 STRANDED_SECONDS = 1.0
 """Minimum time without a server after which a client is stranded. A client that exits leaves NVML's
@@ -22,34 +25,49 @@ def is_stranded(context: MergeContext, pid: int) -> bool:
 
 
 def stranded_pids(
+    context: MergeContext,
     by_kind: Mapping[ProcessKind, set[int]],
-    queued: set[int],
-    known: set[int] | None,
+    daemons: Sequence[Known],
     *,
     identified: bool,
 ) -> tuple[int, ...] | None:
     """Return the MPS processes without a server; None if unknown.
 
-    Certain if no server is on the GPU, or if every daemon's log shows all its clients. NVML also
-    lists a process that waits in a queue, which lacks a server for another reason.
+    Certain if no server is on the GPU, or if the logs of every daemon that may serve the process
+    show all its clients. NVML also lists a process that waits in a queue, which lacks a server for
+    another reason.
     """
     if "mps_client" not in by_kind:
         return None
-    candidates = by_kind["mps_client"] - queued
-    if not by_kind["mps_server"] and identified:
-        return tuple(sorted(candidates))
-    return None if known is None else tuple(sorted(candidates - known))
+    certain, unknown = list[int](), False
+    by_user: dict[int | None, set[int]] = {}
+    for pid in by_kind["mps_client"]:
+        facts = context.processes.get(pid)
+        by_user.setdefault(None if facts is None else facts.uid, set()).add(pid)
+    for uid, pids in by_user.items():
+        # An ordinary user's daemon serves that user only, whatever its logs claim of others.
+        serving = [one for one in daemons if not one[0].limited or uid in (None, one[1].facts.user)]
+        known = set[int]() if not by_kind["mps_server"] and identified else _known_clients(serving)
+        if known is None:
+            unknown = True
+        else:
+            certain += pids - known - {wait.pid for daemon, _ in serving for wait in daemon.waits}
+    return tuple(sorted(certain)) if certain or not unknown else None
 
 
-def known_clients(
-    clients: Iterable[Client], daemons: Sequence[ControlDaemon], inputs: Sequence[DaemonInputs]
-) -> set[int] | None:
+def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
     """Return the PIDs of all servers' clients; None if there may be others."""
+    inputs = [one for _, one in daemons]
     all_readable = all(
-        daemon.log_readable("control") and daemon.log_readable("server") for daemon in inputs
-    ) and not any(daemon.protocol == "3" for daemon in daemons)  # a new client is listed later
-    connected = {client.pid for client in clients}
-    if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon in daemons):
+        one.log_readable("control") and one.log_readable("server") for one in inputs
+    ) and not any(daemon.protocol == "3" for daemon, _ in daemons)  # a new client is listed later
+    connected = {
+        client.pid
+        for daemon, _ in daemons
+        for server in daemon.servers
+        for client in server.clients
+    }
+    if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon, _ in daemons):
         return None
     if any(map(_may_miss_clients, inputs)):
         return None

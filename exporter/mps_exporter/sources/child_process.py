@@ -1,13 +1,15 @@
 """Runs a program with a deadline, bounded output, and few rights.
 
-The control tool connects to other users' sockets. So it gets no more rights than its user has, and
-only the capabilities that it needs.
+The control tool connects to other users' sockets, and may run as another user, who can make it do
+anything. So it gets no more rights than its user has, only the capabilities that it needs, and
+cannot start a process: one in a session of its own would outlive the tool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -35,13 +37,46 @@ _LIMITS = (
     (resource.RLIMIT_NOFILE, policy.MAX_CONTROL_OPEN_FILES),
 )
 
-_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
 # Resolved now: between fork and exec no lock of the dynamic loader may be taken.
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl, _capset = _libc.prctl, _libc.capset
+
+_SECCOMP_MODE_FILTER = 2
+_LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOWED, _FAILS_WITH = 0x7FFF0000, 0x00050000
+_NUMBER_AT, _MACHINE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_X32_CALLS, _CLONE3, _CLONE_THREAD = 0x40000000, 435, 0x10000
+_MACHINES = {"x86_64": (0xC000003E, 56, (57, 58)), "aarch64": (0xC00000B7, 220, ())}
+"""Machine -> its number in filters, and its numbers of clone and of fork and vfork."""
+
+
+def _without_processes() -> bytes:
+    """Return a filter of system calls that allows threads and no processes; b"": unknown machine.
+
+    An instruction is (operation, instructions skipped if true, if false, operand). Without clone3,
+    whose flags are in memory, the C library uses clone.
+    """
+    if (known := _MACHINES.get(os.uname().machine)) is None:
+        return b""
+    machine, clone, older = known
+    refused = _RETURN, 0, 0, _FAILS_WITH | errno.EPERM
+    steps = [(_LOAD, 0, 0, _MACHINE_AT), (_EQUAL, 1, 0, machine), refused]
+    steps += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _X32_CALLS), refused]
+    for number in older:
+        steps += [(_EQUAL, 0, 1, number), refused]
+    steps += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _FAILS_WITH | errno.ENOSYS)]
+    steps += [(_EQUAL, 1, 0, clone), (_RETURN, 0, 0, _ALLOWED)]
+    steps += [(_LOAD, 0, 0, _FIRST_ARGUMENT_AT), (_HAS_BIT, 1, 0, _CLONE_THREAD), refused]
+    steps.append((_RETURN, 0, 0, _ALLOWED))
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+_FILTER = ctypes.create_string_buffer(_without_processes())
+_FILTER_ARGUMENT = struct.pack("HP", len(_FILTER) // 8, ctypes.addressof(_FILTER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +111,11 @@ async def run_process(
     timeout_seconds: float,
     rights: ChildRights = ChildRights(),
 ) -> ProcessResult:
-    """Run a program in a new session, with exactly this environment.
+    """Run a program in a new session, with exactly this environment. It cannot start another.
 
-    Input and output are files in memory. So no descendant of the program can delay the end of its
-    output, and the kernel limits the length. Afterwards the process group of a program that did not
-    exit is dead and reaped, also if the caller is cancelled; a process that the kernel cannot kill
-    yet is reaped later.
+    Input and output are files in memory: the kernel limits the length. Afterwards a program that
+    did not exit is dead and reaped, also if the caller is cancelled; a process that the kernel
+    cannot kill yet is reaped later. It dies with this process, too.
 
     Raises:
         OSError: It could not be started.
@@ -103,7 +137,7 @@ async def run_process(
             umask=0o077,
             start_new_session=True,
             pass_fds=rights.descriptors,
-            preexec_fn=partial(drop_capabilities, *rights.capabilities),
+            preexec_fn=partial(_restrict, os.getpid(), rights.capabilities),
             **user,
         )
         try:
@@ -132,10 +166,10 @@ def _anonymous_file(files: ExitStack, name: str) -> int:
 
 
 async def _terminate(child: Process) -> None:
-    """Kill the program and its group if it runs, and wait until it is reaped."""
+    """Kill the program if it runs, and wait until it is reaped."""
     if child.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
         with suppress(TimeoutError):
             async with asyncio.timeout(policy.CONTROL_REAP_SECONDS):
                 await child.wait()
@@ -155,8 +189,8 @@ def may_change_user() -> bool:
     return os.geteuid() == 0 and effective_capabilities() & needed == needed
 
 
-def drop_capabilities(*kept: int) -> None:
-    """Drop all capabilities except these. Called in a child, between fork and exec.
+def _restrict(parent_pid: int, kept: Sequence[int]) -> None:
+    """Drop all rights except these capabilities. Called in a child, between fork and exec.
 
     A filter of system calls may forbid capset; so the ambient set, which an exec hands on, is
     cleared first.
@@ -176,3 +210,7 @@ def drop_capabilities(*kept: int) -> None:
             hard = resource.getrlimit(limit)[1]
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(limit, (bound, bound))
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _FILTER_ARGUMENT, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)

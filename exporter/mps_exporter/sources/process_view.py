@@ -387,7 +387,9 @@ def _left_directory(root: Path, path: Path, promised_by: str) -> Iterator[MpsDir
 def _is_served(root: str, one: MpsDirectory, running: Iterable[DaemonFacts]) -> bool:
     path = str(Path(root, one.path[1:]))
     return any(
-        one.path == daemon.pipe_directory or _is_same_file(path, daemon.pipe_path)
+        # An ordinary user can have a directory of any name in a mount namespace.
+        (one.path == daemon.pipe_directory and not daemon.limited)
+        or _is_same_file(path, daemon.pipe_path)
         for daemon in running
     )
 

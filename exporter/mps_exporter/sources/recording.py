@@ -23,7 +23,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,6 +35,7 @@ from mps_exporter.flags import StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
 from mps_exporter.observations import (
+    CgroupMemory,
     ControlObservation,
     Exchange,
     GpuObservation,
@@ -42,7 +43,6 @@ from mps_exporter.observations import (
     LogChunk,
     LogName,
     LogsObservation,
-    LogState,
     NvmlObservation,
     Observation,
     ProcessFacts,
@@ -113,28 +113,30 @@ class Anonymiser:
     )
 
     def __init__(self) -> None:
-        from cattrs.gen import make_dict_unstructure_fn
+        from cattrs.gen import make_dict_unstructure_fn, override
 
         self._uuids: dict[str, str] = {}
-        self._names: dict[tuple[str, str], str] = {}
-        self._pipe_directories: set[str] = set()
-        """Pipe directories; an MPS v3 daemon's contains names of servers and namespaces."""
-        self._v3 = False
-        """An MPS v3 daemon was seen."""
+        self._programs: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        """Parts of paths, and names of servers, namespaces and partitions of MPS v3: a path may
+        contain these."""
         self._converter = _make_converter()
+        self._converter.register_unstructure_hook(str, self._text)
         changes: dict[type, Callable[[Any], Any]] = {  # parts before the observation with them
+            CgroupMemory: lambda memory: memory,
             ProcessFacts: self._process,
-            ProcfsObservation: self._procfs,
+            ProcfsObservation: lambda observation: replace(observation, containers=()),
             Exchange: self._exchange,
             ControlObservation: self._control,
             LogChunk: self._chunk,
-            LogState: lambda state: replace(state, path=self._path(state.path)),
             GpuObservation: lambda gpu: replace(gpu, serial=None),
         }
+        kept = {CgroupMemory: ("path",), ProcessFacts: ("cgroup", "frozen_group")}
 
         def changed(kind: type, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            fields: Any = {name: override(unstruct_hook=str) for name in kept.get(kind, ())}
             unstructure: Callable[[Any], Any] = make_dict_unstructure_fn(
-                kind, self._converter, _cattrs_omit_if_default=True
+                kind, self._converter, _cattrs_omit_if_default=True, **fields
             )
             return lambda one: unstructure(change(one))
 
@@ -148,26 +150,23 @@ class Anonymiser:
         """
         return self._converter.unstructure(observation)
 
-    def _procfs(self, observation: ProcfsObservation) -> ProcfsObservation:
-        self._pipe_directories |= {one.pipe_directory for one in observation.daemons}
-        self._v3 |= any(one.protocol == "3" for one in observation.daemons)
-        return replace(observation, containers=())
-
     def _process(self, facts: ProcessFacts) -> ProcessFacts:
-        name = facts.name
-        if not name.startswith("nvidia-cuda-mps"):
-            name = self._rename("program", name)
-        user = facts.user if facts.user in (None, "root") else f"user-{facts.uid}"
+        tracer, _, debugger = facts.tracer.partition(" ")
         environment = facts.mps_environment
-        if environment and (directory := environment.get(_PIPE_VARIABLE)):
-            # In a container a daemon's directory has another name, and its servers may be unknown.
-            kind = "directory" if self._v3 else ""
-            path = self._path(directory, self._pipe_directories, kind)
-            environment = {**environment, _PIPE_VARIABLE: path}
-        return replace(facts, name=name, user=user, mps_environment=environment)
+        return replace(
+            facts,
+            name=self._rename("program", facts.name),
+            user=facts.user if facts.user in (None, "root") else f"user-{facts.uid}",
+            tracer=f"{tracer} ({self._rename('program', debugger[1:-1])})" if debugger else tracer,
+            mps_environment=environment
+            and {
+                name: self._path(value) if name.endswith("_DIRECTORY") else value
+                for name, value in environment.items()
+                if name in _KNOWN_VARIABLES
+            },
+        )
 
     def _control(self, observation: ControlObservation) -> ControlObservation:
-        self._pipe_directories.add(observation.pipe_directory)
         named = any(map(_has_names, observation.exchanges))
         return replace(observation, error=_WITHHELD) if named and observation.error else observation
 
@@ -175,7 +174,6 @@ class Anonymiser:
         """Replace the names that users chose in a reply of an MPS v3 daemon."""
         if not _has_names(one):
             return one
-        self._v3 = True
         return replace(
             one,
             stdout=anonymised(one.commands[0], one.stdout, self._rename),
@@ -184,37 +182,38 @@ class Anonymiser:
         )
 
     def _chunk(self, chunk: LogChunk) -> LogChunk:
-        data = SERVER_ADDED_LINE.sub(self._added_server, chunk.data)
-        return replace(chunk, data=data, server_name=self._rename("server", chunk.server_name))
+        data = SERVER_ADDED_LINE.sub(
+            lambda found: found[1] + self._rename("server", found[2].decode()).encode() + found[3],
+            chunk.data,
+        )
+        text = data.decode("utf-8", "surrogateescape")
+        text = _PATH_IN_LOG.sub(lambda path: self._path(path[0]), text)
+        return replace(
+            chunk,
+            data=text.encode("utf-8", "surrogateescape"),
+            server_name=self._rename("server", chunk.server_name),
+        )
 
     def _rename(self, kind: str, name: str) -> str:
-        if not name:
-            return name
+        """Return the replacement of a name of this kind; of a path, that of each of its parts."""
         if kind == "path":
-            return self._path(name, self._pipe_directories)
-        number = 1 + sum(known == kind for known, _ in self._names)
-        dash = "-" if kind == "program" else "_"
-        return self._names.setdefault((kind, name), f"{kind}{dash}{number}")
+            return self._path(name)
+        if kind == "program":
+            if not name or name.startswith("nvidia-cuda-mps"):
+                return name
+            return self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
+        if _KEPT_NAME.fullmatch(name):
+            return name
+        return self._names.setdefault(name, f"name_{len(self._names) + 1}")
 
-    def _added_server(self, match: re.Match[bytes]) -> bytes:
-        name = self._rename("server", match[2].decode("ascii"))
-        return match[1] + name.encode("ascii") + match[3]
+    def _path(self, path: str) -> str:
+        return "/".join(self._rename("part", part) for part in path.split("/"))
 
-    def _path(self, path: str, directories: Collection[str] = (), kind: str = "") -> str:
-        """Rename servers and namespaces: below these directories by position, elsewhere by name.
-
-        With a kind, each other part of a path elsewhere is renamed, too.
-        """
-        above = (one for one in directories if f"{path}/".startswith(f"{one}/"))
-        directory = max(above, key=len, default="")
-        parts = path.removeprefix(directory).split("/")
-        for at, name in enumerate(parts):
-            if name in ("", "default"):
-                continue
-            known = [one for one in ("server", "namespace") if (one, name) in self._names]
-            place = ("server" if at == 1 else "namespace") if directory else (*known, kind)[0]
-            parts[at] = self._rename(place, name) if place else name
-        return directory + "/".join(parts)
+    def _text(self, text: str) -> str:
+        """Replace the parts of a path, or of the paths in a text."""
+        if text.startswith("/"):
+            return self._path(text)
+        return _PATH_IN_TEXT.sub(lambda path: self._path(path[0]), text)
 
     def text(self, line: str) -> str:
         """Replace every UUID in a line, also if the tool printed only its beginning."""
@@ -233,7 +232,32 @@ def _has_names(exchange: Exchange) -> bool:
 
 
 _WITHHELD = "(withheld)"
-_PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+
+_KEPT_NAME = re.compile(
+    r"|\d+|name_\d+|default|proc|root|self|fd|tmp|var|run|dev|mnt|opt|usr|bin|etc|lib|sys|log|logs"
+    r"|mps|pipe|nvidia|nvidia[.-]mps|nvidia-cuda-mps-(?:control|server)(?:\.pid)?|nvidia\.com|gpu"
+    r"|(?:control|server)(?:\.log|_lock|_privileged)?|kmsg|cuda\.shm\.[\d.]+"
+)
+"""Parts of paths that every host has, or that MPS or this program chose; all others may be names,
+wherever homes are."""
+# Only the middle parts of a path in a text may contain spaces; a path in a log ends its line.
+_PATH_IN_TEXT = re.compile(r"(?<![^\s=:\"'(])/(?:[^/\n:;,\"')]*/)*[^\s/:;,\"')]*")
+_PATH_IN_LOG = re.compile(r"(?<![^\s=:\"'(])/.*")
+
+_KNOWN_VARIABLES = frozenset(
+    {
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "CUDA_MPS_CLIENT_PRIORITY",
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
+        "CUDA_MPS_LOG_DIRECTORY",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_PROTOCOL_VERSION",
+        "CUDA_MPS_SM_PARTITION",
+        "CUDA_VISIBLE_DEVICES",
+    }
+)
 
 
 class RecordingWriter:

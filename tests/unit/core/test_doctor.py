@@ -11,6 +11,7 @@ import pytest
 
 from mps_exporter.commands.doctor_report import (
     CHECKS,
+    HEALTHY,
     Diagnosis,
     diagnosis_as_json,
     diagnosis_exit_status,
@@ -23,6 +24,7 @@ from mps_exporter.metrics import Build, render
 from mps_exporter.observations import (
     CgroupMemory,
     DaemonFacts,
+    GpuObservation,
     LogsObservation,
     LogState,
     ProcessFacts,
@@ -33,6 +35,7 @@ from mps_exporter.snapshot import (
     ClientState,
     CollectorResult,
     ControlDaemon,
+    Gpu,
     Handover,
     Incident,
     Server,
@@ -44,11 +47,14 @@ from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.finding_hosts import (
     DAEMON,
+    IDLE_SMS,
     LARGE,
     NO_TOOL,
     NOWHERE,
+    OVER,
     PIPE,
     PLACELESS,
+    QUIT,
     RECORDED,
     SYNTHETIC,
     client,
@@ -439,6 +445,51 @@ def test_a_users_own_daemon_is_not_recommended_to_others() -> None:
     (finding,) = findings(snapshot)
     assert ("process 2 " in finding.evidence, "process 1 " in finding.evidence) == (True, False)
     assert finding.actions == ()
+
+
+CLAIMED = GpuObservation(0, "GPU-a", compute_mode="default", readings=IDLE_SMS)
+
+
+@pytest.mark.parametrize(
+    ("card", "node"),
+    [
+        # Two processes of another user take turns, and one of them looks for a daemon.
+        (
+            gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/tmp/alice"), process(2), served=False),
+            ["daemon_missing", "mps_would_help"],
+        ),
+        # Beside root's daemon one looks for it, and one for hers.
+        (
+            gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/tmp/alice"), process(2)),
+            ["process_bypasses_mps", "pipe_directory_mismatch", "not_exclusive_mode"],
+        ),
+    ],
+)
+def test_no_claim_of_an_ordinary_users_daemon_changes_what_is_found_of_others(
+    card: Gpu, node: list[str]
+) -> None:
+    facts = DaemonFacts("/tmp/alice", "/l", owner_uid=2001, limited=True)
+    theirs = replace(daemon(facts=facts), pipe_directory="/tmp/alice")
+    card = replace(card, observation=CLAIMED)
+    claimed = replace(card, served_by=(*card.served_by, "/tmp/alice"))
+    own = daemon() if card.served_by else daemon(state="absent", pid=None, incidents=(QUIT,))
+    alone, beside = host(own, gpus=(card,)), host(own, theirs, gpus=(claimed,))
+    about_gpu = [one for one in findings(beside) if one.uuid]
+    assert about_gpu == [one for one in findings(alone) if one.uuid]
+    assert [one.advice.name for one in about_gpu] == node
+    for name in CHECKS:
+        assert status_of_check(beside, name) == status_of_check(alone, name)
+
+
+def test_the_sums_of_ordinary_users_clients_are_no_verdict_about_the_node() -> None:
+    """Nor is root to set a mode that keeps out all others for a GPU that such a daemon claims."""
+    facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
+    card = replace(gpu(), **OVER, sm_committed_ratio=3.0)
+    card = replace(card, observation=replace(card.observation, compute_mode="default"))
+    snapshot = host(daemon(facts=facts), gpus=(card,))
+    found = [one for one in findings(snapshot) if one.uuid]
+    assert [(one.advice.name, one.limited) for one in found] == [("memory_overcommitted", True)]
+    assert status_of_check(snapshot, "memory_overcommitted")[0] == HEALTHY
 
 
 def test_users_with_too_many_daemons_are_named() -> None:

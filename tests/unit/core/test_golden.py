@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from difflib import unified_diff
+from pathlib import Path
 
 import pytest
 
-from testing.golden import GOLDEN, golden_text, recordings
+from mps_exporter.sources.recording import Recording, RecordingWriter, read_recording
+from testing.golden import GOLDEN, OF_THIS_RUN, all_shown, golden_text, recordings
+from testing.player import RECORDINGS, Player
 
 
 @pytest.mark.parametrize("name", recordings())
@@ -22,3 +27,30 @@ async def test_a_recording_shows_what_it_showed(name: str) -> None:
 
 def test_no_text_is_left_of_a_recording_that_is_gone() -> None:
     assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == recordings()
+
+
+async def all_without_paths(recording: Recording) -> list[str]:
+    """Return what the middle and the end show, in an order without the names of directories."""
+    lines = list[str]()
+    began = recording.header.started_at
+    player = Player(recording)
+    for moment in (began + recording.duration_seconds / 2, recording.ended_at):
+        found = all_shown(await player.to(moment), began)
+        lines += [f"{key} = {value}" for key, value in found if not key.startswith(OF_THIS_RUN)]
+    return sorted(re.sub(r"(?<![\w/])/[\w./@-]+|\[\d+\]", "*", line) for line in lines)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.name)
+async def test_an_anonymised_recording_shows_the_same_but_for_names(
+    tmp_path: Path, path: Path
+) -> None:
+    recording = read_recording(path)
+    shown = []
+    for anonymised in (False, True):
+        writer = RecordingWriter(tmp_path / "x", replace(recording.header, anonymised=anonymised))
+        for observation in recording.observations:
+            writer.add(observation)
+        writer.close()
+        made = replace(read_recording(tmp_path / "x"), ended_at=recording.ended_at)
+        shown.append(await all_without_paths(made))
+    assert shown[0] == shown[1]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from mps_exporter.cli import main
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
 from mps_exporter.findings import trace_findings
 from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, OpenFiles, ProcessFacts
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import find_leftovers
 
@@ -95,6 +96,8 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
         DaemonFacts("/srv/mps", "", process=ProcessFacts(9, 0.0)),
         DaemonFacts(str(plugin), "", process=ProcessFacts(10, 0.0)),  # by another name
         DaemonFacts("/tmp/nvidia-mps", ""),  # configured, and not running
+        # In a mount namespace of an ordinary user.
+        DaemonFacts(of_claim.path, "", "/none", process=ProcessFacts(11, 0.0), limited=True),
     ]
     found = find_leftovers(running, str(tmp_path / "none"), str(tmp_path))
     assert found.directories == (left, of_claim)
@@ -154,6 +157,39 @@ def test_each_trace_is_a_finding() -> None:
     roots = Leftovers(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
     (one,) = trace_findings(roots)
     assert not one.actions
+
+
+@pytest.mark.parametrize(
+    ("left", "status"),
+    [
+        (ProcessFacts(13, 0.0, uid=0), 1),
+        (ProcessFacts(13, 0.0, uid=2001), 0),
+        (ProcessFacts(13, 0.0, uid=None), 0),
+        (ProcessFacts(13, 0.0, uid=0, namespace_pids=(13, 2)), 0),  # of a container's root
+        (ProcessFacts(13, 0.0, uid=2001, parent_pid=10), 1),  # root's daemon did not reap it
+        (ProcessFacts(13, 0.0, uid=2001, parent_pid=50), 0),
+        (ProcessFacts(13, 0.0, uid=1001), 1),  # of the exporter's user, who runs a daemon
+    ],
+)
+@pytest.mark.parametrize("kind", ["zombies", "orphans"])
+def test_what_an_ordinary_user_left_is_no_verdict_about_the_node(
+    kind: str, left: ProcessFacts, status: int
+) -> None:
+    """Any user can give a process the name of an MPS server, and not reap it."""
+    daemons = [
+        ControlDaemon(f"/{pid}", "/l", "answering", facts=facts, pid=pid)
+        for pid, uid in ((10, 0), (11, 1001), (50, 2001))
+        for process in [ProcessFacts(pid, 0.0, uid)]
+        for facts in [DaemonFacts(f"/{pid}", "/l", process=process, limited=uid == 2001)]
+    ]
+    one: Any = {kind: (left,)}
+    traces = Leftovers(**one)
+    seen = Diagnosis(Snapshot(1.0, daemons=tuple(daemons)), traces=traces)
+    found = [each for each in seen.found if each.advice.kind == "trace"]
+    assert [each.limited for each in found] == [status == 0]
+    assert diagnosis_exit_status(seen) == status
+    both: Any = {kind: (left, ProcessFacts(14, 0.0, uid=0))}
+    assert diagnosis_exit_status(Diagnosis(seen.snapshot, traces=Leftovers(**both))) == 1
 
 
 def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:

@@ -565,6 +565,48 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     assert more.gpus[0].stranded_clients is None
 
 
+def with_users_daemon(logs: tuple[LogState, ...], server: LoggedServer, *waits: Wait) -> Snapshot:
+    """Root's daemon with a stranded client 32, and a daemon of user 2001 that claims its GPU."""
+    state = logged(LOGGED, devices={0: "GPU-a"})
+    roots = DaemonInputs(replace(RUNNING, servers=(SERVER,)), state=state, logs=READABLE)
+    own = replace(PROCESS, pid=50, uid=2001)
+    facts = replace(RUNNING, process=own, pipe_directory="/alice", owner_uid=2001, limited=True)
+    claims = logged(server, devices={0: "GPU-a"}, waits=waits)
+    users = DaemonInputs(facts, state=claims, logs=logs)
+    strangers = (client_facts(32), client_facts(40), replace(client_facts(33), uid=2001))
+    listed = (*NEIGHBOUR, (40, "compute", 1), (33, "compute", 1), (33, "mps", 1))
+    processes = (SERVER, client_facts(30), *strangers)
+    return merged(roots, users, gpus=[gpu(*listed)], processes=processes)
+
+
+OF_USER = LoggedServer(60, (logged_client(33, uid=2001),), uid=2001)
+
+
+@pytest.mark.parametrize(
+    ("logs", "server", "waits"),
+    [
+        (READABLE, OF_USER, ()),
+        ((), OF_USER, ()),  # its clients are not known
+        (READABLE, replace(OF_USER, clients=(*OF_USER.clients, logged_client(0))), ()),
+        (READABLE, replace(OF_USER, clients=(*OF_USER.clients, logged_client(32))), ()),
+        (READABLE, OF_USER, (Wait(32, 1002, 5.0, 1001),)),
+        (READABLE, replace(OF_USER, pid=40), ()),  # 40 uses the GPU without MPS
+    ],
+)
+def test_no_claim_of_an_ordinary_users_daemon_hides_a_process_of_another_user(
+    logs: tuple[LogState, ...], server: LoggedServer, waits: tuple[Wait, ...]
+) -> None:
+    (found,) = with_users_daemon(logs, server, *waits).gpus
+    assert (found.stranded_pids, found.direct_pids) == ((32,), (40,))
+    assert found.sm_committed_ratio == one_daemon(SERVER, listed=ALL).gpus[0].sm_committed_ratio
+
+
+def test_an_ordinary_users_client_is_stranded_only_if_that_daemon_shows_it() -> None:
+    alone = replace(OF_USER, clients=())
+    assert with_users_daemon(READABLE, alone).gpus[0].stranded_pids == (32, 33)
+    assert with_users_daemon((), alone).gpus[0].stranded_pids == (32,)
+
+
 @pytest.mark.parametrize(
     ("has_log", "lost_at", "stranded"),
     [(True, None, 1), (False, None, None), (True, 2.0, None), (True, 5.0, None), (True, 1.9, 1)],

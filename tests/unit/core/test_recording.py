@@ -202,43 +202,74 @@ async def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
 
 
 def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
-    """docs/recordings.md lists what it keeps."""
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": "/home/alice/mps", "CUDA_MPS_TOKEN": "kept"}
+    """docs/recordings.md and record --help list what it keeps."""
+    home = "/nfs/staff/Alice Liddell"
+    environment = {
+        "CUDA_MPS_PIPE_DIRECTORY": "alice/mps",
+        "CUDA_MPS_LOG_DIRECTORY": f"{home}/log",
+        "CUDA_MPS_TOKEN": "of alice",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
+    }
     facts = ProcessFacts(
-        7, 1.0, 1001, "alice", "secret-project", cgroup="0::/alice", mps_environment=environment
+        7,
+        1.0,
+        1001,
+        "alice",
+        "secret-project",
+        cgroup="0::/kept/group",
+        mps_environment=environment,
+        tracer="9 (secret-debugger)",
     )
-    daemon = DaemonFacts("/home/alice/mps", "/home/alice/log", process=facts)
+    daemon = DaemonFacts(f"{home}/mps", f"{home}/log", root="/proc/7/root", process=facts)
     server = ProcessFacts(8, 1.0, 0, "root", "nvidia-cuda-mps-server")
     line = SERVER + f"Device NVIDIA H200 (uuid {UUID}) is associated\n".encode()
     line += f"[2026-11-21 08:55:42.578 Control 630] Device {UUID.upper()} of jane\n".encode()
+    line += SOCKET[:-1] + f"{home}/mps/control\n".encode()
+    line += SERVER + b"Using log directory: /u/alice liddell\n"
+    state = LogState(f"{home}/mps", "control", f"{home}/log/control.log", readable=False)
+    error = f"{home}/mps/control: the socket cannot be reached, as /Users/alice/x"
     path = written(
         tmp_path / "x",
-        ProcfsObservation(1001.0, (daemon,), {7: facts, 8: server}),
+        ProcfsObservation(1001.0, (daemon,), {7: facts, 8: server}, error=f"because of {error}"),
         NvmlObservation(
             1002.0, Outcome.OK, gpus=(GpuObservation(0, UUID, serial="1652922001234"),)
         ),
-        LogsObservation(1003.0, (chunk(1003.0, line),), STATES),
+        LogsObservation(1003.0, (chunk(1003.0, line),), (state,)),
         ControlObservation(
             1004.0,
-            "/p",
+            f"{home}/mps",
             "probe",
             Outcome.OK,
-            (Exchange(("ps",), Outcome.OK, f"7 1 8 {UUID[:22]} 4026531836"),),
+            (Exchange(("ps",), Outcome.OK, f"7 1 8 {UUID[:22]} 4026531836", "/root/.alice"),),
+            error=error,
         ),
         header=replace(HEADER, anonymised=True),
     )
     text = gzip.decompress(path.read_bytes()).decode()
-    for secret in ('"alice"', "secret-project", "1652922001234", "5e4dfbf1", "c801"):
+    secrets = "alice", "liddell", "staff", "secret", "1652922001234", "5e4dfbf1", "c801", "token"
+    for secret in secrets:
         assert secret not in text.lower()
-    paths = "/home/alice/mps", "/home/alice/log", "0::/alice"
-    for kept in (*paths, '"uid":1001', '"kept"', "nvidia-cuda-mps-server"):
+    for kept in ("0::/kept/group", "the socket cannot be reached", "/proc/7/root"):
         assert kept in text
     procfs, nvml, logs, _ = read_recording(path).observations
     assert isinstance(procfs, ProcfsObservation)
-    assert (procfs.processes[7].user, procfs.processes[7].name) == ("user-1001", "program-1")
+    process = procfs.processes[7]
+    assert (process.user, process.name, process.tracer) == (
+        "user-1001",
+        "program-1",
+        "9 (program-2)",
+    )
+    assert process.mps_environment is not None
+    assert process.mps_environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    (shown,) = procfs.daemons
+    assert shown.pipe_directory.endswith("/mps")
+    assert shown.log_directory == process.mps_environment["CUDA_MPS_LOG_DIRECTORY"]
+    assert procfs.processes[8].name == "nvidia-cuda-mps-server"
     assert isinstance(nvml, NvmlObservation)
     assert isinstance(logs, LogsObservation)
-    assert nvml.gpus[0].uuid.encode() in logs.chunks[0].data  # the same thing, the same name
+    data = logs.chunks[0].data  # the same thing, the same name
+    assert nvml.gpus[0].uuid.encode() in data
+    assert f"socket {shown.pipe_directory}/control\n".encode() in data
 
 
 def zipped(text: str) -> bytes:

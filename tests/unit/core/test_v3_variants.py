@@ -452,8 +452,8 @@ def test_no_name_that_a_user_chose_is_in_an_anonymised_recording(tmp_path: Path)
     programs = ("julia", "matlab", "-m serve", "python")
     for name in (*servers, *namespaces, *partitions, *programs, "lovelace", A, B):
         assert name not in text, name
-    assert "/mnt/mps/server_1/namespace_1" in text
-    assert f"{PIPE}/log/server_1/control.log" in text
+    assert "/mnt/mps/name_1/name_2" in text
+    assert f"{PIPE}/log/name_1/control.log" in text
 
 
 _odd = st.sampled_from(
