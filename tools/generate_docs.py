@@ -1,7 +1,7 @@
 """Write the reference pages, tables and alerts that are generated from the code and the rules.
 
-Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1. Tables, each between a mark and
-``<!-- end -->``:
+Pages: docs/metrics.md, docs/configuration.md, docs/mps-exporter.1, docs/llms.txt. Tables, each
+between a mark and ``<!-- end -->``:
 ``<!-- advice -->`` in docs/troubleshooting.md, ``<!-- alerts -->`` in docs/alerts.md,
 ``<!-- symptoms -->`` in docs/symptoms/README.md. In prometheus/rules, the labels, summary and
 runbook of each alert that belongs to a finding; its description, too, unless the rule has one. And
@@ -150,15 +150,28 @@ def alerts_table() -> Iterator[str]:
                     yield f"| {link} | {severity} | {summary} |"
 
 
-def symptoms_table() -> Iterator[str]:
+def symptoms_table(line: str = "- [{one.title}]({one.path.name})") -> Iterator[str]:
     """Every page of docs/symptoms."""
     pages = symptoms()
     for kind, heading in KINDS.items():
         yield from ("", f"## {heading}", "")
         for symptom in pages:
             if symptom.kind == kind:
-                yield f"- [{symptom.title}]({symptom.path.name})"
+                texts = f": {'; '.join(symptom.texts)}" if symptom.texts else ""
+                yield line.format(one=symptom, texts=texts)
     yield ""
+
+
+def llms_text() -> Iterator[str]:
+    """docs/llms.txt: the pages of docs/symptoms with their texts, for language models."""
+    yield from ("# mps-exporter", "")
+    yield (
+        "> Why CUDA programs hang or fail under NVIDIA MPS (Multi-Process Service), by the text "
+        "that they print: what it means, how to check it, and the remedy. `mps-exporter doctor` "
+        "checks a host for all of them, `mps-exporter doctor --pid PID` one process."
+    )
+    yield from symptoms_table("- [{one.title}](symptoms/{one.path.name}){texts}")
+    yield from ("## Other pages", "", "- [Alerts and runbooks](alerts.md)", "- [All](README.md)")
 
 
 TABLES = {
@@ -270,6 +283,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
     "mps-exporter.1": man_page,
+    "llms.txt": llms_text,
     **{name: partial(filled, name) for name in TABLES},
 }
 

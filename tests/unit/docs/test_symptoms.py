@@ -18,6 +18,8 @@ EACH = pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: symptom.
 METRIC = re.compile(r"\b(mps_[a-z_]+)(?:\{([^}`]*)\})?")
 LABEL = re.compile(r'([a-z_]+)="')
 MOMENTS = 24
+MAX_WORDS = 250
+"""Maximum number of words on a page, without its header."""
 
 
 def runbooks() -> set[str]:
@@ -31,6 +33,12 @@ def test_findings_alerts_and_recordings_exist(symptom: Symptom) -> None:
     for name in symptom.recordings:
         assert (RECORDINGS / f"{name}.rec.gz").exists(), name
     assert symptom.reported or symptom.recordings, "it was reported, or recorded"
+
+
+@EACH
+def test_a_page_is_read_in_two_minutes(symptom: Symptom) -> None:
+    text = re.sub(r"<!--.*?-->", "", symptom.path.read_text("utf-8"), flags=re.DOTALL)
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= MAX_WORDS
 
 
 @EACH
