@@ -146,8 +146,8 @@ def advice_table() -> Iterator[str]:
 
 
 def alerts_table() -> Iterator[str]:
-    """Every alert with its runbook, for docs/alerts.md."""
-    yield from head("alert and runbook", "severity", "summary")
+    """Every alert with its runbook, the most severe first, for docs/alerts.md."""
+    lines: dict[str, list[str]] = {"critical": [], "warning": [], "info": []}
     for file in sorted(RULES.glob("*.yml")):
         for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
             for rule in group["rules"]:
@@ -156,7 +156,10 @@ def alerts_table() -> Iterator[str]:
                     summary = rule["annotations"]["summary"]
                     runbook = Path(rule["annotations"]["runbook_url"]).name
                     link = f"[{name}](../prometheus/runbooks/{runbook})"
-                    yield f"| {link} | {severity} | {summary} |"
+                    lines[severity].append(f"- {link}: {summary}")
+    for severity, alerts in lines.items():
+        yield from ("", f"### {severity}", "", *alerts)
+    yield ""
 
 
 def symptoms_table() -> Iterator[str]:
