@@ -67,16 +67,17 @@ def metrics_page() -> Iterator[str]:
 
 def _metrics_table(section: str, specs: list[MetricSpec]) -> Iterator[str]:
     common = set[str].intersection(*(set(spec.labels) for spec in specs))
+    of_nvml = all("nvml" in spec.source for spec in specs)
     yield from ("", f"## {section}", "")
     if common:
         names = " and ".join(f"`{label}`" for label in specs[0].labels if label in common)
-        yield from (f"Labels of all: {names}.", "")
-    yield from head("metric", "meaning", "source")
+        yield from (f"Labels of all: {names}.{' Source of all: NVML.' * of_nvml}", "")
+    yield from head("metric", "meaning", *([] if of_nvml else ["source"]))
     for spec in specs:
         labels = ", ".join(label for label in spec.labels if label not in common)
         name = f"{spec.name}{{{labels}}}" if labels else spec.name
         words = " ".join(_meaning(spec)).replace("|", "\\|")
-        yield f"| `{name}` | {words} | {spec.source} |"
+        yield f"| `{name}` | {words} |{'' if of_nvml else f' {spec.source} |'}"
 
 
 def _meaning(spec: MetricSpec) -> Iterator[str]:
@@ -133,21 +134,33 @@ def configuration_page() -> Iterator[str]:
 
 
 def advice_table() -> Iterator[str]:
-    """Every finding, for docs/troubleshooting.md."""
-    yield from head("name", "severity", "finding", "see")
+    """Every finding, the most severe first, for docs/troubleshooting.md."""
+    lines = _by_severity()
     for advice in ADVICE.values():
         if advice.kind != "news":
-            see = "; ".join(
+            see = ", ".join(
                 f"[{symptom.name}](symptoms/{symptom.path.name})"
                 for symptom in symptoms()
                 if advice.name in symptom.findings
             )
-            yield f"| `{advice.name}` | {advice.severity} | {advice.title} | {see} |"
+            more = f" ({see})" if see else ""
+            lines[advice.severity].append(f"- `{advice.name}`: {advice.title}{more}")
+    yield from _lists(lines)
+
+
+def _by_severity() -> dict[str, list[str]]:
+    return {severity: [] for severity in ("critical", "warning", "info")}
+
+
+def _lists(lines: dict[str, list[str]]) -> Iterator[str]:
+    for severity, points in lines.items():
+        yield from ("", f"### {severity}", "", *points)
+    yield ""
 
 
 def alerts_table() -> Iterator[str]:
     """Every alert with its runbook, the most severe first, for docs/alerts.md."""
-    lines: dict[str, list[str]] = {"critical": [], "warning": [], "info": []}
+    lines = _by_severity()
     for file in sorted(RULES.glob("*.yml")):
         for group in yaml.safe_load(file.read_text("utf-8"))["groups"]:
             for rule in group["rules"]:
@@ -157,9 +170,7 @@ def alerts_table() -> Iterator[str]:
                     runbook = Path(rule["annotations"]["runbook_url"]).name
                     link = f"[{name}](../prometheus/runbooks/{runbook})"
                     lines[severity].append(f"- {link}: {summary}")
-    for severity, alerts in lines.items():
-        yield from ("", f"### {severity}", "", *alerts)
-    yield ""
+    yield from _lists(lines)
 
 
 def symptoms_table() -> Iterator[str]:

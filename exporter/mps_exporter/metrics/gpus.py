@@ -174,7 +174,7 @@ Scope(GPUS, "gpu uuid", _identity_rows).info(
 
 # Identity
 
-_reading("mps_gpu_up", "up", "every call").means(
+_reading("mps_gpu_up", "up", "each nvmlDeviceGet call").means(
     "1 while the GPU answers; 0 when it has fallen off the bus or must be reset, and then its "
     "other metrics are absent."
 )
