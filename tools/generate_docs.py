@@ -59,7 +59,8 @@ def metrics_page() -> Iterator[str]:
         "`pid` the PID of a client in the host's PID namespace, `gpu` NVML's index, and `uuid` "
         "the full UUID. A label of an info metric is empty if its value is not known. A state set "
         'has a sample for each state: `mps_control_state{mps_control_state="answering"}`. The '
-        "series of a sparse metric begin when they are first not 0."
+        "series of a sparse metric begin when they are first not 0. Values of a label are listed "
+        "where it first occurs in a table."
     )
     for section, specs in groupby(CATALOGUE.values(), key=lambda spec: spec.section):
         yield from _metrics_table(section, list(specs))
@@ -73,19 +74,23 @@ def _metrics_table(section: str, specs: list[MetricSpec]) -> Iterator[str]:
         names = " and ".join(f"`{label}`" for label in specs[0].labels if label in common)
         yield from (f"Labels of all: {names}.{' Source of all: NVML.' * of_nvml}", "")
     yield from head("metric", "meaning", *([] if of_nvml else ["source"]))
+    listed: set[tuple[str, tuple[str, ...]]] = set()
     for spec in specs:
         labels = ", ".join(label for label in spec.labels if label not in common)
         name = f"{spec.name}{{{labels}}}" if labels else spec.name
-        words = " ".join(_meaning(spec)).replace("|", "\\|")
+        words = " ".join(_meaning(spec, listed)).replace("|", "\\|")
         yield f"| `{name}` | {words} |{'' if of_nvml else f' {spec.source} |'}"
 
 
-def _meaning(spec: MetricSpec) -> Iterator[str]:
+def _meaning(spec: MetricSpec, listed: set[tuple[str, tuple[str, ...]]]) -> Iterator[str]:
+    """Yield the sentences about a metric; values of a label only where they are not listed yet."""
     yield spec.help
     if spec.states:
         yield f"State set: {', '.join(spec.states)}."
     for label, values in spec.values.items():
-        yield f"`{label}`: {', '.join(values)}." if label != "advice" else FINDINGS
+        if (label, values) not in listed:
+            yield f"`{label}`: {', '.join(values)}." if label != "advice" else FINDINGS
+        listed.add((label, values))
     if spec.note:
         yield spec.note
     if spec.kind == "histogram":
