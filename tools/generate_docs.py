@@ -56,11 +56,11 @@ def metrics_page() -> Iterator[str]:
     yield ""
     yield (
         "`daemon` is the pipe directory of a control daemon, `server` the PID of an MPS server, "
-        "`pid` the PID of a client in the host's PID namespace, `gpu` NVML's index, and `uuid` "
-        "the full UUID. A label of an info metric is empty if its value is not known. A state set "
+        "`pid` the PID of a client in the host's PID namespace, `gpu` NVML's index; a metric with "
+        "`gpu` also has `uuid`, the full UUID. A label of an info metric is empty if its value is "
+        "not known. Values of a label are listed where it first occurs in a table. A state set "
         'has a sample for each state: `mps_control_state{mps_control_state="answering"}`. The '
-        "series of a sparse metric begin when they are first not 0. Values of a label are listed "
-        "where it first occurs in a table."
+        "series of a sparse metric begin when they are first not 0."
     )
     for section, specs in groupby(CATALOGUE.values(), key=lambda spec: spec.section):
         yield from _metrics_table(section, list(specs))
@@ -76,7 +76,8 @@ def _metrics_table(section: str, specs: list[MetricSpec]) -> Iterator[str]:
     yield from head("metric", "meaning", *([] if of_nvml else ["source"]))
     listed: set[tuple[str, tuple[str, ...]]] = set()
     for spec in specs:
-        labels = ", ".join(label for label in spec.labels if label not in common)
+        implied = common | ({"uuid"} if "gpu" in spec.labels else set())
+        labels = ", ".join(label for label in spec.labels if label not in implied)
         name = f"{spec.name}{{{labels}}}" if labels else spec.name
         words = " ".join(_meaning(spec, listed)).replace("|", "\\|")
         yield f"| `{name}` | {words} |{'' if of_nvml else f' {spec.source} |'}"
@@ -102,10 +103,7 @@ def _meaning(spec: MetricSpec, listed: set[tuple[str, tuple[str, ...]]]) -> Iter
 def configuration_page() -> Iterator[str]:
     """docs/configuration.md: every command, and every flag with its environment variable."""
     yield from ("# Configuration", "", MADE, "")
-    yield (
-        "The same text is in `mps-exporter --help`, `mps-exporter COMMAND --help`, "
-        "`mps-exporter --help-all` and the man page `mps-exporter(1)`."
-    )
+    yield ("The same text is in `mps-exporter --help-all` and the man page `mps-exporter(1)`.")
     yield ""
     yield "## Commands"
     for name, command in COMMANDS.items():

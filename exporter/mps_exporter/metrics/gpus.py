@@ -101,9 +101,8 @@ SHARED.each(
     kind=PROCESS_KINDS,
 ).means(
     "Processes on the GPU; direct: without MPS.",
-    note="A kind is absent while its process list cannot be read: mps_client and direct need the "
-    "MPS list, which old drivers lack. The MPS and graphics lists are read when other compute "
-    "processes are there, and every 5 s.",
+    note="A kind is absent while its process list cannot be read: old drivers lack that of MPS, "
+    "which mps_client and direct need.",
 )
 SHARED.each(
     "mps_gpu_served",
@@ -130,7 +129,7 @@ _FIELDS = "nvmlDeviceGetFieldValues"
 _HOPPER = "Hopper and later."
 _SLOW = "Read every 5 s."
 _MINUTE = "Read once a minute."
-_MEAN = f"0 to 1, mean of about a second. {_HOPPER}"
+_MEAN = f"mean of a second, 0 to 1. {_HOPPER}"
 _INTEGRATED = f"without gaps. {_HOPPER}"
 
 
@@ -233,7 +232,7 @@ _rare(
     note="PCIe traffic in the unobserved time of active is in no counter.",
 )
 _reading("mps_gpu_graphics_active_ratio", "graphics_activity", f"{_GPM} 1").means(
-    f"Share of the time in which any graphics or compute work was on the GPU, {_MEAN}"
+    f"Share of the time with any graphics or compute work, {_MEAN}"
 )
 _reading("mps_gpu_sm_active_ratio", "sm_activity", f"{_GPM} 2").means(
     f"Mean share of the SMs that had work: the GPU's true utilization, {_MEAN}"
@@ -251,17 +250,17 @@ _reading("mps_gpu_dram_active_ratio", "dram_activity", f"{_GPM} 10").means(
     f"Device memory bandwidth in use over the maximum, {_MEAN}"
 )
 _reading("mps_gpu_fp64_active_ratio", "fp64_activity", f"{_GPM} 11").means(
-    f"Share of the cycles with 64-bit floating point instructions, tensor cores aside, {_MEAN}"
+    f"Share of the cycles with 64-bit floating point instructions without tensor cores, {_MEAN}"
 )
 _reading("mps_gpu_fp32_active_ratio", "fp32_activity", f"{_GPM} 12").means(
-    f"Share of the cycles with 32-bit floating point instructions, tensor cores aside, {_MEAN}"
+    f"Share of the cycles with 32-bit floating point instructions without tensor cores, {_MEAN}"
 )
 _reading("mps_gpu_fp16_active_ratio", "fp16_activity", f"{_GPM} 13").means(
-    f"Share of the cycles with 16-bit floating point instructions, tensor cores aside, {_MEAN}"
+    f"Share of the cycles with 16-bit floating point instructions without tensor cores, {_MEAN}"
 )
 _reading(
     "mps_gpu_graphics_active_seconds_total", "graphics_active_time", f"{_GPM} 1, integrated"
-).means(f"Time in which any graphics or compute work was on the GPU, {_INTEGRATED}")
+).means(f"Time with any graphics or compute work, {_INTEGRATED}")
 _reading("mps_gpu_sm_active_seconds_total", "sm_active_time", f"{_GPM} 2, integrated").means(
     f"Time in which the SMs had work, as a mean over all SMs, {_INTEGRATED}"
 )
