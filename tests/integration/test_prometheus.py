@@ -73,10 +73,10 @@ async def test_prometheus_scrapes_without_an_error(tmp_path: Path, name: str) ->
 
 
 @EACH_PROMETHEUS
-async def test_the_job_of_dcgm_exporter_continues_as_in_the_scenarios_page(
+async def test_the_job_of_dcgm_exporter_continues_as_in_the_compatibility_page(
     tmp_path: Path, name: str
 ) -> None:
-    text = (TREE / "docs" / "scenarios.md").read_text("utf-8")
+    text = (TREE / "docs" / "compatibility.md").read_text("utf-8")
     (snippet,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert snippet.count("localhost:9400") == 1
     shutil.copy(TREE / "prometheus" / "dcgm-compat.rules.yml", tmp_path)

@@ -93,29 +93,27 @@ CLIENT.info(
     "uid user command container_id pod_uid slurm_job_id systemd_unit pid_namespace limit_source",
     limit_source=LIMIT_SOURCES,
 ).means(
-    "The client's process and what it belongs to; command is the program's name only. "
-    "limit_source: whether the client's or the server's SM share is the lower one; unknown where a "
-    "limit cannot be determined."
+    "The client's process and what it belongs to; command: the program's name. limit_source: which "
+    "SM share is the lower one."
 )
 CONTAINER.number("mps_container_info", "/var/log/containers", lambda one: one).means(
-    "What Kubernetes calls the container of a process on a GPU; container_id is that of "
-    "mps_client_info. Absent where the kubelet's log directory is not mounted."
+    "What Kubernetes calls a container_id of mps_client_info. Absent where the kubelet's log "
+    "directory is not mounted."
 )
 DETAIL.number("mps_client_start_time_seconds", SERVER_LOG, lambda c: c.connected_at).means(
-    "When the client connected, as a Unix timestamp."
+    "When the client connected."
 )
 INACTIVE.number("mps_client_state", BOTH_LOGS, lambda _since: 1.0, state=_STATES_SHOWN).means(
-    "1 for the state that a client is in that is not active.",
-    note="Waiting: in the queue behind another user's server (`server` is empty). Connecting: "
-    "connected, without a context yet; a program may stay in this state for long. "
-    "Creating_context: a context is being created, and cannot be used yet. Torn_down: a fatal "
-    "GPU error hit it, and it cannot use the GPU any more. Absent for active clients: those "
-    "with a context. Absent, too, where server.log cannot be read or does not name clients "
-    "(drivers before 580), and for several waiting clients that their daemon logs with PID 0.",
+    "1 for the state of a client that is not active (active: it has a context).",
+    note="waiting: in the queue behind another user's server (`server` is empty). connecting: "
+    "without a context, which may last long. creating_context: its context cannot be used yet. "
+    "torn_down: a fatal GPU error hit it, and it cannot use the GPU any more. Absent where "
+    "server.log cannot be read or does not name clients (drivers before 580), and for several "
+    "waiting clients with PID 0.",
 )
 INACTIVE.number(
     "mps_client_state_since_timestamp_seconds", BOTH_LOGS, lambda since: since, state=_STATES_SHOWN
-).means("When a client that is not active entered its state, as a Unix timestamp.")
+).means("When a client that is not active entered its state.")
 CLIENT.by_gpu("mps_client_contexts", f"{SERVER_LOG}, {TOOL}", lambda c: c.contexts).means(
     "CUDA contexts of the client on the GPU."
 )
@@ -125,28 +123,26 @@ CLIENT.by_gpu("mps_client_memory_used_bytes", "NVML", lambda c: c.memory_used_by
 DETAIL.by_gpu(
     "mps_client_memory_limit_bytes", f"{PROC}/PID/environ, {TOOL}", lambda c: c.memory_limit_bytes
 ).means(
-    "Maximum device memory that MPS allows the client: the lower of its own limit and the "
-    "server's. Absent where it has none, or where the GPU that it is for cannot be determined."
+    "Device memory that MPS allows the client: the lower of its own limit and the server's. Absent "
+    "without a limit, or where its GPU is not known."
 )
 DETAIL.number(
     "mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio_unless_in_sms
 ).means(
-    "Maximum share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit and "
-    "the server's when it connected. Its own limit is that in its environment at exec. Absent "
-    "where mps_client_sm_limit says it in SMs."
+    "Share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit (in its "
+    "environment at exec) and the server's when it connected. Absent where mps_client_sm_limit "
+    "shows it."
 )
 DETAIL.by_gpu(
     "mps_client_sm_limit", "calculated, with the hardware's rounding", lambda c: c.sm_limit
-).means(
-    "Maximum number of SMs that the client's share allows on this GPU. A cap, not a reservation."
-)
+).means("SMs that the client's share allows on this GPU: a maximum, not a reservation.")
 DETAIL.number("mps_client_priority", f"{PROC}/PID/environ", lambda c: c.priority or None).means(
     "1 where the client requested a priority below normal; else absent."
 )
 SECTION.counted("mps_client_")
 DROPPED.number("mps_client_dropped_series", "this exporter", lambda count: count).means(
-    "Clients without separate metrics: those beyond --collector.clients.max, several that their "
-    "daemon logs with PID 0, and all of them with --collector.clients=off."
+    "Clients without metrics of their own: beyond --collector.clients.max, several with PID 0, all "
+    "with --collector.clients=off."
 )
 
 
@@ -161,7 +157,7 @@ USER.number(
     "mps_uid_waiting_since_timestamp_seconds",
     CONTROL_LOG,
     lambda waits: min((wait.since for wait in waits), default=None),
-).means("When the user's oldest queued client began to wait, as a Unix timestamp.")
+).means("When the user's oldest queued client began to wait.")
 USER.number(
     "mps_uid_waiting_dead_clients",
     f"{CONTROL_LOG}, {PROC}",

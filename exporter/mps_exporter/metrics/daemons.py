@@ -19,13 +19,12 @@ LOG = Scope(SECTION, "daemon log", rows_of_daemons(lambda d: d.logs, lambda log,
 
 DAEMON.number(
     "mps_control_up", TOOL, lambda d: None if d.state is None else d.state == "answering"
-).means("1 when the control daemon answered its last probe within the deadline (after one retry).")
+).means("1 when the daemon answered its last probe within the deadline, after one retry at most.")
 DAEMON.state(
     "mps_control_state", f"{TOOL}, {PROC}, {CONTROL_LOG}", CONTROL_STATES, lambda d: d.state
 ).means(
-    "State of the control daemon. draining: it received quit and waits for its clients. "
-    "unresponsive: it hangs. refused: it refuses queries. absent: it was configured or seen "
-    "before, and is gone."
+    "State of the daemon. draining: it received quit and waits for its clients. unresponsive: it "
+    "hangs. refused: it refuses queries. absent: it was configured or seen before, and is gone."
 )
 PROCESS.info(
     "mps_control_info",
@@ -39,11 +38,11 @@ DAEMON.info(
     "uid",
     lambda d: (d.facts.user,) if d.facts is not None and d.limited else None,
 ).means(
-    "Daemons of ordinary users that are not configured. That user can forge their logs and "
-    "answers; alerts about them are warnings with the label daemon_uid."
+    "Daemons of ordinary users, not configured: that user can forge their logs and answers. Alerts "
+    "about them are warnings with the label daemon_uid."
 )
 DAEMON.number("mps_control_start_time_seconds", PROC, lambda d: d.start_time_seconds).means(
-    "When the control daemon's process started, as a Unix timestamp."
+    "When the control daemon's process started."
 )
 SECTION.counted("mps_control_starts")
 DAEMON.number("mps_control_query_duration_seconds", TOOL, lambda d: d.query_duration_seconds).means(
@@ -60,15 +59,15 @@ DAEMON.each(
 ).means("Runs of the control tool that failed, after one retry, by reason.")
 DAEMON.number(
     "mps_control_default_active_thread_ratio", TOOL, lambda d: d.default_active_thread_ratio
-).means("Share of the SMs that servers started from now on allow each client, 0 to 1.")
+).means("Share of the SMs that new servers allow each client, 0 to 1.")
 DAEMON.by_gpu(
     "mps_control_default_pinned_memory_limit_bytes",
     TOOL,
     lambda d: d.default_pinned_memory_limit_bytes,
-).means("Device memory that servers started from now on allow each client.")
+).means("Device memory that new servers allow each client.")
 DAEMON.number(
     "mps_control_default_client_priority", TOOL, lambda d: d.default_client_priority
-).means("Priority of clients of servers started from now on: 0 normal, 1 below normal.")
+).means("Priority of clients of new servers: 0 normal, 1 below normal.")
 DAEMON.number("mps_control_servers", f"{TOOL}, {CONTROL_LOG}", lambda d: d.servers_count).means(
     "Servers that this daemon currently runs."
 )
@@ -86,14 +85,14 @@ _SERVER_ROWS = rows_of_daemons(lambda d: d.servers, lambda server, _: (server.pi
 SERVER = Scope(SERVERS, "daemon server", _SERVER_ROWS)
 
 SERVER.info("mps_server_info", f"{PROC}, {CONTROL_LOG}", "uid user").means(
-    "The server's process; uid and user are those it serves (0 for a multi-user server)."
+    "The server's process; uid and user: the user that it serves (0 for a multi-user server)."
 )
 SERVER.state("mps_server_state", f"{BOTH_LOGS}, {TOOL}", SERVER_STATES, lambda s: s.state).means(
-    "The server's state as MPS reports it, including states unknown to this exporter."
+    "The state as MPS reports it, also a state unknown to this exporter."
 )
 SERVER.number(
     "mps_server_start_time_seconds", f"{PROC}, {CONTROL_LOG}", lambda s: s.start_time_seconds
-).means("When the server started, as a Unix timestamp.")
+).means("When the server started.")
 SERVER.number("mps_server_clients", f"{SERVER_LOG}, {TOOL}", lambda s: s.clients_connected).means(
     "Client processes connected to the server."
 )
@@ -107,17 +106,17 @@ SERVER.by_gpu(
 ).means("How many client contexts the server admits on the GPU.")
 SERVER.number(
     "mps_server_active_thread_ratio", f"{TOOL}, {SERVER_LOG}", lambda s: s.active_thread_ratio
-).means("Share of the SMs for clients that connect from now on, 0 to 1.")
+).means("Share of the SMs for each new client, 0 to 1.")
 SERVER.by_gpu(
     "mps_server_pinned_memory_limit_bytes",
     f"{TOOL}, {SERVER_LOG}",
     lambda s: s.pinned_memory_limit_bytes,
-).means("Device memory allowed to each client that connects from now on.")
+).means("Device memory for each new client.")
 SERVER.by_gpu("mps_server_memory_used_bytes", "NVML", lambda s: s.memory_used_bytes).means(
     "Device memory of the server process itself."
 )
 SERVER.number("mps_server_ghost", f"{BOTH_LOGS}, {PROC}", lambda s: s.ghost).means(
-    "1 when the server was started for a client that had died in the queue: it serves no client, "
-    "and the daemon hangs on it until it is killed."
+    "1 when the server was started for a client that had died in the queue: the daemon hangs on it "
+    "until it is killed."
 )
 SERVERS.counted("mps_server_")

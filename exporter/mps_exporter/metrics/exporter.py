@@ -41,10 +41,7 @@ FINDING.number(
     lambda one: one,
     advice=tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
     severity=get_args(Severity),
-).means(
-    "1 for each finding that mps-exporter doctor would print; the doctor also prints why and what "
-    "to do."
-)
+).means("1 for each finding that mps-exporter doctor would print.")
 EXPORTER.info(
     "mps_exporter_build_info",
     "this exporter",
@@ -66,36 +63,31 @@ COLLECTOR.number(
 EXPORTER.number(
     "mps_exporter_unreadable_environments", PROC, lambda p: p.snapshot.unreadable_environments
 ).means(
-    "Processes whose own limits could not be read for lack of permissions: CAP_SYS_PTRACE and "
-    "CAP_DAC_READ_SEARCH together provide them."
+    "Processes whose own limits could not be read: that needs CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH."
 )
 EXPORTER.number(
     "mps_exporter_kernel_log_readable",
     "/dev/kmsg",
     lambda p: None if p.snapshot.kernel_log is None else p.snapshot.kernel_log.readable,
-).means(
-    "1 when the kernel log is being read, which proves who caused a fatal GPU error; CAP_SYSLOG "
-    "provides it."
-)
+).means("1 when the kernel log is being read, which proves who caused a fatal GPU error.")
 EXPORTER.each(
     "mps_exporter_ignored_processes",
     PROC,
     lambda p: {(uid,): n for uid, n in sorted(p.snapshot.ignored_processes.items())},
     uid=(),
 ).means(
-    "Processes with the names of MPS's programs, and clients of the user's own daemons, that are "
-    "left out because the user has more than 8 daemons, 24 processes or 256 clients: the 32 users "
-    "with most of these processes."
+    "Processes of MPS's programs, and clients, that are left out: a user has more than 8 daemons, "
+    "24 processes or 256 clients. The 32 users with most of them."
 )
 EXPORTER.number(
     "mps_exporter_unknown_readings_total", "this exporter", lambda p: p.snapshot.unknown_readings
 ).means(
-    "GPU readings that were skipped because no metric exists for their quantity: growth means that "
-    "a recording of another version is replayed."
+    "GPU readings without a metric for their quantity: a recording of another version is replayed."
 )
 RECORDING.info(
     "mps_exporter_recording_info",
     "this exporter",
     "scenario machine driver_version recorded speed",
     lambda r: (r.scenario, r.machine, r.driver_version, r.recorded_at, f"{r.speed:g}"),
-).means("Present only when a recording is replayed: these are not the values of a live host.")
+).means("Present while a recording is replayed: these are not the values of a live host.")

@@ -100,10 +100,9 @@ SHARED.each(
     lambda g: {(kind,): n for kind, n in (g.processes_by_kind or {}).items()},
     kind=PROCESS_KINDS,
 ).means(
-    "Processes on the GPU: mps_client, mps_server, direct (without MPS), graphics.",
-    note="A kind is absent while the process list that it comes from cannot be read: mps_client "
-    "and direct need the MPS list, which old drivers lack. The MPS and graphics lists are "
-    "read when other compute processes are there, and every 5 s.",
+    "Processes on the GPU; direct: without MPS.",
+    note="A kind is absent while its process list cannot be read: old drivers lack that of MPS, "
+    "which mps_client and direct need.",
 )
 SHARED.each(
     "mps_gpu_served",
@@ -112,7 +111,7 @@ SHARED.each(
     daemon=(),
 ).means("1 for each daemon that serves the GPU; the series ends with the daemon.")
 SHARED.number("mps_gpu_stranded_clients", f"NVML, {PROC}", lambda g: g.stranded_clients).means(
-    "MPS client processes on the GPU whose server is gone: they still hold GPU memory."
+    "MPS clients on the GPU whose server is gone: they still hold GPU memory."
 )
 SHARED.number("mps_gpu_sm_committed_ratio", "calculated", lambda g: g.sm_committed_ratio).means(
     "Sum of all clients' SM limits over the GPU's SMs; above 1 the limits overlap."
@@ -130,8 +129,8 @@ _FIELDS = "nvmlDeviceGetFieldValues"
 _HOPPER = "Hopper and later."
 _SLOW = "Read every 5 s."
 _MINUTE = "Read once a minute."
-_MEAN = f"0 to 1, as a mean between two samples, one a second. {_HOPPER}"
-_INTEGRATED = f"integrated without gaps, once a second; its rate is the mean. {_HOPPER}"
+_MEAN = f"mean of a second, 0 to 1. {_HOPPER}"
+_INTEGRATED = f"without gaps. {_HOPPER}"
 
 
 def _reading(
@@ -174,7 +173,7 @@ Scope(GPUS, "gpu uuid", _identity_rows).info(
 
 # Identity
 
-_reading("mps_gpu_up", "up", "every call").means(
+_reading("mps_gpu_up", "up", "each nvmlDeviceGet call").means(
     "1 while the GPU answers; 0 when it has fallen off the bus or must be reset, and then its "
     "other metrics are absent."
 )
@@ -199,14 +198,14 @@ _reading("mps_gpu_performance_state", "performance_state", "nvmlDeviceGetPerform
     "Performance state, 0 (fastest) to 15 (slowest)."
 )
 _reading("mps_gpu_vgpu_licensed", "vgpu_licensed", "nvmlDeviceGetGridLicensableFeatures_v4").means(
-    "1 when the vGPU that this virtual machine was given has a licence; absent elsewhere."
+    "1 when the vGPU of this virtual machine has a licence; absent elsewhere."
 )
 
 # Use
 
 _reading("mps_gpu_utilization_ratio", "gpu_utilization", "nvmlDeviceGetUtilizationRates").means(
-    "Share of the driver's last sampling period (at most 1 s) in which any kernel ran, 0 to 1. One "
-    "tiny kernel gives 1: see mps_gpu_sm_active_ratio."
+    "Share of the driver's last sampling period (at most 1 s) in which any kernel ran, 0 to 1: one "
+    "tiny kernel gives 1."
 )
 _reading(
     "mps_gpu_memory_copy_utilization_ratio", "memory_utilization", "nvmlDeviceGetUtilizationRates"
@@ -218,15 +217,9 @@ _rare(
     "engine_utilization",
     "nvmlDeviceGet{Encoder,Decoder,Jpg,Ofa}Utilization",
     engine=("encoder", "decoder", "jpeg", "ofa"),
-).means(
-    "Share of the driver's last sampling period in which the engine (encoder, decoder, jpeg, ofa) "
-    "was busy, 0 to 1."
-)
+).means("Share of the driver's last sampling period in which the engine was busy, 0 to 1.")
 _reading("mps_gpu_busy_seconds_total", "busy_time", "nvmlDeviceGetSamples, integrated").means(
-    "Time in which any kernel ran, from all of the driver's samples; its rate is the mean "
-    "utilization.",
-    note="While scrapes are less than 5 s apart it is brought up to date once a second, else at "
-    "each scrape.",
+    "Time in which any kernel ran, from all of the driver's samples."
 )
 _rare(
     "mps_gpu_unobserved_seconds_total",
@@ -234,13 +227,12 @@ _rare(
     "nvmlDeviceGetSamples, nvmlGpmSampleGet",
     counter=("busy", "active"),
 ).means(
-    "Time that the counters of seconds miss, because no sample was taken in time or the GPU did "
-    "not answer: counter is busy or active.",
-    note="Also grows when NVML had to be initialized again. PCIe traffic in the unobserved time of "
-    "active is in no counter.",
+    "Time that the counters of seconds miss: no sample was taken in time, the GPU did not answer, "
+    "or NVML was initialized again.",
+    note="PCIe traffic in the unobserved time of active is in no counter.",
 )
 _reading("mps_gpu_graphics_active_ratio", "graphics_activity", f"{_GPM} 1").means(
-    f"Share of the time in which any graphics or compute work was on the GPU, {_MEAN}"
+    f"Share of the time with any graphics or compute work, {_MEAN}"
 )
 _reading("mps_gpu_sm_active_ratio", "sm_activity", f"{_GPM} 2").means(
     f"Mean share of the SMs that had work: the GPU's true utilization, {_MEAN}"
@@ -258,17 +250,17 @@ _reading("mps_gpu_dram_active_ratio", "dram_activity", f"{_GPM} 10").means(
     f"Device memory bandwidth in use over the maximum, {_MEAN}"
 )
 _reading("mps_gpu_fp64_active_ratio", "fp64_activity", f"{_GPM} 11").means(
-    f"Share of the cycles with 64-bit floating point instructions, tensor cores aside, {_MEAN}"
+    f"Share of the cycles with 64-bit floating point instructions without tensor cores, {_MEAN}"
 )
 _reading("mps_gpu_fp32_active_ratio", "fp32_activity", f"{_GPM} 12").means(
-    f"Share of the cycles with 32-bit floating point instructions, tensor cores aside, {_MEAN}"
+    f"Share of the cycles with 32-bit floating point instructions without tensor cores, {_MEAN}"
 )
 _reading("mps_gpu_fp16_active_ratio", "fp16_activity", f"{_GPM} 13").means(
-    f"Share of the cycles with 16-bit floating point instructions, tensor cores aside, {_MEAN}"
+    f"Share of the cycles with 16-bit floating point instructions without tensor cores, {_MEAN}"
 )
 _reading(
     "mps_gpu_graphics_active_seconds_total", "graphics_active_time", f"{_GPM} 1, integrated"
-).means(f"Time in which any graphics or compute work was on the GPU, {_INTEGRATED}")
+).means(f"Time with any graphics or compute work, {_INTEGRATED}")
 _reading("mps_gpu_sm_active_seconds_total", "sm_active_time", f"{_GPM} 2, integrated").means(
     f"Time in which the SMs had work, as a mean over all SMs, {_INTEGRATED}"
 )
@@ -294,7 +286,7 @@ _reading("mps_gpu_memory_reserved_bytes", "memory_reserved", "nvmlDeviceGetMemor
     "Device memory reserved by driver and firmware. Absent with a driver that counts it as used."
 )
 _reading("mps_gpu_bar1_total_bytes", "bar1_total", "nvmlDeviceGetBAR1MemoryInfo").means(
-    f"Size of the window (BAR1) through which other devices access device memory. {_SLOW}"
+    f"BAR1: the window through which other devices access device memory. {_SLOW}"
 )
 _reading("mps_gpu_bar1_used_bytes", "bar1_used", "nvmlDeviceGetBAR1MemoryInfo").means(
     f"BAR1 space in use. {_SLOW}"
@@ -311,8 +303,8 @@ _reading(
     "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, ...",
     limit=("enforced", "requested", "default", "min", "max"),
 ).means(
-    "Power limits: enforced (in force), requested (by the administrator), default, min and max "
-    f"(what may be requested). All but enforced: {_MINUTE.lower()}"
+    "enforced: in force; requested: by the administrator; min and max: what may be requested. "
+    f"All but enforced: {_MINUTE.lower()}"
 )
 _reading("mps_gpu_energy_joules_total", "energy", "nvmlDeviceGetTotalEnergyConsumption").means(
     f"Energy used since the driver was loaded; its rate is the mean power. {_SLOW}"
@@ -322,15 +314,15 @@ _reading(
     "temperature",
     f"nvmlDeviceGetTemperature, {_FIELDS} 82",
     sensor=("gpu", "memory"),
-).means("Temperature of the chip (gpu) and of its memory.")
+).means("Temperature of the chip (gpu) or its memory.")
 _reading(
     "mps_gpu_temperature_limit_celsius",
     "temperature_limit",
     "nvmlDeviceGetTemperatureThreshold",
     limit=nvml.TEMPERATURE_LIMITS,
 ).means(
-    "Temperatures at which the GPU shuts down, slows down, or reaches what it (gpu_max) or its "
-    "memory (memory_max) is made for."
+    "Temperatures at which the GPU shuts down, slows down, or reaches its (gpu_max) or its "
+    "memory's (memory_max) maximum."
 )
 _reading("mps_gpu_fan_speed_ratio", "fan_speed", "nvmlDeviceGetFanSpeed_v2", fan=()).means(
     "Intended fan speed over its maximum. Absent without fans."
@@ -339,36 +331,36 @@ _reading("mps_gpu_fan_speed_ratio", "fan_speed", "nvmlDeviceGetFanSpeed_v2", fan
 # Clock
 
 _reading("mps_gpu_clock_hertz", "clock", "nvmlDeviceGetClockInfo", clock=nvml.CLOCKS).means(
-    "Clock now: graphics, sm, memory, video."
+    "Present clock."
 )
 _reading(
     "mps_gpu_clock_max_hertz", "clock_max", "nvmlDeviceGetMaxClockInfo", clock=nvml.CLOCKS
-).means("Highest clock: graphics, sm, memory, video.")
+).means("Highest clock.")
 _rare(
     "mps_gpu_clock_event_active",
     "clock_event",
     "nvmlDeviceGetCurrentClocksEventReasons",
     reason=nvml.CLOCK_EVENT_REASONS,
-).means("1 for each reason that now keeps the clocks below their maximum.")
+).means("1 for each reason that keeps the clocks below their maximum.")
 _rare(
     "mps_gpu_clock_event_seconds_total",
     "clock_event_time",
     f"{_FIELDS} 74-81, 269-271",
     reason=nvml.CLOCK_EVENT_SECONDS_REASONS,
 ).means(
-    "Time for which the clocks were held down for this reason, since the driver was loaded. "
-    f"Reasons overlap. thermal, hw_thermal_slowdown and hw_power_brake_slowdown: {_SLOW.lower()}"
+    "Time with lowered clocks by reason, since the driver was loaded; reasons overlap. thermal, "
+    f"hw_thermal_slowdown, hw_power_brake_slowdown: {_SLOW.lower()}"
 )
 
 # Health
 
 _rare("mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", xid=()).means(
-    "Errors that the driver reported by Xid code, since the exporter started.",
-    note="Absent while Xid events cannot be received: where the driver reports none, and from "
-    "about a minute after the GPU was lost.",
+    "Errors that the driver reported, by Xid code.",
+    note="Absent while Xid events cannot be received: the driver reports none, or the GPU was lost "
+    "a minute ago.",
 )
 _reading("mps_gpu_last_xid_timestamp_seconds", "last_xid_at", "nvmlEventSetWait_v2", xid=()).means(
-    "When this Xid was last reported, as a Unix timestamp.", note="Remains while the GPU is lost."
+    "When this Xid was last reported.", note="Remains while the GPU is lost."
 )
 _rare(
     "mps_gpu_ecc_errors_total",
@@ -379,8 +371,8 @@ _rare(
     location=nvml.ECC_LOCATIONS,
     always=frozenset({"uncorrected", "volatile"}),
 ).means(
-    "Memory errors, corrected or uncorrected, since the driver was loaded (scope volatile) or in "
-    "the board's life (aggregate). Absent without ECC."
+    "Memory errors since the driver was loaded (volatile) or in the board's life (aggregate). "
+    "Absent without ECC."
 )
 _rare(
     "mps_gpu_remapped_rows",
@@ -411,10 +403,10 @@ _reading(
 
 _reading(
     "mps_gpu_pcie_receive_bytes_total", "pcie_receive_bytes", f"{_FIELDS} 198, {_GPM} 21"
-).means(f"Bytes to the GPU over PCIe, protocol included, since the exporter started. {_HOPPER}")
+).means(f"Bytes to the GPU over PCIe, protocol included. {_HOPPER}")
 _reading(
     "mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_FIELDS} 197, {_GPM} 20"
-).means(f"Bytes from the GPU over PCIe, protocol included, since the exporter started. {_HOPPER}")
+).means(f"Bytes from the GPU over PCIe, protocol included. {_HOPPER}")
 _reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
     f"PCIe packets sent again, since the driver was loaded. {_MINUTE}"
 )
@@ -429,13 +421,13 @@ _reading(
     "pcie_link_generation",
     "nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
     of=("current", "max"),
-).means("PCIe generation of the link, current and max. An idle link may slow down.")
+).means("PCIe generation of the link. An idle link may slow down.")
 _reading(
     "mps_gpu_pcie_link_width",
     "pcie_link_width",
     "nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
     of=("current", "max"),
-).means("PCIe lanes of the link, current and max.")
+).means("PCIe lanes of the link.")
 _reading("mps_gpu_nvlink_receive_bytes_total", "nvlink_receive_bytes", f"{_FIELDS} 139").means(
     f"Payload bytes received over all NVLink links, since the driver was loaded. {_SLOW}"
 )
@@ -443,7 +435,7 @@ _reading("mps_gpu_nvlink_transmit_bytes_total", "nvlink_transmit_bytes", f"{_FIE
     f"Payload bytes sent over all NVLink links, since the driver was loaded. {_SLOW}"
 )
 _reading("mps_gpu_nvlink_links", "nvlink_links", f"{_FIELDS} 165", state=nvml.NVLINK_STATES).means(
-    f"NVLink links that are active or inactive. {_MINUTE}",
+    f"NVLink links by state. {_MINUTE}",
     note="Absent while a link that answered before does not answer.",
 )
 _rare(

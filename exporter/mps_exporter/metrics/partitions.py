@@ -30,8 +30,8 @@ from mps_exporter.snapshot import (
     SmPartition,
 )
 
-_OF_DAEMON = "control tool, driver 615 and later"
-_DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML (nvmlDeviceGetMemoryLimits)"
+_OF_DAEMON = "MPS v3 daemon"
+_DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML"
 _WORDS = ("true", "false")
 
 
@@ -137,10 +137,7 @@ NAMESPACE.info("mps_namespace_info", _OF_DAEMON, "status pipe_directory").means(
 )
 NAMESPACE.each(
     "mps_namespace_limited", _OF_DAEMON, _limits_of_namespace, limit=NAMESPACE_LIMITS
-).means(
-    "1 when the namespace limits this for its clients, 0 when the daemon reports unlimited. Limits "
-    "of a server hold for its namespace default only."
-)
+).means("1 when the namespace limits this for its clients, 0 when the daemon reports unlimited.")
 NAMESPACE.number(
     "mps_namespace_active_thread_ratio", _OF_DAEMON, lambda n: n.active_thread_ratio
 ).means("Share of the SMs of each GPU that the namespace allows each client, 0 to 1.")
@@ -158,32 +155,30 @@ NAMESPACE_CLIENT.info("mps_client_namespace_info", _OF_DAEMON, "server_name name
 )
 PARTITION.info(
     "mps_sm_partition_info",
-    f"{TOOL} (sm-partition list, lspart)",
+    TOOL,
     "partition_id status include_remainder",
     lambda p: (p[0].partition_id, p[0].status, p[0].include_remainder),
     include_remainder=_WORDS,
 ).means(
-    "A static SM partition. partition_id: what CUDA_MPS_SM_PARTITION names behind the slash; "
-    "partition: its name, or its ID with a v2 daemon, where server_name is empty."
+    "A static SM partition. partition_id: the part of CUDA_MPS_SM_PARTITION behind the slash; "
+    "partition: its name, or with a v2 daemon its ID."
 )
-PARTITION.number(
-    "mps_sm_partition_sms", f"{TOOL} (sm-partition list, lspart)", lambda p: p[0].sms
-).means("SMs of the partition.")
-PARTITION.number(
-    "mps_sm_partition_chunks", f"{TOOL} (sm-partition list, lspart)", lambda p: p[0].chunks
-).means("Chunks of the partition: the units in which the driver divides a GPU.")
+PARTITION.number("mps_sm_partition_sms", TOOL, lambda p: p[0].sms).means("SMs of the partition.")
+PARTITION.number("mps_sm_partition_chunks", TOOL, lambda p: p[0].chunks).means(
+    "Chunks of the partition: the units in which the driver divides a GPU."
+)
 PARTITION.number("mps_sm_partition_clients", f"{PROC}/PID/environ, {TOOL}", lambda p: p[1]).means(
     "Clients that name this partition. Absent where the environment of a client cannot be read."
 )
-PARTITION.number("mps_sm_partition_in_use", f"{TOOL} (lspart)", lambda p: p[0].has_clients).means(
+PARTITION.number("mps_sm_partition_in_use", TOOL, lambda p: p[0].has_clients).means(
     "1 when the v2 daemon reports clients of the partition, 0 when it reports none."
 )
-UNALLOCATED.number(
-    "mps_sm_partition_unallocated_sms", f"{TOOL} (sm-partition list, lspart)", lambda p: p.sms
-).means("SMs of the GPU that are in no partition.")
-UNALLOCATED.number(
-    "mps_sm_partition_unallocated_chunks", f"{TOOL} (sm-partition list, lspart)", lambda p: p.chunks
-).means("Chunks of the GPU that are in no partition.")
+UNALLOCATED.number("mps_sm_partition_unallocated_sms", TOOL, lambda p: p.sms).means(
+    "SMs of the GPU that are in no partition."
+)
+UNALLOCATED.number("mps_sm_partition_unallocated_chunks", TOOL, lambda p: p.chunks).means(
+    "Chunks of the GPU that are in no partition."
+)
 CLIENT.info(
     "mps_client_sm_partition_info",
     f"{PROC}/PID/environ, {TOOL}",
@@ -215,26 +210,21 @@ CGROUP.info("mps_cgroup_info", _DMEM, "container_id pod_uid slurm_job_id systemd
     "A control group with GPU memory of its own, and what it belongs to."
 )
 CGROUP_GPU.number(
-    "mps_cgroup_memory_used_bytes", f"{_DMEM}/dmem.current, else {_OR_NVML}", lambda m: m.used_bytes
+    "mps_cgroup_memory_used_bytes", f"dmem.current, else {_OR_NVML}", lambda m: m.used_bytes
 ).means("Device memory of all processes in the control group.")
 CGROUP_GPU.number(
-    "mps_cgroup_memory_soft_limit_bytes",
-    f"{_DMEM}/dmem.min, else {_OR_NVML}",
-    lambda m: m.soft_limit_bytes,
+    "mps_cgroup_memory_soft_limit_bytes", f"dmem.min, else {_OR_NVML}", lambda m: m.soft_limit_bytes
 ).means(
-    "Device memory guaranteed to the control group: above it MPS may end a client of the group "
-    "when others need the memory."
+    "Device memory guaranteed to the control group: above it MPS may end a client of the group."
 )
 CGROUP_GPU.number(
-    "mps_cgroup_memory_hard_limit_bytes",
-    f"{_DMEM}/dmem.max, else {_OR_NVML}",
-    lambda m: m.hard_limit_bytes,
+    "mps_cgroup_memory_hard_limit_bytes", f"dmem.max, else {_OR_NVML}", lambda m: m.hard_limit_bytes
 ).means("Device memory beyond which allocations of the control group fail.")
 CGROUP_GPU.number(
-    "mps_cgroup_memory_limited", f"{_DMEM}/dmem.max, else {_OR_NVML}", _is_hard_limited
+    "mps_cgroup_memory_limited", f"dmem.max, else {_OR_NVML}", _is_hard_limited
 ).means(
-    "1 when the control group itself has a hard limit, 0 when that is max: then one above it may "
-    "still limit it."
+    "1 when the control group itself has a hard limit, 0 when that is max: a group above it may "
+    "have one."
 )
 CLIENT.info(
     "mps_client_cgroup_info",
@@ -244,4 +234,4 @@ CLIENT.info(
 ).means("The control group whose GPU memory the client uses.")
 NOT_UNDERSTOOD.number(
     "mps_control_reply_not_understood", TOOL, lambda item: item[1], reply=REPLIES, part=REPLY_PARTS
-).means("Parts of the daemon's last replies that were left out, as they are not understood.")
+).means("Parts of the daemon's last replies that are not understood and left out.")

@@ -79,14 +79,14 @@ _metric("mps_control_starts_total", CONTROL_LOG).means(
 )
 _metric("mps_control_log_lines_total", BOTH_LOGS, log=_LOGS).means("Log lines read.")
 _metric("mps_control_log_lost_bytes_total", BOTH_LOGS, log=_LOGS).means(
-    "Bytes of the log lost unread, as far as known: it grew too fast, or was truncated without a "
-    "copy next to it. Bytes written after the last read of a truncated log are not known."
+    "Bytes known to be lost unread: the log grew too fast, or was truncated without a copy next to "
+    "it."
 )
 _metric("mps_control_log_unrecognized_lines_total", BOTH_LOGS, log=_LOGS).means(
-    "Log lines that were not recognized: growth means that a driver has changed its wording."
+    "Log lines that were not recognized: the driver has a new wording."
 )
 _metric("mps_control_log_query_lines_total", CONTROL_LOG).means(
-    "Lines in control.log caused by control tool queries, including those of this exporter."
+    "Lines in control.log caused by queries, including those of this exporter."
 )
 _metric("mps_server_starts_total", CONTROL_LOG, uid=()).means(
     "Servers started, by the user they were started for."
@@ -95,19 +95,18 @@ _metric("mps_server_startup_seconds", CONTROL_LOG).means(
     "Time from a server's start until it is Ready."
 )
 _metric("mps_server_exits_total", BOTH_LOGS, cause=EXIT_CAUSES).means(
-    "Server exits by cause. The exit status in the log is not evidence: requested means that "
-    "the log shows an orderly exit. ghost_ended is a ghost server that exited without one, "
-    "most often because an operator killed it; it is not a crash, since it served no client."
+    "Server exits by cause. requested: the log shows an orderly exit; the logged exit status "
+    "proves nothing. ghost_ended: a ghost server ended without one, mostly killed by an operator."
 )
 _metric("mps_server_last_exit_timestamp_seconds", BOTH_LOGS, cause=EXIT_CAUSES).means(
-    "When a server last exited for this cause, as a Unix timestamp."
+    "When a server last exited for this cause."
 )
 _metric("mps_server_faults_total", SERVER_LOG, uuid=()).means(
-    "Fatal GPU errors that servers handled, by the affected GPU: that of the client that MPS "
-    "blames, or the only one that was reset (empty labels when the log does not identify it)."
+    "Fatal GPU errors that servers handled, by GPU: that of the client that MPS blames, or the "
+    "only one that was reset; empty if not known."
 )
 _metric("mps_server_last_fault_timestamp_seconds", SERVER_LOG).means(
-    "When a server last handled a fatal GPU error, as a Unix timestamp."
+    "When a server last handled a fatal GPU error."
 )
 _metric("mps_server_fault_recovery_seconds", SERVER_LOG).means(
     "Time from a fatal GPU error to the destruction of the server's context."
@@ -116,36 +115,31 @@ _metric("mps_client_connections_total", SERVER_LOG, uid=()).means(
     "Client processes that connected to a server."
 )
 _metric("mps_client_disconnections_total", SERVER_LOG, uid=()).means(
-    "Client processes that disconnected from a server, for any reason."
+    "Client processes that disconnected from a server."
 )
 _metric("mps_client_session_seconds", SERVER_LOG, uid=()).means(
-    "Time from connection to disconnection of clients that had at least one context; a client "
-    "refused for the context limit has none."
+    "Time from connection to disconnection, of clients that had a context."
 )
 _metric("mps_client_losses_total", BOTH_LOGS, uid=(), cause=LOSS_CAUSES).means(
-    "Clients lost, by cause: the blast radius of crashes, faults and kills. Of a fatal GPU "
-    "error, own_fault is the client whose pointer caused it and neighbour_fault the others; "
-    "unfinished_work: all victims of a client that ended with GPU work in flight. The kernel "
-    "log proves both; without this proof the victims count as unattributed_fault."
+    "Clients lost, by cause. Of a fatal GPU error, as the kernel log proves: own_fault is the "
+    "client whose pointer caused it, neighbour_fault the others; unfinished_work: all victims of a "
+    "client that ended with GPU work in flight. Without proof: unattributed_fault."
 )
-_metric("mps_client_last_loss_timestamp_seconds", BOTH_LOGS).means(
-    "When a client was last lost, for any cause, as a Unix timestamp."
-)
+_metric("mps_client_last_loss_timestamp_seconds", BOTH_LOGS).means("When a client was last lost.")
 _metric("mps_client_unfinished_exits_total", f"{SERVER_LOG}, /dev/kmsg", uid=()).means(
-    "Clients that ended with GPU work in flight and thereby caused a fatal GPU error, as the "
-    "kernel log proves."
+    "Clients whose work in flight caused a fatal GPU error after their end, as the kernel log "
+    "proves."
 )
 _metric("mps_client_rejections_total", BOTH_LOGS, uid=(), cause=REJECTION_CAUSES).means(
     "Clients that were refused, by cause."
 )
 _metric("mps_client_last_rejection_timestamp_seconds", BOTH_LOGS).means(
-    "When a client was last refused, for any cause, as a Unix timestamp."
+    "When a client was last refused."
 )
 _metric("mps_uid_wait_seconds", CONTROL_LOG, bounds=WAIT_BOUNDS_SECONDS, uid=()).means(
     "Waits behind another user's server that ended with service: the client got a context.",
-    "A wait ends when the user's server is ready, and is counted once the client has a "
-    "context; where server.log cannot be read or does not name clients, once the daemon sends "
-    "the client to its server.",
+    "It ends when the user's server is ready, and is counted once the client has a context; "
+    "where server.log does not show that, once the daemon sends the client to its server.",
 )
 _metric("mps_uid_waits_abandoned_total", f"{CONTROL_LOG}, /proc", uid=()).means(
     "Waits that ended without service: the process exited, or never got a context."
