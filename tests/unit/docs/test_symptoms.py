@@ -9,13 +9,14 @@ import pytest
 from mps_exporter.findings import ADVICE, FindingType, findings, recent_incidents
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.metrics import CATALOGUE
+from testing.each import each
 from testing.golden import GOLDEN
 from testing.player import RECORDINGS, Player
 from tests.unit.docs.markdown import ROOT
 from tools.symptoms import Symptom, symptoms
 
 SYMPTOMS = symptoms()
-EACH = pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: symptom.name)
+EACH = each(SYMPTOMS)
 METRIC = re.compile(r"\b(mps_[a-z_]+)(?:\{([^}`]*)\})?")
 LABEL = re.compile(r'([a-z_]+)="')
 MOMENTS = 24
@@ -44,7 +45,7 @@ def test_metrics_and_their_labels_exist(symptom: Symptom) -> None:
         assert spec is None or {*LABEL.findall(labels)} <= {spec.name, *spec.labels}, name
 
 
-@pytest.mark.parametrize("finding", ADVICE.values(), ids=lambda finding: finding.name)
+@each(ADVICE.values())
 def test_the_page_and_the_runbook_of_a_finding_exist(finding: FindingType) -> None:
     for url in (finding.docs_url, finding.runbook_url or finding.docs_url):
         assert (ROOT / url.removeprefix(DOCS).partition("#")[0]).is_file()
