@@ -31,6 +31,7 @@ from mps_exporter.snapshot import Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
+from testing.fake_host import IDLE, idle_process
 from testing.player import RECORDINGS, snapshot_at
 from testing.process_views import process_using
 
@@ -371,24 +372,10 @@ def test_the_report_begins_with_the_conclusion() -> None:
     assert doctor_report.checks_exit_status({7: checks[:1]}) == 0
 
 
-WAITS = ("/bin/sh", "-c", "echo; read line")
-
-
-def sleeper(**environment: str) -> subprocess.Popen[bytes]:
-    """A process that is there, and whose environment is that of its program."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(WAITS, stdin=pipe, stdout=pipe, env=environment)
-    assert process.stdout is not None
-    process.stdout.readline()  # it runs: its environment is its own
-    return process
-
-
 def viewed(*daemons: DaemonFacts, **environment: str) -> ProcessView:
     """The view of a process with this environment."""
-    with sleeper(**environment) as process:
-        view = view_process(process.pid, daemons)
-        process.kill()
-    return view
+    with idle_process(**environment) as pid:
+        return view_process(pid, daemons)
 
 
 def test_a_relative_directory_begins_where_the_process_is(
@@ -534,7 +521,7 @@ def test_the_proc_of_a_real_pid_namespace(more: tuple[str, ...], own: bool) -> N
     if tried.returncode:
         pytest.skip(f"no namespace can be made: {tried.stderr.decode().strip()}")
     pipe = subprocess.PIPE
-    with subprocess.Popen([*words, *WAITS], stdin=pipe, stdout=pipe) as process:
+    with subprocess.Popen([*words, *IDLE], stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it runs, with the /proc that it was given
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
@@ -544,9 +531,9 @@ def test_the_proc_of_a_real_pid_namespace(more: tuple[str, ...], own: bool) -> N
 
 
 def test_a_process_that_is_not_there() -> None:
-    with sleeper() as process:
-        process.kill()
-    assert not view_process(process.pid, []).present
+    with idle_process() as pid:
+        pass
+    assert not view_process(pid, []).present
 
 
 def test_the_default_directory_need_not_be_there(tmp_path: Path) -> None:
