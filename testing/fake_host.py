@@ -52,7 +52,7 @@ IDLE = ("/bin/sh", "-c", "echo; read line")
 
 @contextmanager
 def idle_process(**environment: str) -> Iterator[int]:
-    """Run a program with exactly this environment; gives its PID."""
+    """Run a program with exactly this environment; yield its PID."""
     pipe = subprocess.PIPE
     with subprocess.Popen(IDLE, stdin=pipe, stdout=pipe, env=environment) as process:
         assert process.stdout is not None
@@ -72,7 +72,7 @@ sys.stdin.read()
 
 @contextmanager
 def held_lock(pipe_directory: Path) -> Iterator[int]:
-    """Hold control_lock as a daemon does; gives the PID of the process that holds it."""
+    """Hold control_lock as a daemon does; yield the PID of the process that holds it."""
     pipe_directory.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _HOLDER, str(pipe_directory / "control_lock")],

@@ -20,18 +20,13 @@ from testing.mps_logs import (
     PIPE,
     SETTLED,
     Logs,
-    at,
-    counted,
-    incidents,
     numbers,
     observation,
     read,
     sample,
     shown,
-    start,
     summary,
     truth,
-    values,
 )
 
 TRUTH = truth()
@@ -58,29 +53,6 @@ def test_no_client_is_left_at_the_end(name: str) -> None:
     if b"Exit with status" in logs.control.splitlines()[-1]:
         assert tuple(view.servers) == ()
         assert view.daemon.ended_at is not None
-
-
-@pytest.mark.parametrize(("moment", "abandoned"), [("32:09.030", 0), ("32:27.700", 1)])
-def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: int) -> None:
-    hours = 14 * 3600  # the sample begins at 22 h
-    now = at(moment) + hours
-    view = start(sample("deaf-server").until(now), now).state
-    (server,) = view.servers
-    assert (server.pid, server.is_ghost, server.clients.count) == (510, True, 1)
-    (client,) = server.clients
-    assert (client.pid, *client.state) == (503, "connecting", at("32:09.030") + hours)
-    (wait,) = view.waits
-    assert (wait.pid, wait.behind_uid, wait.dead) == (503, 1002, False)
-    assert wait.since == at("32:03.165") + hours
-    assert (
-        counted(view.counters, "mps_uid_wait_seconds"),
-        values(view, "mps_uid_handovers_total")[()],
-    ) == ({}, 0)
-    assert counted(view.counters, "mps_uid_waits_abandoned_total") == (
-        {(1002,): abandoned} if abandoned else {}
-    )
-    (ghost,) = incidents(view, "ghost")
-    assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
 
 
 def warnings(name: str) -> list[tuple[str, int | None]]:
