@@ -26,7 +26,8 @@ override ARGS  := $(strip $(ARGS))
 override TESTS := $(strip $(TESTS))
 override JOBS  := $(strip $(JOBS))
 
-PYTEST  := pytest -n $(JOBS)
+# What the tests of a file share is made once: a file is not divided.
+PYTEST  := pytest -n $(JOBS) --dist loadfile
 
 ##@ Use
 

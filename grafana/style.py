@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,11 +171,11 @@ def codes(states: tuple[State, ...], *names: str) -> dict[str, int]:
     return {state.text: state.code for state in states if not names or state.text in names}
 
 
-def _alerts() -> Iterator[Json]:
-    for path in sorted(RULES.glob("*.yml")):
-        document = yaml.safe_load(path.read_text("utf-8"))
-        for group in document["groups"]:
-            yield from (rule for rule in group["rules"] if "alert" in rule)
+@functools.cache
+def _alerts() -> tuple[Json, ...]:
+    documents = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(RULES.glob("*.yml"))]
+    groups = [group for document in documents for group in document["groups"]]
+    return tuple(rule for group in groups for rule in group["rules"] if "alert" in rule)
 
 
 @functools.cache

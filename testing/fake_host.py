@@ -46,6 +46,21 @@ def server(pid: int, *clients: int, **more: Any) -> dict[str, Any]:
     }
 
 
+IDLE = ("/bin/sh", "-c", "echo; read line")
+"""A program that prints a line once it runs, and ends with its standard input."""
+
+
+@contextmanager
+def idle_process(**environment: str) -> Iterator[int]:
+    """Run a program with exactly this environment; yield its PID."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(IDLE, stdin=pipe, stdout=pipe, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # until then its environment may be that of this process
+        yield process.pid
+        process.kill()
+
+
 _HOLDER = """
 import fcntl, sys
 file = open(sys.argv[1], "a")
@@ -57,7 +72,7 @@ sys.stdin.read()
 
 @contextmanager
 def held_lock(pipe_directory: Path) -> Iterator[int]:
-    """Hold control_lock as a daemon does; gives the PID of the process that holds it."""
+    """Hold control_lock as a daemon does; yield the PID of the process that holds it."""
     pipe_directory.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _HOLDER, str(pipe_directory / "control_lock")],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from functools import cache, cached_property
 from pathlib import Path
 
 from mps_exporter.collector import Collector
@@ -20,7 +22,10 @@ STEP_SECONDS = 0.5
 class Metrics:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.samples = list(_flat(snapshot))
+
+    @cached_property
+    def samples(self) -> list[tuple[str, dict[str, str], Value]]:
+        return list(_flat(self.snapshot))
 
     def all(self, name: str, **labels: object) -> list[tuple[dict[str, str], Value]]:
         """Samples of this metric that have these labels."""
@@ -75,3 +80,15 @@ class Player:
 
     async def to_end(self) -> Metrics:
         return await self.to(self.recording.ended_at)
+
+
+@cache
+def snapshot_at(recording: str, *seconds: float) -> Snapshot:
+    """The snapshot at the last of these moments (s of the recording), after those before."""
+    player = Player(RECORDINGS / f"{recording}.rec.gz")
+
+    async def played() -> list[Metrics]:
+        started = player.recording.header.started_at
+        return [await player.to(started + one) for one in seconds]
+
+    return asyncio.run(played())[-1].snapshot

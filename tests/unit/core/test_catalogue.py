@@ -8,6 +8,7 @@ from mps_exporter.metrics import CATALOGUE, SECTIONS
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
+from testing.each import each
 
 OPEN = {
     "daemon",
@@ -27,7 +28,7 @@ OPEN = {
 """Labels with names of the host as values."""
 
 
-@pytest.mark.parametrize("spec", CATALOGUE.values(), ids=lambda spec: spec.name)
+@each(CATALOGUE.values())
 def test_the_values_of_a_label_are_names_or_documented(spec: MetricSpec) -> None:
     assert spec.values.keys() <= set(spec.labels)
     if spec.kind != "info":
@@ -50,7 +51,7 @@ def test_names_are_unique() -> None:
     assert len(CATALOGUE) == sum(len(section.metrics) for section in SECTIONS)
 
 
-@pytest.mark.parametrize("spec", CATALOGUE.values(), ids=lambda spec: spec.name)
+@each(CATALOGUE.values())
 def test_names_follow_the_rules(spec: MetricSpec) -> None:
     assert spec.name.startswith("mps_")
     assert spec.name.endswith("_total") == (spec.kind == "counter")

@@ -64,7 +64,7 @@ from testing.finding_hosts import (
     job,
     process,
 )
-from testing.player import RECORDINGS, Player
+from testing.player import RECORDINGS, Player, snapshot_at
 
 
 def names(snapshot: Snapshot) -> list[str]:
@@ -242,12 +242,10 @@ def test_only_the_daemons_of_this_gpu_are_named() -> None:
         assert "/tmp/of-another-gpu" not in finding.remedy
 
 
-async def test_no_kill_is_offered_once_the_log_shows_that_the_daemon_serves_again() -> None:
+def test_no_kill_is_offered_once_the_log_shows_that_the_daemon_serves_again() -> None:
     # The ghost 863 of daemon 826 is killed after 13.1 s. The recorder asked again after 20 s only.
-    player = Player(RECORDINGS / "wait-abandoned-sigkill.rec.gz")
-    begin = player.recording.header.started_at
     for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
-        snapshot = (await player.to(begin + at)).snapshot
+        snapshot = snapshot_at("wait-abandoned-sigkill", 12.0, at)
         offered = {each.command for one in findings(snapshot) for each in one.actions}
         requested = [command for command in offered if "kill -9" in command]
         assert all(wanted and wanted in remedy for remedy in requested)
@@ -352,13 +350,12 @@ HURTS = re.compile(r"DIRECTORY=/|truncate -s|chmod|kill (-|\d)|rm -r|echo 0|term
 
 
 @pytest.mark.parametrize("name", sorted({*SYNTHETIC, *RECORDED}))
-async def test_no_command_for_an_ordinary_users_daemon_changes_anything(name: str) -> None:
+def test_no_command_for_an_ordinary_users_daemon_changes_anything(name: str) -> None:
     """Each path and each PID of such a daemon is its user's choice: the one gate stops them all."""
     if name in RECORDED:
         recording, at = RECORDED[name]
-        player = Player(RECORDINGS / f"{recording}.rec.gz")
         seconds = float(at[:-2]) / 1000 if at.endswith("ms") else float(at[:-1])
-        snapshot = (await player.to(player.recording.header.started_at + seconds)).snapshot
+        snapshot = snapshot_at(recording, seconds)
     else:
         snapshot = SYNTHETIC[name]
     limited = tuple(

@@ -19,6 +19,7 @@ from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, Open
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import find_leftovers
+from testing.fake_host import held_lock
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
@@ -70,8 +71,7 @@ UNIT = "[Service]\nEnvironment=CUDA_MPS_PIPE_DIRECTORY={0}\nExecStart=/usr/bin/{
 def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
     (tmp_path / "tmp" / "nvidia-mps").mkdir(parents=True)
     (tmp_path / "tmp" / "nvidia-mps" / "nvidia-cuda-mps-control.pid").write_text("7\n")
-    lock = tmp_path / "tmp" / "nvidia-mps" / "control_lock"
-    lock.touch()
+    (tmp_path / "tmp" / "nvidia-mps" / "control_lock").touch()
     plugin = tmp_path / "run" / "nvidia" / "mps" / "nvidia.com" / "gpu" / "pipe"
     claim = tmp_path / "var/lib/kubelet/plugins/gpu.nvidia.com/mps/7f-1/pipe"
     units = tmp_path / "etc" / "systemd" / "system" / "multi-user.target.wants"
@@ -102,16 +102,8 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
     found = find_leftovers(running, str(tmp_path / "none"), str(tmp_path))
     assert found.directories == (left, of_claim)
     # A daemon that is not visible from here, in another PID namespace, holds its lock all the same.
-    held = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); "
-    with subprocess.Popen(
-        [sys.executable, "-c", f"{held}print(flush=True); input()", lock],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with held_lock(tmp_path / "tmp" / "nvidia-mps"):
         found = find_leftovers((), str(tmp_path / "none"), str(tmp_path))
-        holder.kill()
     assert left not in found.directories
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from mps_exporter.backend import advance
 from mps_exporter.cli import main
-from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor import CONFIRMING_SECONDS, MEASURING_SECONDS, write_atomically
 from mps_exporter.commands.doctor_report import (
     CHECKS,
@@ -23,22 +22,14 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE
-from mps_exporter.flags import Settings
 from mps_exporter.merge.stranded import STRANDED_SECONDS
 from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
 from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
-from mps_exporter.sources.recording import read_recording
-from mps_exporter.sources.replay_host import ReplayHost
-from testing.player import RECORDINGS
+from testing.player import RECORDINGS, snapshot_at
 
 ROOT = Path(__file__).parents[3]
 SAMPLE = re.compile(r"^(\w+)(\{.*\})? \S+$")
-
-
-async def seen(name: str, at: float) -> Snapshot:
-    host = ReplayHost(read_recording(RECORDINGS / f"{name}.rec.gz"))
-    return await advance(host, Collector(host, Settings()), at)
 
 
 def blind(snapshot: Snapshot, source: str) -> Snapshot:
@@ -63,48 +54,48 @@ def test_gpus_are_measured_and_findings_confirmed_between_two_collections() -> N
 # ------------------------------------------------------------------------------ the checks
 
 
-async def test_a_check_reports_whether_a_finding_is_present() -> None:
-    ghost = await seen("wedge-times", 8)
+def test_a_check_reports_whether_a_finding_is_present() -> None:
+    ghost = snapshot_at("wedge-times", 8)
     status, line = status_of_check(ghost, "ghost_server")
     assert status == UNHEALTHY
     assert line.startswith("ghost_server: User 1002's server 6811")
     assert status_of_check(ghost, "critical")[0] == UNHEALTHY
-    assert status_of_check(await seen("quiet", 30), "ghost_server") == (HEALTHY, "ghost_server: no")
-    assert status_of_check(await seen("quiet", 30), "critical") == (HEALTHY, "critical: no")
+    quiet = snapshot_at("quiet", 30)
+    assert status_of_check(quiet, "ghost_server") == (HEALTHY, "ghost_server: no")
+    assert status_of_check(quiet, "critical") == (HEALTHY, "critical: no")
 
 
 @pytest.mark.parametrize("source", ["nvml", "control", "logs", "process"])
-async def test_an_unreadable_source_neither_sets_nor_clears_a_check(source: str) -> None:
-    healthy = blind(await seen("quiet", 30), source)
+def test_an_unreadable_source_neither_sets_nor_clears_a_check(source: str) -> None:
+    healthy = blind(snapshot_at("quiet", 30), source)
     assert status_of_check(healthy, "ghost_server")[0] == UNKNOWN
     assert status_of_check(healthy, "critical")[0] == UNKNOWN
-    troubled = blind(await seen("wedge-times", 8), source)
+    troubled = blind(snapshot_at("wedge-times", 8), source)
     assert status_of_check(troubled, "ghost_server")[0] == UNHEALTHY
 
 
-async def test_a_check_of_gpus_needs_the_driver_only() -> None:
-    healthy = await seen("quiet", 30)
+def test_a_check_of_gpus_needs_the_driver_only() -> None:
+    healthy = snapshot_at("quiet", 30)
     assert status_of_check(blind(healthy, "logs"), "gpu_lost")[0] == HEALTHY
     assert status_of_check(blind(healthy, "nvml"), "gpu_lost")[0] == UNKNOWN
 
 
-async def test_unreadable_logs_are_unknown() -> None:
-    healthy = await seen("quiet", 30)
+def test_unreadable_logs_are_unknown() -> None:
+    healthy = snapshot_at("quiet", 30)
     (daemon,) = healthy.daemons
     logs = tuple(replace(log, readable=False) for log in daemon.logs)
     snapshot = replace(healthy, daemons=(replace(daemon, logs=logs),))
     assert status_of_check(snapshot, "ghost_server")[0] == UNKNOWN
 
 
-@pytest.mark.parametrize("name", CHECKS)
-async def test_a_check_is_one_short_line(name: str) -> None:
-    for snapshot in (await seen("wedge-times", 8), await seen("doctor", 20)):
+def test_a_check_is_one_short_line() -> None:
+    for snapshot in (snapshot_at("wedge-times", 8), snapshot_at("doctor", 20)):
         daemon = replace(snapshot.daemons[0], pipe_directory=f"/tmp/{'x' * 200}\n")
         hostile = replace(snapshot, daemons=(daemon, *snapshot.daemons[1:]))
-        for one in (hostile, blind(hostile, "logs")):
+        for one, name in product((hostile, blind(hostile, "logs")), CHECKS):
             _, line = status_of_check(one, name)
-            assert len(line) <= 120
-            assert line.isprintable()
+            assert len(line) <= 120, name
+            assert line.isprintable(), name
 
 
 def test_checks_on_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:

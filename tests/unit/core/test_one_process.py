@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,8 @@ from mps_exporter.snapshot import Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
-from testing.player import RECORDINGS, Player
+from testing.fake_host import IDLE, idle_process
+from testing.player import RECORDINGS, snapshot_at
 from testing.process_views import process_using
 
 CUDA = "cuda-error-"
@@ -41,19 +41,9 @@ TOO_MANY = f"{CUDA}808-809-mps-max-clients-reached"
 PAGES = Path(__file__).parents[3] / "docs" / "symptoms"
 
 
-async def snapshot_at(recording: str, seconds: float, *later: float) -> Snapshot:
-    """The snapshot of the last of these moments (s of the recording), after those before."""
-    player = Player(RECORDINGS / f"{recording}.rec.gz")
-    started = player.recording.header.started_at
-    metrics = await player.to(started + seconds)
-    for at in later:
-        metrics = await player.to(started + at)
-    return metrics.snapshot
-
-
 @pytest.fixture(name="snapshot")
-async def percentages() -> Snapshot:
-    return await snapshot_at("percentages", 0.9)
+def percentages() -> Snapshot:
+    return snapshot_at("percentages", 0.9)
 
 
 def newcomer(snapshot: Snapshot, **environment: str) -> ProcessView:
@@ -96,10 +86,10 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
         ("context-limit", 12.0, 77, "has 48 of at most 48 contexts on GPU 0", TOO_MANY),
     ],
 )
-async def test_the_conclusion_on_a_real_host(
+def test_the_conclusion_on_a_real_host(
     recording: str, seconds: float, pid: int, words: str, page: str
 ) -> None:
-    snapshot = await snapshot_at(recording, seconds)
+    snapshot = snapshot_at(recording, seconds)
     view = newcomer(snapshot) if pid == 77 else None
     found = answer(snapshot, pid, view)
     outcome = "warning" if recording in ("draining", "stopped") else "problem"
@@ -190,9 +180,9 @@ def test_whether_a_newcomer_waits(
     assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
-async def test_a_possible_wait_is_reported_without_logs() -> None:
+def test_a_possible_wait_is_reported_without_logs() -> None:
     """A user may ask of his own process, and see whose servers run, but not the daemon's logs."""
-    snapshot = await snapshot_at("wait-served", 0.6)
+    snapshot = snapshot_at("wait-served", 0.6)
     (daemon,) = snapshot.daemons
     blind = replace(
         daemon, waits=(), logs=tuple(replace(log, readable=False) for log in daemon.logs)
@@ -204,9 +194,9 @@ async def test_a_possible_wait_is_reported_without_logs() -> None:
 
 
 @pytest.mark.parametrize(("waits", "words"), [(True, "1002 has waited"), (False, "no PID of this")])
-async def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
+def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
     """Its log numbers no process as this host does."""
-    snapshot = await snapshot_at("wait-served", 0.6)
+    snapshot = snapshot_at("wait-served", 0.6)
     (daemon,) = snapshot.daemons
     assert daemon.facts is not None
     assert daemon.facts.process is not None
@@ -222,21 +212,21 @@ async def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> N
     assert ("a dead queue entry hangs" in found.remedy) == waits
 
 
-async def test_a_refused_process_that_is_not_reaped() -> None:
-    snapshot = await snapshot_at("fault-held", 2.9)
+def test_a_refused_process_that_is_not_reaped() -> None:
+    snapshot = snapshot_at("fault-held", 2.9)
     view = replace(newcomer(snapshot), pid=1201, state="Z", parent_pid=9, pipe_directory=None)
     found = answer(snapshot, 1201, view)
     assert found.page == "cuda-error-807-mps-server-not-ready"
     assert answer(snapshot, 1201, replace(view, state="", present=False)) == found
 
 
-async def test_a_client_refused_by_a_full_server() -> None:
-    snapshot = await snapshot_at("context-limit", 12.0)
+def test_a_client_refused_by_a_full_server() -> None:
+    snapshot = snapshot_at("context-limit", 12.0)
     assert answer(snapshot, 1538, ProcessView(1538, present=False)).page == TOO_MANY
 
 
-async def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
-    snapshot = await snapshot_at("stranded", 0.9, 2.0)
+def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
+    snapshot = snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
     view = replace(newcomer(snapshot), pid=pid, daemon_directory=None)
     for daemons in (snapshot.daemons, ()):
@@ -352,8 +342,8 @@ def test_the_client_that_a_hung_daemon_served_last(
     assert (found.page, found.command) == (HANGS, command)
 
 
-async def test_processes_of_a_user() -> None:
-    snapshot = await snapshot_at("wait-served", 0.6)
+def test_processes_of_a_user() -> None:
+    snapshot = snapshot_at("wait-served", 0.6)
     assert pids_of(snapshot, uid=1002, job=None) == [705]
     assert 694 in pids_of(snapshot, uid=1001, job=None)
     assert pids_of(snapshot, uid=None, job="17") == []
@@ -382,25 +372,10 @@ def test_the_report_begins_with_the_conclusion() -> None:
     assert doctor_report.checks_exit_status({7: checks[:1]}) == 0
 
 
-def sleeper(**environment: str) -> subprocess.Popen[bytes]:
-    """A process that is there, and whose environment is that of its program."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True); input()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # it runs: its environment is its own
-    return process
-
-
 def viewed(*daemons: DaemonFacts, **environment: str) -> ProcessView:
     """The view of a process with this environment."""
-    with sleeper(**environment) as process:
-        view = view_process(process.pid, daemons)
-        process.kill()
-    return view
+    with idle_process(**environment) as pid:
+        return view_process(pid, daemons)
 
 
 def test_a_relative_directory_begins_where_the_process_is(
@@ -545,9 +520,8 @@ def test_the_proc_of_a_real_pid_namespace(more: tuple[str, ...], own: bool) -> N
     tried = subprocess.run([*words, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"no namespace can be made: {tried.stderr.decode().strip()}")
-    program = [sys.executable, "-c", "print(flush=True); input()"]
     pipe = subprocess.PIPE
-    with subprocess.Popen([*words, *program], stdin=pipe, stdout=pipe) as process:
+    with subprocess.Popen([*words, *IDLE], stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it runs, with the /proc that it was given
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
@@ -557,9 +531,9 @@ def test_the_proc_of_a_real_pid_namespace(more: tuple[str, ...], own: bool) -> N
 
 
 def test_a_process_that_is_not_there() -> None:
-    with sleeper() as process:
-        process.kill()
-    assert not view_process(process.pid, []).present
+    with idle_process() as pid:
+        pass
+    assert not view_process(pid, []).present
 
 
 def test_the_default_directory_need_not_be_there(tmp_path: Path) -> None:
@@ -583,21 +557,9 @@ def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert process["page"].endswith("/docs/symptoms/a-program-hangs-in-cuinit.md")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--pid", "x"], "'x' must be the number of a process"),
-        (["--pid", "0"], "'0' must be the number of a process"),
-        (["--user", "no such user"], "'no such user' is the name of no user"),
-        (["--pid", "1", "--job", "2"], "--pid and --job: give one of them"),
-        (["--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz"], "no process of job 77"),
-    ],
-)
-def test_doctor_rejects_an_unknown_process(
-    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert doctor(*words) == 3
-    assert message in capfd.readouterr().err
+def test_a_job_without_processes_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz") == 3
+    assert "no process of job 77" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -447,23 +447,32 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
         (FIRST + LOOK % "1001" + END % '"x"', "no observation: ValueError"),
         (FIRST + LOOK % "1001" + END % "null", "no observation: TypeError"),
         (FIRST + LOOK % "1001" + END % "[]", "no observation: TypeError"),
-        (FIRST + "[" * 100_000 + "\n", "nested too deeply"),
-        (FIRST + '{"a":' * 100_000 + "\n", "nested too deeply"),
-        (FIRST + '{"kind":[' + "[]," * 1_000_001 + "0]}\n", "line 2 is too large"),
-        (FIRST + " " * (33 << 20) + "\n", "line 2 is too large"),
-        (FIRST + (" " * (31 << 20) + END % "1000") * 5, "holds no observation"),
         (FIRST + "{}\n", "line 2 is no observation"),
     ],
 )
 def test_a_hostile_recording_is_refused_with_one_error(
     tmp_path: Path, text: str, reason: str
 ) -> None:
-    path = tmp_path / "evil.rec.gz"
-    path.write_bytes(gzip.compress(text.encode(), 9))
+    check_refusal(tmp_path, text, reason)
+
+
+def check_refusal(folder: Path, text: str, reason: str) -> None:
+    path = folder / "evil.rec.gz"
+    path.write_bytes(gzip.compress(text.encode(), 1))
     with pytest.raises(RecordingError) as refused:
         read_recording(path)
     assert reason in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_large_recording_is_refused_with_one_error(tmp_path: Path) -> None:
+    check_refusal(tmp_path, FIRST + "[" * 100_000 + "\n", "nested too deeply")
+    check_refusal(tmp_path, FIRST + '{"a":' * 100_000 + "\n", "nested too deeply")
+    many = FIRST + '{"kind":[' + "[]," * 1_000_001 + "0]}\n"
+    check_refusal(tmp_path, many, "line 2 is too large")
+    check_refusal(tmp_path, FIRST + " " * (33 << 20) + "\n", "line 2 is too large")
+    blanks = FIRST + (" " * (31 << 20) + END % "1000") * 5
+    check_refusal(tmp_path, blanks, "holds no observation")
 
 
 def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

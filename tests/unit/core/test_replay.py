@@ -131,6 +131,28 @@ async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[Collec
         await service.close()
 
 
+def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from numbers(one, f"{path}.{key}")
+    elif isinstance(value, list):
+        for one in value:
+            yield from numbers(one, path)
+    elif isinstance(value, float | int):
+        yield path, float(value)
+
+
+def check_that_moments_are_the_viewers(snapshot: Snapshot) -> None:
+    status = make_status(snapshot, WebOptions())
+    assert snapshot.recording is not None
+    recorded = snapshot.recording.recorded_from
+    document = json.loads(to_json(status))
+    found = {path for path, one in numbers(document) if abs(one - recorded) < 100}
+    assert found <= {".recording.recorded_from"}
+    assert abs(status.taken_at - time.time()) < 3600
+    assert all(one.at <= status.taken_at for one in status.incidents)
+
+
 async def test_it_opens_at_the_wait(playlist: Playlist) -> None:
     async with played(playlist) as service:
         snapshot = await service.collect(None, None)
@@ -139,7 +161,7 @@ async def test_it_opens_at_the_wait(playlist: Playlist) -> None:
         assert snapshot.recording.chapter == "wait"
 
 
-async def test_a_jump_is_answered_when_the_chapter_is_played(playlist: Playlist) -> None:
+async def test_a_jump_shows_its_chapter_in_the_viewers_clock(playlist: Playlist) -> None:
     async with played(playlist) as service:
         assert service.player is not None
         assert not await service.player.jump("intermission")
@@ -149,6 +171,7 @@ async def test_a_jump_is_answered_when_the_chapter_is_played(playlist: Playlist)
             assert snapshot.recording is not None
             assert snapshot.recording.chapter == chapter
             assert snapshot.recording.names_replaced
+            check_that_moments_are_the_viewers(snapshot)
 
 
 async def test_scenes_follow_each_other_and_begin_again(playlist: Playlist) -> None:
@@ -171,36 +194,11 @@ async def test_only_what_happens_while_it_is_played_is_an_event(playlist: Playli
         before = time.time()
         await service.player.jump("crash")
         _, incident = await first
-        assert incident.kind == "server_crashed"
-        assert incident.at >= before  # in the viewer's time
+        while incident.kind != "server_crashed":  # on a slow machine, of the chapter before
+            assert incident.at >= before, "in the viewer's time"
+            _, incident = await anext(events)
+        assert incident.at >= before
         await events.aclose()  # type: ignore[attr-defined]
-
-
-def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for key, one in value.items():
-            yield from numbers(one, f"{path}.{key}")
-    elif isinstance(value, list):
-        for one in value:
-            yield from numbers(one, path)
-    elif isinstance(value, float | int):
-        yield path, float(value)
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-async def test_the_status_is_in_the_viewers_clock(playlist: Playlist, chapter: str) -> None:
-    async with played(playlist) as service:
-        assert service.player is not None
-        await service.player.jump(chapter)
-        snapshot = await service.collect(None, None)
-    status = make_status(snapshot, WebOptions())
-    assert snapshot.recording is not None
-    recorded = snapshot.recording.recorded_from
-    document = json.loads(to_json(status))
-    found = {path for path, one in numbers(document) if abs(one - recorded) < 100}
-    assert found <= {".recording.recorded_from"}
-    assert abs(status.taken_at - time.time()) < 3600
-    assert all(one.at <= status.taken_at for one in status.incidents)
 
 
 async def test_a_recording_of_ones_own_has_no_chapters() -> None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import pytest
-import yaml
 
 from grafana.promql import metrics_in
 from mps_exporter.metrics import CATALOGUE, SparseSeries
 from mps_exporter.metrics.spec import Family
+from testing.each import each
+from testing.rule_files import Rule, rules
 
 PCIE, ECC = "mps_gpu_pcie_errors_total", "mps_gpu_ecc_errors_total"
 SPARSE = {name for name, spec in CATALOGUE.items() if spec.sparse}
-RULES = Path(__file__).parents[3] / "prometheus" / "rules"
 
 Labels = tuple[str, ...]
 
@@ -82,18 +79,10 @@ def test_a_page_of_other_collectors_ends_no_series() -> None:
     assert shown(series, family(PCIE, {lane: 0})) == {lane: 0}
 
 
-EXPRESSIONS = [
-    (file.name, rule.get("record", rule.get("alert")), rule["expr"])
-    for file in sorted(RULES.glob("*.yml"))
-    for group in yaml.safe_load(file.read_text())["groups"]
-    for rule in group["rules"]
-]
-
-
-@pytest.mark.parametrize(("file", "rule", "expr"), EXPRESSIONS)
-def test_no_rule_needs_a_series_that_has_not_begun(file: str, rule: str, expr: str) -> None:
+@each(rules())
+def test_no_rule_needs_a_series_that_has_not_begun(rule: Rule) -> None:
     """increase() misses a first value above 0, and a state without an occurrence has no series."""
     begin_late = {name for name in SPARSE if not CATALOGUE[name].always}
-    assert "increase(" not in expr or not begin_late & set(metrics_in(expr)), f"{file}: {rule}"
+    assert "increase(" not in rule.expr or not begin_late & set(metrics_in(rule.expr))
     for name in SPARSE:
-        assert not re.search(rf"\b{name}\b({{[^}}]*}})? == 0", expr), f"{file}: {rule}"
+        assert not re.search(rf"\b{name}\b({{[^}}]*}})? == 0", rule.expr)

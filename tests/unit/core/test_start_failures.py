@@ -15,20 +15,15 @@ from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFact
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_daemon
-from testing.player import RECORDINGS, Player
+from testing.player import snapshot_at
 from testing.process_views import process_using
 
-RECORDING = RECORDINGS / "crash-loop.rec.gz"
-FAILED_AT = 0.7
 
-
-async def failed(**changes: object) -> Snapshot:
+def failed(**changes: object) -> Snapshot:
     """The host of the recording after six failed starts, with another daemon if need be."""
-    player = Player(RECORDING)
-    metrics = await player.to(player.recording.header.started_at + FAILED_AT)
-    (daemon,) = metrics.snapshot.daemons
-    daemon = replace(daemon, **changes)  # type: ignore[arg-type]
-    return replace(metrics.snapshot, daemons=(daemon,))
+    snapshot = snapshot_at("crash-loop", 0.7)
+    (daemon,) = snapshot.daemons
+    return replace(snapshot, daemons=(replace(daemon, **changes),))  # type: ignore[arg-type]
 
 
 def told(snapshot: Snapshot, view: DaemonConditions | None = None) -> tuple[str, str]:
@@ -49,20 +44,13 @@ def unexplained(daemon: ControlDaemon) -> dict[str, object]:
     return {"uid": 0, "incidents": incidents}
 
 
-async def made_up(**changes: object) -> Snapshot:
-    (daemon,) = (await failed()).daemons
-    return await failed(**{**unexplained(daemon), **changes})
+def made_up(**changes: object) -> Snapshot:
+    (daemon,) = (failed()).daemons
+    return failed(**{**unexplained(daemon), **changes})
 
 
-async def test_the_log_proves_that_the_daemon_may_not() -> None:
-    evidence, remedy = told(await failed())
-    assert "could not start: exit status 1, Operation not permitted (6 times)" in evidence
-    assert "Cause: the daemon runs as user 1001 and may not start servers for" in evidence
-    assert remedy.startswith("Run the daemon as root")
-
-
-async def test_without_proof_no_cause_is_named() -> None:
-    evidence, remedy = told(await made_up())
+def test_without_proof_no_cause_is_named() -> None:
+    evidence, remedy = told(made_up())
     assert evidence.endswith(
         "Its cause could not be seen. The last lines of server.log show what it did."
     )
@@ -92,10 +80,8 @@ async def test_without_proof_no_cause_is_named() -> None:
         ),
     ],
 )
-async def test_what_the_daemon_itself_shows(
-    view: DaemonConditions, words: str, remedy: str
-) -> None:
-    evidence, said = told(await made_up(), view)
+def test_what_the_daemon_itself_shows(view: DaemonConditions, words: str, remedy: str) -> None:
+    evidence, said = told(made_up(), view)
     assert words in evidence
     assert remedy in said
 
@@ -111,21 +97,21 @@ async def test_what_the_daemon_itself_shows(
         ({}, "", ""),
     ],
 )
-async def test_the_command_that_opens_a_folder_of_this_host(
+def test_the_command_that_opens_a_folder_of_this_host(
     closed: dict[int, ClosedFolder], root: str, command: str
 ) -> None:
-    snapshot = await made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root, owner_uid=0))
+    snapshot = made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root, owner_uid=0))
     (daemon,) = snapshot.daemons
     views = {daemon.pipe_directory: DaemonConditions(closed)}
     (one,) = recent_incidents(snapshot, views=views)
     assert [one.command for one in one.actions] == ([command] if command else [])
 
 
-async def test_the_devices_and_the_modes_of_the_gpus() -> None:
-    evidence, remedy = told(await made_up(visible_devices="97"))
+def test_the_devices_and_the_modes_of_the_gpus() -> None:
+    evidence, remedy = told(made_up(visible_devices="97"))
     assert "its CUDA_VISIBLE_DEVICES is '97', which names no GPU of this host" in evidence
     assert "UUIDs" in remedy
-    snapshot = await made_up(visible_devices="0")
+    snapshot = made_up(visible_devices="0")
     (gpu,) = snapshot.gpus
     for mode, pids, words in (
         ("prohibited", (), "Cause: the compute mode of GPU 0 is prohibited"),
@@ -138,9 +124,9 @@ async def test_the_devices_and_the_modes_of_the_gpus() -> None:
         assert words in told(replace(snapshot, gpus=(changed,)))[0]
 
 
-async def test_what_only_may_be_the_cause_is_called_so() -> None:
+def test_what_only_may_be_the_cause_is_called_so() -> None:
     facts = DaemonFacts("/x", "", process=ProcessFacts(9, 0.0, namespace_pids=(9, 1)))
-    snapshot = await made_up(facts=facts)
+    snapshot = made_up(facts=facts)
     (gpu,) = snapshot.gpus
     old = replace(gpu, observation=replace(gpu.observation, compute_capability=(6, 1)))
     evidence, remedy = told(replace(snapshot, gpus=(old,)))
@@ -150,8 +136,8 @@ async def test_what_only_may_be_the_cause_is_called_so() -> None:
     assert "hostPID" in remedy
 
 
-async def test_a_process_that_waits_for_it_is_told() -> None:
-    snapshot = await failed()
+def test_a_process_that_waits_for_it_is_told() -> None:
+    snapshot = failed()
     found = (*findings(snapshot), *recent_incidents(snapshot))
     (daemon,) = snapshot.daemons
     view = process_using(daemon.pipe_directory)
@@ -160,8 +146,8 @@ async def test_a_process_that_waits_for_it_is_told() -> None:
     assert "Cause: " in answer.text
 
 
-async def test_it_counts_until_a_server_has_started() -> None:
-    snapshot = await failed(pid=992, servers=())
+def test_it_counts_until_a_server_has_started() -> None:
+    snapshot = failed(pid=992, servers=())
     seen = doctor_report.Diagnosis(snapshot, recent_incidents(snapshot))
     assert doctor_report.diagnosis_exit_status(seen) == 2
     lines = list(doctor_report.diagnosis_lines(seen))

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.merge import DaemonInputs, merge
@@ -28,6 +26,7 @@ from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status
+from testing.each import each
 from testing.mps_logs import EIGHT, PIPE, read, sample, summary
 
 LOGS = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
@@ -74,7 +73,7 @@ def fault_of(one: dict[str, Any], *, kernel_log: bool) -> tuple[Incident, dict[s
     return incident, losses
 
 
-@pytest.mark.parametrize("one", SERIES, ids=[f"{n}-{o['round']}" for n, o in enumerate(SERIES)])
+@each(SERIES)
 def test_with_the_kernel_log_only_the_responsible_clients_are_named(one: dict[str, Any]) -> None:
     incident, losses = fault_of(one, kernel_log=True)
     lost = len(incident.pids)
@@ -94,7 +93,7 @@ def test_with_the_kernel_log_only_the_responsible_clients_are_named(one: dict[st
         assert proof == "unknown" or incident.ended_before == ()
 
 
-@pytest.mark.parametrize("one", SERIES, ids=[f"{n}-{o['round']}" for n, o in enumerate(SERIES)])
+@each(SERIES)
 def test_without_the_kernel_log_no_client_is_named(one: dict[str, Any]) -> None:
     incident, losses = fault_of(one, kernel_log=False)
     assert (incident.kind, incident.proof, incident.caused_by_pids) == ("fault", "unread", ())

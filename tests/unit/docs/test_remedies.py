@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
+from testing.each import each
 from testing.rule_files import RUNBOOKS, alert_cases
 from tests.unit.docs.markdown import ROOT
 
@@ -45,7 +44,7 @@ def unproved(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each(PAGES)
 def test_a_page_ends_only_what_may_be_ended(page: object) -> None:
     assert unproved((ROOT / str(page)).read_text("utf-8")) == []
 

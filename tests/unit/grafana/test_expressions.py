@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from testing.dashboards import (
     FILES,
     annotation_targets,
@@ -15,6 +13,7 @@ from testing.dashboards import (
     variable_selector,
     variables,
 )
+from testing.each import each
 from testing.promql import Schema, parse
 
 TARGETS = tuple(targets())
@@ -38,7 +37,7 @@ SELECTOR = re.compile(r"\b(?:mps_\w+|up|ALERTS\w*|process_\w+|scrape_\w+)\{(.*?)
 RANGES = {"rate": "$__rate_interval", "increase": "$__range"}
 
 
-@pytest.mark.parametrize("name", NAMED)
+@each(NAMED)
 def test_metrics_labels_joins_and_selectors(name: str) -> None:
     expr = NAMED[name]
     assert not re.search(r"\$[A-Za-z_{]", filled(expr))

@@ -18,6 +18,7 @@ from mps_exporter.mps.client_limits import (
     sms_of_ratio,
     visible_gpus,
 )
+from testing.each import each
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -236,12 +237,15 @@ READ_AS_C_DOES = {
     8: ("1e-3",),
     32: ("\t25",),
 }
-CASES = [pair.partition(":")[::2] for pair in MEASURED.split()]
-CASES += [(text, str(sms)) for sms, texts in READ_AS_C_DOES.items() for text in texts]
+CASES = [
+    *(pair.partition(":")[::2] for pair in MEASURED.split()),
+    *((text, str(sms)) for sms, texts in READ_AS_C_DOES.items() for text in texts),
+]
 
 
-@pytest.mark.parametrize(("text", "sms"), CASES)
-def test_sms_as_measured(text: str, sms: str) -> None:
+@each(CASES)
+def test_sms_as_measured(case: tuple[str, str]) -> None:
+    text, sms = case
     ratio = parse_active_thread_percentage(text).ratio
     assert sms_of_ratio(1.0 if ratio is None else ratio, 132, HOPPER) == int(sms)
 

@@ -103,19 +103,6 @@ def test_no_other_text_is_sent(text: str) -> None:
     assert sent.count(b"\n") == 1
 
 
-def test_limits_are_kept_apart_by_a_reply_that_is_always_there() -> None:
-    assert limit_commands(7, (0, 1)) == (
-        "get_device_pinned_mem_limit 7 0",
-        "get_default_active_thread_percentage",
-        "get_default_device_pinned_mem_limit 0",
-        "get_default_active_thread_percentage",
-        "get_device_pinned_mem_limit 7 1",
-        "get_default_active_thread_percentage",
-        "get_default_device_pinned_mem_limit 1",
-    )
-    assert limit_commands(7, ()) == ()
-
-
 # ------------------------------------------------------------------------------ the probe
 
 

@@ -11,6 +11,7 @@ import pytest
 from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict, parse_fault, pci_address
 from mps_exporter.mps.policy import RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
 from mps_exporter.observations import AddressRanges, KernelLine
+from testing.each import each
 
 FAULTS = json.loads((Path(__file__).parents[2] / "recordings" / "xid" / "faults.json").read_text())
 FAULT_AT = 1000.0
@@ -53,7 +54,7 @@ def judged(evidence: FaultEvidence) -> tuple[str, list[int], bool]:
     return verdict.cause, [owner.pid for owner in verdict.owners], verdict.running
 
 
-@pytest.mark.parametrize("one", FAULTS, ids=[f"{n}-{one['what']}" for n, one in enumerate(FAULTS)])
+@each(FAULTS)
 def test_measured_faults(one: dict[str, Any]) -> None:
     """167 faults on H200 and H100, driver 580.159.04; of some the maps had not been read."""
     evidence = evidence_of(

@@ -182,29 +182,24 @@ user 1001\n"
     assert only_server(tracker).is_ghost
 
 
-STATUS = "S110 Failed to accept client {PID: 300, Context ID: 0} with status 807\n"
+NOT_READY = "S110 Server teardown in progress. Refusing to accept new client"
+STATUS = "S110 Failed to accept client {PID: 300, Context ID: 0} with status 807"
+INVALID = "K300 Invalid CUDA_VISIBLE_DEVICES."
 
 
-@pytest.mark.parametrize(("status_at", "refusals"), [("00:03.000", 1), ("00:03.001", 2)])
-def test_a_status_line_belongs_to_the_refusal_of_the_second_before(
-    status_at: str, refusals: int
+@pytest.mark.parametrize(("second_at", "refusals"), [("00:03.000", 1), ("00:03.001", 2)])
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        (f"{NOT_READY} {{PID: 300, Context ID: 0}}", STATUS, "server_not_ready"),
+        (INVALID, INVALID, "invalid_device"),
+    ],
+)
+def test_two_lines_of_one_second_are_one_refusal(
+    first: str, second: str, cause: str, second_at: str, refusals: int
 ) -> None:
-    text = (
-        "00:02.000 S110 Server teardown in progress. Refusing to accept new client "
-        "{PID: 300, Context ID: 0}\n"
-    )
-    found = counts(HOLDER + text + f"{status_at} {STATUS}")
-    assert found["rejections"] == {"1001 server_not_ready": refusals}
-
-
-@pytest.mark.parametrize(("again_at", "refusals"), [("00:03.000", 1), ("00:03.001", 2)])
-def test_lines_of_one_second_about_an_invalid_device_are_one_refusal(
-    again_at: str, refusals: int
-) -> None:
-    text = f"00:02.000 K300 Invalid CUDA_VISIBLE_DEVICES.\n{again_at} K300 Invalid \
-CUDA_VISIBLE_DEVICES.\n"
-    found = counts(HOLDER + text)
-    assert found["rejections"] == {"1001 invalid_device": refusals}
+    found = counts(HOLDER + f"00:02.000 {first}\n{second_at} {second}\n")
+    assert found["rejections"] == {f"1001 {cause}": refusals}
 
 
 def test_the_first_thread_limit_is_that_of_all_clients_and_later_ones_of_new_ones() -> None:

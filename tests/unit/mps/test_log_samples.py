@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -18,18 +19,14 @@ from testing.mps_logs import (
     LOGS,
     PIPE,
     SETTLED,
-    at,
-    counted,
-    incidents,
+    Logs,
     numbers,
     observation,
     read,
     sample,
     shown,
-    start,
     summary,
     truth,
-    values,
 )
 
 TRUTH = truth()
@@ -56,29 +53,6 @@ def test_no_client_is_left_at_the_end(name: str) -> None:
     if b"Exit with status" in logs.control.splitlines()[-1]:
         assert tuple(view.servers) == ()
         assert view.daemon.ended_at is not None
-
-
-@pytest.mark.parametrize(("moment", "abandoned"), [("32:09.030", 0), ("32:27.700", 1)])
-def test_a_deaf_server_is_a_ghost_and_serves_no_client(moment: str, abandoned: int) -> None:
-    hours = 14 * 3600  # the sample begins at 22 h
-    now = at(moment) + hours
-    view = start(sample("deaf-server").until(now), now).state
-    (server,) = view.servers
-    assert (server.pid, server.is_ghost, server.clients.count) == (510, True, 1)
-    (client,) = server.clients
-    assert (client.pid, *client.state) == (503, "connecting", at("32:09.030") + hours)
-    (wait,) = view.waits
-    assert (wait.pid, wait.behind_uid, wait.dead) == (503, 1002, False)
-    assert wait.since == at("32:03.165") + hours
-    assert (
-        counted(view.counters, "mps_uid_wait_seconds"),
-        values(view, "mps_uid_handovers_total")[()],
-    ) == ({}, 0)
-    assert counted(view.counters, "mps_uid_waits_abandoned_total") == (
-        {(1002,): abandoned} if abandoned else {}
-    )
-    (ghost,) = incidents(view, "ghost")
-    assert (ghost.server_pid, ghost.pids, ghost.at) == (510, (501,), at("32:09.030") + hours)
 
 
 def warnings(name: str) -> list[tuple[str, int | None]]:
@@ -124,7 +98,7 @@ def final(tracker: DaemonTracker, end: float) -> DaemonState:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_law_pauses_and_read_sizes_do_not_matter(name: str, data: st.DataObject) -> None:
     logs = sample(name)
@@ -186,14 +160,17 @@ def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
     end = logs.stamps()[-1]
     whole = at_once(name)
     everything = numbers(whole.counters)
+    losses = [key for key in everything if "_losses_" in key]
+    known, read_before = DaemonTracker(PIPE), Logs(b"", b"")
     for moment in logs.stamps():
         before = logs.until(moment)
-        data = {log: before[log] for log in LOGS}
-        known, tracker = DaemonTracker(PIPE), DaemonTracker(PIPE)
-        known.add_logs(observation(moment + 0.0004, data, complete=moment + SETTLED))
+        new = {log: before[log][len(read_before[log]) :] for log in LOGS}
+        known.add_logs(observation(moment + 0.0004, new, complete=moment + SETTLED))
+        tracker = DaemonTracker(PIPE)
         tracker.add_logs(
-            observation(moment + 0.0004, data, complete=moment + SETTLED, history=True)
+            observation(moment + 0.0004, before.data, complete=moment + SETTLED, history=True)
         )
+        read_before = before
         counted, before_it = tracker.state, shown(known.state)
         assert numbers(counted.counters) == {}
         assert shown(counted)[:2] == before_it[:2]
@@ -205,8 +182,8 @@ def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
         assert told(view) == told(whole)
         # A fault counts by its own moment, and its victims are counted when its report is complete.
         seen = numbers(known.state.counters)
-        begun = numbers(final(known, end).counters)
-        earlier = seen | {key: number for key, number in begun.items() if "_losses_" in key}
+        begun = numbers(final(deepcopy(known), end).counters) if losses else {}
+        earlier = seen | {key: begun.get(key, 0.0) for key in losses}
         assert numbers(view.counters) == {
             key: pytest.approx(number - earlier.get(key, 0.0), abs=0.0021)
             for key, number in everything.items()

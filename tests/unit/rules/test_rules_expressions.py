@@ -9,12 +9,13 @@ import pytest
 
 from mps_exporter.metrics import CATALOGUE
 from testing import promql
+from testing.each import each
 from testing.promql import PromqlError, Schema
 from testing.rule_files import Rule, alerts, records, rules
 from tests.unit.rules import templates
 
-RULES = pytest.mark.parametrize("rule", rules(), ids=str)
-ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
+RULES = each(rules())
+ALERTS = each(alerts())
 
 
 def schema() -> Schema:
@@ -134,6 +135,6 @@ def not_finite(expr: str) -> Iterator[str]:
                         yield inner.prettify()
 
 
-@pytest.mark.parametrize("rule", rules(), ids=str)
+@RULES
 def test_no_sum_can_be_spoilt_by_a_divisor_of_zero(rule: Rule) -> None:
     assert list(not_finite(rule.expr)) == []

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from mps_exporter.metrics import CATALOGUE
 from testing import promql
+from testing.each import each
 from testing.fleet_page import dropped, kept_for_long
 from testing.rule_files import Rule, records, rules
 from tests.unit.rules import templates
@@ -15,7 +14,7 @@ from tests.unit.rules import templates
 NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+")
 
 
-@pytest.mark.parametrize("rule", rules(), ids=str)
+@each(rules())
 def test_no_rule_needs_what_is_dropped(rule: Rule) -> None:
     texts = rule.annotations.values()
     requested = [rule.expr, *(expr for text in texts for expr, _ in templates.queries(text))]
@@ -33,7 +32,7 @@ def test_what_is_dropped_is_there() -> None:
     }
 
 
-@pytest.mark.parametrize("rule", records(), ids=str)
+@each(records())
 def test_recorded_series_are_kept_or_named_as_not_worth_it(rule: Rule) -> None:
     assert kept_for_long(rule.record) != bool(NOT_KEPT.fullmatch(rule.record))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import pytest
 import yaml
 
 from testing import promql
+from testing.each import each
 from testing.rule_files import RULE_FILES, Rule, alerts, records, rules
 from tests.unit.rules import templates
 
@@ -45,7 +45,7 @@ def test_no_rule_waits_for_another_group() -> None:
     assert list(late(rules())) == []
 
 
-@pytest.mark.parametrize("rule", alerts(), ids=str)
+@each(alerts())
 def test_texts_know_what_they_speak_of(rule: Rule) -> None:
     """A text may ask another group only when the alert has waited for more than an evaluation."""
     here = {other.record for other in records() if other.group == rule.group}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from mps_exporter.findings import ADVICE
 from testing import promql
+from testing.each import each
 from testing.finding_hosts import SYNTHETIC
 from testing.rule_files import (
     ROOT,
@@ -24,9 +24,9 @@ from testing.rule_files import (
 )
 from tools.generate_docs import alert_rule
 
-ALERTS = pytest.mark.parametrize("rule", alerts(), ids=str)
-RECORDS = pytest.mark.parametrize("rule", records(), ids=str)
-PAGES = pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
+ALERTS = each(alerts())
+RECORDS = each(records())
+PAGES = each(sorted(RUNBOOKS.glob("*.md")))
 FINDINGS = {one.alert: one.name for one in ADVICE.values() if one.alert}
 DURATION = re.compile(r"[1-9]\d*[smh]")
 
@@ -130,7 +130,7 @@ def test_a_runbook_ends_no_process_unseen(page: Path) -> None:
         assert f"ps -o args= -p {found[1]}" in text[max(0, found.start() - 600) : found.end() + 200]
 
 
-@pytest.mark.parametrize("name", sorted({rule.alert for rule in alerts()}))
+@each(sorted({rule.alert for rule in alerts()}))
 def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
     """In prometheus/tests, or by the host of its finding: see testing/finding_hosts.py."""
     cases = [case for case in alert_cases() if case.alert == name]

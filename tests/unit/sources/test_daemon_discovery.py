@@ -27,7 +27,7 @@ from mps_exporter.sources.daemon_directories import (
 )
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.processes import Processes
-from testing.fake_host import held_lock
+from testing.fake_host import held_lock, idle_process
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS, wait_for
@@ -815,20 +815,11 @@ def test_kernel_threads_are_not_read_in_a_scan(host: Host) -> None:
 def test_a_real_process_with_a_real_environment(host: Host) -> None:
     variables = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", "SECRET": "x"}
     source = DaemonDiscovery()
-    with subprocess.Popen(
-        [sys.executable, "-SE", "-c", "print(flush=True); input()"],
-        env=variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        facts = source.observe([child.pid]).processes[child.pid]
-        child.kill()
-        child.wait()
-        assert source.observe([child.pid]).processes == {}
+    with idle_process(**variables) as pid:
+        facts = source.observe([pid]).processes[pid]
+    assert source.observe([pid]).processes == {}
     assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     assert (facts.uid, facts.parent_pid) == (os.geteuid(), os.getpid())
     assert facts.state in {"R", "S"}
-    assert facts.own_pid == child.pid
+    assert facts.own_pid == pid
     assert abs(facts.start_time_seconds - time.time()) < 3600

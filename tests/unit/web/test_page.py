@@ -288,12 +288,6 @@ def test_a_path_in_a_command_is_quoted_or_there_is_no_command(
     assert [one.command for one in found] == ([] if command is None else [command])
 
 
-def test_a_command_against_a_log_names_it_quoted() -> None:
-    large = LogState("/tmp/nvidia-mps", "control", "/l/a b'c", readable=True, size_bytes=1 << 31)
-    (one,) = found_of(hosts.snapshot(hosts.daemon(logs=(large,))), "log_large")
-    assert one.command == "truncate -s 0 '/l/a b'\"'\"'c'"
-
-
 # ---------------------------------------------------------------------- hostile names
 
 
