@@ -220,8 +220,8 @@ _EXPLAINED = {
 
 
 def _links(*, of_one_host: bool) -> list[Json]:
-    # A chosen host travels among dashboards of one host, and among those of all hosts: a dashboard
-    # of one host would obey All, and the fleet would become a fleet of one.
+    # The chosen hosts are kept only between dashboards of the same kind: a dashboard of one host
+    # would obey All, and the fleet would show only one host.
     return [
         {
             "type": "dashboards",
