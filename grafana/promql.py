@@ -114,8 +114,8 @@ def grown_in_range(counter: str, by: str) -> str:
     last = f"last_over_time({counter}[$__range])"
     before = f"last_over_time({counter}[1h] offset $__range)"
     grouped = f"sum by ({by})" if by else "sum"
-    # The first sample counts earlier events, unless Prometheus knew the exporter before the range, or
-    # the exporter started in the range.
+    # The first sample counts earlier events, unless Prometheus knew the exporter before the range
+    # or the exporter started in the range.
     since = "process_start_time_seconds > time() - $__range_s"
     known = f"(last_over_time(mps_exporter_build_info[1h] offset $__range) or {since})"
     first = f"({last} * 0 and on (job, instance) {known} or min_over_time({counter}[$__range]))"
