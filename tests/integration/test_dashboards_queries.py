@@ -250,7 +250,7 @@ mps-sharing|Holder|A|three-users|5.5|1002|uid=1002|1|0
 mps-sharing|Waiting|A|three-users|5.5|1002|-|1|0
 mps-sharing|Longest wait|A|wait-served|4|1002|-|3.2|1
 mps-sharing|Waits, p95|A|wait-served|end|1002|-|9.5|0.5
-mps-sharing|Hand-overs|A|three-users|end|1002|-|2|0
+mps-sharing|Waiters|A|three-users|5.5|1002|uid=1003|1|0
 mps-sharing|Time lost|A|wait-served|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-sharing|Time lost|A|three-users|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-user|My state|A|wait-served|4|1002|-|22|0
