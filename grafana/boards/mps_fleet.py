@@ -167,8 +167,8 @@ ALERTS = table(
                 shared.to_host("mps-incidents", "Its incidents"),
             ),
         ),
-        Column("What", "object", width=210),
-        Column("Since", "B", unit=style.AGO, width=120),
+        Column("What", "object", width=250),
+        Column("Since", "B", unit=style.AGO, width=145),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
@@ -259,6 +259,7 @@ WAITS = (
 )
 
 _GPU = "job, instance, gpu, uuid"
+_KNOWN = f" and on ({_GPU}) mps_gpu_up"
 WASTE = (
     shared.utilization_and_activity("job", width=24),
     table(
@@ -273,9 +274,10 @@ WASTE = (
             f"max by ({_GPU}) ({shared.SM_ACTIVITY})",
             f"max by ({_GPU}) (mps_gpu_memory_used_bytes / mps_gpu_memory_total_bytes)",
             f"max by ({_GPU}) (mps_gpu_memory_total_bytes - mps_gpu_memory_used_bytes)",
-            f"sum by ({_GPU}) (mps_server_client_contexts)",
-            f"min by ({_GPU}) (mps_server_client_contexts_limit - mps_server_client_contexts)",
-            f"max by ({_GPU}) (mps_gpu_sm_committed_ratio)",
+            f"sum by ({_GPU}) (mps_server_client_contexts){_KNOWN}",
+            f"min by ({_GPU}) (mps_server_client_contexts_limit - mps_server_client_contexts)"
+            f"{_KNOWN}",
+            f"max by ({_GPU}) (mps_gpu_sm_committed_ratio){_KNOWN}",
         ),
         (
             Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
@@ -287,7 +289,7 @@ WASTE = (
                 width=105,
             ),
             Column("Utilization", "B", unit=style.SHARE, gauge=True, decimals=0, width=110),
-            Column("SM activity", "C", unit=style.SHARE, gauge=True, decimals=0, width=110),
+            Column("SM activity", "C", unit=style.SHARE, gauge=True, decimals=0, width=125),
             Column("Memory", "D", unit=style.SHARE, gauge=True, decimals=0, width=110),
             Column("Free memory", "E", unit=style.BYTES, width=110),
             Column("Clients", "F", width=75),

@@ -216,6 +216,6 @@ def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE
         unit=unit,
         top=1 if unit == style.SHARE else None,
         width=8,
-        height=6,
+        height=9,
         none="no GPU is known",
     )
