@@ -43,7 +43,8 @@ TILES = (
     ),
     names_tile(
         "Waiters",
-        "Healthy: nobody. Users whose programs hang in cuInit until the holder's last client exits.",
+        "Healthy: nobody. Users whose programs hang in cuInit until the last client of the holder "
+        "exits.",
         ("count by (uid) (mps_uid_waiting_clients > 0)", "uid {{uid}}", style.WARN),
         (f"({shared.NUMBER_WAITING}) == 0", "nobody", style.QUIET),
         (
