@@ -24,7 +24,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
-class Page:
+class ManualPage:
     """A page in Markdown."""
 
     name: str
@@ -69,10 +69,10 @@ def _names() -> frozenset[str]:
 
 
 @cache
-def pages() -> dict[str, Page]:
+def pages() -> dict[str, ManualPage]:
     """Return the pages by name."""
     return {
-        file.stem: Page(file.stem, folder, file.read_text("utf-8"))
+        file.stem: ManualPage(file.stem, folder, file.read_text("utf-8"))
         for folder in FOLDERS
         for file in sorted(_folder(folder).glob("*.md"))
         if file.stem in _names()
@@ -85,7 +85,7 @@ def name_of(url: str | None) -> str | None:
     return name if name in _names() else None
 
 
-def search(text: str, most: int = 5) -> list[Page]:
+def search(text: str, most: int = 5) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
     A page that contains the text word for word is better than others. Otherwise the page with
