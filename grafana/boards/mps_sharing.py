@@ -52,6 +52,7 @@ TILES = (
             "not known",
             style.QUIET,
         ),
+        (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="not known",
     ),
     tile(
