@@ -65,7 +65,7 @@ TILES = (
         "Waiting for",
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
-        f"topk(1, max by (instance) (time() - {_SINCE})) or {_NOWHERE}",
+        f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}",
         style.SECONDS,
         shared.WAIT_STEPS,
         name="{{instance}}",
@@ -74,7 +74,7 @@ TILES = (
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
-        f"topk(1, max by (instance) ({POSITION})) or {_NOWHERE}",
+        f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}",
         words=(style.State(0, "not waiting", style.QUIET),),
         name="{{instance}}",
     ),
@@ -131,7 +131,7 @@ TO_WHOM = table(
     "used a bad pointer, both proved by the kernel log.",
     (
         f"topk(20, {new_in_range(_LEFT_WORK, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}"
-        f" or {new_in_range(_OWN_FAULT, shared.USERS)} * 0 and on ({shared.DAEMONS}) {_I_LOST})",
+        f" or ({new_in_range(_OWN_FAULT, shared.USERS)} > 0) * 0 and on ({shared.DAEMONS}) {_I_LOST})",
         f"{new_in_range(_OWN_FAULT, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}",
     ),
     (
