@@ -3,12 +3,18 @@
 //
 //   local mps = import 'mps-exporter/mixin.libsonnet';
 //   mps { _config+:: { selector: 'job="gpu-hosts"', thresholds+: { MpsUidWaitLong: '15 * 60' } } }
+// What the files have in their place.
+local written = {
+  runbook_url: 'https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks',
+  dashboard_url: 'http://localhost:3000/d',
+};
+
 local shipped = {
   // Which targets are exporters.
   selector: 'job="mps-exporter"',
   // In front of /ALERT.md, and of /UID of a dashboard: 'https://grafana.example.org/d'. Where it is
   // null, alerts have no such link.
-  runbookUrl: null,
+  runbookUrl: written.runbook_url,
   dashboardUrl: null,
   // Alert -> the number in its expression, as it is written there.
   thresholds: {
@@ -21,12 +27,6 @@ local shipped = {
     MpsUidStarved: '30 * 60',
     MpsUidWaitLong: '5 * 60',
   },
-};
-
-// What the files have in their place.
-local written = {
-  runbook_url: 'https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks',
-  dashboard_url: 'http://localhost:3000/d',
 };
 
 {
@@ -85,5 +85,6 @@ local written = {
     'mps-incidents.json': import 'grafana/dashboards/mps-incidents.json',
     'mps-sharing.json': import 'grafana/dashboards/mps-sharing.json',
     'mps-user.json': import 'grafana/dashboards/mps-user.json',
+    'mps-v3.json': import 'grafana/dashboards/mps-v3.json',
   },
 }

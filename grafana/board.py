@@ -13,6 +13,8 @@ from mps_exporter.metrics import CATALOGUE
 
 REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")
+ONE_HOST, ALL_HOSTS = "mps-one-host", "mps-all-hosts"
+"""Tags by which the menu knows where a chosen host may travel."""
 SCHEMA_VERSION = 39
 """Grafana 10 writes 39; later versions migrate it when they load it."""
 
@@ -72,6 +74,7 @@ def instance(*, everything: bool = True, hidden: bool = False) -> Variable:
         everything=everything,
         any_value=".+",
         hidden=hidden,
+        several=everything,
     )
 
 
@@ -108,7 +111,7 @@ class Board:
             "uid": self.uid,
             "title": f"NVIDIA MPS / {self.name}",
             "description": self.description,
-            "tags": list(TAGS),
+            "tags": [*TAGS, ONE_HOST if self.of_one_host else ALL_HOSTS],
             "schemaVersion": SCHEMA_VERSION,
             "editable": False,
             "graphTooltip": 1,
@@ -119,7 +122,7 @@ class Board:
             "fiscalYearStartMonth": 0,
             "liveNow": False,
             "weekStart": "",
-            "links": _links(carry=self.of_one_host),
+            "links": _links(of_one_host=self.of_one_host),
             "annotations": {"list": _annotations(shown=self.of_one_host)},
             "templating": {"list": list(self._templates())},
             "panels": list(self._laid_out()),
@@ -216,33 +219,24 @@ _EXPLAINED = {
 }
 
 
-def _links(*, carry: bool) -> list[Json]:
-    # All hosts must not travel: a dashboard of one host would obey, and show all at once.
-    boards = {
-        "type": "dashboards",
-        "title": "MPS dashboards",
-        "tags": [TAGS[0]],
-        "asDropdown": True,
-        "includeVars": carry,
-        "keepTime": True,
-        "targetBlank": False,
-        "icon": "external link",
-        "tooltip": "",
-        "url": "",
-    }
-    words = {
-        "type": "link",
-        "title": "Documentation",
-        "tags": [],
-        "asDropdown": False,
-        "includeVars": False,
-        "keepTime": False,
-        "targetBlank": True,
-        "icon": "doc",
-        "tooltip": "Documentation of these dashboards",
-        "url": f"{REPOSITORY}/docs/dashboards.md",
-    }
-    return [boards, words]
+def _links(*, of_one_host: bool) -> list[Json]:
+    # The chosen hosts are kept only between dashboards of the same kind: a dashboard of one host
+    # would obey All, and the fleet would show only one host.
+    return [
+        {
+            "type": "dashboards",
+            "title": title,
+            "tags": [tag],
+            "asDropdown": True,
+            "includeVars": of_one_host == (tag == ONE_HOST),
+            "keepTime": True,
+            "targetBlank": False,
+            "icon": "external link",
+            "tooltip": "",
+            "url": "",
+        }
+        for title, tag in (("One host", ONE_HOST), ("All hosts", ALL_HOSTS))
+    ]
 
 
 def _annotations(*, shown: bool) -> list[Json]:

@@ -153,6 +153,8 @@ def tile(
     decimals: int | None = None,
     no_mps: bool = False,
     words: tuple[style.State, ...] = (),
+    of: str = "",
+    name: str = "",
 ) -> Panel:
     """Show one large number, or its text; with no_mps, a text for a host without a daemon.
 
@@ -168,7 +170,13 @@ def tile(
         decimals: Digits after the decimal point; None if Grafana decides.
         no_mps: Whether to show a host without a daemon as such.
         words: Texts of some numbers only.
+        of: PromQL with the number of all that are counted, which is shown below as "of 43".
+        name: Legend that is shown below the number, such as "{{instance}}".
     """
+    if of:
+        # Only labels can be shown as text.
+        expr = f'({expr}) + on () group_left (of) 0 * count_values("of", {of})'
+        name = "of {{of}}"
     if no_mps:
         expr, words = f"{expr} or {_NO_MPS}", (style.NO_MPS, *words)
     defaults: style.Json = {
@@ -182,8 +190,9 @@ def tile(
         defaults["decimals"] = decimals
     if states or words:
         defaults["mappings"] = style.mappings(*words, *states)
-    options = _stat_options("value", background=steps is not style.PLAIN or bool(states))
-    query = Query(expr, moment=True)
+    text = "value_and_name" if name else "value"
+    options = _stat_options(text, background=steps is not style.PLAIN or bool(states))
+    query = Query(expr, name, moment=True)
     return Panel("stat", title, description, (query,), 4, 4, defaults, options=options)
 
 

@@ -26,13 +26,15 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "process_max_fds": (),
     "ALERTS": _ALERT,
     "ALERTS_FOR_STATE": _ALERT,
+    "process_start_time_seconds": (),
+    "instance:mps_host_state:worst": (),
 }
-"""Series of other programs: their names and labels."""
+"""Series of other programs and of recording rules: their names and labels."""
 
 _GROUPING = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)"
 _STRING = r'"[^"]*"'
 _FOREIGN = "|".join(sorted(FOREIGN, key=len, reverse=True))
-_METRIC = rf"\b(?P<name>mps_\w+|(?:{_FOREIGN})\b)(?P<matchers>\{{[^}}]*\}})?"
+_METRIC = rf"\b(?P<name>(?:{_FOREIGN})\b|mps_\w+)(?P<matchers>\{{[^}}]*\}})?"
 _TOKENS = re.compile(rf"{_GROUPING}|{_METRIC}|{_STRING}")
 _SUFFIX = re.compile(r"_(?:bucket|count|sum)$")
 
@@ -106,14 +108,19 @@ def grown_in_range(counter: str, by: str) -> str:
     """Return the increase of a counter in the time range that the dashboard shows.
 
     increase() extrapolates: it returns 13 for 12 events. So it is used only if an exporter was
-    restarted in the range; otherwise the result is the last value less the value before the range,
-    or less 0, with which each counter of events begins, if there was no value.
+    restarted in the range; otherwise the result is the last value less the value before the range.
+    Each counter of events begins at 0 when its exporter begins.
     """
     last = f"last_over_time({counter}[$__range])"
     before = f"last_over_time({counter}[1h] offset $__range)"
     grouped = f"sum by ({by})" if by else "sum"
+    # The first sample counts earlier events, unless Prometheus knew the exporter before the range
+    # or the exporter started in the range.
+    since = "process_start_time_seconds > time() - $__range_s"
+    known = f"(last_over_time(mps_exporter_build_info[1h] offset $__range) or {since})"
+    first = f"({last} * 0 and on (job, instance) {known} or min_over_time({counter}[$__range]))"
     grown = (
-        f"{last} - ({before} or {last} * 0) >= 0"
+        f"{last} - ({before} or {first}) >= 0"
         f" and resets({counter}[$__range]) == 0 or increase({counter}[$__range])"
     )
     moment = LAST.get(counter.split("{", maxsplit=1)[0])

@@ -144,17 +144,22 @@ HOLDER_STATES = (
 HOST_STATES = (
     State(0, "no MPS", UNUSED),
     State(1, "healthy", GOOD),
-    State(2, "monitoring incomplete", NOTICE),
-    State(3, "daemon draining", NOTICE),
-    State(4, "clients waiting", WARN),
-    State(5, "daemon refuses", WARN),
-    State(6, "dead in queue", BAD),
-    State(7, "server in FAULT", BAD),
-    State(8, "GPU unhealthy", BAD),
-    State(9, "daemon absent", BAD),
-    State(10, "ghost server", "dark-red"),
-    State(11, "daemon hangs", "dark-red"),
-    State(12, "unreachable", QUIET),
+    State(2, "advice", USED),
+    State(3, "monitoring incomplete", NOTICE),
+    State(4, "daemon draining", NOTICE),
+    State(5, "gone", QUIET),
+    State(6, "warning fires", WARN),
+    State(7, "clients waiting", WARN),
+    State(8, "daemon refuses", WARN),
+    State(9, "clients lost", BAD),
+    State(10, "critical alert", BAD),
+    State(11, "dead in queue", BAD),
+    State(12, "server in FAULT", BAD),
+    State(13, "GPU unhealthy", BAD),
+    State(14, "daemon absent", BAD),
+    State(15, "ghost server", "dark-red"),
+    State(16, "daemon hangs", "dark-red"),
+    State(17, "unreachable", QUIET),
 )
 USER_STATES = (
     State(0, "not connected", QUIET),
@@ -172,17 +177,26 @@ def codes(states: tuple[State, ...], *names: str) -> dict[str, int]:
 
 
 @functools.cache
-def _alerts() -> tuple[Json, ...]:
+def _rules() -> tuple[Json, ...]:
     documents = [yaml.safe_load(path.read_text("utf-8")) for path in sorted(RULES.glob("*.yml"))]
     groups = [group for document in documents for group in document["groups"]]
-    return tuple(rule for group in groups for rule in group["rules"] if "alert" in rule)
+    return tuple(rule for group in groups for rule in group["rules"])
+
+
+@functools.cache
+def recorded(name: str) -> str:
+    """Return the expression of a recording rule."""
+    (expr,) = (rule["expr"] for rule in _rules() if rule.get("record") == name)
+    return str(expr)
 
 
 @functools.cache
 def first_steps() -> dict[str, str]:
     """Alert -> what its description says to do first, a sentence; labels are named in capitals."""
     found: dict[str, str] = {}
-    for rule in _alerts():
+    for rule in _rules():
+        if "alert" not in rule:
+            continue
         _, _, step = rule["annotations"]["description"].partition("First: ")
         step = re.sub(r"\{\{-?\s*\$labels\.(\w+)\s*-?\}\}", lambda name: name[1].upper(), step)
         # What depends on more than labels is in the runbook only; a cell has room for a sentence.
@@ -199,7 +213,7 @@ def alert_threshold(alert: str, metric: str) -> float:
 
     Panels turn red exactly when the alert fires.
     """
-    (rule,) = (rule for rule in _alerts() if rule["alert"] == alert)
+    (rule,) = (rule for rule in _rules() if rule.get("alert") == alert)
     found = re.search(rf"{metric}\b[^<>]* [<>]=? ([\d.]+)(?: ([*^]) (\d+))?", rule["expr"])
     if found is None:
         raise LookupError(f"{alert} does not compare {metric} with a number")

@@ -69,6 +69,7 @@ _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 OF_THE_SCRAPE = (
     "up 1\nscrape_duration_seconds 0.01\nscrape_samples_scraped 500\n"
     "process_cpu_seconds_total {cpu:g}\nprocess_resident_memory_bytes 50e6\n"
+    "process_start_time_seconds {since}\n"
 )
 """Samples that Prometheus adds, and those of the exporter's process."""
 
@@ -118,7 +119,7 @@ async def scrapes_of(name: str, began: float) -> Scrapes:
             replace(metrics.snapshot, recording=info),
             wall=lambda at: began + at - header.started_at,
         )
-        pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100)))
+        pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100, since=began)))
     return Scrapes(name, tuple(pages))
 
 

@@ -46,7 +46,6 @@ def _series() -> dict[str, Series]:
         for suffix in (("_bucket", "_count", "_sum") if spec.kind == "histogram" else ("",))
     ]
     labels = {name: promql.labels_of(name) for name in (*names, *promql.FOREIGN)}
-    labels["process_start_time_seconds"] = ()
     for name, words in _KUBE_STATE_METRICS.items():
         labels[name] = (*_POD, *words.split())
     counters = ("_total", "_bucket", "_count", "_sum")
@@ -57,11 +56,22 @@ def _series() -> dict[str, Series]:
 
 
 OVER_COUNTERS = {"rate", "irate", "increase", "resets"}
-OVER_BOTH = {"last_over_time"}
+OVER_BOTH = {"last_over_time", "min_over_time"}
+"""The least value of a counter that is not reset is its first."""
 OVER_GAUGES = {"delta", "deriv", "predict_linear", "changes"} | {
-    f"{name}_over_time" for name in ("avg", "min", "max", "sum", "quantile", "stddev")
+    f"{name}_over_time" for name in ("avg", "max", "sum", "quantile", "stddev")
 }
-KEEPS_LABELS = {"round", "abs", "ceil", "floor", "clamp_min", "clamp_max", "sort", "sort_desc"}
+KEEPS_LABELS = {
+    "timestamp",
+    "round",
+    "abs",
+    "ceil",
+    "floor",
+    "clamp_min",
+    "clamp_max",
+    "sort",
+    "sort_desc",
+}
 SET_OPERATORS = {"and", "or", "unless"}
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 
@@ -123,6 +133,8 @@ class Schema:
         match node:
             case parser.NumberLiteral() | parser.StringLiteral():
                 return None
+            case parser.VectorSelector() if node.name is None:  # by a pattern of names
+                return TARGET_LABELS
             case parser.VectorSelector():
                 known = self.series(str(node.name)).labels
                 _require(
@@ -152,6 +164,8 @@ class Schema:
         inner = self._vector(node.expr)
         if str(node.op) in {"topk", "bottomk"}:
             return inner
+        if str(node.op) == "count_values":
+            return frozenset({cast("str", node.param.val)})
         if node.modifier is None:
             return frozenset()
         named = frozenset(node.modifier.labels)
@@ -212,6 +226,11 @@ class Schema:
                 _require(
                     frozenset({source}), inner, "label_replace() from a label that is not there:"
                 )
+            return inner | {cast("str", arguments[1].val)}
+        if name == "label_join":
+            inner = self._vector(arguments[0])
+            sources = frozenset(cast("str", each.val) for each in arguments[3:])
+            _require(sources, inner, "label_join() of labels that are not there:")
             return inner | {cast("str", arguments[1].val)}
         if name in KEEPS_LABELS:
             return self._vector(arguments[0])

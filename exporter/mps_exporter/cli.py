@@ -126,10 +126,10 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     parsers = {}
     for name, command in COMMANDS.items():
-        file = " FILE" if any(flag.name == "FILE" for flag in options_of(name)) else ""
+        arguments = "".join(f" {one.name}" for one in options_of(name) if one.name.isupper())
         parsers[name] = sub = commands.add_parser(
             name,
-            usage=f"{PROGRAM} {name}{file} [FLAG]...",
+            usage=f"{PROGRAM} {name}{arguments} [FLAG]...",
             help=command.help,
             description=command.help,
             epilog=f"Exit status: {command.exit_statuses}",
@@ -149,10 +149,9 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 def _add(parser: argparse._ActionsContainer, flag: Flag, command: str) -> None:
     variable = f" ${flag.variable}" if flag.setting else ""
     how: dict[str, Any] = {"help": flag.explained(command) + variable, "default": argparse.SUPPRESS}
-    if flag.name == "FILE":
-        parser.add_argument(
-            flag.field, metavar="FILE", nargs=None if command == "record" else "?", **how
-        )
+    if flag.name.isupper():
+        nargs = "+" if flag.repeatable else None if command == "record" else "?"
+        parser.add_argument(flag.field, metavar=flag.name, nargs=nargs, **how)
         return
     if flag.is_switch:
         how["action"] = argparse.BooleanOptionalAction if flag.setting else "store_true"
@@ -203,6 +202,10 @@ def _start_command(command: str, settings: Settings) -> Coroutine[None, None, in
         from mps_exporter.commands.doctor import diagnose
 
         return diagnose(settings)
+    if command == "explain":
+        from mps_exporter.commands.explain import explain
+
+        return explain(" ".join(settings.explain_text))
     if command == "record":
         from mps_exporter.commands.record import record
 

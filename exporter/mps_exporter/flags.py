@@ -60,6 +60,10 @@ COMMANDS = {
         "Record what the exporter reads on this host, to replay it elsewhere.",
         "0 success, 1 failure, 2 wrong usage.",
     ),
+    "explain": Command(
+        "Find an error text in the manual: what it means, and what to do. Needs no GPU.",
+        "0 found, 1 nothing found, 2 wrong usage.",
+    ),
 }
 DESCRIPTION = (
     "Prometheus exporter for NVIDIA MPS: who is blocked by whom, which server crashed and which "
@@ -162,7 +166,7 @@ class Flag:
 # ------------------------------------------------------------------------------- values
 
 
-OWN_PATHS = ("/-/", "/api/v1/", "/static/")
+OWN_PATHS = ("/-/", "/api/v1/", "/static/", "/docs/")
 """Paths of the other pages."""
 
 
@@ -423,6 +427,9 @@ class Settings:
         "lines, replies and commands, Xid lines, address ranges of clients, times, models, PCI "
         "addresses, versions, --scenario.",
     )
+    explain_text: tuple[str, ...] = _option(
+        (), Kind(), "An error text, an alert, a finding, or the number of a CUDA error."
+    )
     record_scenario: str = _option("", Kind("TEXT"), "Description, stored in the recording.")
 
     def enabled_collectors(self) -> tuple[str, ...]:
@@ -441,7 +448,7 @@ def _flag(one: Field[Any]) -> Flag:
     if setting:
         derived = f"{first}.{words}" if words else first
     else:
-        derived = "FILE" if words == "file" else words
+        derived = words.upper() if words in ("file", "text") else words
     commands = commands or (first,)
     return Flag(name or derived, one.name, one.default, kind, text, commands, setting)
 

@@ -10,5 +10,6 @@ from grafana.boards.mps_host import BOARD as HOST
 from grafana.boards.mps_incidents import BOARD as INCIDENTS
 from grafana.boards.mps_sharing import BOARD as SHARING
 from grafana.boards.mps_user import BOARD as USER
+from grafana.boards.mps_v3 import BOARD as V3
 
-BOARDS: tuple[Board, ...] = (FLEET, HOST, SHARING, USER, INCIDENTS, GPU, EXPORTER)
+BOARDS: tuple[Board, ...] = (FLEET, HOST, SHARING, USER, INCIDENTS, GPU, V3, EXPORTER)

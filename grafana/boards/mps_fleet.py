@@ -5,12 +5,12 @@ from __future__ import annotations
 from grafana import style
 from grafana.board import Board, Row, instance, job
 from grafana.boards import shared
-from grafana.panels import Column, Query, hidden, numbers_tile, ranking, status_history, table, tile
+from grafana.panels import Column, Query, hidden, numbers_tile, status_history, table, tile
 from grafana.promql import new_in_range
 
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 NOTHING = "0 * count(mps_exporter_build_info)"
-STATE = shared.host_state(f"{shared.TARGETS} == 0")
+STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
 TILES = (
     tile(
@@ -18,35 +18,40 @@ TILES = (
         "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
         shared.NOT_SCRAPED,
         steps=style.at_most(1),
+        of=f"count({shared.TARGETS})",
         links=[shared.to_board("mps-exporter", "Exporters")],
     ),
     tile(
-        "Daemons",
+        "Bad daemons",
         "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
         "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
         "sum(1 - mps_control_up)",
         steps=style.at_most(1),
+        of="count(mps_control_up)",
     ),
     tile(
-        "Servers",
+        "Bad servers",
         "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
         "started for a client that died in the queue, and the daemon hangs until they are killed.",
         f"count({shared.SERVER_TROUBLE}) or {NOTHING}",
         steps=style.at_most(1),
+        of="count(mps_server_info)",
         links=[shared.to_board("mps-incidents", "Incidents")],
     ),
     tile(
-        "GPUs",
+        "Bad GPUs",
         "Healthy: 0. Unhealthy GPUs: they do not respond, the driver wants them reset, or their "
         "memory could not be repaired.",
         f"count({shared.GPU_TROUBLE}) or {NOTHING}",
         steps=style.at_most(1),
+        of="count(mps_gpu_up)",
     ),
     tile(
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds their GPU.",
         f"sum{shared.WAITING} or {NOTHING}",
         steps=style.noticed_from(1),
+        links=[shared.to_board("mps-incidents", "Incidents")],
     ),
     shared.events_tile(
         "Clients lost",
@@ -60,9 +65,10 @@ TILES = (
 
 HOST_TABLE = table(
     "Hosts, worst first",
-    "Healthy: all green. The worst that is known about each host, and its numbers; at most 100 "
-    "hosts, worst first. Idle share: of the time, in which a user waited and nobody was connected, "
-    "because of a hand-over. Grey is unreachable: nothing is known.",
+    "Healthy: all green. The worst that is known about each host: its state, its firing alerts, "
+    "and what it lost in the last 15 minutes; at most 100 hosts, worst first. Idle share: of the "
+    "time, in which a user waited and nobody was connected, because of a hand-over. Grey: "
+    "unreachable, or gone from Prometheus's targets.",
     (
         f"topk(100, {STATE})",
         f"sum by ({shared.HOSTS}) {shared.WAITING} > 0",
@@ -74,6 +80,8 @@ HOST_TABLE = table(
         f"sum by ({shared.HOSTS}) (mps_server_clients)",
         f"avg by ({shared.HOSTS}) {shared.UTILIZATION}",
         f"avg by ({shared.HOSTS}) {shared.SM_ACTIVITY}",
+        f"max by ({shared.HOSTS}) (max_over_time(timestamp(mps_exporter_build_info)"
+        f"[$__range:$__interval])) * 1000 unless on ({shared.HOSTS}) up",
     ),
     (
         Column("State", "A", states=style.HOST_STATES, width=165),
@@ -103,16 +111,18 @@ HOST_TABLE = table(
         Column("Clients", "G", width=70),
         Column("Utilization", "H", unit=style.SHARE, gauge=True, decimals=0, width=90),
         Column("SM activity", "I", unit=style.SHARE, gauge=True, decimals=0, width=90),
+        Column("Gone since", "J", unit=style.AGO, width=120),
         *hidden("job"),
     ),
     sort="State",
     none="No exporter is scraped.",
-    found=shared.TARGETS,
+    found=f"{shared.TARGETS} or {shared.SEEN}",
     height=10,
 )
 
 _SEVERITIES = (style.State(2, "critical", style.BAD), style.State(1, "warning", style.WARN))
 _WHERE = "alertname, job, instance, daemon, server, gpu, uid"
+_RULES = "instance:mps_host_state:worst"
 _FIRING = 'ALERTS{alertname=~"Mps.*", alertstate="firing", severity=~"critical|warning"}'
 _RANK = " or ".join(
     f'ALERTS{{alertname=~"Mps.*", alertstate="firing", severity="{severity.text}"}}'
@@ -121,8 +131,12 @@ _RANK = " or ".join(
 )
 
 
-def _with_action(expr: str) -> str:
-    return f'label_replace({expr}, "action", "$1", "alertname", "(.*)")'
+def _with_words(expr: str) -> str:
+    """Add the labels `action`, for what to do first, and `object`: user, GPU, server, daemon."""
+    for label, word in (("uid", "uid"), ("gpu", "GPU"), ("server", "server")):
+        expr = f'label_replace({expr}, "{label}", "{word} $1", "{label}", "(.+)")'
+    joined = f'label_join({expr}, "object", " ", "uid", "gpu", "server", "daemon")'
+    return f'label_replace({joined}, "action", "$1", "alertname", "(.*)")'
 
 
 _SINCE = (
@@ -133,37 +147,53 @@ _SINCE = (
 ALERTS = table(
     "Firing alerts",
     "Healthy: none. Critical alerts and warnings: where, since when, and what to do first; at most "
-    "50. The alert's name links to its runbook. Needs this project's rules in Prometheus; without "
-    "them the tiles above still work.",
-    (_with_action(f"topk(50, max by ({_WHERE}) ({_RANK}))"), _with_action(_SINCE)),
+    "50. The alert's name links to its runbook. Needs this project's rules in Prometheus.",
+    (
+        f"{_with_words(f'topk(50, max by ({_WHERE}) ({_RANK}))')}"
+        f' or label_replace(NaN * absent({_RULES}), "action",'
+        ' "No rules are loaded: see prometheus/rules.", "", "")',
+        _with_words(_SINCE),
+    ),
     (
         Column("Severity", "A", states=_SEVERITIES, width=95),
         Column("Alert", "alertname", width=200, links=(shared.to_runbook(),)),
-        Column("Host", "instance", width=170, links=(shared.to_host("mps-host", "This host"),)),
-        Column("Since", "B", unit=style.AGO, width=140),
+        Column(
+            "Host",
+            "instance",
+            width=190,
+            links=(
+                shared.to_host("mps-host", "This host"),
+                shared.to_host("mps-sharing", "Who holds the GPU and who waits"),
+                shared.to_host("mps-incidents", "Its incidents"),
+            ),
+        ),
+        Column("What", "object", width=250),
+        Column("Since", "B", unit=style.AGO, width=145),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
     sort="Severity",
     none="No alert is firing.",
-    found=_FIRING,
+    found=f"{_FIRING} or absent({_RULES})",
     height=10,
     two_lines=True,
 )
 
-# The worst of the whole range. The expression for unreachable hosts is outside of the subquery: in
-# a subquery with @, Prometheus 2.42 evaluates a second @ before the range if the range is aligned
-# to the step, and finds no unreachable host of a job that is younger than the range.
-_DOWN = f"min_over_time(up[$__range] @ end()) == 0 and on (job) {shared.SEEN}"
-_SILENT = f"count by ({shared.HOSTS}) ({_DOWN}) * 0 + 12"
-_WORST = f"{_SILENT} or max_over_time(({shared.host_state('')})[$__range:$__interval] @ end())"
+_STEPS = "max_over_time(instance:mps_host_state:worst[$__interval])"
+_WORST = "max_over_time(instance:mps_host_state:worst[$__range] @ end())"
 
 HISTORY = status_history(
     "Worst state of each host",
-    "Healthy: green throughout. A row for each host, a cell for each step; the 60 hosts that were "
-    "worst in this time range. Grey is unreachable, grey-blue has no MPS. A gap is a time before "
-    "the exporter was known.",
-    Query(f"({STATE}) and on ({shared.HOSTS}) topk(60, {_WORST})", "{{instance}}"),
+    "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
+    "hosts that were worst in this time range. Grey is unreachable or gone, grey-blue has no MPS. "
+    "A gap is a time before the exporter was known. Without this project's recording rules a cell "
+    "is the state at the step's end, of any 60 hosts.",
+    Query(
+        f"({_STEPS} and on ({shared.HOSTS}) topk(60, {_WORST})"
+        f" or topk(60, ({shared.HOST_STATE}) unless on () count({_WORST}))"
+        f" or {shared.GONE})",
+        "{{instance}}",
+    ),
     states=style.HOST_STATES,
     height=14,
 )
@@ -228,22 +258,50 @@ WAITS = (
     ),
 )
 
+_GPU = "job, instance, gpu, uuid"
+_KNOWN = f" and on ({_GPU}) mps_gpu_up"
 WASTE = (
-    shared.utilization_and_activity("job"),
-    ranking(
-        "Busy but underused GPUs",
-        "Healthy: short bars. Utilization minus SM activity, the mean of a host's GPUs: a kernel "
-        "ran while the rest of the GPU was idle. The five widest gaps.",
-        Query(
-            f"topk(5, avg by (instance) {shared.UTILIZATION}"
-            f" - avg by (instance) {shared.SM_ACTIVITY} > 0)",
-            "{{instance}}",
+    shared.utilization_and_activity("job", width=24),
+    table(
+        "All GPUs",
+        "For information: every GPU of the fleet, the least active first; at most 200. A busy GPU "
+        "with little SM activity has room for more programs; the next one needs free memory and a "
+        "free context of the fullest server. MPS v3 and servers whose logs are not readable do "
+        "not tell contexts.",
+        (
+            f"topk(200, max by ({_GPU}) (mps_gpu_up))",
+            f"max by ({_GPU}) ({shared.UTILIZATION})",
+            f"max by ({_GPU}) ({shared.SM_ACTIVITY})",
+            f"max by ({_GPU}) (mps_gpu_memory_used_bytes / mps_gpu_memory_total_bytes)",
+            f"max by ({_GPU}) (mps_gpu_memory_total_bytes - mps_gpu_memory_used_bytes)",
+            f"sum by ({_GPU}) (mps_server_client_contexts){_KNOWN}",
+            f"min by ({_GPU}) (mps_server_client_contexts_limit - mps_server_client_contexts)"
+            f"{_KNOWN}",
+            f"max by ({_GPU}) (mps_gpu_sm_committed_ratio){_KNOWN}",
         ),
-        unit=style.SHARE,
-        top=1,
-        width=12,
-        links=[shared.to_host_of_series("mps-host", "This host")],
-        none="no gap is known",
+        (
+            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
+            Column("GPU", "gpu", width=70),
+            Column(
+                "Responding",
+                "A",
+                states=(style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD)),
+                width=105,
+            ),
+            Column("Utilization", "B", unit=style.SHARE, gauge=True, decimals=0, width=110),
+            Column("SM activity", "C", unit=style.SHARE, gauge=True, decimals=0, width=125),
+            Column("Memory", "D", unit=style.SHARE, gauge=True, decimals=0, width=110),
+            Column("Free memory", "E", unit=style.BYTES, width=110),
+            Column("Clients", "F", width=75),
+            Column("Free contexts", "G", width=115),
+            Column("SMs promised", "H", unit=style.SHARE, decimals=0, width=115),
+            *hidden("uuid", "job"),
+        ),
+        sort="SM activity",
+        descending=False,
+        none="No GPU is known.",
+        found="mps_gpu_up",
+        height=10,
     ),
 )
 
@@ -257,8 +315,8 @@ BOARD = Board(
         Row("How many are unhealthy?", TILES),
         Row("Which hosts are in trouble?", (HOST_TABLE,)),
         Row("What is wrong, and what to do?", (ALERTS,)),
+        Row("Who is waiting?", WAITS),
         Row("Since when?", (HISTORY,)),
-        Row("Who is waiting?", WAITS, collapsed=True),
-        Row("What is in the fleet, and is it well used?", (*INVENTORY, *WASTE), collapsed=True),
+        Row("Where is room, and is the fleet well used?", (*WASTE, *INVENTORY), collapsed=True),
     ),
 )

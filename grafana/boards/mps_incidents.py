@@ -7,13 +7,11 @@ from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
-    USERS_ALIKE,
     Column,
     Query,
     colors_by_query,
     events,
     hidden,
-    ranking,
     table,
     tile,
     timeline,
@@ -72,10 +70,11 @@ TILES = (
         "Most recent",
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
-        "time() - max(mps_server_last_fault_timestamp_seconds"
-        ' or mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"})',
+        "time() - topk(1, max by (instance) (mps_server_last_fault_timestamp_seconds"
+        ' or mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"}))',
         style.SECONDS,
         none="none seen",
+        name="{{instance}}",
     ),
 )
 
@@ -83,10 +82,10 @@ AXIS = (
     events(
         "Servers: crashes, failed starts, fatal errors",
         "Healthy: empty. Each bar is what happened since the bar before.",
-        Query(new_in_step(CRASHED, "cause"), "crashed"),
-        Query(new_in_step(START_FAILED, "cause"), "start failed"),
-        Query(new_in_step(DAEMON_DIED, "cause"), "daemon died"),
-        Query(new_in_step(FAULTS, "gpu"), "fatal error, GPU {{gpu}}"),
+        Query(new_in_step(CRASHED, "instance"), "crashed · {{instance}}"),
+        Query(new_in_step(START_FAILED, "instance"), "start failed · {{instance}}"),
+        Query(new_in_step(DAEMON_DIED, "instance"), "daemon died · {{instance}}"),
+        Query(new_in_step(FAULTS, "instance, gpu"), "fatal error, GPU {{gpu}} · {{instance}}"),
         overrides=colors_by_query(style.BAD, style.WARN, "dark-red", "purple"),
         none=NONE,
     ),
@@ -95,7 +94,7 @@ AXIS = (
         "Healthy: empty. Programs that were lost: their server crashed, their daemon died, by "
         "their own fault, by another client's, by unfinished work of a client that ended, by a "
         "fault whose cause is not proved, or because an administrator ended them.",
-        Query(new_in_step(LOSSES, "cause"), "{{cause}}"),
+        Query(new_in_step(LOSSES, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
         none=NONE,
     ),
@@ -103,7 +102,7 @@ AXIS = (
         "Clients refused, by cause",
         "Healthy: empty. context_limit: the server was full. server_not_ready: it was recovering "
         "from a fault. invalid_device, credentials: the program asked for what it may not have.",
-        Query(new_in_step(REJECTIONS, "cause"), "{{cause}}"),
+        Query(new_in_step(REJECTIONS, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
         none=NONE,
     ),
@@ -111,19 +110,79 @@ AXIS = (
         "Xid errors, by code",
         "Healthy: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
         "and 119 are the hardware's or the driver's.",
-        Query(new_in_step(XIDS, "gpu, xid"), "Xid {{xid}}, GPU {{gpu}}"),
+        Query(new_in_step(XIDS, "instance, gpu, xid"), "Xid {{xid}}, GPU {{gpu}} · {{instance}}"),
         none=NONE,
     ),
 )
 
+_CAUSES = (
+    ("crashed", "server crashed"),
+    ("start_failed", "server start failed"),
+    ("daemon_died", "daemon died"),
+)
+_ENDS = "max by (job, instance, daemon, cause)"
+LAST = table(
+    "Most recent incidents",
+    "Healthy: empty, or long ago. When each kind of incident last happened, also before this time "
+    "range; the 100 most recent. Orderly ends and those of ghost servers are left out.",
+    (
+        "topk(100, "
+        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!~"requested|ghost_ended"}})'
+        f" or {_ENDS} (label_replace(mps_server_last_fault_timestamp_seconds,"
+        ' "cause", "fatal GPU error", "", ""))'
+        " or max by (job, instance, gpu, cause)"
+        ' (label_replace(mps_gpu_last_xid_timestamp_seconds, "cause", "Xid $1", "xid", "(.*)"))'
+        ") * 1000",
+    ),
+    (
+        Column("When", "A", unit=style.AGO, width=130),
+        Column("What", "cause", width=180, texts=_CAUSES),
+        Column(
+            "Host",
+            "instance",
+            links=(shared.to_host("mps-host", "This host"), shared.to_host("mps-gpu", "Its GPUs")),
+        ),
+        Column("Daemon", "daemon"),
+        Column("GPU", "gpu", width=80),
+        *hidden("job"),
+    ),
+    sort="When",
+    none="No incident was ever seen here.",
+    height=8,
+)
+
+_LOST_BY = "job, instance, daemon, uid, cause"
+_LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
+_BY_WHOM = (
+    ("server_crashed", "not known: the server crashed"),
+    ("daemon_died", "not known: the daemon died"),
+    ("own_fault", "proved: their own bad pointer"),
+    ("neighbour_fault", "proved: another client's bad pointer"),
+    ("unfinished_work", "proved: work of a client that ended"),
+    ("unattributed_fault", "not known: a fault without proof"),
+    ("terminated", "an administrator"),
+)
 BLAST = (
-    ranking(
-        "Lost clients by user",
-        "Healthy: none. Users to inform: the five with most lost programs.",
-        Query(f"topk(5, {new_in_range(LOSSES, 'uid')} > 0)", "uid {{uid}}"),
-        overrides=USERS_ALIKE,
-        none="none is known",
-        width=10,
+    table(
+        "Who lost programs, and by whom?",
+        "Healthy: none. Users whose programs were lost in this time range, where, how many, and "
+        "what is proved about the cause; at most 50. When: the last loss on that daemon.",
+        (
+            f"topk(50, {_LOST})",
+            f"({_LOST}) * 0 + on ({shared.DAEMONS}) group_left ()"
+            f" max by ({shared.DAEMONS}) (mps_client_last_loss_timestamp_seconds) * 1000",
+        ),
+        (
+            Column("When", "B", unit=style.AGO, width=130),
+            Column("User", "uid", width=80, links=(shared.to_user("${__data.fields.User}"),)),
+            Column("Lost", "A", steps=style.at_most(1), width=65, decimals=0),
+            Column("By whom", "cause", texts=_BY_WHOM, width=260),
+            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
+            Column("Daemon", "daemon"),
+            *hidden("job"),
+        ),
+        sort="When",
+        none="None is known.",
         height=7,
     ),
     table(
@@ -147,8 +206,7 @@ BLAST = (
         ),
         sort="Lost",
         none="None is known.",
-        width=14,
-        height=7,
+        height=5,
     ),
 )
 
@@ -183,42 +241,6 @@ RECOVERY = (
     ),
 )
 
-_CAUSES = (
-    ("crashed", "server crashed"),
-    ("start_failed", "server start failed"),
-    ("daemon_died", "daemon died"),
-)
-_ENDS = "max by (job, instance, daemon, cause)"
-LAST = table(
-    "Most recent incidents",
-    "Healthy: empty, or long ago. When each kind of incident last happened, also before this time "
-    "range; the 100 most recent. Orderly ends and those of ghost servers are left out.",
-    (
-        "topk(100, "
-        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!~"requested|ghost_ended"}})'
-        f" or {_ENDS} (label_replace(mps_server_last_fault_timestamp_seconds,"
-        ' "cause", "fatal GPU error", "", ""))'
-        " or max by (job, instance, gpu, cause)"
-        ' (label_replace(mps_gpu_last_xid_timestamp_seconds, "cause", "Xid $1", "xid", "(.*)"))'
-        ") * 1000",
-    ),
-    (
-        Column("When", "A", unit=style.AGO, width=160),
-        Column("What", "cause", width=220, texts=_CAUSES),
-        Column(
-            "Host",
-            "instance",
-            links=(shared.to_host("mps-host", "This host"), shared.to_host("mps-gpu", "Its GPUs")),
-        ),
-        Column("Daemon", "daemon"),
-        Column("GPU", "gpu", width=80),
-        *hidden("job"),
-    ),
-    sort="When",
-    none="No incident was ever seen here.",
-    height=8,
-)
-
 BOARD = Board(
     uid="mps-incidents",
     name="Incidents",
@@ -226,9 +248,8 @@ BOARD = Board(
     variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state", hidden=True)),
     rows=(
         Row("Did anything happen?", TILES),
-        Row("What happened, and when?", AXIS),
-        Row("Who lost clients, and whose work took them down?", BLAST),
-        Row("What was most recent?", (LAST,), collapsed=True),
+        Row("What was it, where, and who lost programs?", (LAST, *BLAST)),
+        Row("When?", AXIS),
         Row("Did servers recover?", RECOVERY, collapsed=True),
     ),
 )

@@ -41,6 +41,20 @@ TILES = (
         (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="unreachable",
     ),
+    names_tile(
+        "Waiters",
+        "Healthy: nobody. Users whose programs hang in cuInit until the last client of the holder "
+        "exits.",
+        ("count by (uid) (mps_uid_waiting_clients > 0)", "uid {{uid}}", style.WARN),
+        (f"({shared.NUMBER_WAITING}) == 0", "nobody", style.QUIET),
+        (
+            f"count(mps_exporter_build_info) unless on () ({shared.NUMBER_WAITING})",
+            "not known",
+            style.QUIET,
+        ),
+        (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
+        none="not known",
+    ),
     tile(
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit until the holder's last client exits. No data "
@@ -66,13 +80,6 @@ TILES = (
         style.SECONDS,
         shared.WAIT_STEPS,
         none="none seen",
-    ),
-    tile(
-        "Hand-overs",
-        "Healthy: few. How often the GPU went to a user who had waited, in this time range.",
-        new_in_range("mps_uid_handovers_total", ""),
-        decimals=0,
-        no_mps=True,
     ),
     tile(
         "Time lost",

@@ -21,6 +21,7 @@ from grafana.promql import new_in_range, new_in_step
 _MINE = '{uid=~"$uid"}'
 _OTHERS = '{uid!~"$uid"}'
 _NONE_CONNECTED = "0 * count(mps_exporter_build_info)"
+_NOWHERE = f'label_replace({_NONE_CONNECTED}, "instance", "nowhere", "", "")'
 WAITING = f"mps_uid_waiting_clients{_MINE} - mps_uid_waiting_dead_clients{_MINE}"
 _I_WAIT = f"mps_uid_waiting_clients{_MINE} > 0"
 _WHERE_I_WAIT = f"on ({shared.DAEMONS}) {_I_WAIT}"
@@ -64,16 +65,18 @@ TILES = (
         "Waiting for",
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
-        f"max(time() - {_SINCE}) or {_NONE_CONNECTED}",
+        f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}",
         style.SECONDS,
         shared.WAIT_STEPS,
+        name="{{instance}}",
     ),
     tile(
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
-        f"max({POSITION}) or {_NONE_CONNECTED}",
+        f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}",
         words=(style.State(0, "not waiting", style.QUIET),),
+        name="{{instance}}",
     ),
     tile(
         "Connected",
@@ -128,7 +131,7 @@ TO_WHOM = table(
     "used a bad pointer, both proved by the kernel log.",
     (
         f"topk(20, {new_in_range(_LEFT_WORK, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}"
-        f" or {new_in_range(_OWN_FAULT, shared.USERS)} * 0 and on ({shared.DAEMONS}) {_I_LOST})",
+        f" or ({new_in_range(_OWN_FAULT, shared.USERS)} > 0) * 0 and on ({shared.DAEMONS}) {_I_LOST})",
         f"{new_in_range(_OWN_FAULT, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}",
     ),
     (
@@ -178,13 +181,20 @@ GOT = table(
     height=7,
 )
 
+# The daemons where this user waited in the time range, then those where a server of the user ran.
+_SHOWN = (
+    f"topk(10, max by ({shared.DAEMONS}) (max_over_time("
+    f"mps_uid_waiting_clients{_MINE}[$__range] @ end())"
+    f" or 0 * last_over_time(mps_server_info{_MINE}[$__range] @ end())))"
+)
+
 BOARD = Board(
     uid="mps-user",
     name="User",
     description="Why is my job waiting, what did I lose, and what did I get?",
     variables=(
         job(),
-        instance(hidden=True),
+        instance(),
         Variable(
             "uid",
             "User",
@@ -204,10 +214,12 @@ BOARD = Board(
                     "Who holds the GPUs that I use",
                     "Healthy: no long orange, no red. A row for each user on each daemon that this "
                     "user's programs use or wait for. Blue: clients are connected. Orange: they "
-                    "hang in cuInit behind the user whose row is blue.",
+                    "hang in cuInit behind the user whose row is blue. At most 10 daemons, those "
+                    "with waits first.",
                     Query(
                         f"({shared.HOLDERS}) and on ({shared.DAEMONS}) (mps_server_info{_MINE}"
-                        f" or mps_uid_waiting_clients{_MINE} > 0)",
+                        f" or mps_uid_waiting_clients{_MINE} > 0)"
+                        f" and on ({shared.DAEMONS}) {_SHOWN}",
                         "uid {{uid}} · {{instance}}",
                     ),
                     Query(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from grafana import style
 from grafana.board import REPOSITORY
-from grafana.panels import Panel, Query, color_of, link, share_graph, tile
+from grafana.panels import Panel, Query, color_of, link, ranking, share_graph, tile
 from grafana.promql import new_in_range, state_code
 
 HOSTS = "job, instance"
@@ -104,32 +104,13 @@ def _first_of(states: tuple[style.State, ...], by: str, *cases: tuple[str, str])
     return " or ".join(f"count by ({by}) ({expr}) * 0 + {code[name]}" for name, expr in cases)
 
 
-def _daemon(state: str) -> str:
-    return f'mps_control_state{{mps_control_state="{state}"}} == 1'
-
-
-def host_state(unreachable: str) -> str:
-    """Return the worst known state of each host, as HOST_STATES number it.
-
-    unreachable: Expression with a series for each unreachable host, or "".
-    """
-    return _first_of(
-        style.HOST_STATES,
-        HOSTS,
-        *([("unreachable", unreachable)] if unreachable else []),
-        ("daemon hangs", _daemon("unresponsive")),
-        ("ghost server", "mps_server_ghost == 1"),
-        ("daemon absent", _daemon("absent")),
-        ("GPU unhealthy", GPU_TROUBLE),
-        ("server in FAULT", 'mps_server_state{mps_server_state="FAULT"} == 1'),
-        ("dead in queue", "mps_uid_waiting_dead_clients > 0"),
-        ("daemon refuses", _daemon("refused")),
-        ("clients waiting", "mps_uid_waiting_clients > 0"),
-        ("daemon draining", _daemon("draining")),
-        ("monitoring incomplete", "mps_scrape_collector_success == 0"),
-        ("healthy", "mps_control_up"),
-        ("no MPS", "mps_exporter_build_info"),
-    )
+HOST_STATE = style.recorded("instance:mps_host_state:worst")
+"""The worst known state of each host, as HOST_STATES number it: also without the recording rule."""
+GONE = (
+    f"5 * group by ({HOSTS}) (last_over_time(mps_exporter_build_info[$__range]))"
+    f" unless on ({HOSTS}) up"
+)
+"""Hosts that were scraped in the time range and are no longer a target."""
 
 
 # The state of each user; an unknown user is "unknown".
@@ -223,4 +204,18 @@ def utilization_and_activity(by: str, *, width: int = 12) -> Panel:
         ),
         numbers=True,
         none="No GPU reports its utilization.",
+    )
+
+
+def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE) -> Panel:
+    """Show a bar for each GPU of a host."""
+    return ranking(
+        title,
+        description,
+        Query(expr, "GPU {{gpu}}"),
+        unit=unit,
+        top=1 if unit == style.SHARE else None,
+        width=8,
+        height=9,
+        none="no GPU is known",
     )

@@ -55,6 +55,14 @@ mps_control_log_readable{daemon="/mps",log="control"} 0
 mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
 """The rest of a daemon whose logs and clients cannot be read."""
+OLD = "scraped again after a long outage"
+LIFETIME = """mps_exporter_build_info{version="1"} 1
+process_start_time_seconds 1000
+mps_control_up{daemon="/mps"} 1
+mps_client_losses_total{daemon="/mps",uid="1001",cause="own_fault"} 50
+mps_client_last_loss_timestamp_seconds{daemon="/mps"} 2000
+mps_server_exits_total{daemon="/mps",cause="crashed"} 7
+"""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, V3, hand_made.NAME})
 
@@ -69,7 +77,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts = [asyncio.run(scrapes_of(name, began)) for name in NAMES]
     windows = {host.instance: Window(began - 1, host.seen_until) for host in hosts}
     moments = [began + step * SCRAPE_SECONDS for step in range(240)]
-    made = [(at, hand_made.page(at - began, began) + OF_THE_SCRAPE.format(cpu=0)) for at in moments]
+    scrape = OF_THE_SCRAPE.format(cpu=0, since=began)
+    made = [(at, hand_made.page(at - began, began) + scrape) for at in moments]
     hosts.append(Scrapes(hand_made.NAME, tuple(made)))
     v3 = text_of(asyncio.run(Player(SYNTHETIC[V3]()).to_end()).snapshot)
     hosts.append(Scrapes(V3, tuple((at, v3) for at in moments)))
@@ -79,7 +88,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(_alert(windows["server-killed"]))
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
-    windows[BLIND] = Window(began, moments[-1])
+    hosts.append(Scrapes(OLD, tuple((at, LIFETIME) for at in moments)))
+    windows[BLIND] = windows[OLD] = Window(began, moments[-1])
     with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
         yield server, windows
 
@@ -142,7 +152,7 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
     expr = filled(target.expr, __range="10m", __interval="5s", __rate_interval="4s", job=JOB)
     found = prometheus.span(expr, Window(middle - 600, middle), step=5)
     last = {labels["instance"]: values[-1] for labels, values in found}
-    assert last[NEVER] == 12
+    assert last[NEVER] == 17
     assert last["limits"] == 1
 
 
@@ -155,10 +165,18 @@ def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
         assert prometheus.target(target, windows[BLIND], instance=BLIND) == [], target
 
 
+def test_tiles_do_not_count_what_was_before_an_outage(stage: Stage) -> None:
+    prometheus, windows = stage
+    window = Window(windows[OLD].start - 600, windows[OLD].end)
+    for panel in ("Clients lost", "Crashes"):
+        target = next(t for t in targets() if (t.panel, t.ref) == (panel, "A"))
+        assert [v for _, (v,) in prometheus.at_end(target, window, instance=OLD)] == [0], panel
+
+
 def test_a_host_that_was_never_reached_can_be_chosen(stage: Stage) -> None:
     prometheus, windows = stage
     window = windows["limits"]
-    for panel, wanted in (("Unreachable", 1), ("Hosts, worst first", 12), ("State", 12)):
+    for panel, wanted in (("Unreachable", 1), ("Hosts, worst first", 17), ("State", 17)):
         target = next(t for t in targets() if (t.panel, t.ref) == (panel, "A"))
         found = prometheus.at_end(target, window, instance=NEVER)
         assert [value for _, (value,) in found] == [wanted], panel
@@ -212,17 +230,17 @@ class Truth(NamedTuple):
 
 TRUTHS = """
 mps-fleet|Unreachable|A|an exporter that ended|end|1002|-|1|0
-mps-fleet|Daemons|A|stopped|12|1002|-|1|0
-mps-fleet|Servers|A|fault-held|8|1002|-|1|0
-mps-fleet|GPUs|A|made by hand|end|1002|-|2|0
+mps-fleet|Bad daemons|A|stopped|12|1002|-|1|0
+mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
+mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
 mps-fleet|Waiting|A|three-users|5.5|1002|-|mps_uid_waiting_clients|0
 mps-fleet|Clients lost|A|fault-held|end|1002|-|2|0
 mps-fleet|Hosts and GPUs|A|limits|12|1002|-|1|0
 mps-fleet|Hosts and GPUs|B|limits|12|1002|-|mps_gpu_up|0
 mps-fleet|Hosts and GPUs|C|limits|12|1002|-|1|0
-mps-host|State|A|stopped|12|1002|-|11|0
+mps-host|State|A|stopped|12|1002|-|16|0
 mps-host|State|A|limits|12|1002|-|1|0
-mps-host|State|A|an exporter that ended|end|1002|-|12|0
+mps-host|State|A|an exporter that ended|end|1002|-|17|0
 mps-host|Daemon|A|draining|8|1002|-|2|0
 mps-host|Server|A|fault-held|8|1002|-|13|0
 mps-host|Clients|A|context-limit|15|1002|-|mps_server_clients|0
@@ -232,7 +250,7 @@ mps-sharing|Holder|A|three-users|5.5|1002|uid=1002|1|0
 mps-sharing|Waiting|A|three-users|5.5|1002|-|1|0
 mps-sharing|Longest wait|A|wait-served|4|1002|-|3.2|1
 mps-sharing|Waits, p95|A|wait-served|end|1002|-|9.5|0.5
-mps-sharing|Hand-overs|A|three-users|end|1002|-|2|0
+mps-sharing|Waiters|A|three-users|5.5|1002|uid=1003|1|0
 mps-sharing|Time lost|A|wait-served|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-sharing|Time lost|A|three-users|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-user|My state|A|wait-served|4|1002|-|22|0
@@ -248,7 +266,7 @@ mps-incidents|Start errors|A|crash-loop|end|1002|-|6|0
 mps-incidents|Fatal errors|A|fault|end|1002|-|1|0
 mps-incidents|Refused|A|context-limit|end|1002|-|4|0
 mps-incidents|Most recent|A|made by hand|end|1002|-|100|5
-mps-incidents|Lost clients by user|A|fault|end|1002|uid=1001|2|0
+mps-incidents|Who lost programs, and by whom?|A|fault|end|1002|uid=1001|2|0
 mps-gpu|Lost GPUs|A|made by hand|end|1002|-|1|0
 mps-gpu|Needs reset|A|made by hand|end|1002|-|1|0
 mps-gpu|Row failures|A|made by hand|end|1002|-|1|0

@@ -28,6 +28,7 @@ from mps_exporter.findings import (
 from mps_exporter.findings.finding import page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
+from mps_exporter.manual import name_of
 from mps_exporter.observations import Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
@@ -321,7 +322,9 @@ def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> It
     if answer.command:
         yield f"    run:   {answer.command}"
     if answer.page:
-        yield f"    see:   {page_url(answer.page)}"
+        url = page_url(answer.page)
+        name = name_of(url)
+        yield f"    see:   {url}" if name is None else f"    see:   mps-exporter explain {name}"
     yield ""
     yield "Checked, in this order:"
     for check in checks:

@@ -17,6 +17,7 @@ from mps_exporter.web import (
     text_response,
 )
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request
+from mps_exporter.web.manual_page import manual_page
 from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> Non
     pages: dict[str, Handler] = {
         "/": handlers.status,
         "/static/{name}": handlers.asset,
+        "/docs/": manual_page,
+        "/docs/{name}": manual_page,
         "/api/v1/status": handlers.status,
         telemetry_path: handlers.metrics,
         "/api/v1/events": events.events,

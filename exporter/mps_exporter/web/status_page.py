@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mps_exporter import humanize
 from mps_exporter.findings.finding import DOCS
+from mps_exporter.manual import name_of
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import Sample, View
@@ -131,6 +132,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
+    environment.filters["served"] = lambda url: f"/docs/{name}" if (name := name_of(url)) else url
     environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
         DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, client_states=_CLIENT_STATES

@@ -45,11 +45,20 @@ def test_with_the_addresses_of_the_files_it_is_the_files_themselves() -> None:
     assert mixin["dashboards"] == committed
 
 
+def test_runbooks_are_linked_without_configuration() -> None:
+    found = [rule["annotations"] for rule in rules_of(evaluated()) if "alert" in rule]
+    assert all(one["runbook_url"].startswith(RUNBOOK_BASE) for one in found)
+
+
 def test_without_addresses_there_are_no_links() -> None:
     def texts(annotations: Any) -> str:
         return key({name: annotations[name] for name in ("description", "summary")})
 
-    found = [rule["annotations"] for rule in rules_of(evaluated()) if "alert" in rule]
+    found = [
+        rule["annotations"]
+        for rule in rules_of(evaluated("{ runbookUrl: null }"))
+        if "alert" in rule
+    ]
     assert {name for one in found for name in one} == {"description", "summary"}
     shipped = [rule.annotations for rule in rules() if rule.alert]
     assert sorted(map(texts, found)) == sorted(map(texts, shipped))

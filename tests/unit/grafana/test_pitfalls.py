@@ -20,7 +20,7 @@ from testing.promql import parse, walk
 Rule = Callable[[Json], Iterator[str]]
 
 DASHBOARDS = {path.stem: load(path) for path in FILES}
-ONE_HOST = ("mps-host", "mps-sharing", "mps-gpu")
+ONE_HOST = ("mps-host", "mps-sharing", "mps-gpu", "mps-v3")
 STATE_PANELS = ("state-timeline", "status-history")
 
 
@@ -114,11 +114,12 @@ def _grouping(node: Any) -> str | None:
 
 def all_hosts_do_not_travel(dashboard: Json) -> Iterator[str]:
     """A dashboard of one host has no All, and obeys `$__all` all the same."""
+    for link in dashboard["links"]:
+        one_host = link["tags"] == ["mps-one-host"]
+        if link["includeVars"] != (one_host == (dashboard["uid"] in ONE_HOST)):
+            yield f"link {link['title']}"
     if dashboard["uid"] in ONE_HOST:
         return
-    for link in dashboard["links"]:
-        if link["includeVars"]:
-            yield f"link {link['title']}"
     for url in re.findall(r'"url": "(/d/[^"]+)"', json.dumps(dashboard)):
         uid = url.removeprefix("/d/").partition("?")[0]
         if uid in ONE_HOST and "${instance" in url:
@@ -185,6 +186,22 @@ def red_is_at_the_bottom(dashboard: Json) -> Iterator[str]:
                 yield panel["title"]
 
 
+def counts_know_when_they_began_to_know(dashboard: Json) -> Iterator[str]:
+    """A counter less 0 is the whole life of an exporter that was not scraped before the range."""
+    for panel in panels(dashboard):
+        for expr in _exprs(panel):
+            if "[$__range]) * 0" in expr and "process_start_time_seconds{" not in expr:
+                yield panel["title"]
+
+
+def no_host_is_healthy_while_an_alert_fires(dashboard: Json) -> Iterator[str]:
+    """The state of a host comes from the recording rule, in which alerts have a part."""
+    for panel in panels(dashboard):
+        mappings = _defaults(panel).get("mappings", [])
+        if "healthy" in json.dumps(mappings) and "ALERTS" not in " ".join(_exprs(panel)):
+            yield panel["title"]
+
+
 RULES: tuple[Rule, ...] = (
     states_keep_their_mappings,
     annotations_are_moments,
@@ -196,6 +213,8 @@ RULES: tuple[Rule, ...] = (
     unknown_users_have_a_name,
     counts_are_whole,
     red_is_at_the_bottom,
+    counts_know_when_they_began_to_know,
+    no_host_is_healthy_while_an_alert_fires,
 )
 
 

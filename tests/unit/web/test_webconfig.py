@@ -51,6 +51,7 @@ def refused(folder: Path, text: str) -> str:
         ("{a: " * 2000, "nested too deeply"),
         ("[\n" * 2000, "nested too deeply"),
         ("{? " * 2000, "nested too deeply"),
+        ("? [a]\n: b", "a key must be a plain word"),
         ("#" * 200_000, "is larger than 131072 bytes"),
         ("a: &a [1]\n" + "".join(f"{n}: &{n} [*a, *a]\n" for n in range(99)), "unknown key"),
         ("basic_auth_users: &a {b: [*a]}", "basic_auth_users: must be a string"),

@@ -1,0 +1,25 @@
+"""``mps-exporter explain``: finds an error text in the manual and prints its page."""
+
+from __future__ import annotations
+
+from mps_exporter import manual
+from mps_exporter.findings import ADVICE
+from mps_exporter.logging import print_output
+
+
+def explain(text: str) -> int:
+    """Print the page about a text, and the names of further pages; return the exit status."""
+    advice = ADVICE.get(text.strip())
+    page = manual.name_of(advice.runbook_url or advice.docs_url) if advice is not None else None
+    found = manual.search(page or text)
+    if not found:
+        print_output(
+            f"Nothing in the manual is about {text!r}. Give the error text as it is printed, "
+            "an alert, a finding or an error number.\nmps-exporter doctor checks this host.\n"
+        )
+        return 1
+    print_output(found[0].text.rstrip() + "\n")
+    if found[1:]:
+        others = "".join(f"  {page.name}: {page.title}\n" for page in found[1:])
+        print_output(f"\nFurther pages (mps-exporter explain NAME):\n{others}")
+    return 0
