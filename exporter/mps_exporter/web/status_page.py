@@ -132,7 +132,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters.update({one.__name__: one for one in filters})
     environment.filters["upper_first"] = humanize.capitalize
-    environment.filters["served"] = lambda url: f"/docs/{name}" if (name := name_of(url)) else url
+    environment.filters["served"] = lambda url: f"docs/{name}" if (name := name_of(url)) else url
     environment.globals.update({one.__name__: one for one in functions})
     environment.globals.update(
         DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, client_states=_CLIENT_STATES

@@ -455,7 +455,7 @@ CLAIMED = GpuObservation(0, "GPU-a", compute_mode="default", readings=IDLE_SMS)
             gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/tmp/alice"), process(2), served=False),
             ["daemon_missing", "mps_would_help"],
         ),
-        # Beside root's daemon one looks for it, and one for hers.
+        # The same, with a daemon of root.
         (
             gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/tmp/alice"), process(2)),
             ["process_bypasses_mps", "pipe_directory_mismatch", "not_exclusive_mode"],

@@ -34,4 +34,4 @@ async def test_nothing_else_is_served(make_client: MakeClient, name: str) -> Non
 def test_the_status_page_links_to_the_served_manual() -> None:
     options = WebOptions()
     page = render_page(make_status(hosts.waiting(), options), options)
-    assert 'href="/docs/MpsUidWaitLong"' in page
+    assert 'href="docs/MpsUidWaitLong"' in page

@@ -339,7 +339,7 @@ def test_markup_in_a_name_stays_text(place: str) -> None:
     assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
     assert "{{ 7*7 }}" in page  # of the host's name: not evaluated
     urls = [value or "" for name, value in reader.attributes if name in ("href", "src")]
-    own = ("https://github.com/mps-exporter/", "static/", "api/", "-/", "metrics")
+    own = ("https://github.com/mps-exporter/", "docs/", "static/", "api/", "-/", "metrics")
     assert all(url.startswith(own) for url in urls)
     to_json(status)
 
