@@ -12,7 +12,8 @@ from mps_exporter import manual
 _TEMPLATE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="../static/icon.svg"><link rel="stylesheet" href="../static/status.css"></head>
+<link rel="icon" href="../static/icon.svg">
+<link rel="stylesheet" href="../static/status.css"></head>
 <body class="manual"><p><a href="../">This host</a> · <a href="./">All pages</a></p>
 <main>{{ body | safe }}</main></body></html>
 """
