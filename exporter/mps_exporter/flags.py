@@ -266,7 +266,7 @@ _web = _flags_of("serve", "demo")
 _host = _flags_of("serve", "doctor", "record")
 _following = _flags_of("serve", "record")
 _logging = _flags_of("serve", "demo", "record")
-_everywhere = _flags_of(*COMMANDS)
+_everywhere = _flags_of("serve", "demo", "doctor", "record")
 _option = _flags_of()
 
 

@@ -212,8 +212,9 @@ def stranded_client(_: HostFacts, gpu: Gpu) -> Cases:
         yield Case(
             f"{humanize.count(number, 'process', 'processes')} on GPU {gpu.index} lost the MPS "
             f"server and still {holds} GPU memory.",
-            f"End {pids or 'them: nvidia-smi lists them as M+C'}: without a server {it} cannot "
-            "use the GPU any more.",
+            f"End {pids}: without a server {it} cannot use the GPU any more."
+            if pids
+            else "Their PIDs are not known: end no process before they are.",
             end_processes(gpu.stranded_pids or (), "ends them, and frees their GPU memory"),
         )
 

@@ -359,7 +359,7 @@ def test_the_report_begins_with_the_conclusion() -> None:
     assert lines[:3] == [
         "Process 7: It waits.",
         "    do:    Wait.",
-        f"    see:   {page_url('a-program-hangs-in-cuinit')}",
+        "    see:   mps-exporter explain a-program-hangs-in-cuinit",
     ]
     assert lines[5:] == [
         "  ok        process: It runs.",
