@@ -23,7 +23,7 @@ def flags_in(text: str) -> set[str]:
 
 def flags_of(command: str) -> set[str]:
     settings = [flag for flags in grouped(command).values() for flag in flags]
-    return {f"--{flag.name}" for flag in (*options_of(command), *settings)} - {"--FILE"}
+    return {f"--{flag.name}" for flag in (*options_of(command), *settings)} - {"--FILE", "--TEXT"}
 
 
 # ----------------------------------------------------------------------------------- help
