@@ -16,7 +16,6 @@ from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import findings, trace_findings
 from mps_exporter.findings.daemons import HANGS
-from mps_exporter.findings.finding import page_url
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.observations import (
