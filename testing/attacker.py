@@ -7,8 +7,12 @@ hostile user's are programs that only have the name.
 from __future__ import annotations
 
 import os
+import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
 
 from testing.own_host import PROGRAMS, Daemon, OwnHost, inside, wait_until_ready
 from testing.waiting import wait_for
@@ -69,13 +73,91 @@ with open("/tmp/alice/flooded/control.log", "ab") as log:
 """
 
 
-def crowd(number: int) -> str:
+# A file system of hers never answers one READ, so a page of its file stays locked. A process that
+# maps that file past the cache waits for the page; reading its cmdline, environ or maps hangs.
+UNREADABLE = """
+import ctypes, itertools, os, struct, subprocess, sys, time
+device = os.open(sys.argv[1], os.O_RDWR)
+folder, victim = sys.argv[2], sys.argv[3:]
+libc = ctypes.CDLL(None, use_errno=True)
+data = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+os.makedirs(folder, exist_ok=True)
+if libc.mount(b"fuse", folder.encode(), b"fuse", 0, data):
+    sys.exit(os.strerror(ctypes.get_errno()))
+INIT, LOOKUP, FORGET, GETATTR, OPEN, READ, INTERRUPT = 26, 1, 2, 3, 14, 15, 36
+CACHED, PAST_THE_CACHE = 2, 3
+flags = itertools.chain([CACHED], itertools.repeat(PAST_THE_CACHE))
+subprocess.Popen(["cat", folder + "/file"])
+def attributes(node):
+    mode = 0o40755 if node == 1 else 0o100644
+    return struct.pack("<6Q10I", node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+while True:
+    request = os.read(device, 1 << 20)
+    _, code, number, node = struct.unpack_from("<IIQQ", request)
+    if code == READ:
+        process = subprocess.Popen([*victim, folder + "/file"])
+        os.write(1, f"{process.pid}\\n".encode())
+    if code in (READ, FORGET, INTERRUPT):
+        continue
+    answer = {
+        INIT: lambda: struct.pack("<4I2H2I2H8I", 7, 31, 0, 0, 1, 1, 65536, 1, 1, 0, *[0] * 8),
+        LOOKUP: lambda: struct.pack("<5Q", 2, 0, 99, 99, 0) + attributes(2),
+        GETATTR: lambda: struct.pack("<QII", 99, 0, 0) + attributes(node),
+        OPEN: lambda: struct.pack("<QIi", 1, next(flags), 0),
+    }.get(code)
+    body = answer() if answer else b""
+    error = 0 if answer else -38
+    os.write(device, struct.pack("<IiQ", 16 + len(body), error, number) + body)
+"""
+MAP_THE_FILE = """
+import mmap, os, sys
+mmap.mmap(os.open(sys.argv[-1], os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ)
+"""
+VANISH = """
+import socket, struct, time
+print("ready", flush=True)
+while True:
+    try:
+        with socket.create_connection(("127.0.0.1", 9400), 10, ("127.0.0.2", 0)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+    except OSError:
+        pass
+    time.sleep(0.005)
+"""
+LOCK_WHEN_FREE = """
+import fcntl, struct, sys, time
+lock = open(sys.argv[1] + "/control_lock", "a")
+print("ready", flush=True)
+fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, struct.pack("hhlli", fcntl.F_WRLCK, 0, 0, 0, 0))
+time.sleep(3600)
+"""
+SERVE_WHEN_FREE = """
+import fcntl, os, socket, time
+pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+lock = open(pipe + "/control_lock", "a")
+print("ready", flush=True)
+fcntl.lockf(lock, fcntl.LOCK_EX)
+os.unlink(pipe + "/control")
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(pipe + "/control")
+listener.listen()
+time.sleep(3600)
+"""
+FAULT = (
+    "Client {PID: 1, Context: 1} encountered a fatal GPU error.",
+    "Server is handling a fatal GPU error.",
+    "Client {PID: 1, Context ID: 1} on device 0 to be torn down",
+)
+
+
+def crowd(number: int, folder: str = "/tmp/alice") -> str:
     """A program that starts this many others with the name of a daemon."""
     return (
         f"import os\nfor number in range({number}):\n"
         "    if os.fork() == 0:\n"
         f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
-        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f" '-d'], {{'CUDA_MPS_PIPE_DIRECTORY': '{folder}/%d' % number}})\n"
         f"{SLEEP}"
     )
 
@@ -91,6 +173,31 @@ def fake(
 def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
     """Return a command that starts a program in a user namespace of hers."""
     return inside(script, "--user", "--map-root-user", *flags)
+
+
+def unreadable(host: OwnHost, program: str = CONTROL) -> int:
+    """Start a program of hers whose /proc/PID/cmdline never returns to a reader; return its PID.
+
+    Raises:
+        OSError: If this machine has no FUSE file systems of ordinary users.
+    """
+    device = host.outside("/run/fuse")
+    if not device.exists():
+        os.mknod(device, stat.S_IFCHR | 0o666, Path("/dev/fuse").stat().st_rdev)
+        device.chmod(0o666)
+    process = host.start(
+        *in_namespaces("true", "--mount"),
+        *(sys.executable, "-c", UNREADABLE, "/run/fuse", f"/tmp/alice/{uuid4()}"),
+        *(program, "-c", MAP_THE_FILE),
+        rights=AS_ALICE,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise OSError("an ordinary user cannot mount a FUSE file system here")
+    waits_in = host.outside(f"/proc/{int(line)}/wchan")  # __folio_lock; once it was __lock_page
+    wait_for(lambda: "lock" in waits_in.read_text())
+    return int(line)
 
 
 def have_the_pid(host: OwnHost, pid: int) -> None:
@@ -172,3 +279,44 @@ def attack(host: OwnHost, root: Daemon) -> None:
     )
     os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
     fake(host, {}, crowd(200))
+
+
+def in_pod(host: OwnHost, code: str, uid: int, variables: Mapping[str, str] | None = None) -> None:
+    """Start a program with the name of a daemon in a pod, without rights, and wait for it."""
+    pod = inside("mount -t tmpfs tmpfs /var/log", "--mount", "--pid", "--fork", "--mount-proc")
+    user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--bounding-set=-all")
+    words = (*pod, "setpriv", *user, CONTROL, "-c", code, "-d")
+    wait_until_ready(host.start(*words, environment=variables))
+
+
+def fault_and_death(host: OwnHost) -> None:
+    """Two daemons of hers: one logs a fault and a crash, the other is shown and then dies."""
+    faulty, dead = (
+        host.daemon(f"/tmp/alice/{name}", f"/tmp/alice/{name}-logs", rights=AS_ALICE)
+        for name in ("faulty", "dead")
+    )
+    state = faulty.state
+    state["servers"][0]["state"] = "FAULT"
+    faulty.be(**state)
+    faulty.log("server", "Server", faulty.server, *FAULT)
+    crash(faulty, 6001)
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=dead.pipe))
+    host.signal(dead.pid, signal.SIGKILL)
+
+
+def another_job(host: OwnHost, root: Daemon) -> None:
+    """Start a client of hers in a job's control group, below one that is delegated to her.
+
+    Raises:
+        OSError: If this machine has no control groups of version 2, or they cannot be made.
+    """
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    top = next((Path(words[1]) for words in mounts if words[2] == "cgroup2"), None)
+    if top is None:
+        raise OSError("no control groups of version 2")
+    group = top / f"attacks-{host.init}"
+    for name in ("", f"user@{ALICE}.service", "system.slice", "slurmstepd.scope", "job_4242"):
+        group /= name
+        group.mkdir()
+        host.groups.append(group)
+    host.client(root, ALICE, cgroup=group)
