@@ -1,4 +1,4 @@
-"""Attacks of ordinary users, pods and the network, all at once beside root's daemons.
+"""Attacks of ordinary users, pods and the network, all at once on a host with root's daemons.
 
     python -m bench.attacks [--scrapes N] [--fakes N]
 
@@ -250,7 +250,7 @@ Bar = tuple[str, str, bool]
 
 
 def scrape_bars(before: Scrapes, beside: Scrapes, calm: Scrapes) -> Iterator[Bar]:
-    """Compare scrapes before the attacks, beside them, and of the calm host meanwhile."""
+    """Compare scrapes before and during the attacks with those of the calm host."""
     medians = []
     names = ("before the attacks", "attacked", "of the calm host meanwhile")
     for name, rows in zip(names, (before, beside, calm), strict=True):
