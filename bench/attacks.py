@@ -250,7 +250,7 @@ Bar = tuple[str, str, bool]
 
 
 def scrape_bars(before: Scrapes, beside: Scrapes, calm: Scrapes) -> Iterator[Bar]:
-    """Compare scrapes before and during the attacks with those of the calm host."""
+    """Compare scrapes before and during the attacks, and scrapes of the calm host."""
     medians = []
     names = ("before the attacks", "attacked", "of the calm host meanwhile")
     for name, rows in zip(names, (before, beside, calm), strict=True):
