@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from testing.own_host import PROGRAMS, Daemon, OwnHost, inside, wait_until_ready
+import pytest
+
+from testing.own_host import PROGRAMS, ROOT, Daemon, OwnHost, inside, wait_until_ready
 from testing.waiting import wait_for
 
 ALICE = 2001
@@ -233,6 +235,18 @@ def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
         environment=variables,
     )
     wait_until_ready(process)
+
+
+def lock_memory(host: OwnHost, name: str = "nvidia-cuda-mps") -> int:
+    """Start a process of hers that cannot be read (see locked_memory); return its PID."""
+    directory = host.outside(f"/run/locked-{name}")
+    directory.mkdir()
+    words = [sys.executable, "-m", "testing.locked_memory", f"/run/{directory.name}"]
+    process = host.start(
+        *words, str(ALICE), name, environment={"PYTHONPATH": f"{ROOT}/exporter:{ROOT}"}
+    )
+    assert process.stdout is not None
+    return int(process.stdout.readline() or pytest.skip("no file system (FUSE) can be mounted"))
 
 
 def crash(daemon: Daemon, server: int) -> None:
