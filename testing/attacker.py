@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -75,46 +73,6 @@ with open("/tmp/alice/flooded/control.log", "ab") as log:
 """
 
 
-# A file system of hers never answers one READ, so a page of its file stays locked. A process that
-# maps that file past the cache waits for the page; reading its cmdline, environ or maps hangs.
-UNREADABLE = """
-import ctypes, itertools, os, struct, subprocess, sys, time
-device = os.open(sys.argv[1], os.O_RDWR)
-folder, victim = sys.argv[2], sys.argv[3:]
-libc = ctypes.CDLL(None, use_errno=True)
-data = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-os.makedirs(folder, exist_ok=True)
-if libc.mount(b"fuse", folder.encode(), b"fuse", 0, data):
-    sys.exit(os.strerror(ctypes.get_errno()))
-INIT, LOOKUP, FORGET, GETATTR, OPEN, READ, INTERRUPT = 26, 1, 2, 3, 14, 15, 36
-CACHED, PAST_THE_CACHE = 2, 3
-flags = itertools.chain([CACHED], itertools.repeat(PAST_THE_CACHE))
-subprocess.Popen(["cat", folder + "/file"])
-def attributes(node):
-    mode = 0o40755 if node == 1 else 0o100644
-    return struct.pack("<6Q10I", node, 4096, 8, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
-while True:
-    request = os.read(device, 1 << 20)
-    _, code, number, node = struct.unpack_from("<IIQQ", request)
-    if code == READ:
-        process = subprocess.Popen([*victim, folder + "/file"])
-        os.write(1, f"{process.pid}\\n".encode())
-    if code in (READ, FORGET, INTERRUPT):
-        continue
-    answer = {
-        INIT: lambda: struct.pack("<4I2H2I2H8I", 7, 31, 0, 0, 1, 1, 65536, 1, 1, 0, *[0] * 8),
-        LOOKUP: lambda: struct.pack("<5Q", 2, 0, 99, 99, 0) + attributes(2),
-        GETATTR: lambda: struct.pack("<QII", 99, 0, 0) + attributes(node),
-        OPEN: lambda: struct.pack("<QIi", 1, next(flags), 0),
-    }.get(code)
-    body = answer() if answer else b""
-    error = 0 if answer else -38
-    os.write(device, struct.pack("<IiQ", 16 + len(body), error, number) + body)
-"""
-MAP_THE_FILE = """
-import mmap, os, sys
-mmap.mmap(os.open(sys.argv[-1], os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ)
-"""
 VANISH = """
 import socket, struct, time
 print("ready", flush=True)
@@ -175,31 +133,6 @@ def fake(
 def in_namespaces(script: str, *flags: str) -> tuple[str, ...]:
     """Return a command that starts a program in a user namespace of hers."""
     return inside(script, "--user", "--map-root-user", *flags)
-
-
-def unreadable(host: OwnHost, program: str = CONTROL) -> int:
-    """Start a program of hers whose /proc/PID/cmdline never returns to a reader; return its PID.
-
-    Raises:
-        OSError: If this machine has no FUSE file systems of ordinary users.
-    """
-    device = host.outside("/run/fuse")
-    if not device.exists():
-        os.mknod(device, stat.S_IFCHR | 0o666, Path("/dev/fuse").stat().st_rdev)
-        device.chmod(0o666)
-    process = host.start(
-        *in_namespaces("true", "--mount"),
-        *(sys.executable, "-c", UNREADABLE, "/run/fuse", f"/tmp/alice/{uuid4()}"),
-        *(program, "-c", MAP_THE_FILE),
-        rights=AS_ALICE,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise OSError("an ordinary user cannot mount a FUSE file system here")
-    waits_in = host.outside(f"/proc/{int(line)}/wchan")  # __folio_lock; once it was __lock_page
-    wait_for(lambda: "lock" in waits_in.read_text())
-    return int(line)
 
 
 def have_the_pid(host: OwnHost, pid: int) -> None:
