@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import signal
 import statistics
@@ -103,6 +104,7 @@ class Stage:
     """Root's, by their pipe directories."""
     fakes: int
     refusal_seconds: float = 0.0
+    """CPU time until the exporter refuses a web configuration."""
     not_acted: dict[str, str] = field(default_factory=dict)
     """Attack -> reason."""
 
@@ -137,9 +139,11 @@ def nested_configuration(stage: Stage) -> None:
     """A web configuration of 2,000 nested levels."""
     stage.host.outside("/run/nested.yml").write_text("[\n" * 2000)
     words = ("-m", "mps_exporter", "serve", "--web.config.file=/run/nested.yml")
-    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     status = stage.host.start(sys.executable, *words, environment=ENVIRONMENT).wait(60)
-    stage.refusal_seconds = time.monotonic() - began if status else float("inf")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    stage.refusal_seconds = seconds if status else float("inf")
 
 
 ATTACKS: dict[str, Callable[[Stage], None]] = {
@@ -308,7 +312,7 @@ def bars(stage: Stage, calm: Stage, count: int) -> Iterator[Bar]:
 
 
 def text_bars(stage: Stage) -> Iterator[Bar]:
-    """Yield what an attacker's words are found in."""
+    """Yield what contains an attacker's words, and N10."""
     host = stage.host
     found = json.loads(host.get("/api/v1/status")[1])["findings"]
     commands = [action["command"] for one in found for action in one["actions"]]
@@ -320,11 +324,8 @@ def text_bars(stage: Stage) -> Iterator[Bar]:
     bad = [of for to, of in about_her if to == "/pager" or of["daemon_uid"] != str(ALICE)]
     yield "N9 pages about her daemons, or without her UID", f"{bad}", not bad
     refused = stage.refusal_seconds
-    yield (
-        "N10 nested configuration",
-        f"is refused after {refused:.1f} s",
-        refused <= REFUSAL_SECONDS,
-    )
+    text = f"is refused after {refused:.1f} s of CPU"
+    yield "N10 nested configuration", text, refused <= REFUSAL_SECONDS
 
 
 def main(arguments: Sequence[str]) -> int:
