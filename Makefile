@@ -147,8 +147,8 @@ images: install tools-servers ## Make the pictures of docs/images: of dashboards
 ##@ Programs that tests run, into .tools
 
 .PHONY: tools
-tools: ## All of them: the servers, VictoriaMetrics, Chromium, Go tools
-	@tools/install-system.sh servers victoria chromium
+tools: ## All of them: the servers, VictoriaMetrics, AppArmor's parser, Chromium, Go tools
+	@tools/install-system.sh servers victoria apparmor chromium
 	@tools/install-go-tools.sh
 
 .PHONY: tools-servers

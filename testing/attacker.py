@@ -7,10 +7,14 @@ hostile user's are programs that only have the name.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from testing.own_host import PROGRAMS, Daemon, OwnHost, inside, wait_until_ready
+import pytest
+
+from testing.own_host import PROGRAMS, ROOT, Daemon, OwnHost, inside, wait_until_ready
 from testing.waiting import wait_for
 
 ALICE = 2001
@@ -69,13 +73,51 @@ with open("/tmp/alice/flooded/control.log", "ab") as log:
 """
 
 
-def crowd(number: int) -> str:
+VANISH = """
+import socket, struct, time
+print("ready", flush=True)
+while True:
+    try:
+        with socket.create_connection(("127.0.0.1", 9400), 10, ("127.0.0.2", 0)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /metrics HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+    except OSError:
+        pass
+    time.sleep(0.005)
+"""
+LOCK_WHEN_FREE = """
+import fcntl, struct, sys, time
+lock = open(sys.argv[1] + "/control_lock", "a")
+print("ready", flush=True)
+fcntl.fcntl(lock, fcntl.F_OFD_SETLKW, struct.pack("hhlli", fcntl.F_WRLCK, 0, 0, 0, 0))
+time.sleep(3600)
+"""
+SERVE_WHEN_FREE = """
+import fcntl, os, socket, time
+pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+lock = open(pipe + "/control_lock", "a")
+print("ready", flush=True)
+fcntl.lockf(lock, fcntl.LOCK_EX)
+os.unlink(pipe + "/control")
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(pipe + "/control")
+listener.listen()
+time.sleep(3600)
+"""
+FAULT = (
+    "Client {PID: 1, Context: 1} encountered a fatal GPU error.",
+    "Server is handling a fatal GPU error.",
+    "Client {PID: 1, Context ID: 1} on device 0 to be torn down",
+)
+
+
+def crowd(number: int, folder: str = "/tmp/alice") -> str:
     """A program that starts this many others with the name of a daemon."""
     return (
         f"import os\nfor number in range({number}):\n"
         "    if os.fork() == 0:\n"
         f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
-        " '-d'], {'CUDA_MPS_PIPE_DIRECTORY': f'/tmp/alice/{number}'})\n"
+        f" '-d'], {{'CUDA_MPS_PIPE_DIRECTORY': '{folder}/%d' % number}})\n"
         f"{SLEEP}"
     )
 
@@ -128,6 +170,18 @@ def take_the_pid(host: OwnHost, pid: int, variables: Mapping[str, str]) -> None:
     wait_until_ready(process)
 
 
+def lock_memory(host: OwnHost, name: str = "nvidia-cuda-mps") -> int:
+    """Start a process of hers that cannot be read (see locked_memory); return its PID."""
+    directory = host.outside(f"/run/locked-{name}")
+    directory.mkdir()
+    words = [sys.executable, "-m", "testing.locked_memory", f"/run/{directory.name}"]
+    process = host.start(
+        *words, str(ALICE), name, environment={"PYTHONPATH": f"{ROOT}/exporter:{ROOT}"}
+    )
+    assert process.stdout is not None
+    return int(process.stdout.readline() or pytest.skip("no file system (FUSE) can be mounted"))
+
+
 def crash(daemon: Daemon, server: int) -> None:
     """Log the end of a server that was killed."""
     me = daemon.state["pid"]
@@ -172,3 +226,44 @@ def attack(host: OwnHost, root: Daemon) -> None:
     )
     os.truncate(host.outside("/tmp/alice/sparse-logs/control.log"), 1 << 38)
     fake(host, {}, crowd(200))
+
+
+def in_pod(host: OwnHost, code: str, uid: int, variables: Mapping[str, str] | None = None) -> None:
+    """Start a program with the name of a daemon in a pod, without rights, and wait for it."""
+    pod = inside("mount -t tmpfs tmpfs /var/log", "--mount", "--pid", "--fork", "--mount-proc")
+    user = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--bounding-set=-all")
+    words = (*pod, "setpriv", *user, CONTROL, "-c", code, "-d")
+    wait_until_ready(host.start(*words, environment=variables))
+
+
+def fault_and_death(host: OwnHost) -> None:
+    """Two daemons of hers: one logs a fault and a crash, the other is shown and then dies."""
+    faulty, dead = (
+        host.daemon(f"/tmp/alice/{name}", f"/tmp/alice/{name}-logs", rights=AS_ALICE)
+        for name in ("faulty", "dead")
+    )
+    state = faulty.state
+    state["servers"][0]["state"] = "FAULT"
+    faulty.be(**state)
+    faulty.log("server", "Server", faulty.server, *FAULT)
+    crash(faulty, 6001)
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=dead.pipe))
+    host.signal(dead.pid, signal.SIGKILL)
+
+
+def another_job(host: OwnHost, root: Daemon) -> None:
+    """Start a client of hers in a job's control group, below one that is delegated to her.
+
+    Raises:
+        OSError: If this machine has no control groups of version 2, or they cannot be made.
+    """
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    top = next((Path(words[1]) for words in mounts if words[2] == "cgroup2"), None)
+    if top is None:
+        raise OSError("no control groups of version 2")
+    group = top / f"attacks-{host.init}"
+    for name in ("", f"user@{ALICE}.service", "system.slice", "slurmstepd.scope", "job_4242"):
+        group /= name
+        group.mkdir()
+        host.groups.append(group)
+    host.client(root, ALICE, cgroup=group)

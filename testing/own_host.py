@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ class OwnHost:
         self.init = init
         self._processes: list[subprocess.Popen[bytes]] = []
         self.exporters: list[subprocess.Popen[bytes]] = []
+        self.groups: list[Path] = []
+        """Control groups to remove at the end, in the order in which they were made."""
         self._youngest = 0.0
         """When the last server was started (Unix time)."""
 
@@ -332,6 +335,14 @@ class OwnHost:
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
+        for group in reversed(self.groups):
+            wait_for(partial(_is_empty, group))
+            group.rmdir()
+
+
+def _is_empty(group: Path) -> bool:
+    """Whether no process is in a control group, nor below it."""
+    return "populated 0" in (group / "cgroup.events").read_text()
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -5,9 +5,10 @@
 #                                      prometheus3 promtool3  the newest that Debian has
 #                                      alertmanager amtool
 #   tools/install-system.sh victoria   victoria-metrics vmalert vmalert-tool
+#   tools/install-system.sh apparmor   apparmor_parser
 #   tools/install-system.sh chromium   on the machine itself, by apt, and so only as root
 #
-# The first two unpack Debian packages below .tools. That needs no root, installs
+# The first three unpack Debian packages below .tools. That needs no root, installs
 # nothing on the machine and starts no service: apt works with lists and a cache of its
 # own there, from the mirror that the machine is set up with, and checks signatures as
 # ever. What is there already is left as it is; `make clean-tools` forgets it all.
@@ -197,6 +198,17 @@ install_victoria() {
     missing 'victoria-metrics, vmalert, vmalert-tool' 'VictoriaMetrics, or Debian 13 or newer'
 }
 
+install_apparmor() {
+  local found
+  all_there apparmor_parser && return
+  found=$(path_of apparmor_parser || true)
+  # /usr/sbin from Debian 13 on.
+  { [ -n "$found" ] && link apparmor_parser "$found"; } ||
+    from_package own apparmor apparmor_parser=../sbin/apparmor_parser ||
+    from_package own apparmor apparmor_parser=../../sbin/apparmor_parser ||
+    missing apparmor_parser 'the package apparmor'
+}
+
 install_chromium() {
   local name
   for name in chromium chromium-browser google-chrome; do
@@ -210,8 +222,8 @@ install_chromium() {
 only_one
 for group in "$@"; do
   case $group in
-    servers | victoria | chromium) "install_$group" ;;
-    *) fail "usage: $0 [servers] [victoria] [chromium]" ;;
+    servers | victoria | apparmor | chromium) "install_$group" ;;
+    *) fail "usage: $0 [servers] [victoria] [apparmor] [chromium]" ;;
   esac
 done
 # The packages lie unpacked; lists and cache are of no more use.

@@ -97,6 +97,7 @@ stage_root() { # MACHINE
   put 644 deploy/packages/mps-exporter.default etc/default/mps-exporter
   put 644 deploy/systemd/nvidia-mps.logrotate etc/logrotate.d/nvidia-mps
   put 644 deploy/systemd/mps-exporter-least.conf "$doc/examples/mps-exporter-least.conf"
+  put 644 deploy/apparmor/mps-exporter "$doc/examples/apparmor-mps-exporter"
   put 644 deploy/systemd/port-9401.conf "$doc/examples/port-9401.conf"
   put 644 LICENSE "$doc/copyright"
   put 644 CHANGELOG.md "$doc/CHANGELOG.md"

@@ -1,5 +1,8 @@
 """Prints what the image consists of, as CycloneDX 1.6 (JSON): Python and Debian packages.
 
+The licence of each Python package is in its metadata; one that is unknown ends the program, and
+with it the build.
+
 It runs in the image itself, with the exporter's own interpreter, so it lists what is installed and
 not what was meant to be installed. `sbom.py FOLDER` lists the Python packages in a folder only, as
 the Debian and RPM packages have one.
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -18,21 +22,39 @@ from typing import Any
 
 PACKAGES = Path("/var/lib/dpkg/status")
 SYSTEM = Path("/etc/os-release")
+LICENCES = {"Apache-2.0", "Apache 2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0"}
+"""Licences that permit what the image and the packages do, as their authors write them."""
+
+
+def licence_of(distribution: metadata.Distribution) -> dict[str, Any]:
+    """Return the licence of a package, by an SPDX expression or by another name.
+
+    Raises:
+        SystemExit: It has none, or another than those in LICENCES.
+    """
+    found = distribution.metadata.json
+    classified = [str(one).rpartition(" :: ") for one in found.get("classifier", [])]
+    of_class = [name for group, _, name in classified if group.startswith("License")]
+    expression = str(found.get("license_expression", ""))
+    name = expression or str(found.get("license", "")) or ", ".join(of_class)
+    if not {one.removesuffix(" License") for one in re.split(r" AND | OR ", name)} <= LICENCES:
+        package = f"{distribution.metadata['Name']} {distribution.version}"
+        raise SystemExit(f"the licence of {package} is unknown: {name!r}")
+    return {"expression": expression} if expression else {"license": {"name": name}}
 
 
 def python_packages(path: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the distributions in these folders."""
     for distribution in metadata.distributions(path=path):
         name, version = distribution.metadata["Name"], distribution.version
-        licence = distribution.metadata.json.get("license_expression", "")
-        component = {
+        yield {
             "type": "application" if name == "mps-exporter" else "library",
             "bom-ref": f"pkg:pypi/{name.lower()}@{version}",
             "name": name,
             "version": version,
             "purl": f"pkg:pypi/{name.lower()}@{version}",
+            "licenses": [licence_of(distribution)],
         }
-        yield component | ({"licenses": [{"expression": licence}]} if licence else {})
 
 
 def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:

@@ -78,10 +78,17 @@ class CollectionRun:
         return max(0.01, ratio * self.deadline_seconds - self.age_seconds)
 
     async def run_source(
-        self, name: CollectorName, read: Callable[[CollectionRun], Awaitable[None]]
+        self,
+        name: CollectorName,
+        read: Callable[[CollectionRun], Awaitable[None]],
+        *,
+        always: bool = False,
     ) -> None:
-        """Read one source, or a further part of it, and record its duration and success."""
-        if name not in self.collectors:
+        """Read one source, or a further part of it, and record its duration and success.
+
+        With `always`, a source that is switched off is read, too, and recorded if that fails.
+        """
+        if name not in self.collectors and not always:
             return
         started = time.monotonic()
         before = self.results.get(name) or CollectorResult(name, success=True, duration_seconds=0.0)
@@ -96,6 +103,8 @@ class CollectionRun:
             _log.exception("collector failed", extra={"fields": {"collector": name}})
             error = f"{type(bug).__name__}: {bug}"
         error = before.error or error
+        if name not in self.collectors and error is None:
+            return
         self.results[name] = CollectorResult(
             name,
             success=error is None,
@@ -119,7 +128,7 @@ class CollectionRun:
                 name, success=False, duration_seconds=self.age_seconds, timed_out=True, error=late
             )
             for name in COLLECTORS
-            if name in self.collectors
+            if name in self.collectors or name in self.results
         )
 
 
@@ -217,10 +226,8 @@ class Collector:
             )
 
     async def _read_mps(self, run: CollectionRun) -> None:
-        await run.run_source("process", self._discover)
-        if "process" not in run.collectors:
-            with contextlib.suppress(SourceTimeoutError, SourceError):
-                await self._discover(run)  # the configured daemons
+        # The configured daemons are found without this collector, too; then it shows only failures.
+        await run.run_source("process", self._discover, always=True)
         await run.run_source("logs", self._read_logs)
         await run.run_source("control", self._query)
         if run.reconciled:

@@ -100,6 +100,8 @@ class ProcessView:
     state: str = ""
     command: str = ""
     """The program's name only."""
+    reading_hangs: bool = False
+    """Its environment, or a directory that it names, did not answer: the rest is not known."""
     pipe_directory: str | None = None
     """Its pipe directory; None: its environment is not readable."""
     names_directory: bool = False
@@ -297,7 +299,8 @@ class ProcfsObservation:
     """Requested processes that do not exist."""
     unreadable_environments: int = 0
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
-    """User -> processes of MPS programs that are skipped: that user has too many."""
+    """User -> processes of MPS programs that are skipped: that user has too many, or reading them
+    fails or hangs."""
     containers: tuple[ContainerName, ...] = ()
     """Containers of the processes whose names the kubelet knows."""
     error: str | None = None

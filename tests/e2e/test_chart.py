@@ -52,9 +52,9 @@ def template(*values: str, kubernetes: str = "1.30.0") -> str:
     return helm(*words(*values, kubernetes=kubernetes))
 
 
-def refused(*values: str) -> str:
+def refused(*values: str, kubernetes: str = "1.30.0") -> str:
     """Return why helm does not render the chart with these values."""
-    result = run_helm(*words(*values))
+    result = run_helm(*words(*values, kubernetes=kubernetes))
     assert result.returncode != 0, "it was rendered"
     return result.stderr
 
@@ -224,6 +224,19 @@ def test_least_rights_are_none() -> None:
     assert security["allowPrivilegeEscalation"] is False
 
 
+def test_an_apparmor_profile_is_of_kubernetes_1_30(schemas: Path) -> None:
+    assert "appArmorProfile" not in daemonset()["containers"][0]["securityContext"]
+    for value, profile in (
+        ("RuntimeDefault", {"type": "RuntimeDefault"}),
+        ("mps-exporter", {"type": "Localhost", "localhostProfile": "mps-exporter"}),
+    ):
+        setting = f"appArmorProfile={value}"
+        security = daemonset(setting)["containers"][0]["securityContext"]
+        assert security["appArmorProfile"] == profile
+        assert conform(schemas, "1.30.0", template(setting))["DaemonSet"] == "statusValid"
+        assert "needs Kubernetes 1.30" in refused(setting, kubernetes="1.29.0")
+
+
 def test_a_layout_that_could_see_nothing_is_refused() -> None:
     assert "layout dra needs rights full" in refused("layout=dra", "rights=least")
 
@@ -235,6 +248,7 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
         "port=0",
         "unknown=1",
         "rights=root",
+        "appArmorProfile=a profile",
         "prometheusRule.grafanaUrl=here",
         "podMonitor.sampleLimit=many",
         "image.digest=sha256:12",

@@ -26,6 +26,7 @@ from testing.attacker import (
     fake,
     have_the_pid,
     in_namespaces,
+    lock_memory,
     take_the_pid,
 )
 from testing.own_host import ROOT, TOOL, Daemon, OwnHost, inside
@@ -259,6 +260,63 @@ def test_a_hung_file_system_delays_no_other_daemon(host: OwnHost) -> None:
     later = host.daemon("/tmp/later", "/var/log/later")
     wait_for(lambda: host.scrape().value("mps_control_up", daemon=later.pipe), 30)
     crash_is_counted(host, root, 7001)
+
+
+CONFIGURED = (f"--mps.pipe-directory={PIPE}", "--mps.log-directory=/var/log/nvidia-mps")
+ALONE = ("--no-mps.discovery", "--no-collector.process")
+UNIT = ("--reuid=1001", "--regid=1001", "--clear-groups", "--bounding-set=-all")
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "flags", "rights"),
+    [
+        pytest.param("nvidia-cuda-mps", True, (), (), id="a daemon's name"),
+        pytest.param("nvidia-cuda-mps", True, CONFIGURED, (), id="configured"),
+        pytest.param("nvidia-cuda-mps", True, (*CONFIGURED, *ALONE), (), id="nothing searched"),
+        pytest.param("nvidia-cuda-mps", True, (), UNIT, id="an exporter without rights"),
+        pytest.param("nvidia-cuda-mps", False, (), (), id="later"),
+        pytest.param("train", False, (), (), id="a client of root's daemon"),
+    ],
+)
+def test_a_process_that_cannot_be_read_hides_nothing(
+    host: OwnHost, name: str, first: bool, flags: Sequence[str], rights: Sequence[str]
+) -> None:
+    daemon = host.daemon()
+    if first:
+        lock_memory(host, name)
+    host.serve(*flags, rights=rights)
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE))
+    if not first:
+        pid = lock_memory(host, name)
+        daemon.connect(pid, ALICE)
+        wait_for(lambda: host.scrape().value("mps_server_clients_connected", daemon=PIPE))
+    crash_is_counted(host, daemon, 7001)
+    success = host.scrape()["mps_scrape_collector_success"]
+    assert {one.labels["collector"]: one.value for one in success}.get("process", 1) == 1
+    if ALONE[0] not in flags:
+        later = host.daemon("/tmp/later", "/var/log/later")
+        wait_for(lambda: host.scrape().value("mps_control_up", daemon=later.pipe), 30)
+    host.start("kill", "-9", str(daemon.pid)).wait()
+    wait_for(lambda: states_of(host, PIPE) == ["absent"], 30)
+
+
+def test_the_doctor_has_a_deadline_beside_a_process_that_cannot_be_read(host: OwnHost) -> None:
+    host.daemon()
+    pid = lock_memory(host)
+
+    def doctor(*words: str) -> tuple[int, str]:
+        flags = [f"--mps.control-binary={TOOL}", "--no-collector.nvml"]
+        environment = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "mps_exporter", "doctor", *flags, *words]
+        text, _ = host.start(*command, environment=environment).communicate(timeout=60)
+        return 0, text.decode()
+
+    wait_for(lambda: PIPE in doctor()[1])
+    assert "(2001 (1))" or "2001" in doctor()[1]
+    assert "critical: no" in doctor("--check=critical")[1]
+    assert "cannot be interrupted (state D)" in doctor(f"--pid={pid}")[1]
+    for words in (f"--user={ALICE}", "--job=1", "--json"):
+        doctor(words)
 
 
 RIGHTS = """

@@ -7,9 +7,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
@@ -17,9 +20,11 @@ from mps_exporter.findings import recent_incidents
 from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.logging import print_output, supports_colour
-from mps_exporter.observations import DaemonConditions, Leftovers
+from mps_exporter.observations import Leftovers, ProcessView
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources import process_view
+from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.live_host import LiveHost
 
 MEASURING_SECONDS = 0.55
@@ -74,19 +79,24 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     """Return the exit status and the report. procfs: None for a recording."""
     colour = supports_colour(sys.stdout, os.environ)
     paint = doctor_report.coloured if colour else doctor_report.plain
-    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
-    recent = recent_incidents(snapshot, views=_failed_starts(snapshot, procfs))
-    traces = process_view.find_leftovers(facts, procfs) if procfs is not None else Leftovers()
-    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces)
-    if {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}:
+    about_host = {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}
+    pids = [] if about_host else _selected_pids(settings, snapshot)
+    read = _read_in_time({} if procfs is None else _reads(snapshot, pids, procfs))
+    starts = (daemon.pipe_directory for daemon in snapshot.daemons)
+    views = {name: read[name] for name in starts if read.get(name) is not None}
+    recent = recent_incidents(snapshot, views=views)
+    traces = replace(read.get(_LEFT) or Leftovers(), directories=read.get(_DIRECTORIES) or ())
+    unread = tuple(str(name) for name, result in read.items() if result is None)
+    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces, unread)
+    if about_host:
         status = doctor_report.diagnosis_exit_status(diagnosis)
         if settings.doctor_json:
             return status, doctor_report.diagnosis_as_json(diagnosis)
         return status, "\n".join(doctor_report.diagnosis_lines(diagnosis, paint))
     found = (*diagnosis.found, *recent)
     checks = {}
-    for pid in _selected_pids(settings, snapshot):
-        view = process_view.view_process(pid, facts, procfs) if procfs is not None else None
+    for pid in pids:
+        view = None if procfs is None else read[pid] or ProcessView(pid, reading_hangs=True)
         checks[pid] = check_process(pid, snapshot, found, view)
     status = doctor_report.checks_exit_status(checks)
     if settings.doctor_json:
@@ -94,15 +104,39 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     return status, doctor_report.checks_as_text(checks, paint)
 
 
-def _failed_starts(snapshot: Snapshot, procfs: str | None) -> dict[str, DaemonConditions]:
-    """Return the conditions in /proc of the daemons whose servers could not start."""
-    views = {}
+_LEFT, _DIRECTORIES = "what MPS left on the host", "directories where a daemon has run"
+
+
+def _reads(
+    snapshot: Snapshot, pids: Iterable[int], procfs: str
+) -> dict[Hashable, Callable[[], Any]]:
+    """Return what only the doctor reads: function by PID, by pipe directory, or by its name."""
+    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
+    reads: dict[Hashable, Callable[[], Any]] = {
+        _LEFT: partial(process_view.find_leftovers, facts, procfs),
+        _DIRECTORIES: partial(process_view.find_directories, facts),
+    }
     for daemon in snapshot.daemons:
+        # The conditions in /proc of the daemons whose servers could not start.
         failed = [one for one in daemon.incidents if one.kind == "server_start_failed"]
-        if failed and daemon.facts is not None and procfs is not None:
+        if failed and daemon.facts is not None:
             uids = {one.uid for one in failed if one.uid is not None}
-            views[daemon.pipe_directory] = process_view.view_daemon(daemon.facts, uids, procfs)
-    return views
+            view = partial(process_view.view_daemon, daemon.facts, uids, procfs)
+            reads[daemon.pipe_directory] = view
+    reads |= {pid: partial(process_view.view_process, pid, facts, procfs) for pid in pids}
+    return reads
+
+
+def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
+    """Call these functions on threads, and return the results; None: it did not return in time.
+
+    Users choose the directories: any of them may be in a file system that does not answer.
+    """
+    calls = BlockingCalls[Any]()
+    calls.start({name: (None, function) for name, function in reads.items()})
+    calls.wait(sources_policy.DOCTOR_TIMEOUT_SECONDS)
+    found = calls.results(reads)
+    return {name: found.get(name) for name in reads}
 
 
 def _selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:

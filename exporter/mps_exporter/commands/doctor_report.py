@@ -53,6 +53,8 @@ class Diagnosis:
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
     traces: Leftovers = field(default_factory=Leftovers)
+    unread: tuple[str, ...] = ()
+    """What could not be read in time."""
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -134,7 +136,7 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
 def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
     found = seen.found
     if not found:
-        unknown = unknowns(seen.snapshot)
+        unknown = [*unknowns(seen.snapshot), *map(_not_read, seen.unread)]
         if unknown:
             yield humanize.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
         else:
@@ -148,12 +150,18 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
         if not finding.limited:
             yield ""
             yield from _finding(finding, paint)
+    for one in seen.unread:
+        yield humanize.sentence(_not_read(one))
     if users := [finding for finding in found if finding.limited]:
         yield ""
         yield "Daemons of ordinary users (not counted in the exit status):"
         for finding in users:
             yield ""
             yield from _finding(finding, paint)
+
+
+def _not_read(what: str) -> str:
+    return f"{humanize.printable(what, 400)}: could not be read in time"
 
 
 def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
@@ -284,7 +292,8 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
             "driver_held_by": [one.pid for one in seen.traces.holders],
             "not_seen": {
                 result.name: result.error for result in snapshot.collectors if not result.success
-            },
+            }
+            | dict.fromkeys(seen.unread, "no answer in time"),
         },
         indent=2,
     )

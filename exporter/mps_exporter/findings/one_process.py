@@ -241,9 +241,11 @@ def _directory_checks(one: Subject) -> Checks:
     if one.recorded:
         return
     if view.pipe_directory is None:
+        why = "cannot be read (only its user and root may)"
+        if view.reading_hangs:
+            why = "or its directory could not be read in time (the read hangs)"
         yield unknown(
-            "the environment of the process cannot be read (only its user and root may), so which "
-            "pipe directory it uses is not known."
+            f"the environment of the process {why}, so which pipe directory it uses is not known."
         )
         return
     shown = shown_path(view.pipe_directory)
@@ -362,7 +364,8 @@ def _daemon_checks(one: Subject) -> Checks:
 
 def _no_daemon_check(one: Subject, directory: str) -> Check:
     view, others = one.view, one.running
-    there = "No control daemon runs on this host."
+    seen = "was seen" if visibility.unknowns(one.snapshot) else "runs"
+    there = f"No control daemon {seen} on this host."
     if others:
         paths = humanize.join_some([printable(each.pipe_directory) for each in others])
         there = f"Daemons run at {paths}."

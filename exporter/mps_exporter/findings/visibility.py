@@ -325,9 +325,10 @@ def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Ca
 
 @of_host_blindness(
     "info",
-    "A user has too many control daemons",
+    "A user has control daemons that are not read",
     "Any user may start any number of programs with that name. Those above the limit are not "
-    "read; configured daemons always are.",
+    "read, nor those whose environment or directories cannot be read; configured daemons always "
+    "are.",
     "Name the daemons that are wanted with --mps.pipe-directory, and ask these users about "
     "the others.",
 )

@@ -79,12 +79,18 @@ class BlockingCalls(Generic[T]):
             else:
                 self._waited[key] = call
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the calls of this round; a later round returns the results of late calls."""
-        wait([call.future for call in self._waited.values()], seconds)
+    def wait(self, seconds: float, users_seconds: float = math.inf) -> None:
+        """Wait for the calls of this round, for those of ordinary users until `users_seconds`.
+
+        A later round returns the results of late calls.
+        """
+        end, calls = time.monotonic() + seconds, self._waited.values()
+        wait([call.future for call in calls], min(seconds, users_seconds))
+        left = max(0.0, end - time.monotonic())
+        wait([call.future for call in calls if not call.user], left)
 
     async def wait_async(self, seconds: float, users_seconds: float) -> None:
-        """Wait, for calls that concern ordinary users no longer than `users_seconds`."""
+        """Like wait(), in the event loop."""
         end, calls = time.monotonic() + seconds, self._waited.values()
         await _wait_for((call.future for call in calls), min(seconds, users_seconds))
         await _wait_for((call.future for call in calls if not call.user), end - time.monotonic())
@@ -143,7 +149,10 @@ class BlockingCalls(Generic[T]):
             lock.release()
 
 
-_idle: list[SimpleQueue[Callable[[], None]]] = []
+_Work = Callable[[], Callable[[], None]]
+"""Calls the function, and returns how its future is settled."""
+
+_idle: list[SimpleQueue[_Work]] = []
 """The queue of each thread that waits for work."""
 
 
@@ -156,13 +165,11 @@ def _on_thread(function: Callable[[], T]) -> Future[T]:
     future = Future[T]()
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
-    def work() -> None:
+    def work() -> Callable[[], None]:
         try:
-            result = function()
+            return partial(future.set_result, function())
         except BaseException as error:  # noqa: BLE001 - for the caller
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+            return partial(future.set_exception, error)
 
     try:
         work_queue = _idle.pop()
@@ -174,13 +181,14 @@ def _on_thread(function: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _work(work_queue: SimpleQueue[Callable[[], None]]) -> None:
+def _work(work_queue: SimpleQueue[_Work]) -> None:
     """Run the work of a queue, until enough other threads are idle."""
-    while True:
-        work_queue.get()()
-        if len(_idle) >= policy.MAX_IDLE_THREADS:
-            return
-        _idle.append(work_queue)
+    idle = True
+    while idle:
+        settle = work_queue.get()()
+        if idle := len(_idle) < policy.MAX_IDLE_THREADS:
+            _idle.append(work_queue)  # before the caller continues, who may have more work
+        settle()
 
 
 async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:

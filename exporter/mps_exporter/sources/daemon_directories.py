@@ -211,7 +211,9 @@ class Program:
     """A process of one of the two MPS programs, whose names begin alike."""
 
     process: ProcessFacts
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    unread: bool = False
+    """The arguments and the environment were not read yet: reading them may hang."""
 
     @property
     def pid(self) -> int:
@@ -307,7 +309,10 @@ class DaemonDirectories:
             return PipeDirectory(root, directory, lock_tested=False, holder=None, identity=path)
         identity = found.st_dev, found.st_ino
         seen = PipeDirectory(root, directory, tested, holder, identity, found.st_uid, lock_owner)
-        uid = self._processes.sole_user(holder) if holder else None
+        uid = self._processes.user(holder) if holder else None
+        # The program of a stranger may be in a file system that hangs: it is not looked at.
+        if uid is not None and seen.belongs_to(uid, strictly=strictly):
+            uid = self._processes.sole_user(holder) if holder else None
         if uid is not None and not seen.belongs_to(uid, strictly=strictly):
             return replace(seen, holder=None)
         return seen

@@ -73,12 +73,16 @@ class DaemonDiscovery:
         self._cgroups = cgroups
         self._now = now
         self._ignored = Counter[int]()
+        self._checks = BlockingCalls[_Place]()
+        """Checks of configured directories."""
         self._calls = BlockingCalls[Any]()
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []
-        """Directories whose check failed or did not return in time."""
+        """What the node's daemons have that could not be read, or not in time."""
+        self._unplaced: list[str] = []
+        """The PIDs of the node's daemons whose directory is unknown."""
         self._qualified: frozenset[tuple[int, float]] = frozenset()
         """Daemons that have their root in their name."""
         self._default_log_of: object = None
@@ -93,6 +97,10 @@ class DaemonDiscovery:
             OSError: If /proc cannot be listed, or the daemons in it cannot be read now.
         """
         logs, shown = dict(configured), Counter[int | None]()
+        # They come first, in case threads run out.
+        self._checks.start(
+            {place: (None, partial(self._check_configured, *place)) for place in configured}
+        )
         found = self._check_directories(configured, self._programs())
         daemons: dict[object, DaemonFacts] = {}
         for pipe, log in configured:
@@ -155,10 +163,11 @@ class DaemonDiscovery:
         facts, unknown = self._processes.identify(admitted)
         for error in unknown.values():
             raise error
-        found = [
-            Program(self._with_halt(process), self._processes.arguments(pid))
-            for pid, process in facts.items()
-        ]
+        found = []
+        for pid, process in facts.items():
+            arguments = self._processes.arguments(pid)
+            unread = arguments is None
+            found.append(Program(self._with_halt(process), arguments or (), unread=unread))
         return sorted(found, key=lambda one: (not self.budget.is_trusted(one.process.uid), one.pid))
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
@@ -172,37 +181,58 @@ class DaemonDiscovery:
     ) -> list[tuple[PipeDirectory, DaemonFacts]]:
         """Check directories on threads; update the configured places, and return the daemons.
 
-        All checks are started before the first wait: waking a thread takes 0.24 ms (H200).
-        Configured directories come first, in case threads run out. If a check does not return now,
-        its last result is used.
+        All checks are started before the first wait: waking a thread takes 0.24 ms (H200). If a
+        check does not return now, its last result is used.
         """
         candidates = _candidates(programs)
         pipes = [pipe for pipe, _ in configured]
-        names: dict[Hashable, str] = {place: place[0] for place in configured}
-        calls: dict[Hashable, tuple[int | None, Callable[[], Any]]] = {
-            place: (None, partial(self._check_configured, *place)) for place in configured
-        }
+        calls: dict[Hashable, tuple[int | None, Callable[[], Any]]] = {}
         for name, program in candidates.items():
-            before = self._lookups.get(name)
-            names[name] = f"the directories of PID {program.pid}"
-            locate = partial(self._directories.locate, program, pipes, before)
+            locate = partial(self._directories.locate, program, pipes, self._lookups.get(name))
             calls[name] = program.process.uid, locate
         self._calls.start(calls)
-        self._calls.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
-        found = self._calls.results(calls)
-        self._hung = [
-            f"{text}{_error_suffix(self._calls.errors.get(name))}"
-            for name, text in names.items()
+        end = time.monotonic() + policy.DIRECTORY_TIMEOUT_SECONDS
+        self._checks.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
+        self._calls.wait(max(0.0, end - time.monotonic()))
+        checked, found = self._checks.results(configured), self._calls.results(calls)
+        hung = [(one.process.uid, f"the memory of PID {one.pid}") for one in programs if one.unread]
+        hung += [
+            (None, place[0] + _error_suffix(self._checks.errors.get(place)))
+            for place in configured
+            if place not in checked
+        ]
+        hung += [
+            (
+                one.process.uid,
+                f"the directories of PID {one.pid}{_error_suffix(self._calls.errors.get(name))}",
+            )
+            for name, one in candidates.items()
             if name not in found
         ]
-        self._places = {place: self._place(place, found) for place in configured}
+        self._hung = self._of_node(hung)
+        self._places = {place: self._place(place, checked) for place in configured}
         latest = {**self._lookups, **found}
         self._lookups = {name: latest[name] for name in candidates if name in latest}
+        self._unplaced = self._of_node(
+            (candidates[name].process.uid, str(candidates[name].pid))
+            for name, lookup in self._lookups.items()
+            if lookup == "unplaced"
+        )
         return [
             (lookup[0], _with_servers(lookup[1], candidates[name], programs))
             for name, lookup in self._lookups.items()
             if isinstance(lookup, tuple)
         ]
+
+    def _of_node(self, failures: Iterable[tuple[int | None, str]]) -> list[str]:
+        """Return the failures that concern no ordinary user; count the others as ignored."""
+        found = []
+        for uid, text in failures:
+            if uid is None or self.budget.is_trusted(uid):
+                found.append(text)
+            else:
+                self._ignored[uid] += 1
+        return found
 
     def _check_configured(self, pipe_directory: str, log_directory: str | None) -> _Place:
         place = self._directories.check("", pipe_directory, strictly=True)
@@ -213,7 +243,7 @@ class DaemonDiscovery:
         known = sorted(uid for uid in owners if uid is not None)
         return place, tuple(known or sorted({0, os.geteuid()}))
 
-    def _place(self, configured: _Configured, found: Mapping[Hashable, Any]) -> _Place:
+    def _place(self, configured: _Configured, found: Mapping[Hashable, _Place]) -> _Place:
         """Return the last result for a configured directory.
 
         The holder of the lock at the time of an earlier collection proves nothing about now.
@@ -221,17 +251,16 @@ class DaemonDiscovery:
         pipe = configured[0]
         unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
         place, owners = found.get(configured, self._places.get(configured, unknown))
-        if configured not in found or configured in self._calls.old:
+        if configured not in found or configured in self._checks.old:
             place = replace(place, lock_tested=False, holder=None)
         return place, owners
 
     def _discovery_error(self) -> str | None:
-        unplaced = [str(pid) for (pid, _), found in self._lookups.items() if found == "unplaced"]
-        if unplaced:
+        if self._unplaced:
             return (
-                f"control daemon with PID {', '.join(unplaced)}: its environment cannot be read,"
-                " and its pipe directory is unknown; name it with --mps.pipe-directory, or give the"
-                " exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+                f"control daemon with PID {', '.join(self._unplaced)}: its environment cannot be"
+                " read, and its pipe directory is unknown; name it with --mps.pipe-directory, or"
+                " give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
             )
         if self._hung:
             return (
@@ -242,7 +271,7 @@ class DaemonDiscovery:
 
 
 def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
-    """Return the processes that may be daemons.
+    """Return the processes that may be daemons, also those of which only the lock can tell.
 
     A daemon's child has its name until it becomes a server. A zombie is not a daemon.
     """
@@ -250,7 +279,9 @@ def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
     return {
         one.identity: one
         for one in programs
-        if one.is_control and one.process.parent_pid not in controls and not one.process.ended
+        if (one.is_control or one.unread)
+        and one.process.parent_pid not in controls
+        and not one.process.ended
     }
 
 

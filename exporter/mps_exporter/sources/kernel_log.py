@@ -15,10 +15,11 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import cast
 
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources import policy
@@ -36,6 +37,10 @@ _KERNEL_FACILITY = 0
 _RECORD = re.compile(rb"(\d+),\d+,(\d+),[^;]*;(NVRM: Xid [^\n]*)")
 _NAME = re.compile(r"(?<=, name=)(?:.*(?=, (?:channel|Ch) )|.*)")
 _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
+
+
+_Request = tuple[int | None, Callable[[], AddressRanges | None]]
+"""The user of a process, and the function that reads its ranges."""
 
 
 def parse_record(record: bytes) -> tuple[float, str] | None:
@@ -64,7 +69,8 @@ class KernelEvidence:
         except OSError as error:
             self._error = f"{path} cannot be opened: {error.strerror}"
         self._calls = BlockingCalls[AddressRanges | None]()
-        self._requested: dict[int, int | None] = {}
+        self._requested: dict[Hashable, _Request] = {}
+        """By PID."""
         self._budget = UserTokenBuckets(
             policy.MAX_USER_MAPS_BYTES, policy.USER_MAPS_BYTES_PER_SECOND
         )
@@ -74,17 +80,34 @@ class KernelEvidence:
         lines = tuple(self._new_lines())
         found = self._calls.results(self._requested)
         for pid in (*found, *self._calls.errors):
-            self._requested.pop(cast("int", pid), None)
-        self._requested |= clients
-        # A process in progress is named again: its result may have arrived since results().
-        self._calls.start(
-            {
-                pid: (uid, partial(self._read_ranges, pid, uid))
-                for pid, uid in islice(self._requested.items(), policy.MAX_MAPPED_PROCESSES)
-            }
-        )
+            self._requested.pop(pid, None)
+        waiting = Counter(owner for owner, _ in self._requested.values())
+        for pid, uid in clients.items():
+            owner = self._owner(pid)
+            if not owner or waiting[owner] < policy.MAX_MAPS_WAITING_PER_USER:
+                waiting[owner] += 1
+                self._requested[pid] = owner, partial(self._read_ranges, pid, uid)
+        self._calls.start(self._due())
         ranges = tuple(one for one in found.values() if one is not None and one.ranges)
         return KernelObservation(time.time(), not self._error, self._error, lines, ranges)
+
+    def _due(self) -> dict[Hashable, _Request]:
+        """Return the reads in progress, and those to begin: a user whose reads hang waits."""
+        # A process in progress is named again: its result may have arrived since results().
+        begun = {pid: one for pid, one in self._requested.items() if self._calls.is_under_way(pid)}
+        hanging = Counter(owner for owner, _ in begun.values())
+        others = (
+            (pid, (owner, read))
+            for pid, (owner, read) in self._requested.items()
+            if pid not in begun and not (owner and hanging[owner] >= policy.MAX_HUNG_CALLS_PER_USER)
+        )
+        return {**begun, **dict(islice(others, policy.MAX_MAPPED_PROCESSES))}
+
+    def _owner(self, pid: int) -> int | None:
+        """Return the user of a process; None: it is gone."""
+        with suppress(OSError), open(f"{self._procfs}/{pid}/status", "rb") as file:  # noqa: PTH123
+            return parse_status(file.read(MAX_RECORD_BYTES)).uid
+        return None
 
     def close(self) -> None:
         if self._file is not None:

@@ -57,6 +57,12 @@ LOG_TAIL_BYTES = 1 << 16
 PROCESS_REFRESH_INTERVAL_SECONDS = 60.0
 """Interval between two reads of what rarely changes: control group, user, names of users."""
 
+PROCESS_TIMEOUT_SECONDS = 0.5
+"""Timeout for reading the memory of processes: arguments and environment, 0.05 ms each."""
+
+USERS_PROCESS_TIMEOUT_SECONDS = 0.1
+"""Part of that timeout in which processes of ordinary users are waited for."""
+
 CLOCK_STEP_SECONDS = 2.0
 """Smallest change of the boot time that is a step of the clock. /proc/stat contains whole seconds,
 and adjustments of the clock move them a little."""
@@ -96,6 +102,9 @@ MAX_CONTAINER_LINKS = 20_000
 until their pods are removed."""
 
 # ---------------------------------------------------------------------- doctor
+
+DOCTOR_TIMEOUT_SECONDS = 2.0
+"""Timeout for all that only the doctor reads."""
 
 DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
 """Timeout of the search for open device files: 4,000 files take about 10 ms."""
@@ -241,6 +250,9 @@ MAX_RANGES_PER_PROCESS = 512
 
 MAX_MAPPED_PROCESSES = 64
 """Maximum number of processes whose maps are read at a time."""
+
+MAX_MAPS_WAITING_PER_USER = 512
+"""Maximum number of an ordinary user's processes whose maps wait to be read."""
 
 MAX_USER_MAPS_BYTES = 16 << 20
 """Maximum size of all maps that are read at once of one ordinary user's processes."""

@@ -86,13 +86,15 @@ _OPEN_FILES = re.compile(rb"^Max open files\s+(\d+)", re.MULTILINE)
 
 def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> ProcessView:
     """Read one process, and which daemon it uses; never fails: unreadable facts are None."""
-    base = Path(procfs, str(pid))
-    try:
-        facts = Processes(procfs).facts(pid)
-    except OSError:
-        return ProcessView(pid)
+    base, processes = Path(procfs, str(pid)), Processes(procfs)
+    found, unknown = processes.identify([pid])
+    facts = found.get(pid)
     if facts is None:
-        return ProcessView(pid, present=False)
+        return ProcessView(pid, present=pid in unknown)
+    if processes.arguments(pid) is None:
+        return ProcessView(
+            pid, uid=facts.uid, state=facts.state, command=facts.name, reading_hangs=True
+        )
     status = parse_status(_bytes_of(base / "status"))
     # /proc returns an empty environment for a zombie.
     environment = _bytes_of(base / "environ")
@@ -328,15 +330,12 @@ def _is_same_file(one: str, other: str) -> bool:
 # ---------------------------------------------------------------------- leftovers
 
 
-def find_leftovers(
-    daemons: Iterable[DaemonFacts], procfs: str = "/proc", root: str = "/"
-) -> Leftovers:
-    """Search the whole host, on which these daemons run."""
+def find_leftovers(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> Leftovers:
+    """Search the processes of the whole host, on which these daemons run."""
     processes = Processes(procfs)
     programs: dict[int, ProcessFacts] = {}
     with suppress(OSError):
         programs, _ = processes.identify(processes.find_program(MPS_COMM))
-    running = [one for one in daemons if one.process is not None]
     return Leftovers(
         tuple(one for one in programs.values() if one.state == "Z"),
         tuple(
@@ -344,10 +343,19 @@ def find_leftovers(
             for one in programs.values()
             if one.state != "Z" and one.name.endswith("-server") and one.parent_pid not in programs
         ),
-        tuple(one for one in _left_directories(Path(root)) if not _is_served(root, one, running)),
-        open_files(running, procfs),
-        tuple(_driver_holders(processes)),
+        open_files=open_files(_running(daemons), procfs),
+        holders=tuple(processes.identify(_driver_holders(procfs))[0].values()),
     )
+
+
+def find_directories(daemons: Iterable[DaemonFacts], root: str = "/") -> tuple[MpsDirectory, ...]:
+    """Search for the pipe directories where a daemon has run or should run, and none of these."""
+    running, found = _running(daemons), _left_directories(Path(root))
+    return tuple(one for one in found if not _is_served(root, one, running))
+
+
+def _running(daemons: Iterable[DaemonFacts]) -> list[DaemonFacts]:
+    return [one for one in daemons if one.process is not None]
 
 
 def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[OpenFiles, ...]:
@@ -394,21 +402,19 @@ def _is_served(root: str, one: MpsDirectory, running: Iterable[DaemonFacts]) -> 
     )
 
 
-def _driver_holders(processes: Processes) -> Iterator[ProcessFacts]:
+def _driver_holders(procfs: str) -> Iterator[int]:
     """Yield the processes with an open file of the driver, except this one, which exits soon."""
     end = time.monotonic() + policy.DRIVER_HOLDERS_TIMEOUT_SECONDS
-    procfs = Path(processes.root)
     own, bases = "", list[Path]()
     with suppress(OSError):
-        bases = sorted(base for base in procfs.iterdir() if base.name.isdecimal())
-        own = os.readlink(procfs / "self")  # noqa: PTH115
+        bases = sorted(base for base in Path(procfs).iterdir() if base.name.isdecimal())
+        own = os.readlink(f"{procfs}/self")  # noqa: PTH115
     for base in bases:
         if time.monotonic() > end:
             return
         with suppress(OSError):
-            used = base.name != own and _has_driver_open(base)
-            if used and (facts := processes.facts(int(base.name))):
-                yield facts
+            if base.name != own and _has_driver_open(base):
+                yield int(base.name)
 
 
 def _has_driver_open(base: Path) -> bool:

@@ -19,14 +19,16 @@ import pwd
 import re
 import stat as stat_bits
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
+from mps_exporter.sources.blocking import BlockingCalls
 
 HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
@@ -161,7 +163,12 @@ class _CachedFacts:
     """The file when the facts were read."""
     read_at: float
     facts: ProcessFacts
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] | None = None
+    """None: they were not read yet, and the facts are those of stat and status only."""
+
+    def is_of(self, stat: ProcessStat) -> bool:
+        """Return whether the process is the same, and has not executed another program."""
+        return (self.stat.start_ticks, self.stat.comm) == (stat.start_ticks, stat.comm)
 
 
 class Processes:
@@ -182,6 +189,7 @@ class Processes:
         self._clock = clock
         self._user_names = PasswdNames(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
+        self._calls = BlockingCalls[_CachedFacts]()
         self._statuses: dict[tuple[int, int], ProcessStatus] = {}
         """First status of the program's processes, by PID and inode of the directory in /proc."""
         self._boot_time = float("-inf")
@@ -213,14 +221,15 @@ class Processes:
         return {int(pid) for pid in children.split()}
 
     def _comm(self, pid: int) -> bytes:
-        """Read the name of a program, the cheapest file that distinguishes programs.
-
-        (Reading the arguments takes a lock that a process stuck in the kernel may hold.)
-        """
+        """Read the name of a program, the cheapest file that distinguishes programs."""
         return (_read_line(f"{self.root}/{pid}/comm", _GONE + _FORBIDDEN) or b"")[:-1]
 
-    def arguments(self, pid: int) -> tuple[str, ...]:
+    def arguments(self, pid: int) -> tuple[str, ...] | None:
+        """Return the arguments of a process that identify() returned; None: not read yet."""
         return self._known[pid].arguments
+
+    def user(self, pid: int) -> int | None:
+        return self._status(pid).uid
 
     def sole_user(self, pid: int) -> int | None:
         """Return the user who chose a process's arguments and environment; None: unknown.
@@ -252,23 +261,48 @@ class Processes:
         return self._read(pid, "net/unix") or b""
 
     def identify(self, pids: Iterable[int]) -> tuple[dict[int, ProcessFacts], dict[int, OSError]]:
-        """Return the facts of processes that exist, and why others cannot be read now."""
-        found, unknown = dict[int, ProcessFacts](), dict[int, OSError]()
+        """Return the facts of processes that exist, and why others cannot be read now.
+
+        Files that show the memory of a process may never return: its user can keep it locked. So
+        they are read in calls of that user (see blocking.py). Before they are read, the facts are
+        those of stat and status, which need no such lock. A read that hangs is not repeated.
+
+        Facts that did not change are the same object as the last time.
+        """
+        unknown, stats = dict[int, OSError](), dict[int, ProcessStat]()
+        calls: dict[Hashable, tuple[int | None, Callable[[], _CachedFacts]]] = {}
         self._boot_time_is_fresh = False
         for pid in pids:
             try:
-                facts = self.facts(pid)
+                stat = self._stat(pid)
+                if stat is None:
+                    self._known.pop(pid, None)
+                    continue
+                known = self._known.get(pid)
+                if known is None or not known.is_of(stat) or not self._is_recent(known, stat):
+                    known, call = self._known_by_stat(pid, stat, known)
+                    calls[pid, stat.start_ticks] = call
+                self._known[pid], stats[pid] = known, stat
             except OSError as error:
                 unknown[pid] = error
-            else:
-                if facts is not None:
-                    found[pid] = facts
+        self._calls.start(calls)
+        self._calls.wait(policy.PROCESS_TIMEOUT_SECONDS, policy.USERS_PROCESS_TIMEOUT_SECONDS)
+        read = self._calls.results(calls)
+        found = dict[int, ProcessFacts]()
+        for pid, stat in stats.items():
+            key = pid, stat.start_ticks
+            known = self._known[pid] = read.get(key, self._known[pid])
+            if known.arguments is None and key in self._calls.errors:
+                unknown[pid] = self._calls.errors[key]
+                continue
+            facts = known.facts
+            if facts.state != stat.state or facts.parent_pid != stat.parent_pid:
+                known.facts = replace(facts, state=stat.state, parent_pid=stat.parent_pid)
+            found[pid] = known.facts
         return found, unknown
 
-    def facts(self, pid: int) -> ProcessFacts | None:
-        """Return the facts of one process; None: it does not exist.
-
-        Facts that did not change are the same object as the last time.
+    def _stat(self, pid: int) -> ProcessStat | None:
+        """Read /proc/PID/stat; None: the process does not exist.
 
         Raises:
             OSError: If it is unknown whether the process exists.
@@ -278,43 +312,46 @@ class Processes:
         # a missing PID proves nothing.
         if line is None and pid > 0 and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
             raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
-        stat = None if line is None else parse_stat(line)
-        known = self._known.pop(pid, None)
-        if stat is None:
-            return None
-        if known is not None and known.stat.start_ticks != stat.start_ticks:
-            known = None  # another process with the same PID
-        if known is None:
-            known = self._read_facts(pid, stat, None)
-        elif not self._is_current(known, stat):
-            with suppress(OSError):
-                known = self._read_facts(pid, stat, known.facts)
-        self._known[pid] = known
-        facts = known.facts
-        if facts.state != stat.state or facts.parent_pid != stat.parent_pid:
-            facts = known.facts = replace(facts, state=stat.state, parent_pid=stat.parent_pid)
-        return facts
+        return None if line is None else parse_stat(line)
 
-    def _is_current(self, known: _CachedFacts, stat: ProcessStat) -> bool:
+    def _is_recent(self, known: _CachedFacts, stat: ProcessStat) -> bool:
         age = self._clock() - known.read_at
-        recent = age < policy.PROCESS_REFRESH_INTERVAL_SECONDS
-        return stat.state in _ENDED or (known.stat.comm == stat.comm and recent)
+        recent = stat.state in _ENDED or age < policy.PROCESS_REFRESH_INTERVAL_SECONDS
+        return recent and known.arguments is not None
 
-    def _read_facts(self, pid: int, stat: ProcessStat, before: ProcessFacts | None) -> _CachedFacts:
+    def _known_by_stat(
+        self, pid: int, stat: ProcessStat, before: _CachedFacts | None
+    ) -> tuple[_CachedFacts, tuple[int | None, Callable[[], _CachedFacts]]]:
+        """Return what is known of a process at once, and the call that reads the rest.
+
+        If it is the same program as before, all that was read then is known.
+        """
+        same = before is not None and before.stat.start_ticks == stat.start_ticks
         status = self._status(pid)
-        arguments = parse_arguments(self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b"")
-        environment = None if stat.state in _ENDED else self._read(pid, "environ")
-        cgroup = self._read(pid, "cgroup")
         facts = ProcessFacts(
             pid=pid,
-            start_time_seconds=before.start_time_seconds
-            if before is not None
+            start_time_seconds=before.facts.start_time_seconds
+            if before is not None and same
             else self._booted_at() + stat.start_ticks / os.sysconf("SC_CLK_TCK"),
             uid=status.uid,
             user=self._user_names.name_of(status.uid),
-            name=program_name(arguments) if arguments and arguments[0] else stat.comm,
+            name=stat.comm,
             namespace_pids=status.namespace_pids,
             pid_namespace=self._namespace(pid),
+        )
+        known = before if before is not None and before.is_of(stat) else None
+        call = status.real_uid, partial(self._read_memory, stat, facts)
+        return known or _CachedFacts(stat, self._clock(), facts), call
+
+    def _read_memory(self, stat: ProcessStat, facts: ProcessFacts) -> _CachedFacts:
+        """Read the files that may never return."""
+        pid = facts.pid
+        arguments = parse_arguments(self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b"")
+        environment = None if stat.state in _ENDED else self._read(pid, "environ")
+        cgroup = self._read(pid, "cgroup")
+        facts = replace(
+            facts,
+            name=program_name(arguments) if arguments and arguments[0] else stat.comm,
             cgroup=None if cgroup is None else text_of(cgroup),
             mps_environment=None if environment is None else parse_mps_environment(environment),
         )

@@ -457,17 +457,8 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, 
         driver = next((one for one in unknowns if one.name == "source_unreadable"), None)
         if driver is not None and failed == ["nvml"]:
             return driver
-    if not snapshot.daemons and unknown:
-        return finding_view(
-            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
-        )
     if not snapshot.daemons:
-        return finding_view(
-            "info",
-            "No MPS control daemon runs on this host.",
-            "Start one with nvidia-cuda-mps-control -d, or name its directory with "
-            "--mps.pipe-directory if it hides from /proc.",
-        )
+        return _without_daemon(snapshot, unknown)
     quit_ = next((one for one in found if one.name == "daemon_quit"), None)
     if quit_ is not None and all(daemon.state == "absent" for daemon in snapshot.daemons):
         return quit_
@@ -482,6 +473,23 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, 
         return finding_view("info", f"{humanize.capitalize(text)}.")
     well = "All is well: " if clients else ""
     return finding_view("ok", f"{well}{answer}, and no client waits.")
+
+
+def _without_daemon(snapshot: Snapshot, unknown: tuple[str, ...]) -> View:
+    if not any(one.name == "process" for one in snapshot.collectors):
+        unknown += ("the processes are not searched",)
+    if snapshot.ignored_processes:
+        unknown += ("not all processes of MPS's programs could be read",)
+    if unknown:
+        return finding_view(
+            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
+        )
+    return finding_view(
+        "info",
+        "No MPS control daemon runs on this host.",
+        "Start one with nvidia-cuda-mps-control -d, or name its directory with "
+        "--mps.pipe-directory if it hides from /proc.",
+    )
 
 
 def _who_uses_what(snapshot: Snapshot) -> tuple[str, int]:

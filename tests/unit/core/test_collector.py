@@ -71,6 +71,22 @@ async def test_a_daemon_that_hangs_on_a_query_hangs_until_it_replies(
     assert set(states[first:]) == {"unresponsive"}
 
 
+@pytest.mark.parametrize("searched", [True, False])
+async def test_a_search_that_fails_is_shown_whatever_is_switched_off(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch, searched: bool
+) -> None:
+    collector = host.collector(collector_process=searched, mps_discovery=False)
+    names = {"nvml", "control", "logs"} | ({"process"} if searched else set())
+    assert {one.name for one in (await collector.collect()).collectors} == names
+
+    async def hangs(_deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        raise SourceTimeoutError("procfs did not answer")
+
+    monkeypatch.setattr(host, "discover", hangs)
+    results = {one.name: one.success for one in (await collector.collect()).collectors}
+    assert results["process"] is False
+
+
 STUCK = {
     "a shutdown attempt without an outcome": pending("02:15.000", 300, 1003)
     + "02:15.000 C630 Try shutting down server 110, backoff is disabled\n",

@@ -18,7 +18,7 @@ from mps_exporter.findings import trace_findings
 from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
-from mps_exporter.sources.process_view import find_leftovers
+from mps_exporter.sources.process_view import find_directories, find_leftovers
 from testing.fake_host import held_lock
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
@@ -46,12 +46,12 @@ def test_zombies_orphans_and_who_holds_the_driver(tmp_path: Path) -> None:
     process(tmp_path, 15, "mps-exporter", opens="/dev/nvidiactl")
     (tmp_path / "self").symlink_to("15")
     (tmp_path / "20").mkdir()  # gone by now
-    found = find_leftovers((), str(tmp_path), str(tmp_path / "none"))
+    found = find_leftovers((), str(tmp_path))
     assert [one.pid for one in found.zombies] == [12]
     assert [(one.pid, one.uid) for one in found.orphans] == [(13, 1001)]
     assert [(one.pid, one.name) for one in found.holders] == [(10, CONTROL), (11, SERVER)]
     (tmp_path / "self").unlink()  # another PID namespace's procfs
-    assert len(find_leftovers((), str(tmp_path), str(tmp_path / "none")).holders) == 3
+    assert len(find_leftovers((), str(tmp_path)).holders) == 3
 
 
 def test_how_many_files_a_server_has_open(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
         "NVIDIA's DRA driver for Kubernetes",
     )
     of_unit = MpsDirectory("/srv/mps", uid, "the enabled unit mps.service")
-    found = find_leftovers((), str(tmp_path / "none"), str(tmp_path))
-    assert found.directories == (left, of_plugin, of_claim, of_unit)
+    found = find_directories((), str(tmp_path))
+    assert found == (left, of_plugin, of_claim, of_unit)
     running = [
         DaemonFacts("/srv/mps", "", process=ProcessFacts(9, 0.0)),
         DaemonFacts(str(plugin), "", process=ProcessFacts(10, 0.0)),  # by another name
@@ -99,12 +99,12 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
         # In a mount namespace of an ordinary user.
         DaemonFacts(of_claim.path, "", "/none", process=ProcessFacts(11, 0.0), limited=True),
     ]
-    found = find_leftovers(running, str(tmp_path / "none"), str(tmp_path))
-    assert found.directories == (left, of_claim)
+    found = find_directories(running, str(tmp_path))
+    assert found == (left, of_claim)
     # A daemon that is not visible from here, in another PID namespace, holds its lock all the same.
     with held_lock(tmp_path / "tmp" / "nvidia-mps"):
-        found = find_leftovers((), str(tmp_path / "none"), str(tmp_path))
-    assert left not in found.directories
+        found = find_directories((), str(tmp_path))
+    assert left not in found
 
 
 def test_each_trace_is_a_finding() -> None:
@@ -204,15 +204,15 @@ def test_a_real_zombie_is_seen(tmp_path: Path) -> None:
     program.symlink_to(sys.executable)
     with subprocess.Popen([program, "-c", ""], stdout=subprocess.DEVNULL) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        found = find_leftovers((), root=str(tmp_path))
+        found = find_leftovers(())
         assert child.pid in [one.pid for one in found.zombies]
 
 
 def test_the_doctor_looks_around_while_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    left = Leftovers(directories=(MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),))
-    monkeypatch.setattr(process_view, "find_leftovers", lambda *_: left)
+    left = (MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),)
+    monkeypatch.setattr(process_view, "find_directories", lambda *_: left)
     (tmp_path / "stat").write_text("btime 1795248000\n")
     assert main(["doctor", "--json", f"--path.procfs={tmp_path}"]) == 1
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["findings"]]

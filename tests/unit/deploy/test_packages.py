@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -107,15 +108,57 @@ def test_the_unit_of_the_package_differs_by_its_program_only() -> None:
     ]
 
 
-def test_a_bill_of_a_folder_lists_that_folder_only(tmp_path: Path) -> None:
-    (tmp_path / "p-1.dist-info").mkdir()
-    (tmp_path / "p-1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.4\nName: p\nVersion: 1\n"
-    )
-    printed = output_of(
-        sys.executable, ROOT / "deploy" / "image" / "sbom.py", tmp_path, check=True
-    ).stdout
-    assert [one["purl"] for one in json.loads(printed)["components"]] == ["pkg:pypi/p@1"]
+def bill_of(folder: Path, licence: str) -> subprocess.CompletedProcess[str]:
+    """Print the bill of a folder with one package, whose metadata has this line."""
+    (folder / "p-1.dist-info").mkdir()
+    text = f"Metadata-Version: 2.4\nName: p\nVersion: 1\n{licence}\n"
+    (folder / "p-1.dist-info" / "METADATA").write_text(text)
+    return output_of(sys.executable, ROOT / "deploy" / "image" / "sbom.py", folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "licence"),
+    [
+        ("License-Expression: MIT AND PSF-2.0", {"expression": "MIT AND PSF-2.0"}),
+        ("License: Apache 2.0", {"license": {"name": "Apache 2.0"}}),
+        (
+            "Classifier: License :: OSI Approved :: BSD License",
+            {"license": {"name": "BSD License"}},
+        ),
+    ],
+)
+def test_a_bill_of_a_folder_lists_that_folder_only(
+    tmp_path: Path, line: str, licence: dict[str, str]
+) -> None:
+    (found,) = json.loads(bill_of(tmp_path, line).stdout)["components"]
+    assert (found["purl"], found["licenses"]) == ("pkg:pypi/p@1", [licence])
+
+
+@pytest.mark.parametrize(
+    "line", ["Summary: x", "License: Proprietary", "License-Expression: MIT AND AGPL-3.0-only"]
+)
+def test_an_unknown_licence_ends_the_build(tmp_path: Path, line: str) -> None:
+    result = bill_of(tmp_path, line)
+    assert result.returncode != 0
+    assert "the licence of p 1 is unknown" in result.stderr
+
+
+def test_the_licence_of_every_locked_dependency_is_known() -> None:
+    licence_of = runpy.run_path(str(ROOT / "deploy" / "image" / "sbom.py"))["licence_of"]
+    lock = (ROOT / "requirements.lock").read_text("utf-8")
+    names = re.findall(r"^([a-z0-9_.-]+)==", lock, re.MULTILINE)
+    assert len(names) > 10
+    for name in names:
+        assert licence_of(metadata.distribution(name))
+
+
+def test_the_release_audits_the_locked_dependencies_and_none_is_left_out() -> None:
+    """Without --strict, pip-audit succeeds where it finds no data about any package."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+    steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
+    (audit,) = (step for step in steps if "pip_audit" in step)
+    assert {"--strict", "--require-hashes", "requirements.lock"} <= set(audit.split())
+    assert steps.index(audit) < steps.index("make release-check")
 
 
 # ---------------------------------------------------------------------- the installer

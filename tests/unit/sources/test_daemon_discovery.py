@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import builtins
 import errno
 import fcntl
@@ -69,7 +70,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
     monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", defaults)
     # On a busy machine a check may take longer than half a second.
-    monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    for name in ("DIRECTORY", "PROCESS", "USERS_PROCESS"):
+        monkeypatch.setattr(policy, f"{name}_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     return Host(tmp_path / "proc")
 
 
@@ -326,7 +328,7 @@ def test_the_holder_of_the_lock_at_an_earlier_time_proves_nothing(
     (facts,) = host.found([(pipe, None)])
     assert not facts.lock_tested
     with held_lock(tmp_path / "pipe") as pid:
-        under_way = host.source._calls._calls[pipe, None].future
+        under_way = host.source._checks._calls[pipe, None].future
         may_return.set()
         wait_for(under_way.done)
         monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", PATIENCE_SECONDS)
@@ -789,7 +791,7 @@ def test_processes_of_a_program_have_its_name_now(host: Host) -> None:
     host.add(10, comm="sh")
     host.add(11, comm="job", uid=1001)
     assert {pid: one.uid for pid, one in source.find_program(b"job").items()} == {11: 1001}
-    assert source.facts(11) is not None
+    assert source.identify([11])[0]
     host.remove(11)
     host.add(10, comm="job")  # its exec
     host.add(12, comm="job")
@@ -807,6 +809,61 @@ def test_kernel_threads_are_not_read_in_a_scan(host: Host) -> None:
     assert list(source.find_program(b"job")) == [5]
     host.add(2, comm="init")  # in a container's PID namespace
     assert list(source.find_program(b"job")) == [3, 5]
+
+
+# ------------------------------------------------------------------------------ locked memory
+
+
+def lock_memory(directory: Path) -> None:
+    """Make the files of a process that show its memory hang, as its user can."""
+    for name in ("cmdline", "environ"):
+        (directory / name).unlink(missing_ok=True)
+        os.mkfifo(directory / name)
+
+
+async def discovered(source: DaemonDiscovery, *configured: tuple[str, str | None]) -> list[str]:
+    found = asyncio.to_thread(source.discover, configured, search=True)
+    return [one.pipe_directory for one in await asyncio.wait_for(found, PATIENCE_SECONDS)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("configured", [False, True])
+async def test_a_process_that_hangs_hides_no_daemon(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, configured: bool
+) -> None:
+    """It has a daemon's name, and is known from before, or not; then others of hers hang."""
+    monkeypatch.setattr(policy, "USERS_PROCESS_TIMEOUT_SECONDS", 0.01)
+    alice, pipe = os.getuid() + 2001, tmp_path / "pipe"
+    places = [(str(pipe), None)] if configured else []
+    with held_lock(pipe) as pid:
+        host.daemon(pid, pipe)
+        if known:
+            assert await discovered(host.source, *places) == [str(pipe)]
+        for number in range(3, 3 + 2 * policy.MAX_HUNG_CALLS_PER_USER):
+            lock_memory(host.add(number, argv=[CONTROL, "-d"], uid=alice))
+            assert await discovered(host.source, *places) == [str(pipe)]
+        host.daemon(2, "/later")
+        assert await discovered(host.source, *places) == ["/later", str(pipe)]
+        seen = await asyncio.to_thread(host.source.observe, [pid, 3, 999_999])
+        assert seen.error is None
+        assert seen.ignored_programs == {alice: 2 * policy.MAX_HUNG_CALLS_PER_USER}
+        assert seen.processes[pid].name == "nvidia-cuda-mps-control"
+        hung = seen.processes[3]
+        assert (hung.uid, hung.name, hung.mps_environment) == (alice, "nvidia-cuda-mps", None)
+
+
+async def test_a_process_of_root_that_hangs_is_an_error_and_known_by_its_lock(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "PROCESS_TIMEOUT_SECONDS", 0.01)
+    pipe = tmp_path / "pipe"
+    with held_lock(pipe) as pid:
+        sockets = [str(pipe / "control")]
+        lock_memory(host.add(pid, argv=[CONTROL, "-d"], sockets=sockets))
+        for _ in range(2):
+            assert await discovered(host.source) == [str(pipe)]
+        error = host.source.observe([]).error or ""
+        assert error.startswith(f"the memory of PID {pid}: ")
 
 
 # ------------------------------------------------------------------------------ the real one

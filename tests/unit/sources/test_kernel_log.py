@@ -181,6 +181,20 @@ def test_a_process_that_hangs_costs_its_own_ranges(
     assert answers(evidence)[10].ranges == reserved_ranges(MAPS)
 
 
+def test_clients_of_a_user_that_hang_cost_that_user(tmp_path: Path) -> None:
+    """They may be clients of root's daemon, which is not limited."""
+    for pid in range(100, 100 + 2 * policy.MAX_MAPPED_PROCESSES):
+        process(tmp_path, pid, uid=2001)
+        (tmp_path / str(pid) / "maps").unlink()
+        os.mkfifo(tmp_path / str(pid) / "maps")
+    evidence = evidence_of(tmp_path)
+    for pid in range(100, 100 + 2 * policy.MAX_MAPPED_PROCESSES):
+        evidence.read({pid: None})
+    process(tmp_path, 10)
+    evidence.read({10: None})
+    assert wait_for(lambda: evidence.read({}).ranges)[0].pid == 10
+
+
 def test_the_maps_of_an_ordinary_user_are_read_up_to_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,20 @@ BOTH = hosts.daemon().logs
 @pytest.mark.parametrize(
     ("snapshot", "text"),
     [
-        (hosts.snapshot(), "No MPS control daemon runs on this host."),
+        (
+            hosts.snapshot(
+                collectors=(CollectorResult("process", success=True, duration_seconds=1.0),)
+            ),
+            "No MPS control daemon runs on this host.",
+        ),
+        (hosts.snapshot(), "No daemon was seen, but the processes are not searched."),
+        (
+            hosts.snapshot(
+                collectors=(CollectorResult("process", success=True, duration_seconds=1.0),),
+                ignored_processes={2001: 1},
+            ),
+            "No daemon was seen, but not all processes of MPS's programs could be read.",
+        ),
         (
             hosts.snapshot(hosts.daemon(hosts.server(hosts.client(1)), logs=(NO_CONTROL, BOTH[1]))),
             "1 client uses 1 GPU through 1 server; whether clients wait is not known: "
