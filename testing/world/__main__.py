@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import tempfile
 import time
@@ -66,8 +67,7 @@ async def _explain(result: Result, minutes: float, folder: Path) -> None:
     print("  shortest history:")
     actions = await shrink(result.actions, fails)
     for action in actions:
-        user = f" of user {action.uid}" if action.uid else ""
-        print(f"    {action.at:8.3f} s  {action.kind} {action.target}{user}")
+        print(f"    {action}")
     path = folder / f"world-{result.seed}.rec.gz"
     scenario = f"simulated world {result.seed}: {result.violations[0]}"[:200]
     await record(result.seed, minutes, actions, scenario, path)
@@ -103,5 +103,6 @@ def _search_defects(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable()
     chosen = _arguments()
     sys.exit(_search_defects(chosen) if chosen.defects else _search_worlds(chosen))
