@@ -36,8 +36,7 @@ async def _explain(result: Result, minutes: float) -> None:
     print(f"seed {result.seed}:", *result.violations, sep="\n  ")
     print("  shortest history:")
     for action in await shrink(result.actions, fails):
-        user = f" of user {action.uid}" if action.uid else ""
-        print(f"    {action.at:8.3f} s  {action.kind} {action.target}{user}")
+        print(f"    {action}")
 
 
 async def _main() -> int:

@@ -42,22 +42,20 @@ async def play(seed: int, minutes: float, actions: Sequence[Action] | None = Non
         again = await _restarted(world) if random.random() < 0.2 else None
         found = tuple(violations(Moment(world, snapshot, again, previous)))
         previous, moments = snapshot, moments + 1
-    return Result(seed, found, sum(world.truth.lines.values()), moments, script)
+    return Result(seed, found, world.lines, moments, script)
 
 
 async def _pass(world: World, collector: Collector, to_ms: int) -> None:
     """Advance, reading the logs whenever something was written, until the logs are quiet."""
-    while world.now_ms < to_ms or _unsettled(world):
+    while world.now_ms < to_ms or world.unsettled:
         due = world.next_event_ms()
+        if world.unsettled:
+            due = min(due or world.settled_ms, world.settled_ms) + 1
         step = max(world.now_ms + POLL_MS, due or 0)
         limit = to_ms if world.now_ms < to_ms else world.now_ms + SETTLING_MS
         world.advance(min(step, limit))
         await collector.watch_processes()
         await collector.poll_logs()
-
-
-def _unsettled(world: World) -> bool:
-    return world.busy or world.now_ms - world.last_line_ms <= SETTLING_MS
 
 
 async def _restarted(world: World) -> Snapshot:

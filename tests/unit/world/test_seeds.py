@@ -39,4 +39,4 @@ async def test_a_wrong_wait_is_found_and_shrunk_to_its_history(
     shortest = await shrink(actions, fails)
     assert len(shortest) < len(actions)
     starts = [one for one in shortest if one.kind == "start_client"]
-    assert len({one.uid for one in starts}) == len(starts) == 2
+    assert len({one.values["uid"] for one in starts}) == len(starts) == 2
