@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
 FORBIDDEN_STARTS = 6
 CONFIRMED_AFTER_MS = 1_600
+LONGEST_POLL_MS = 700
 FORGOTTEN_AFTER_MS = 100_000
 """An exporter shows a daemon for 120 s after its exit; later, another one would be a new one."""
 SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
@@ -135,6 +136,8 @@ class Daemon(Process):
         if not calm or self.queue or self.busy or self.stuck or self.quitting:
             return self.quitting
         if action.kind == "kill_daemon":
+            if self.world.last_exit_ms > self.world.now_ms - LONGEST_POLL_MS:
+                return False
             self._die()
         elif action.kind == "quit":
             self._quit()

@@ -106,6 +106,10 @@ class World:
                 del self.processes[process.pid]
 
     @property
+    def last_exit_ms(self) -> int:
+        return self.exits[-1][1] if self.exits else 0
+
+    @property
     def truths(self) -> Mapping[str, Truth]:
         return {pipe: daemon.truth for pipe, daemon in self.daemons.items()}
 
