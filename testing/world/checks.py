@@ -6,7 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mps_exporter.collector import Collector
@@ -212,7 +212,7 @@ def _leavers(world: World) -> set[int]:
 
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
-    healthy = moment.world.healthy_pids()
+    healthy = moment.world.healthy_pids() - _lost_on_ghosts(moment.world)
     for source, text in _advice(moment.snapshot):
         for pid, sentence in ended_pids(text):
             if pid in healthy:
@@ -222,6 +222,17 @@ def endings(moment: Moment) -> Iterator[str]:
             for pid, sentence in ended_pids(text):
                 if pid in healthy:
                     yield f"{source} ends {pid}: {sentence}"
+
+
+def _lost_on_ghosts(world: World) -> set[int]:
+    """Return the clients that hang on a ghost, and fail once it is ended (samples/deaf-server)."""
+    servers = [one.server for one in world.daemons.values()]
+    return {
+        client.pid
+        for server in servers
+        if server is not None and server.ghost
+        for client in server.clients
+    }
 
 
 def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -312,7 +323,13 @@ def restart(moment: Moment) -> Iterator[str]:
     """An exporter that started later shows the same; one that sees less, nothing else."""
     if moment.second is None:
         return
-    first, later = _gauges(moment.snapshot), _gauges(moment.second)
+    known = _by_directory(moment.second)
+    running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
+    if missing := running - known.keys():
+        yield f"{missing} not found {moment.sight}"
+    # An exporter does not know the daemons that were gone before its start.
+    both = tuple(one for one in moment.snapshot.daemons if one.pipe_directory in known)
+    first, later = _gauges(replace(moment.snapshot, daemons=both)), _gauges(moment.second)
     for key in sorted(first.keys() | later.keys()):
         before, after = first.get(key), later.get(key)
         if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -10,6 +10,8 @@ from unittest import mock
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.findings.finding import Action, end_processes
 from mps_exporter.mps.clients import ServerClients
+from mps_exporter.mps.fault_evidence import FaultEvidence, Owner, Verdict
+from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
@@ -58,13 +60,23 @@ def _end_holders(daemon: ControlDaemon) -> Iterable[Action]:
     return end_processes(clients, "frees the GPU")
 
 
+def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) -> Verdict:
+    """Name the client that ended last, as the exporter did without the kernel log."""
+    least, most = END_TO_FAULT_SECONDS
+    ended = [pid for pid, end in evidence._clients.items() if end and least <= at - end <= most]
+    verdict = _JUDGE(evidence, at, gpus)
+    if verdict.cause != "unknown" or not ended:
+        return verdict
+    return Verdict("unfinished_work", (Owner(ended[-1], None, at, ()),))
+
+
 def _view_without_waits(*about: Any) -> View:
     return View(_VIEW(*about), waits=())
 
 
 _SERVE, _REMOVE, _PUSH = QueuedClient.serve, Servers.remove, ClientQueue.push
 _DISCONNECT, _INCIDENTS = ServerClients.disconnect, Incidents.snapshot
-_VIEW = status_api.daemon_view
+_VIEW, _JUDGE = status_api.daemon_view, FaultEvidence.judge
 
 DEFECTS: dict[str, Defect] = {
     "a wait ends 2 ms after the server is ready": Defect(
@@ -99,6 +111,12 @@ DEFECTS: dict[str, Defect] = {
     ),
     "without server.log no server is a ghost": Defect(
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
+    ),
+    "who ended just before a fault has caused it": Defect(
+        "blame", FaultEvidence, "judge", _judge_by_time
+    ),
+    "a fault hit all clients of its server": Defect(
+        "endings", daemon_findings, "_torn_down", lambda server: list(server.clients)
     ),
     "the API omits the waits": Defect("surfaces", status_api, "daemon_view", _view_without_waits),
 }

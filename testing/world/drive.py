@@ -100,9 +100,9 @@ class Play:
         self._quiet_ms = 0
         self._seen: object = None
 
-    async def until(self, to_ms: int) -> None:
+    async def until(self, to_ms: int, *, settle: bool = True) -> None:
         """Advance, reading the logs whenever something was written, until the logs are quiet."""
-        world, latest_ms = self.world, to_ms + MAX_SETTLING_MS
+        world, latest_ms = self.world, to_ms + settle * MAX_SETTLING_MS
         while world.now_ms < to_ms or (world.unsettled and world.now_ms < latest_ms):
             limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + POLL_MS
             due_ms = world.next_event_ms()
