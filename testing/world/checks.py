@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import pickle
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from mps_exporter.snapshot import ControlDaemon, LogMetricValues, Snapshot
+from mps_exporter.collector import Collector
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
+from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
+from mps_exporter.web.status_page import render_page
+from testing.endings import ended_pids
 from testing.mps_logs import LOGS, numbers, summary
+from testing.outputs import texts_of, words_of
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon
 from testing.world.model import World
@@ -18,6 +29,32 @@ from testing.world.truth import Truth
 RUNNING = ("holding_seconds", "handover_idle_seconds")
 """Times that grow: the exporter counts them up to the last complete reading of the logs."""
 SETTLING_SECONDS = 0.3
+OF_EXPORTER = ("mps_exporter_", "mps_scrape_", "mps_control_quer", "mps_control_log_")
+"""Beginnings of the metrics about the exporter itself."""
+MAX_DAEMON_BYTES, MAX_CLIENT_BYTES = 60_000, 1_000
+"""What the exporter may keep, as pickle writes it: 25 kB after an hour."""
+
+
+Sight = Literal[
+    "everything",
+    "without the control tool",
+    "without logs",
+    "without server.log",
+    "without control.log",
+]
+ASKED_SELDOM = ("mps_control_default_client_priority", "mps_gpu_served")
+EVERYTHING: Sight = "everything"
+HIDDEN: Mapping[Sight, tuple[str, ...]] = {
+    "without the control tool": (
+        *("mps_control_up", "mps_control_state", "mps_control_default_active_thread_ratio"),
+    ),
+    "without server.log": ("mps_server_ghost",),
+    "without control.log": (
+        *("mps_server_ghost", "mps_uid_waiting_clients", "mps_uid_waiting_dead_clients"),
+        *("mps_uid_waits_abandoned_total", "mps_server_exits_total", "mps_client_losses_total"),
+    ),
+}
+"""Metrics that an exporter with this sight cannot know."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +63,27 @@ class Moment:
 
     world: World
     snapshot: Snapshot
-    restarted: Snapshot | None = None
-    """The same moment as an exporter shows it that has just started."""
     previous: Snapshot | None = None
+    second: Snapshot | None = None
+    """What an exporter shows at the same moment that started later."""
+    sight: Sight = EVERYTHING
+    """What the second exporter can see."""
+    collector: Collector | None = None
+    thorough: bool = False
+    """All texts are checked, too, which takes longer."""
 
 
-def violations(moment: Moment) -> Iterator[str]:
+Check = Callable[[Moment], Iterator[str]]
+
+
+def violations(moment: Moment, checks: Collection[Check]) -> Iterator[str]:
     """Return each difference between the exporter's state and the truth."""
     shown = {daemon.pipe_directory: daemon for daemon in moment.snapshot.daemons}
     running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
     if not running <= shown.keys() <= moment.world.daemons.keys():
         yield f"daemons: {sorted(shown)} instead of {sorted(running)}"
         return
-    for check in (counters, monotony, holders, waits, restart, surfaces, blame):
+    for check in checks:
         for text in check(moment):
             yield f"{check.__name__}: {text}"
 
@@ -48,8 +93,7 @@ def _pairs(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
         yield moment.world.daemons[daemon.pipe_directory], daemon
 
 
-def _numbers(snapshot: Snapshot) -> dict[str, dict[str, float]]:
-    return {one.pipe_directory: numbers(one.counters or {}) for one in snapshot.daemons}
+# -- against the truth
 
 
 def counters(moment: Moment) -> Iterator[str]:
@@ -116,17 +160,6 @@ def _equal(shown: object, expected: object) -> bool:
     return shown == expected
 
 
-def monotony(moment: Moment) -> Iterator[str]:
-    """No counter falls."""
-    if moment.previous is None:
-        return
-    now = _numbers(moment.snapshot)
-    for pipe, before in _numbers(moment.previous).items():
-        for name, value in before.items():
-            if pipe in now and now[pipe].get(name, 0.0) < value:
-                yield f"{pipe}: {name} fell from {value} to {now[pipe].get(name)}"
-
-
 def holders(moment: Moment) -> Iterator[str]:
     """The server and its clients are those that exist."""
     for daemon, shown in _pairs(moment):
@@ -146,57 +179,13 @@ def waits(moment: Moment) -> Iterator[str]:
     """The waits are those of clients behind another user's server, to the millisecond."""
     for daemon, shown in _pairs(moment):
         true = {(one.pid, one.uid, one.since_ms, one.dead) for one in daemon.waits()}
-        if _waits(shown) != true:
-            yield f"{daemon.key}: {sorted(_waits(shown))}, not {sorted(true)}"
-
-
-def _waits(daemon: ControlDaemon) -> set[tuple[int, int, int, bool]]:
-    return {(one.pid, one.uid, round(one.since * 1000), one.dead) for one in daemon.waits}
-
-
-def _waiting(daemon: ControlDaemon) -> set[tuple[int, ...]]:
-    """Return the waits without deaths, which are confirmed later."""
-    return {wait[:3] for wait in _waits(daemon)}
-
-
-def restart(moment: Moment) -> Iterator[str]:
-    """An exporter that has just started shows the same state."""
-    if moment.restarted is None:
-        return
-    later = {one.pipe_directory: one for one in moment.restarted.daemons}
-    for daemon, before in _pairs(moment):
-        after = later.get(before.pipe_directory)
-        if after is None:
-            if daemon.exists:
-                yield f"{daemon.key} is not there after it"
-            continue
-        for part in (_holders, _waiting):
-            if part(before) != part(after):
-                what = part.__name__[1:]
-                yield f"{daemon.key}: {what} {part(after)} after it, {part(before)} before it"
-
-
-def surfaces(moment: Moment) -> Iterator[str]:
-    """The metrics page and the API show the same numbers; what was not seen is absent."""
-    page = Page(text_of(moment.snapshot))
-    status = json.loads(to_json(make_status(moment.snapshot, WebOptions())))
-    for shown, listed in zip(moment.snapshot.daemons, status["daemons"], strict=True):
-        clients = sum(len(server.clients) for server in shown.servers)
-        number = sum(len(one["clients"]) for one in listed["servers"])
-        if number != clients:
-            yield f"the API has {number} clients of {clients}"
-    connections = "mps_client_connections_total"
-    counted = sum(
-        value
-        for counted in _numbers(moment.snapshot).values()
-        for name, value in counted.items()
-        if connections in name
-    )
-    if (page.value(connections) or 0.0) != counted:
-        yield f"{connections} is {page.value(connections)} on the page, not {counted}"
-    for name in page:
-        if name.startswith("mps_gpu_utilization"):
-            yield f"{name} is shown without a GPU that was read"
+        seen = {(one.pid, one.uid, round(one.since * 1000), one.dead) for one in shown.waits}
+        if seen != true:
+            yield f"{daemon.key}: {sorted(seen)}, not {sorted(true)}"
+        behind = {one.behind_uid for one in shown.waits}
+        server = daemon.server
+        if server is not None and server.ready and not behind <= {server.uid}:
+            yield f"{daemon.key}: behind {behind}, not {server.uid}"
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -210,3 +199,191 @@ def blame(moment: Moment) -> Iterator[str]:
         for incident in shown.incidents:
             if innocent := set(incident.caused_by_pids) - culprits:
                 yield f"{daemon.key}: {innocent} named as the cause of {incident.kind}"
+
+
+def endings(moment: Moment) -> Iterator[str]:
+    """No text and no command ends a process that lives and has lost nothing."""
+    healthy = moment.world.healthy_pids()
+    for source, text in _advice(moment.snapshot):
+        for pid, sentence in ended_pids(text):
+            if pid in healthy:
+                yield f"{source} ends {pid}: {sentence}"
+    if moment.thorough:
+        for source, text in texts_of(moment.snapshot):
+            for pid, sentence in ended_pids(text):
+                if pid in healthy:
+                    yield f"{source} ends {pid}: {sentence}"
+
+
+def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    for one in (*findings(snapshot), *recent_incidents(snapshot)):
+        commands = [action.command for action in one.actions]
+        yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
+
+
+# -- against itself
+
+
+def monotony(moment: Moment) -> Iterator[str]:
+    """No counter falls."""
+    before = {} if moment.previous is None else _by_directory(moment.previous)
+    for name, daemon in _by_directory(moment.snapshot).items():
+        if name not in before:
+            continue
+        now = numbers(daemon.counters or {})
+        for metric, value in numbers(before[name].counters or {}).items():
+            if now.get(metric, 0.0) < value:
+                yield f"{metric} fell from {value} to {now.get(metric)}"
+
+
+def _by_directory(snapshot: Snapshot) -> dict[str, ControlDaemon]:
+    return {daemon.pipe_directory: daemon for daemon in snapshot.daemons}
+
+
+def verdicts(moment: Moment) -> Iterator[str]:
+    """No incident changes or disappears, except the oldest; a ghost stays one."""
+    now = _by_directory(moment.snapshot)
+    for name, before in ({} if moment.previous is None else _by_directory(moment.previous)).items():
+        if name not in now:
+            continue
+        known = {_verdict(one) for one in now[name].incidents}
+        told = [_verdict(one) for one in before.incidents]
+        lost = [one for one in told if one not in known]
+        if lost and lost != told[: len(lost)]:
+            yield f"taken back: {lost}"
+        ghosts = {server.pid for server in before.servers if server.ghost}
+        for server in now[name].servers:
+            if server.pid in ghosts and not server.ghost:
+                yield f"server {server.pid} is no ghost any more"
+
+
+def _verdict(one: Incident) -> object:
+    if one.kind in ("server_start_failed", "client_rejected"):  # repetitions are one incident
+        return one.kind, one.at
+    return one.kind, one.at, one.server_pid, one.uid, one.pids, one.caused_by_pids, one.detail
+
+
+def growth(moment: Moment) -> Iterator[str]:
+    """What the exporter keeps depends on what exists, and not on what existed."""
+    if moment.collector is not None and moment.thorough:
+        kept = len(pickle.dumps(moment.collector._daemons))
+        shown = moment.snapshot
+        clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)
+        clients += sum(len(daemon.waits) for daemon in shown.daemons)
+        if kept > MAX_DAEMON_BYTES * len(shown.daemons) + MAX_CLIENT_BYTES * clients:
+            yield f"the state takes {kept} bytes"
+
+
+# -- against an exporter that started later
+
+
+Values = Mapping[tuple[str, tuple[str, ...]], float]
+
+
+def _gauges(snapshot: Snapshot) -> Values:
+    """Return what the page shows of the host's state, without counts and the exporter's own."""
+    return {
+        (family.spec.name, _without_ordinal(family.spec, labels)): value
+        for family in render(snapshot, Build("", "", ""))
+        if family.spec.kind in ("gauge", "stateset", "info")
+        if not family.spec.name.startswith(OF_EXPORTER)
+        for labels, value in family.samples
+        if isinstance(value, float | int)
+    }
+
+
+def _without_ordinal(spec: MetricSpec, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the GPU's ordinal, which only the control tool shows."""
+    return tuple(
+        label for name, label in zip(spec.sample_labels, labels, strict=True) if name != "gpu"
+    )
+
+
+def restart(moment: Moment) -> Iterator[str]:
+    """An exporter that started later shows the same; one that sees less, nothing else."""
+    if moment.second is None:
+        return
+    first, later = _gauges(moment.snapshot), _gauges(moment.second)
+    calm = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.calm}
+    all_calm = calm == moment.world.daemons.keys()
+    for key in sorted(first.keys() | later.keys()):
+        name, labels = key
+        blind = moment.sight != EVERYTHING and (
+            key not in later
+            or name.endswith(("_info", "_active_thread_ratio"))  # asked for now and then
+            or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness")
+        )
+        comparable = all_calm or not calm.isdisjoint(labels)
+        if name in ASKED_SELDOM or "_last_" in name or not comparable:
+            continue
+        if name.startswith("mps_uid_waiting") and not (first.get(key) or later.get(key)):
+            continue  # 0 for users of an earlier daemon
+        if first.get(key) != later.get(key) and not blind:
+            yield f"{key} is {later.get(key)} {moment.sight}, not {first.get(key)}"
+
+
+def absence(moment: Moment) -> Iterator[str]:
+    """What cannot be seen is absent."""
+    if moment.second is None:
+        return
+    hidden = (*HIDDEN.get(moment.sight, ()), "mps_gpu_utilization_ratio")
+    for family in render(moment.second, Build("", "", "")):
+        if family.spec.name in hidden:
+            yield f"{family.spec.name} is {family.samples} {moment.sight}"
+
+
+# -- page, metrics, API and doctor
+
+
+def surfaces(moment: Moment) -> Iterator[str]:
+    """They have the same servers, clients, waits and findings."""
+    if not moment.thorough:
+        return
+    snapshot = moment.snapshot
+    page, status = Page(text_of(snapshot)), make_status(snapshot, WebOptions())
+    api = json.loads(to_json(status))
+    recent = recent_incidents(snapshot)
+    doctor = json.loads(diagnosis_as_json(Diagnosis(snapshot, recent)))
+    servers = [server for daemon in api["daemons"] for server in daemon["servers"]]
+    waits = [wait for daemon in api["daemons"] for wait in daemon["waits"]]
+    clients = [client for server in servers for client in server["clients"]]
+    found = [*api["findings"], *api["blind_spots"]]
+    told = [*doctor["findings"], *doctor["recent"]]
+    words = words_of(render_page(status, WebOptions()))
+    for what, first, second in (
+        ("servers", _pids(servers), _labels(page, "mps_server_info", "server")),
+        ("clients", _pids(clients), _labels(page, "mps_client_info", "pid")),
+        ("waits", len(waits), page.value("mps_uid_waiting_clients") or 0),
+        (
+            "ghosts",
+            _pids(server for server in servers if server["ghost"]),
+            Counter(o.labels["server"] for o in page.all("mps_server_ghost") if o.value),
+        ),
+        ("findings", _names(found), _names(told)),
+        (
+            "advice",
+            _names(one for one in told if one not in doctor["recent"]),
+            Counter(o.labels["advice"] for o in page.all("mps_advice") if o.value),
+        ),
+        ("page", [one["text"] for one in api["findings"] if one["text"] not in words], []),
+    ):
+        if first != second:
+            yield f"{what}: {first} and {second}"
+
+
+def _pids(shown: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(str(one["pid"]) for one in shown)
+
+
+def _names(shown: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(one["name"] for one in shown)
+
+
+def _labels(page: Page, metric: str, label: str) -> Counter[str]:
+    return Counter(one.labels[label] for one in page.all(metric))
+
+
+CHECKS: tuple[Check, ...] = (
+    *(counters, holders, waits, blame, endings),
+    *(monotony, verdicts, growth, restart, absence, surfaces),
+)
