@@ -212,7 +212,7 @@ def _leavers(world: World) -> set[int]:
 
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
-    healthy = moment.world.healthy_pids() - _lost_on_ghosts(moment.world)
+    healthy = moment.world.healthy_pids()
     for source, text in _advice(moment.snapshot):
         for pid, sentence in ended_pids(text):
             if pid in healthy:
@@ -222,17 +222,6 @@ def endings(moment: Moment) -> Iterator[str]:
             for pid, sentence in ended_pids(text):
                 if pid in healthy:
                     yield f"{source} ends {pid}: {sentence}"
-
-
-def _lost_on_ghosts(world: World) -> set[int]:
-    """Return the clients that hang on a ghost, and fail once it is ended (samples/deaf-server)."""
-    servers = [one.server for one in world.daemons.values()]
-    return {
-        client.pid
-        for server in servers
-        if server is not None and server.ghost
-        for client in server.clients
-    }
 
 
 def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:

@@ -70,6 +70,14 @@ class Daemon(Process):
     def log_directory(self) -> str:
         return f"/log/{self.key}"
 
+    @property
+    def calm(self) -> bool:
+        """It serves as it should, and nobody died in its queue."""
+        server = self.server
+        bad = server is not None and (server.ghost or server.torn or server.abandoned_work)
+        dead = any(one.dead_ms is not None for one in self.queue)
+        return self.exists and not (self.stuck or self.quitting or bad or dead)
+
     # -- time and logs
 
     def after(self, milliseconds: int, event: Callable[[], None]) -> None:

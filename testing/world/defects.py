@@ -15,7 +15,7 @@ from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
-from mps_exporter.snapshot import ControlDaemon, Incident
+from mps_exporter.snapshot import Client, ControlDaemon, Incident, Server
 from mps_exporter.web import status_api
 from mps_exporter.web.status_api import View
 
@@ -70,6 +70,11 @@ def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) ->
     return Verdict("unfinished_work", (Owner(ended[-1], None, at, ()),))
 
 
+def _all_if_in_fault(server: Server) -> list[Client]:
+    hit = server.state == "FAULT"
+    return [one for one in server.clients if hit or one.state == "torn_down"]
+
+
 def _view_without_waits(*about: Any) -> View:
     return View(_VIEW(*about), waits=())
 
@@ -116,7 +121,7 @@ DEFECTS: dict[str, Defect] = {
         "blame", FaultEvidence, "judge", _judge_by_time
     ),
     "a fault hit all clients of its server": Defect(
-        "endings", daemon_findings, "_torn_down", lambda server: list(server.clients)
+        "endings", daemon_findings, "_torn_down", _all_if_in_fault
     ),
     "the API omits the waits": Defect("surfaces", status_api, "daemon_view", _view_without_waits),
 }

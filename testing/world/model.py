@@ -119,14 +119,16 @@ class World:
 
     def healthy_pids(self) -> set[int]:
         """Return the processes that nobody has a reason to end."""
-        clients = {one.pid for one in self.clients.values() if one.healthy}
-        servers = {
-            server.pid
-            for daemon in self.daemons.values()
-            if (server := daemon.server) is not None and not server.ghost and not server.torn
-        }
-        daemons = {one.pid for one in self.daemons.values() if one.exists and not one.stuck}
-        return clients | servers | daemons
+        hanging: set[Process] = set()
+        for daemon in self.daemons.values():
+            if (server := daemon.server) is not None and server.ghost:
+                hanging |= {server, *server.clients}
+            elif server is not None and (server.torn or server.abandoned_work):
+                hanging.add(server)
+            if daemon.stuck:
+                hanging.add(daemon)
+        lost = {one for one in self.clients.values() if not one.healthy}
+        return {one.pid for one in self.processes.values() if one not in hanging | lost}
 
     # -- actions
 
