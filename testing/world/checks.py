@@ -274,7 +274,7 @@ def _verdict(one: Incident) -> object:
 
 def growth(moment: Moment) -> Iterator[str]:
     """What the exporter keeps depends on what exists, and not on what existed."""
-    if moment.collector is not None and moment.thorough:
+    if moment.collector is not None:
         kept = len(pickle.dumps(moment.collector._daemons))
         shown = moment.snapshot
         clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)

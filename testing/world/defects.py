@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
+from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.findings.finding import Action, end_processes
 from mps_exporter.mps.clients import ServerClients
@@ -27,8 +28,14 @@ class Defect(NamedTuple):
     name: str
     """Attribute of the owner that is replaced."""
     replacement: Any
+    seed: int = 0
+    """A world in which it is found, or one shortly before that."""
     minutes: float = 5.0
-    """Length of the worlds in which it is found."""
+    """Length of that world."""
+
+
+def _of_root(daemons: DaemonRegistry) -> list[DaemonRecord]:
+    return [one for one in daemons.data.values() if not one.facts.limited]
 
 
 def _serve_late(entry: QueuedClient, server_ready_at: float | None, when: Moment) -> bool:
@@ -84,6 +91,9 @@ _DISCONNECT, _INCIDENTS = ServerClients.disconnect, Incidents.snapshot
 _VIEW, _JUDGE = status_api.daemon_view, FaultEvidence.judge
 
 DEFECTS: dict[str, Defect] = {
+    "the daemons of ordinary users are not shown": Defect(
+        "daemons", DaemonRegistry, "values", _of_root
+    ),
     "a wait ends 2 ms after the server is ready": Defect(
         "counters", QueuedClient, "serve", _serve_late
     ),
@@ -118,7 +128,7 @@ DEFECTS: dict[str, Defect] = {
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
     ),
     "who ended just before a fault has caused it": Defect(
-        "blame", FaultEvidence, "judge", _judge_by_time
+        "blame", FaultEvidence, "judge", _judge_by_time, seed=80
     ),
     "a fault hit all clients of its server": Defect(
         "endings", daemon_findings, "_torn_down", _all_if_in_fault
