@@ -380,8 +380,8 @@ def surfaces(moment: Moment) -> Iterator[str]:
         ("findings", _names(found), _names(told)),
         (
             "advice",
-            _names(one for one in told if one not in doctor["recent"]),
-            Counter(o.labels["advice"] for o in page.all("mps_advice") if o.value),
+            {one["name"] for one in doctor["findings"]},
+            {o.labels["advice"] for o in page.all("mps_advice") if o.value},
         ),
         ("page", [one["text"] for one in api["findings"] if one["text"] not in words], []),
     ):

@@ -128,7 +128,7 @@ class Play:
     async def start_second(self, sight: Sight) -> None:
         """Start an exporter, and wait until it has confirmed what is dead."""
         self.second, self.sight = _later(self.world, sight), sight
-        await self.second.collect()
+        await self.collect()
         self._seen = self._changes()
         await self.until(self.world.now_ms + CONFIRMING_MS)
 
