@@ -270,7 +270,7 @@ def growth(moment: Moment) -> Iterator[str]:
         shown = moment.snapshot
         clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)
         clients += sum(len(daemon.waits) for daemon in shown.daemons)
-        if kept > MAX_DAEMON_BYTES * len(shown.daemons) + MAX_CLIENT_BYTES * clients:
+        if kept > MAX_DAEMON_BYTES * max(len(shown.daemons), 1) + MAX_CLIENT_BYTES * clients:
             yield f"the state takes {kept} bytes"
 
 
@@ -311,11 +311,14 @@ def restart(moment: Moment) -> Iterator[str]:
         blind = moment.sight != EVERYTHING and (
             key not in later
             or name.endswith(("_info", "_active_thread_ratio"))  # asked for now and then
+            or name in ("mps_gpu_sm_committed_ratio", "mps_gpu_stranded_clients")
             or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness")
         )
         comparable = all_calm or not calm.isdisjoint(labels)
-        if name in ASKED_SELDOM or "_last_" in name or not comparable:
+        if name in ASKED_SELDOM or "_last_" in name or "not_exclusive_mode" in labels:
             continue
+        if not comparable or (name.startswith("mps_control_") and key not in first):
+            continue  # after a hang, the first one leaves the daemon alone for a while
         if name.startswith("mps_uid_waiting") and not (first.get(key) or later.get(key)):
             continue  # 0 for users of an earlier daemon
         if first.get(key) != later.get(key) and not blind:
