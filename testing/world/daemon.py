@@ -71,6 +71,12 @@ class Daemon(Process):
         return f"/log/{self.key}"
 
     @property
+    def moving(self) -> bool:
+        """A server starts or exits, or a client connects or leaves."""
+        server = self.server
+        return self.busy or (server is not None and not server.ghost and not server.settled)
+
+    @property
     def calm(self) -> bool:
         """It serves as it should, and nobody died in its queue."""
         server = self.server

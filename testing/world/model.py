@@ -91,7 +91,7 @@ class World:
 
     @property
     def unsettled(self) -> bool:
-        return self.now_ms <= self.settled_ms or any(one.busy for one in self.daemons.values())
+        return self.now_ms <= self.settled_ms or any(one.moving for one in self.daemons.values())
 
     # -- what exists
 

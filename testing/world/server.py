@@ -50,6 +50,10 @@ class Server(Process):
         return alive and not (self.expected or self.pending_faults or self.torn or self.ghost)
 
     @property
+    def settled(self) -> bool:
+        return self.ready and not self.connecting and not self.pending_faults
+
+    @property
     def connecting(self) -> bool:
         return bool(self.expected) or any(one.alive and not one.complete for one in self.clients)
 
