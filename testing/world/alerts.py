@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testing.endings import ended_pids
 from testing.page import text_of
 from testing.promtool import Page, fired, page_of
 from testing.world.daemon import Daemon
@@ -87,11 +88,12 @@ def _possible(daemon: Daemon, seen: Seen, at: float) -> Mapping[str, tuple[bool,
     }
 
 
-async def wrong_alerts(seed: int, minutes: float, folder: Path) -> Iterator[str]:
-    """Return the alerts that fire although nothing is wrong, and those that are missing."""
+async def wrong_alerts(seed: int, minutes: float, folder: Path) -> list[str]:
+    """Return alerts that fire without a reason, that are missing, or that end a healthy process."""
     played = Play(seed, generate(seed, minutes))
     pages: list[Page] = []
     expected: dict[float, dict[Alert, tuple[bool, bool]]] = {}
+    healthy: dict[float, set[int]] = {}
     seen: dict[str, Seen] = {}
     for number in range(1, int(minutes * 60 / INTERVAL)):
         at = number * INTERVAL
@@ -99,10 +101,15 @@ async def wrong_alerts(seed: int, minutes: float, folder: Path) -> Iterator[str]
         snapshot, _ = await played.collect()
         pages.append(page_of(text_of(snapshot, wall=_seconds_from_start)))
         expected[at] = _expected(played.world, seen, at)
+        healthy[at] = played.world.healthy_pids()
+    wrong: list[str] = []
     fires: dict[float, set[Alert]] = {at: set() for at in expected}
     for one in fired(folder, "gpu01", pages, INTERVAL):
         fires[one.seconds].add((one.name, one.labels.get("daemon", "")))
-    return _differences(expected, fires)
+        for pid, sentence in ended_pids(one.annotations["description"]):
+            if pid in healthy[one.seconds]:
+                wrong.append(f"{one.name} ends {pid}: {sentence}")
+    return [*wrong, *_differences(expected, fires)]
 
 
 def _seconds_from_start(at: float) -> float:

@@ -337,7 +337,8 @@ def _explained(
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
     nameless = name.startswith("mps_uid_") and labels[-1] == ""
-    return moment.sight != EVERYTHING and (key not in later or nameless or name.endswith("_info"))
+    less = name.endswith(("_info", "_sm_committed_ratio"))
+    return moment.sight != EVERYTHING and (key not in later or nameless or less)
 
 
 def absence(moment: Moment) -> Iterator[str]:
