@@ -93,14 +93,20 @@ def _pairs(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
         yield moment.world.daemons[daemon.pipe_directory], daemon
 
 
+def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
+    """Yield the daemons of which an exporter can know everything."""
+    for daemon, shown in _pairs(moment):
+        if not daemon.truth.unknowable:
+            yield daemon, shown
+
+
 # -- against the truth
 
 
 def counters(moment: Moment) -> Iterator[str]:
     """Counters equal the truth; growing times do up to the exporter's settling time."""
-    for daemon, shown in _pairs(moment):
-        if shown.counters is None or daemon.truth.unknowable:
-            continue
+    for daemon, shown in _knowable(moment):
+        assert shown.counters is not None
         for text in _counter_differences(daemon.truth, shown.counters):
             yield f"{daemon.key}: {text}"
 
@@ -162,7 +168,7 @@ def _equal(shown: object, expected: object) -> bool:
 
 def holders(moment: Moment) -> Iterator[str]:
     """The server and its clients are those that exist."""
-    for daemon, shown in _pairs(moment):
+    for daemon, shown in _knowable(moment):
         server = daemon.server
         true = [] if server is None else [(server.pid, sorted(one.pid for one in server.clients))]
         if _holders(shown) != true:
@@ -177,7 +183,7 @@ def _holders(daemon: ControlDaemon) -> list[tuple[int, list[int]]]:
 
 def waits(moment: Moment) -> Iterator[str]:
     """The waits are those of clients behind another user's server, to the millisecond."""
-    for daemon, shown in _pairs(moment):
+    for daemon, shown in _knowable(moment):
         true = {(one.pid, one.uid, one.since_ms, one.dead) for one in daemon.waits()}
         seen = {(one.pid, one.uid, round(one.since * 1000), one.dead) for one in shown.waits}
         if seen != true:
@@ -191,7 +197,7 @@ def waits(moment: Moment) -> Iterator[str]:
 def blame(moment: Moment) -> Iterator[str]:
     """Only those that caused a fault are named, and only real ghosts are called so."""
     for daemon, shown in _pairs(moment):
-        for server in shown.servers:
+        for server in () if daemon.truth.unknowable else shown.servers:
             true = daemon.server is not None and daemon.server.ghost
             if bool(server.ghost) != true:
                 yield f"{daemon.key}: ghost of server {server.pid} is {server.ghost}, not {true}"
@@ -251,6 +257,8 @@ def verdicts(moment: Moment) -> Iterator[str]:
         lost = [one for one in told if one not in known]
         if lost and lost != told[: len(lost)]:
             yield f"taken back: {lost}"
+        if moment.world.daemons[name].truth.unknowable:
+            continue
         ghosts = {server.pid for server in before.servers if server.ghost}
         for server in now[name].servers:
             if server.pid in ghosts and not server.ghost:
