@@ -43,6 +43,8 @@ Sight = Literal[
     "without control.log",
 ]
 ASKED_SELDOM = ("mps_control_default_client_priority", "mps_gpu_served")
+SLOW = ("not_exclusive_mode", "stranded_client", "mps_gpu_stranded_clients")
+"""Advice and metrics that need an exporter for some time."""
 EVERYTHING: Sight = "everything"
 HIDDEN: Mapping[Sight, tuple[str, ...]] = {
     "without the control tool": (
@@ -319,11 +321,11 @@ def restart(moment: Moment) -> Iterator[str]:
         blind = moment.sight != EVERYTHING and (
             key not in later
             or name.endswith(("_info", "_active_thread_ratio"))  # asked for now and then
-            or name in ("mps_gpu_sm_committed_ratio", "mps_gpu_stranded_clients")
+            or name == "mps_gpu_sm_committed_ratio"
             or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness")
         )
         comparable = all_calm or not calm.isdisjoint(labels)
-        if name in ASKED_SELDOM or "_last_" in name or "not_exclusive_mode" in labels:
+        if name in ASKED_SELDOM or "_last_" in name or not set(SLOW).isdisjoint((name, *labels)):
             continue
         if not comparable or (name.startswith("mps_control_") and key not in first):
             continue  # after a hang, the first one leaves the daemon alone for a while

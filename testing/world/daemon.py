@@ -48,6 +48,8 @@ class Daemon(Process):
         self.gpus = tuple(Gpu(index) for index in gpus)
         self.truth = Truth()
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
+        self.served: list[Client] = []
+        """All clients that had a context, oldest first."""
         self.truncations: dict[LogName, list[int]] = {log: [] for log in LOGS}
         """Lengths of the logs at which they were truncated."""
         self._pids = pids

@@ -220,5 +220,5 @@ class World:
         """
         random = self.random(key, "address")
         sizes = [2 << 20, 2 << 20, 774 << 20]
-        starts = [0x7F00_0000_0000 + random.randrange(1 << 18) * (2 << 20) for _ in sizes]
+        starts = [0x7600_0000_0000 + random.randrange(1 << 22) * (2 << 20) for _ in sizes]
         return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
