@@ -100,11 +100,17 @@ def _pairs(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
             yield true, shown
 
 
+def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
+    """Yield the daemons of which an exporter can know everything."""
+    for daemon, shown in _pairs(moment):
+        if not daemon.truth.unknowable:
+            yield daemon, shown
+
+
 def counters(moment: Moment) -> Iterator[str]:
     """Counters equal the truth; growing times do up to the exporter's settling time."""
-    for daemon, shown in _pairs(moment):
-        if shown.counters is None or daemon.truth.unknowable:
-            continue
+    for daemon, shown in _knowable(moment):
+        assert shown.counters is not None
         for text in _counter_differences(daemon.truth, shown.counters):
             yield f"{daemon.key}: {text}"
 
@@ -166,7 +172,7 @@ def _equal(shown: object, expected: object) -> bool:
 
 def holders(moment: Moment) -> Iterator[str]:
     """The server and its clients are those that exist."""
-    for daemon, shown in _pairs(moment):
+    for daemon, shown in _knowable(moment):
         server = daemon.server
         true = [] if server is None else [(server.pid, sorted(one.pid for one in server.clients))]
         seen = [
@@ -179,7 +185,7 @@ def holders(moment: Moment) -> Iterator[str]:
 
 def waits(moment: Moment) -> Iterator[str]:
     """The waits are those of clients behind another user's server, to the millisecond."""
-    for daemon, shown in _pairs(moment):
+    for daemon, shown in _knowable(moment):
         true = {(one.pid, one.uid, one.since_ms, one.dead) for one in daemon.waits()}
         seen = {(one.pid, one.uid, round(one.since * 1000), one.dead) for one in shown.waits}
         if seen != true:
@@ -193,7 +199,7 @@ def waits(moment: Moment) -> Iterator[str]:
 def blame(moment: Moment) -> Iterator[str]:
     """Only those that caused a fault are named, and only real ghosts are called so."""
     for daemon, shown in _pairs(moment):
-        for server in shown.servers:
+        for server in () if daemon.truth.unknowable else shown.servers:
             true = daemon.server is not None and daemon.server.ghost
             if bool(server.ghost) != true:
                 yield f"{daemon.key}: ghost of server {server.pid} is {server.ghost}, not {true}"
@@ -260,6 +266,8 @@ def verdicts(moment: Moment) -> Iterator[str]:
         lost = [one for one in told if one not in known]
         if lost and lost != told[: len(lost)]:
             yield f"taken back: {lost}"
+        if moment.world.daemons[name].truth.unknowable:
+            continue
         ghosts = {server.pid for server in before.servers if server.ghost}
         for server in now[name].servers:
             if server.pid in ghosts and not server.ghost:
@@ -316,15 +324,26 @@ def restart(moment: Moment) -> Iterator[str]:
     running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
     if missing := running - known.keys():
         yield f"{missing} not found {moment.sight}"
-    # An exporter does not know the daemons that were gone before its start.
-    both = tuple(one for one in moment.snapshot.daemons if one.pipe_directory in known)
-    first, later = _gauges(replace(moment.snapshot, daemons=both)), _gauges(moment.second)
+    comparable = {name for name in known if _is_whole(moment.world.daemons[name])}
+    first, later = (_gauges(_only(one, comparable)) for one in (moment.snapshot, moment.second))
     for key in sorted(first.keys() | later.keys()):
         before, after = first.get(key), later.get(key)
         if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts
             before, after = before or None, after or None
         if before != after and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
+
+
+def _is_whole(daemon: Daemon) -> bool:
+    """Return whether an exporter that starts now finds the whole history."""
+    return not (daemon.frozen or daemon.truth.unknowable or any(daemon.truncations.values()))
+
+
+def _only(snapshot: Snapshot, names: Collection[str]) -> Snapshot:
+    """Leave the other daemons out, and then the GPUs, too."""
+    daemons = tuple(one for one in snapshot.daemons if one.pipe_directory in names)
+    gpus = snapshot.gpus if len(daemons) == len(snapshot.daemons) else ()
+    return replace(snapshot, daemons=daemons, gpus=gpus)
 
 
 def _explained(

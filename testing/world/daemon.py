@@ -24,6 +24,10 @@ CONFIRMED_AFTER_MS = 1_600
 LONGEST_POLL_MS = 700
 FORGOTTEN_AFTER_MS = 100_000
 """An exporter shows a daemon for 120 s after its exit; later, another one would be a new one."""
+_NEW_CLIENT, _PENDING = (
+    "NEW CLIENT {} from user {}: {}",
+    "Server is not ready, push client to pending list",
+)
 SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
 
 
@@ -44,6 +48,10 @@ class Daemon(Process):
         self.gpus = tuple(Gpu(index) for index in gpus)
         self.truth = Truth()
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
+        self.served: list[Client] = []
+        """All clients that had a context, oldest first."""
+        self.truncations: dict[LogName, list[int]] = {log: [] for log in LOGS}
+        """Lengths of the logs at which they were truncated."""
         self._pids = pids
         self._accounted_ms = 0
         self._ended_ms = 0
@@ -82,7 +90,8 @@ class Daemon(Process):
         server = self.server
         bad = server is not None and (server.ghost or server.torn or server.abandoned_work)
         dead = any(one.dead_ms is not None for one in self.queue)
-        return self.exists and not (self.stuck or self.quitting or bad or dead)
+        known = not self.truth.unknowable and not any(self.truncations.values())
+        return self.exists and known and not (self.stuck or self.quitting or bad or dead)
 
     # -- time and logs
 
@@ -143,19 +152,82 @@ class Daemon(Process):
         """Run an operator's action; return False if its outcome now was never measured."""
         if not self.exists:
             return True
-        server = self.server
-        if action.kind == "kill_server":
-            return self._kill_server()
-        calm = server is None or (server.ready and server.calm)
-        if not calm or self.queue or self.busy or self.stuck or self.quitting:
-            return self.quitting
-        if action.kind == "kill_daemon":
-            if self.world.last_exit_ms > self.world.now_ms - LONGEST_POLL_MS:
-                return False
-            self._die()
-        elif action.kind == "quit":
-            self._quit()
+        match action.kind:
+            case "forge":
+                self._forge()
+            case "hide_log":
+                self._hide(action.values["log"], action.values["seconds"])
+            case "truncate":
+                log = action.values["log"]
+                self.truncations[log].append(len(self.logs[log]))
+            case "kill_server":
+                self._kill_server()
+            case _:
+                return self._act_if_calm(action)
         return True
+
+    def _act_if_calm(self, action: Action) -> bool:
+        server = self.server
+        moving = server is not None and not (server.ready and server.calm)
+        if self.quitting:
+            return True
+        if moving or self.queue or self.busy or self.stuck or self.frozen:
+            return False
+        match action.kind:
+            case "quit":
+                self._quit()
+            case "kill_daemon":
+                if self.world.last_exit_ms > self.world.now_ms - LONGEST_POLL_MS:
+                    return False
+                self._die()
+            case _ if (stopped := self if action.kind == "stop_daemon" else server) is not None:
+                stopped.stopped = True
+                self.after(action.values["seconds"] * 1000, partial(self._resume, stopped))
+        return True
+
+    @property
+    def frozen(self) -> bool:
+        """It or its server is stopped by a signal; only queries were measured then."""
+        return self.stopped or (self.server is not None and self.server.stopped)
+
+    def _resume(self, process: Process) -> None:
+        """Continue a stopped process: callers that gave up are noticed (recordings/stopped)."""
+        process.stopped = False
+        if self.exists:
+            self._notice_given_up()
+            self.stuck = False
+            self._run_deferred()
+
+    def _hide(self, log: LogName, seconds: int) -> None:
+        """Take the right to read a log away for some time."""
+        hidden = self.world.sight.gone_logs
+        hidden.add((self.pipe, log))
+        self.truth.unknowable.add(f"{log}.log was hidden")
+        self.after(seconds * 1000, partial(hidden.discard, (self.pipe, log)))
+
+    def _forge(self) -> None:
+        """Write lines about other users' processes, as the owner of these logs can."""
+        self.truth.unknowable.add("forged")
+        others = [one for one in self.world.processes.values() if one.uid != self.uid]
+        random = self.world.random(self.key, f"forge {self.world.now_ms}")
+        for victim in random.sample(others, min(len(others), 3)):
+            who = f"{{PID: {victim.pid}, Context"
+            for text in (
+                _NEW_CLIENT.format(victim.pid, victim.uid, _PENDING),
+                f"Starting new server {victim.pid} for user {self.uid}",
+                f"NEW SERVER {victim.pid}: Ready",
+                f"Try shutting down server {victim.pid}, backoff is disabled",
+            ):
+                self.say("control", text)
+            for text in (
+                f"Client {who} ID: 0}} connected",
+                f"Status of client {who} ID: 1}} is ACTIVE",
+                f"Server failed to recevie command with status 806, assuming client {who} ID: 1}} "
+                "exit",
+                f"Client {who}: 1}} encountered a fatal GPU error.",
+                "User did not send valid credentials",
+            ):
+                self.say("server", text, random.choice((self.pid, victim.pid)))
 
     def _quit(self) -> None:
         """Drain the server, and exit (recordings/draining)."""
@@ -188,13 +260,13 @@ class Daemon(Process):
         self._ended_ms = self.world.now_ms
         self._retry += 1
 
-    def _kill_server(self) -> bool:
+    def _kill_server(self) -> None:
         """Kill the server; without a queue, or a ghost, since no recording shows other cases."""
         server = self.server
-        if server is None or not server.ready or self.busy or self.quitting:
-            return True
+        if server is None or not server.ready or self.busy or self.quitting or self.frozen:
+            return
         if not server.ghost and (self.queue or self.stuck or not server.calm):
-            return True
+            return
         self.account()
         if server.ghost:
             self._end_ghost(server)
@@ -205,13 +277,10 @@ class Daemon(Process):
         self.say("control", f"Server {server.pid} exited with status 0")
         self.world.end_process(server)
         self._continue()
-        return True
 
     def _end_ghost(self, server: Server) -> None:
         """Serve again once it is dead (recordings/deaf-server, wedge-times)."""
-        for _ in range(self._gave_up):
-            self.say("control", "Accepting connection...")
-            self.say("control", "Unable to accept connection")
+        self._notice_given_up()
         self.truth.count("server_exits", "ghost_ended")
         for client in list(server.clients):
             # recordings/samples/deaf-server: error 46
@@ -220,6 +289,12 @@ class Daemon(Process):
             server.remove(client)
             client.alive = False
             self.after(5, partial(self.world.end_process, client))
+
+    def _notice_given_up(self) -> None:
+        gave_up, self._gave_up = self._gave_up, 0
+        for _ in range(gave_up):
+            self.say("control", "Accepting connection...")
+            self.say("control", "Unable to accept connection")
 
     def _continue(self) -> None:
         """Go on after the end of a server."""
@@ -231,6 +306,9 @@ class Daemon(Process):
             return
         if self.queue:
             self._start_server(self.queue[0].shown_uid)
+        self._run_deferred()
+
+    def _run_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             self.accept(event)
@@ -240,8 +318,9 @@ class Daemon(Process):
     def query(self, commands: Sequence[str]) -> list[list[str]] | None:
         """Return the replies to one run of the control tool; None if it does not reply."""
         server = self.server
-        asks_ghost = server is not None and server.ghost and _asks(commands, server.pid)
-        self.stuck |= asks_ghost
+        silent = server is not None and (server.ghost or server.stopped)
+        if server is not None and silent and _asks(commands, server.pid):
+            self.stuck = True
         if self.stuck or self.quitting or self.busy or self.stopped:
             self._gave_up += 1
             return None
@@ -285,7 +364,7 @@ class Daemon(Process):
     def may_arrive(self, client: Client) -> bool:
         """Whether it was measured what follows if this client comes now."""
         server, uid = self.server, client.shown_uid
-        if self.quitting or (server is not None and server.pending_faults):
+        if self.quitting or self.frozen or (server is not None and server.pending_faults):
             return False
         if server is not None and server.abandoned_work and server.connecting:
             return False
@@ -327,7 +406,7 @@ class Daemon(Process):
             "Accepting connection...",
             "User did not send valid credentials",
             "Accepting connection...",
-            _new_client(client, "Server is not ready, push client to pending list"),
+            _new_client(client, _PENDING),
         ):
             self.say("control", text)
         client.queued_ms = self.world.now_ms
@@ -349,6 +428,8 @@ class Daemon(Process):
     def act_on_client(self, client: Client, action: Action) -> bool:
         """Run an action on a client that exists; return False if its outcome was not measured."""
         server = self.server
+        if self.frozen:
+            return False
         if action.kind == "end_client" and client.alive:
             return self._end_client(client, action.values)
         if not client.alive or client.lost:
@@ -532,7 +613,7 @@ class Daemon(Process):
 
 
 def _new_client(client: Client, what: str) -> str:
-    return f"NEW CLIENT {client.pid} from user {client.shown_uid}: {what}"
+    return _NEW_CLIENT.format(client.pid, client.shown_uid, what)
 
 
 def _by_ordinal(client: Client) -> dict[str, list[int]]:

@@ -32,6 +32,8 @@ from testing.world.model import World
 from testing.world.processes import Client, Process
 
 ABSENT = b"Cannot find MPS control daemon process\n"
+COLLISION = b"Cannot send command to MPS control daemon process\n"
+"""Driver 580: another caller was there at the same time."""
 SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
 
 
@@ -42,7 +44,8 @@ class WorldHost:
         """With `history`, what is written now is from before the exporter's start."""
         self._world = world
         self._history = history
-        self._read: dict[tuple[str, LogName], int] = {}
+        self._read: dict[tuple[str, LogName], tuple[int, int]] = {}
+        """Bytes that were read of a log, and truncations that were noticed."""
         self._history_ends = {
             (pipe, log): len(daemon.logs[log]) if history else 0
             for pipe, daemon in world.daemons.items()
@@ -52,7 +55,7 @@ class WorldHost:
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
         self._watched: set[int] = set()
         self._requested: dict[int, int | None] = {}
-        self._polls = 0
+        self._polls = self._runs = 0
         self._tool = ControlTool(
             "tool", 2.0, 5.0, run=self._run, now=self.now, clock=lambda: self.now() - EIGHT
         )
@@ -77,6 +80,9 @@ class WorldHost:
             world.advance(due)
         if not daemon.exists:
             return ProcessResult(1, stderr=ABSENT)
+        self._runs += 1
+        if world.sight.collisions and self._runs % 20 == 0:
+            return ProcessResult(1, stderr=COLLISION)
         replies = daemon.query(stdin.decode().splitlines())
         if replies is None:
             return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
@@ -180,14 +186,21 @@ class WorldHost:
 
     def _chunks(self, pipe: str, log: LogName) -> Iterator[LogChunk]:
         """Yield what is new, in up to three pieces that end anywhere, also within a line."""
-        data = self._world.daemons[pipe].logs[log]
-        begin, end = self._read.get((pipe, log), 0), len(data)
-        self._read[pipe, log] = end
+        daemon = self._world.daemons[pipe]
+        data, truncations = daemon.logs[log], daemon.truncations[log]
+        begin, seen = self._read.get((pipe, log), (0, len(truncations) if self._history else 0))
+        self._read[pipe, log] = len(data), len(truncations)
+        start = max(truncations, default=0)
+        lost = max(0, start - begin) if seen < len(truncations) else 0
+        if lost and not self._history:
+            daemon.truth.unknowable.add("lines were lost")
+        begin = max(begin, start)
         history = begin < self._history_ends.get((pipe, log), 0)
-        cuts = {end}
-        if begin < end and not history:
+        cuts = {len(data)}
+        if begin < len(data) and not history:
             random = Random(f"{self._world.seed}/pieces/{pipe}/{log}/{self._polls}")
-            cuts |= {random.randint(begin, end) for _ in range(2)}
+            cuts |= {random.randint(begin, len(data)) for _ in range(2)}
+        restarted = seen < len(truncations)
         for cut in sorted(cuts):
             yield LogChunk(
                 at=self.now(),
@@ -195,10 +208,12 @@ class WorldHost:
                 log=log,
                 data=bytes(data[begin:cut]),
                 history=history,
-                complete_until=self.now() if cut == end else None,
+                restarted=restarted,
+                lost_bytes=lost,
+                complete_until=self.now() if cut == len(data) else None,
                 utc_offset_seconds=0.0,
             )
-            begin = cut
+            begin, restarted, lost = cut, False, 0
 
     # -- the kernel log and the GPUs
 

@@ -16,7 +16,7 @@ from testing.world.script import Action
 from testing.world.truth import Truth
 
 START_MS = round(EIGHT * 1000)
-RETRY_MS = 100
+RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
 FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
@@ -29,6 +29,8 @@ class Sight:
 
     kernel_log: bool = False
     nvml: bool = False
+    collisions: bool = False
+    """Other programs query the daemons, too."""
     gone_logs: set[tuple[str, str]] = field(default_factory=set)
     """Pipe directory and log of the log files that nobody may read."""
 
@@ -118,7 +120,10 @@ class World:
         return sum(sum(one.lines.values()) for one in self.truths.values())
 
     def healthy_pids(self) -> set[int]:
-        """Return the processes that nobody has a reason to end."""
+        """Return the processes that nobody has a reason to end.
+
+        Those of a user who forges logs are not among them, nor those with a PID from a fault.
+        """
         hanging: set[Process] = set()
         for daemon in self.daemons.values():
             if (server := daemon.server) is not None and server.ghost:
@@ -127,8 +132,15 @@ class World:
                 hanging.add(server)
             if daemon.stuck:
                 hanging.add(daemon)
-        lost = {one for one in self.clients.values() if not one.healthy}
-        return {one.pid for one in self.processes.values() if one not in hanging | lost}
+        hanging |= {one for one in self.clients.values() if not one.healthy}
+        forgers = {one.uid for one in self.daemons.values() if "forged" in one.truth.unknowable}
+        faults = [fault for one in self.truths.values() for fault in one.faults]
+        named = {pid for one in faults for pid in (one.culprit_pid, *one.victim_pids)}
+        return {
+            one.pid
+            for one in self.processes.values()
+            if one not in hanging and one.uid not in forgers and one.pid not in named
+        }
 
     # -- actions
 
@@ -136,8 +148,8 @@ class World:
         """Run an action; one whose outcome was never measured waits until it is."""
         if action.kind == "host":
             self.gpus = tuple(Gpu(index) for index in range(action.values.get("gpus", 1)))
-            self.sight.kernel_log = action.values.get("kernel_log", False)
-            self.sight.nvml = action.values.get("nvml", False)
+            for name in ("kernel_log", "nvml", "collisions"):
+                setattr(self.sight, name, action.values.get(name, False))
         elif action.kind == "start_daemon":
             self._start_daemon(action)
         elif action.kind == "start_client":
@@ -208,5 +220,5 @@ class World:
         """
         random = self.random(key, "address")
         sizes = [2 << 20, 2 << 20, 774 << 20]
-        starts = [0x7F00_0000_0000 + random.randrange(1 << 18) * (2 << 20) for _ in sizes]
+        starts = [0x7600_0000_0000 + random.randrange(1 << 22) * (2 << 20) for _ in sizes]
         return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))

@@ -71,6 +71,9 @@ class Client(Process):
         """User in the logs: 0 for all clients of a server that serves every user."""
         return 0 if self.daemon.multiuser else self.uid
 
+    def reserves(self, address: int | None) -> bool:
+        return address is not None and any(a <= address < b for a, b in self.reservations)
+
     @property
     def complete(self) -> bool:
         """It has a context on each of its GPUs."""

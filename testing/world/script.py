@@ -19,6 +19,11 @@ Kind = Literal[
     "fault",
     "terminate",
     "kill_server",
+    "stop_daemon",
+    "stop_server",
+    "forge",
+    "hide_log",
+    "truncate",
 ]
 
 
@@ -46,6 +51,10 @@ class Theme:
     deaths: bool
     faults: bool
     operators: bool
+    stops: bool
+    hostile: bool
+    logs: bool
+    collisions: bool
     kernel_log: bool
     nvml: bool
 
@@ -62,6 +71,10 @@ class Theme:
             deaths=chance("deaths", 0.5),
             faults=chance("faults", 0.4),
             operators=chance("operators", 0.4),
+            stops=chance("stops", 0.3),
+            hostile=chance("hostile", 0.3),
+            logs=chance("logs", 0.2),
+            collisions=chance("collisions", 0.2),
             kernel_log=chance("kernel_log", 0.7),
             nvml=chance("nvml", 0.5),
         )
@@ -70,7 +83,7 @@ class Theme:
 def generate(seed: int, minutes: float) -> tuple[Action, ...]:
     """Return the actions of a world; each client's are independent of all others."""
     theme = Theme.of(seed)
-    host = {"gpus": theme.gpus, "kernel_log": theme.kernel_log, "nvml": theme.nvml}
+    host = {name: getattr(theme, name) for name in ("gpus", "kernel_log", "nvml", "collisions")}
     actions = [Action(0.0, "host", "host", host)]
     for number in range(theme.daemons):
         actions += _daemon(seed, theme, f"d{number}", minutes)
@@ -88,16 +101,36 @@ def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Acti
     users = (uid,) if uid else USERS if theme.users else (0,)
     for number in range(round(minutes * random.uniform(0.5, 6.0) / theme.daemons)):
         yield from _client(seed, theme, f"{name}/c{number}", minutes, users, len(gpus))
-    if theme.deaths:
-        for number in range(random.randrange(3)):
-            at = Random(f"{seed}/{name}/kill/{number}").uniform(0, minutes * 60)
-            yield Action(at, "kill_server", name)
-    if theme.operators:
-        for number in range(random.randrange(3)):
-            chosen = Random(f"{seed}/{name}/end/{number}")
-            at = chosen.uniform(0, minutes * 60)
-            yield Action(at, "quit" if chosen.random() < 0.6 else "kill_daemon", name)
-            yield Action(at + chosen.uniform(5.0, 60.0), "start_daemon", name, setting)
+    for kind, moments in _moments(seed, theme, name, uid, minutes):
+        for number, at in enumerate(moments):
+            chosen = Random(f"{seed}/{name}/{kind}/{number}")
+            values: dict[str, Any] = {"seconds": chosen.randint(3, 30)}
+            if kind in ("hide_log", "truncate"):
+                values["log"] = chosen.choice(("control", "server"))
+            yield Action(at, kind, name, values)
+            if kind in ("quit", "kill_daemon"):
+                yield Action(at + chosen.uniform(5.0, 60.0), "start_daemon", name, setting)
+
+
+def _moments(
+    seed: int, theme: Theme, name: str, uid: int, minutes: float
+) -> Iterator[tuple[Kind, list[float]]]:
+    """Yield when something is done to a daemon, its server or its logs."""
+    kinds: tuple[tuple[bool, Kind, int], ...] = (
+        (theme.deaths, "kill_server", 2),
+        (theme.operators, "quit", 1),
+        (theme.operators, "kill_daemon", 1),
+        (theme.stops, "stop_daemon", 1),
+        (theme.stops, "stop_server", 1),
+        (theme.hostile and uid != 0, "forge", 3),
+        (theme.logs, "hide_log", 1),
+        (theme.logs, "truncate", 2),
+    )
+    for wanted, kind, most in kinds:
+        random = Random(f"{seed}/{name}/{kind}")
+        if wanted:
+            moments = range(random.randint(0, most))
+            yield kind, [random.uniform(0, minutes * 60) for _ in moments]
 
 
 def _client(
@@ -112,6 +145,8 @@ def _client(
         values["percentage"] = random.choice((10.0, 25.0, 50.0))
     if random.random() < 0.05:
         values["pid_of"] = f"{name.partition('/')[0]}/c{random.randrange(20)}"
+    if theme.faults and random.random() < 0.05:
+        values["fork_of"] = f"{name.partition('/')[0]}/c{random.randrange(20)}"
     end = start + random.uniform(1.0, 60.0)
     yield Action(start, "start_client", name, values)
     if theme.faults and random.random() < 0.2:

@@ -36,8 +36,6 @@ class Server(Process):
         self._destroyed: set[int] = set()
         self._last_request = (GARBAGE_PID, 0)
         self._handover_counted = False
-        self._recent: list[Client] = []
-        """All clients that had a context, oldest first."""
 
     @property
     def ready(self) -> bool:
@@ -173,7 +171,7 @@ class Server(Process):
         )
         if client.active_ms is None:
             client.active_ms = self.world.now_ms
-            self._recent.append(client)
+            self.daemon.served.append(client)
             self._serve(client)
         if context < len(client.gpus):
             gap = self.world.delay(client.key, f"context {context}", 13, 26)
@@ -355,7 +353,7 @@ class Server(Process):
                 gap = self.world.delay(client.key, "torn", 22, 35)
                 self._after(gap, partial(self._leave_torn, client))
         self.world.settle(JUDGED_AFTER_MS + 300)
-        judge = partial(self._judge, truth, culprit, losses, provable=provable)
+        judge = partial(self._judge, truth, culprit, losses, address if provable else None)
         self.daemon.after(JUDGED_AFTER_MS, judge)
 
     def _leave_torn(self, client: Client) -> None:
@@ -382,18 +380,22 @@ class Server(Process):
         self.say("The following client process have a sticky error set:", *map(str, contexts))
 
     def _judge(
-        self, fault: FaultTruth, culprit: Client, losses: Sequence[Client], *, provable: bool
+        self, fault: FaultTruth, culprit: Client, losses: Sequence[Client], address: int | None
     ) -> None:
-        """Count the losses by their cause, once an exporter has had the time to prove it."""
-        provable = provable and self.world.sight.kernel_log
+        """Count the losses by their cause, once an exporter has had the time to prove it.
+
+        The address proves nothing (None), or not certainly if forked processes have the same.
+        """
+        provable = address is not None and self.world.sight.kernel_log
         near = [
             one
-            for one in self._recent
+            for one in self.daemon.served
             if (one.active_ms or 0) <= fault.at_ms + 2_000
             and (one.ended_ms or fault.at_ms) >= fault.at_ms - 2_000
         ]
         proved = all(one.mapped_ms is not None and one.mapped_ms < fault.at_ms for one in near)
-        if provable and not (proved and culprit in near):
+        owners = [one for one in self.daemon.served if one.reserves(address)]
+        if provable and not (proved and culprit in near and owners == [culprit]):
             self.truth.allow("losses", len(losses))
             self.truth.allow("unfinished_exits", 1)
         if provable and fault.left_work:

@@ -178,12 +178,14 @@ class FaultEvidence:
             return None
         since, ended_at = owner.ending_since, owner.ended_at
         if fault.unit == "GCC" and ended_at and since and since <= at:
-            latest = policy.LATE_FAULT_SECONDS
-            if self._unread(lambda end: end is not None and abs(end - at) <= latest):
+            late = policy.LATE_FAULT_SECONDS
+            first, last = min(ended_at, at) - late, at + late
+            if self._unread(lambda end: end is not None and first <= end <= last):
                 return None
             return Verdict("unfinished_work", (owner,))
-        if fault.unit == "T1" and (ended_at is None or ended_at >= at - policy.SAME_FAULT_SECONDS):
-            if self._unread(lambda end: end is None):
+        running_at = at - policy.SAME_FAULT_SECONDS
+        if fault.unit == "T1" and (ended_at is None or ended_at >= running_at):
+            if self._unread(lambda end: end is None or end >= running_at):
                 return None
             return Verdict("own_fault", (owner,), running=True)
         return None
