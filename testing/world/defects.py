@@ -70,7 +70,11 @@ def _end_holders(daemon: ControlDaemon) -> Iterable[Action]:
 def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) -> Verdict:
     """Name the client that ended last, as the exporter did without the kernel log."""
     least, most = END_TO_FAULT_SECONDS
-    ended = [pid for pid, end in evidence._clients.items() if end and least <= at - end <= most]
+    ended = [
+        pid
+        for pid, life in evidence._clients.items()
+        if life.ended_at and least <= at - life.ended_at <= most
+    ]
     verdict = _JUDGE(evidence, at, gpus)
     if verdict.cause != "unknown" or not ended:
         return verdict
