@@ -325,7 +325,10 @@ def restart(moment: Moment) -> Iterator[str]:
     if missing := running - known.keys():
         yield f"{missing} not found {moment.sight}"
     comparable = {name for name in known if _is_whole(moment.world.daemons[name])}
-    first, later = (_gauges(_only(one, comparable)) for one in (moment.snapshot, moment.second))
+    both = [_only(one, comparable) for one in (moment.snapshot, moment.second)]
+    if len(both[0].daemons) < len(moment.snapshot.daemons):
+        both = [replace(one, gpus=()) for one in both]
+    first, later = map(_gauges, both)
     for key in sorted(first.keys() | later.keys()):
         before, after = first.get(key), later.get(key)
         if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts
@@ -340,10 +343,9 @@ def _is_whole(daemon: Daemon) -> bool:
 
 
 def _only(snapshot: Snapshot, names: Collection[str]) -> Snapshot:
-    """Leave the other daemons out, and then the GPUs, too."""
+    """Leave the other daemons out."""
     daemons = tuple(one for one in snapshot.daemons if one.pipe_directory in names)
-    gpus = snapshot.gpus if len(daemons) == len(snapshot.daemons) else ()
-    return replace(snapshot, daemons=daemons, gpus=gpus)
+    return replace(snapshot, daemons=daemons)
 
 
 def _explained(
