@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import tempfile
 import time
@@ -102,5 +103,6 @@ def _search_defects(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable()
     chosen = _arguments()
     sys.exit(_search_defects(chosen) if chosen.defects else _search_worlds(chosen))

@@ -6,7 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mps_exporter.collector import Collector
@@ -42,8 +42,7 @@ Sight = Literal[
     "without server.log",
     "without control.log",
 ]
-ASKED_SELDOM = ("mps_control_default_client_priority", "mps_gpu_served")
-SLOW = ("not_exclusive_mode", "stranded_client", "mps_gpu_stranded_clients")
+SLOW = ("mps_gpu_served", "not_exclusive_mode", "stranded_client", "mps_gpu_stranded_clients")
 """Advice and metrics that need an exporter for some time."""
 EVERYTHING: Sight = "everything"
 HIDDEN: Mapping[Sight, tuple[str, ...]] = {
@@ -80,19 +79,27 @@ Check = Callable[[Moment], Iterator[str]]
 
 def violations(moment: Moment, checks: Collection[Check]) -> Iterator[str]:
     """Return each difference between the exporter's state and the truth."""
-    shown = {daemon.pipe_directory: daemon for daemon in moment.snapshot.daemons}
-    running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
-    if not running <= shown.keys() <= moment.world.daemons.keys():
-        yield f"daemons: {sorted(shown)} instead of {sorted(running)}"
-        return
     for check in checks:
         for text in check(moment):
             yield f"{check.__name__}: {text}"
 
 
+# -- against the truth
+
+
+def daemons(moment: Moment) -> Iterator[str]:
+    """The daemons are those that run, or ran."""
+    shown = {daemon.pipe_directory for daemon in moment.snapshot.daemons}
+    running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
+    if not running <= shown <= moment.world.daemons.keys():
+        yield f"{sorted(shown)} instead of {sorted(running)}"
+
+
 def _pairs(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
-    for daemon in moment.snapshot.daemons:
-        yield moment.world.daemons[daemon.pipe_directory], daemon
+    """Yield each daemon as it is, and as it is shown."""
+    for shown in moment.snapshot.daemons:
+        if (true := moment.world.daemons.get(shown.pipe_directory)) is not None:
+            yield true, shown
 
 
 def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
@@ -100,9 +107,6 @@ def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
     for daemon, shown in _pairs(moment):
         if not daemon.truth.unknowable:
             yield daemon, shown
-
-
-# -- against the truth
 
 
 def counters(moment: Moment) -> Iterator[str]:
@@ -173,14 +177,12 @@ def holders(moment: Moment) -> Iterator[str]:
     for daemon, shown in _knowable(moment):
         server = daemon.server
         true = [] if server is None else [(server.pid, sorted(one.pid for one in server.clients))]
-        if _holders(shown) != true:
-            yield f"{daemon.key}: {_holders(shown)}, not {true}"
-
-
-def _holders(daemon: ControlDaemon) -> list[tuple[int, list[int]]]:
-    return [
-        (server.pid, sorted(client.pid for client in server.clients)) for server in daemon.servers
-    ]
+        seen = [
+            (server.pid, sorted(client.pid for client in server.clients))
+            for server in shown.servers
+        ]
+        if seen != true:
+            yield f"{daemon.key}: {seen}, not {true}"
 
 
 def waits(moment: Moment) -> Iterator[str]:
@@ -190,10 +192,10 @@ def waits(moment: Moment) -> Iterator[str]:
         seen = {(one.pid, one.uid, round(one.since * 1000), one.dead) for one in shown.waits}
         if seen != true:
             yield f"{daemon.key}: {sorted(seen)}, not {sorted(true)}"
-        behind = {one.behind_uid for one in shown.waits}
-        server = daemon.server
-        if server is not None and server.ready and not behind <= {server.uid}:
-            yield f"{daemon.key}: behind {behind}, not {server.uid}"
+        holder = None if daemon.server is None else daemon.server.uid
+        for one in shown.waits:
+            if one.behind_uid != holder and holder not in (None, one.uid):
+                yield f"{daemon.key}: {one.pid} waits behind {one.behind_uid}, not {holder}"
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -203,10 +205,17 @@ def blame(moment: Moment) -> Iterator[str]:
             true = daemon.server is not None and daemon.server.ghost
             if bool(server.ghost) != true:
                 yield f"{daemon.key}: ghost of server {server.pid} is {server.ghost}, not {true}"
+            left = server.possible_unfinished_work
+            if left is not None and left.pid not in _leavers(moment.world):
+                yield f"{daemon.key}: {left.pid} may have left work, although it did not"
         culprits = {fault.culprit_pid for fault in daemon.truth.faults}
         for incident in shown.incidents:
             if innocent := set(incident.caused_by_pids) - culprits:
                 yield f"{daemon.key}: {innocent} named as the cause of {incident.kind}"
+
+
+def _leavers(world: World) -> set[int]:
+    return {one.pid for one in world.clients.values() if one.leaves_work}
 
 
 def endings(moment: Moment) -> Iterator[str]:
@@ -275,12 +284,12 @@ def _verdict(one: Incident) -> object:
 
 def growth(moment: Moment) -> Iterator[str]:
     """What the exporter keeps depends on what exists, and not on what existed."""
-    if moment.collector is not None and moment.thorough:
+    if moment.collector is not None:
         kept = len(pickle.dumps(moment.collector._daemons))
         shown = moment.snapshot
         clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)
         clients += sum(len(daemon.waits) for daemon in shown.daemons)
-        if kept > MAX_DAEMON_BYTES * max(len(shown.daemons), 1) + MAX_CLIENT_BYTES * clients:
+        if kept > 1_000 + MAX_DAEMON_BYTES * len(shown.daemons) + MAX_CLIENT_BYTES * clients:
             yield f"the state takes {kept} bytes"
 
 
@@ -313,26 +322,38 @@ def restart(moment: Moment) -> Iterator[str]:
     """An exporter that started later shows the same; one that sees less, nothing else."""
     if moment.second is None:
         return
-    first, later = _gauges(moment.snapshot), _gauges(moment.second)
-    calm = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.calm}
-    all_calm = calm == moment.world.daemons.keys()
+    known = _by_directory(moment.second)
+    running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
+    if missing := running - known.keys():
+        yield f"{missing} not found {moment.sight}"
+    # An exporter does not know the daemons that were gone before its start.
+    both = tuple(one for one in moment.snapshot.daemons if one.pipe_directory in known)
+    first, later = _gauges(replace(moment.snapshot, daemons=both)), _gauges(moment.second)
     for key in sorted(first.keys() | later.keys()):
-        name, labels = key
-        blind = moment.sight != EVERYTHING and (
-            key not in later
-            or name.endswith(("_info", "_active_thread_ratio"))  # asked for now and then
-            or name == "mps_gpu_sm_committed_ratio"
-            or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness")
-        )
-        comparable = all_calm or not calm.isdisjoint(labels)
-        if name in ASKED_SELDOM or "_last_" in name or not set(SLOW).isdisjoint((name, *labels)):
-            continue
-        if not comparable or (name.startswith("mps_control_") and key not in first):
-            continue  # after a hang, the first one leaves the daemon alone for a while
-        if name.startswith("mps_uid_waiting") and not (first.get(key) or later.get(key)):
-            continue  # 0 for users of an earlier daemon
-        if first.get(key) != later.get(key) and not blind:
-            yield f"{key} is {later.get(key)} {moment.sight}, not {first.get(key)}"
+        before, after = first.get(key), later.get(key)
+        if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts
+            before, after = before or None, after or None
+        if before != after and not _explained(moment, key, first, later):
+            yield f"{key} is {after} {moment.sight}, not {before}"
+
+
+def _explained(
+    moment: Moment, key: tuple[str, tuple[str, ...]], first: Values, later: Values
+) -> bool:
+    """Return whether one of the exporters cannot know it, or has not asked for it yet."""
+    name, labels = key
+    calm = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.calm}
+    if calm.isdisjoint(labels) and calm != moment.world.daemons.keys():
+        return True
+    if not set(SLOW).isdisjoint((name, *labels)):
+        return True
+    if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
+        return key not in later or key not in first  # asked for now and then
+    if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
+        return True  # nothing shows when what had ended before an exporter's start
+    nameless = name.startswith("mps_uid_") and labels[-1] == ""
+    less = name.endswith(("_info", "_sm_committed_ratio"))
+    return moment.sight != EVERYTHING and (key not in later or nameless or less)
 
 
 def absence(moment: Moment) -> Iterator[str]:
@@ -375,8 +396,8 @@ def surfaces(moment: Moment) -> Iterator[str]:
         ("findings", _names(found), _names(told)),
         (
             "advice",
-            _names(one for one in told if one not in doctor["recent"]),
-            Counter(o.labels["advice"] for o in page.all("mps_advice") if o.value),
+            {one["name"] for one in doctor["findings"]},
+            {o.labels["advice"] for o in page.all("mps_advice") if o.value},
         ),
         ("page", [one["text"] for one in api["findings"] if one["text"] not in words], []),
     ):
@@ -397,6 +418,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(counters, holders, waits, blame, endings),
+    *(daemons, counters, holders, waits, blame, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
+from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.findings.finding import Action, end_processes
 from mps_exporter.mps.clients import ServerClients
+from mps_exporter.mps.fault_evidence import FaultEvidence, Owner, Verdict
+from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
-from mps_exporter.snapshot import ControlDaemon, Incident
+from mps_exporter.snapshot import Client, ControlDaemon, Incident, Server
 from mps_exporter.web import status_api
 from mps_exporter.web.status_api import View
 
@@ -25,8 +28,14 @@ class Defect(NamedTuple):
     name: str
     """Attribute of the owner that is replaced."""
     replacement: Any
+    seed: int = 0
+    """A world in which it is found, or one shortly before that."""
     minutes: float = 5.0
-    """Length of the worlds in which it is found."""
+    """Length of that world."""
+
+
+def _of_root(daemons: DaemonRegistry) -> list[DaemonRecord]:
+    return [one for one in daemons.data.values() if not one.facts.limited]
 
 
 def _serve_late(entry: QueuedClient, server_ready_at: float | None, when: Moment) -> bool:
@@ -58,15 +67,33 @@ def _end_holders(daemon: ControlDaemon) -> Iterable[Action]:
     return end_processes(clients, "frees the GPU")
 
 
+def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) -> Verdict:
+    """Name the client that ended last, as the exporter did without the kernel log."""
+    least, most = END_TO_FAULT_SECONDS
+    ended = [pid for pid, end in evidence._clients.items() if end and least <= at - end <= most]
+    verdict = _JUDGE(evidence, at, gpus)
+    if verdict.cause != "unknown" or not ended:
+        return verdict
+    return Verdict("unfinished_work", (Owner(ended[-1], None, at, ()),))
+
+
+def _all_if_in_fault(server: Server) -> list[Client]:
+    hit = server.state == "FAULT"
+    return [one for one in server.clients if hit or one.state == "torn_down"]
+
+
 def _view_without_waits(*about: Any) -> View:
     return View(_VIEW(*about), waits=())
 
 
 _SERVE, _REMOVE, _PUSH = QueuedClient.serve, Servers.remove, ClientQueue.push
 _DISCONNECT, _INCIDENTS = ServerClients.disconnect, Incidents.snapshot
-_VIEW = status_api.daemon_view
+_VIEW, _JUDGE = status_api.daemon_view, FaultEvidence.judge
 
 DEFECTS: dict[str, Defect] = {
+    "the daemons of ordinary users are not shown": Defect(
+        "daemons", DaemonRegistry, "values", _of_root
+    ),
     "a wait ends 2 ms after the server is ready": Defect(
         "counters", QueuedClient, "serve", _serve_late
     ),
@@ -99,6 +126,12 @@ DEFECTS: dict[str, Defect] = {
     ),
     "without server.log no server is a ghost": Defect(
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
+    ),
+    "who ended just before a fault has caused it": Defect(
+        "blame", FaultEvidence, "judge", _judge_by_time, seed=80
+    ),
+    "a fault hit all clients of its server": Defect(
+        "endings", daemon_findings, "_torn_down", _all_if_in_fault
     ),
     "the API omits the waits": Defect("surfaces", status_api, "daemon_view", _view_without_waits),
 }

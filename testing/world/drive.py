@@ -29,6 +29,10 @@ from testing.world.script import Action, generate
 
 SETTLING_MS = round(SETTLING_SECONDS * 1000)
 POLL_MS = 500
+QUIET_MS = 2_500
+CONFIRMING_MS = 1_500
+"""Longer than mps/policy.py's EXIT_CONFIRM_SECONDS."""
+EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)
 """Interval between two moments."""
@@ -91,19 +95,22 @@ class Play:
         self.world = World(seed, actions)
         self.exporter = Collector(WorldHost(self.world), Settings(), on_observation=on_observation)
         self.second: Collector | None = None
+        self.sight: Sight = EVERYTHING
+        self._happened = (0, 0, 0)
+        self._quiet_ms = 0
+        self._seen: object = None
 
-    async def until(self, to_ms: int) -> None:
+    async def until(self, to_ms: int, *, settle: bool = True) -> None:
         """Advance, reading the logs whenever something was written, until the logs are quiet."""
-        world, latest_ms = self.world, to_ms + MAX_SETTLING_MS
+        world, latest_ms = self.world, to_ms + settle * MAX_SETTLING_MS
         while world.now_ms < to_ms or (world.unsettled and world.now_ms < latest_ms):
-            limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + SETTLING_MS
+            limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + POLL_MS
             due_ms = world.next_event_ms()
             if world.unsettled:
                 due_ms = min(due_ms or world.settled_ms, world.settled_ms) + 1
             next_ms = limit_ms if due_ms is None else max(world.now_ms + POLL_MS, due_ms)
-            before = self._happened()
             world.advance(min(next_ms, limit_ms))
-            if self._happened() != before:
+            if self._is_due():
                 await self._poll()
 
     async def _poll(self) -> None:
@@ -111,16 +118,40 @@ class Play:
             await collector.watch_processes()
             await collector.poll_logs()
 
-    def _happened(self) -> tuple[int, ...]:
-        return self.world.lines, len(self.world.exits), self.world.unsettled
+    def _is_due(self) -> bool:
+        """Return whether something happened lately: an exit counts a second later."""
+        happened = self.world.lines, len(self.world.exits), len(self.world.kernel_lines)
+        if happened != self._happened:
+            self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
+        return self.world.now_ms <= self._quiet_ms
 
-    async def collect(self, sight: Sight | None) -> tuple[Snapshot, Snapshot | None]:
-        """Return what the exporters show now, the second one started now if a sight is given."""
-        if sight is not None:
-            self.second = _later(self.world, sight)
-            await self.second.collect()
+    async def start_second(self, sight: Sight) -> None:
+        """Start an exporter, and wait until it has confirmed what is dead."""
+        self.second, self.sight = _later(self.world, sight), sight
+        await self.collect()
+        self._seen = self._changes()
+        await self.until(self.world.now_ms + CONFIRMING_MS)
+
+    def _changes(self) -> object:
+        """Return what changes a server: replies of the control tool are older then."""
+        return [
+            (
+                one.exists,
+                one.server,
+                {name: dict(one.truth.numbers.get(name, {})) for name in EVENTS},
+            )
+            for one in self.world.daemons.values()
+        ]
+
+    async def collect(self) -> tuple[Snapshot, Snapshot | None]:
+        """Return what the exporters show now; the second one only if nobody waits for a reply."""
         snapshot = await self.exporter.collect()
-        return snapshot, None if self.second is None else await self.second.collect()
+        if self.second is None:
+            return snapshot, None
+        later = await self.second.collect()
+        stuck = any(one.stuck or one.quitting for one in self.world.daemons.values())
+        late = self.sight != EVERYTHING and self._seen != self._changes()
+        return snapshot, None if stuck or late else later
 
 
 async def play(
@@ -136,19 +167,19 @@ async def play(
     played = Play(seed, script, on_observation)
     world, random = played.world, Random(f"{seed}/scrapes")
     end_ms = START_MS + round(minutes * 60_000)
-    previous, _ = await played.collect(None)
+    previous, _ = await played.collect()
     found, moments = tuple[str, ...](), 0
     while world.now_ms < end_ms and not found:
         await played.until(world.now_ms + random.randint(*SCRAPE_MS))
         sight = random.choice(get_args(Sight)) if random.random() < SECOND else None
+        if sight is not None:
+            await played.start_second(sight)
         thorough = random.random() < THOROUGH
-        snapshot, second = await played.collect(sight)
-        moment = Moment(
-            world, snapshot, previous, second, sight or EVERYTHING, played.exporter, thorough
-        )
+        snapshot, second = await played.collect()
+        moment = Moment(world, snapshot, previous, second, played.sight, played.exporter, thorough)
         found = tuple(violations(moment, checks))
         previous, moments = snapshot, moments + 1
-        if sight not in (None, EVERYTHING):
+        if played.sight != EVERYTHING:
             played.second = None  # later replies of the control tool are up to 15 s old
     return Result(seed, found, world.lines, moments, script)
 

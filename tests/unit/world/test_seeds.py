@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.mps_logs import PIPE, summary
+from testing.mps_logs import summary
 from testing.player import Player
 from testing.world.defects import put_back
 from testing.world.drive import play, record
@@ -43,6 +43,6 @@ async def test_the_demo_replays_a_world(tmp_path: Path) -> None:
     replayed = (await Player(file).to_end()).snapshot
     world = World(5, actions)
     world.advance(round(replayed.taken_at * 1000))
-    shown, true = summary(replayed.daemons[0].counters or {}), world.daemons[PIPE].truth.summary()
-    assert shown["waits"]["1002"] == pytest.approx(true["waits"]["1002"], abs=0.0005)
-    assert shown["connections"] == true["connections"]
+    for daemon in replayed.daemons:
+        true = world.daemons[daemon.pipe_directory].truth.numbers
+        assert summary(daemon.counters or {})["connections"] == true["connections"]
