@@ -206,6 +206,11 @@ def blame(moment: Moment) -> Iterator[str]:
             left = server.possible_unfinished_work
             if left is not None and left.pid not in _leavers(moment.world):
                 yield f"{daemon.key}: {left.pid} may have left work, although it did not"
+        for client in [one for server in shown.servers for one in server.clients]:
+            process = moment.world.processes.get(client.pid)
+            foreign = process is not None and process.uid != daemon.uid
+            if shown.limited and client.confirmed and foreign:
+                yield f"{daemon.key}: {client.pid} of another user is called its client"
         culprits = {fault.culprit_pid for fault in daemon.truth.faults}
         for incident in shown.incidents:
             if innocent := set(incident.caused_by_pids) - culprits:
