@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -72,6 +73,7 @@ class Moment:
     """All texts are checked, too, which takes longer."""
 
 
+_NUMBER = re.compile(r"\d+")
 Check = Callable[[Moment], Iterator[str]]
 
 
@@ -224,15 +226,13 @@ def _leavers(world: World) -> set[int]:
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
     healthy = moment.world.healthy_pids()
-    for source, text in _advice(moment.snapshot):
+    texts = [*_advice(moment.snapshot), *(texts_of(moment.snapshot) if moment.thorough else ())]
+    for source, text in texts:
+        if healthy.isdisjoint(map(int, _NUMBER.findall(text))):
+            continue
         for pid, sentence in ended_pids(text):
             if pid in healthy:
                 yield f"{source} ends {pid}: {sentence}"
-    if moment.thorough:
-        for source, text in texts_of(moment.snapshot):
-            for pid, sentence in ended_pids(text):
-                if pid in healthy:
-                    yield f"{source} ends {pid}: {sentence}"
 
 
 def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -287,7 +287,7 @@ def _verdict(one: Incident) -> object:
 
 def growth(moment: Moment) -> Iterator[str]:
     """What the exporter keeps depends on what exists, and not on what existed."""
-    if moment.collector is not None:
+    if moment.collector is not None and (moment.thorough or moment.second is not None):
         kept = len(pickle.dumps(moment.collector._daemons))
         shown = moment.snapshot
         clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)
