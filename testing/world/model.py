@@ -192,7 +192,7 @@ class World:
             return  # driver 580: it runs without MPS
         earlier = self.clients.get(values.get("pid_of", ""))
         pid = FIRST_CLIENT_PID + PIDS_OF_A_DAEMON * int(name[1:]) + int(number)
-        if earlier is not None and not earlier.exists and earlier.pid not in self.processes:
+        if earlier is not None and earlier.dead_ms is None and earlier.pid not in self.processes:
             pid = earlier.pid
         client = Client(
             pid=pid,
