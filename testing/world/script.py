@@ -8,6 +8,8 @@ from random import Random
 from typing import Any, Literal
 
 USERS = (1001, 1002, 1003)
+STRANGER = 1004
+"""A user whom the daemon of another user may not serve."""
 
 Kind = Literal[
     "host",
@@ -98,7 +100,7 @@ def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Acti
     multiuser = uid == 0 and theme.users and random.random() < 0.2
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser}
     yield Action(0.0, "start_daemon", name, setting)
-    users = (uid,) if uid else USERS if theme.users else (0,)
+    users = (uid, uid, uid, STRANGER) if uid else USERS if theme.users else (0,)
     for number in range(round(minutes * random.uniform(0.5, 6.0) / theme.daemons)):
         yield from _client(seed, theme, f"{name}/c{number}", minutes, users, len(gpus))
     for kind, moments in _moments(seed, theme, name, uid, minutes):
