@@ -26,6 +26,7 @@ Kind = Literal[
     "forge",
     "hide_log",
     "truncate",
+    "clock_step",
 ]
 
 
@@ -87,6 +88,10 @@ def generate(seed: int, minutes: float) -> tuple[Action, ...]:
     theme = Theme.of(seed)
     host = {name: getattr(theme, name) for name in ("gpus", "kernel_log", "nvml", "collisions")}
     actions = [Action(0.0, "host", "host", host)]
+    clock = Random(f"{seed}/clock")
+    if clock.random() < 0.1:
+        at, seconds = clock.uniform(0, minutes * 60), clock.choice((-300, -3, 3, 300, 3600))
+        actions.append(Action(at, "clock_step", "host", {"seconds": seconds}))
     for number in range(theme.daemons):
         actions += _daemon(seed, theme, f"d{number}", minutes)
     return tuple(sorted(actions))
