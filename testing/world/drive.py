@@ -176,7 +176,7 @@ async def play(
     end_ms = START_MS + round(minutes * 60_000)
     previous, _ = await played.collect()
     found, moments = tuple[str, ...](), 0
-    while world.now_ms < end_ms and not found:
+    while world.now_ms - world.stepped_ms < end_ms and not found:
         await played.until(world.now_ms + random.randint(*SCRAPE_MS))
         await played.settle()
         sight = random.choice(get_args(Sight)) if random.random() < SECOND else None

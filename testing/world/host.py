@@ -56,12 +56,14 @@ class WorldHost:
         self._watched: set[int] = set()
         self._requested: dict[int, int | None] = {}
         self._polls = self._runs = 0
-        self._tool = ControlTool(
-            "tool", 2.0, 5.0, run=self._run, now=self.now, clock=lambda: self.now() - EIGHT
-        )
+        self._tool = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
         return self._world.now_ms / 1000
+
+    def _clock(self) -> float:
+        """Return seconds that do not depend on the setting of the wall clock."""
+        return (self._world.now_ms - self._world.stepped_ms) / 1000 - EIGHT
 
     # -- the control tool
 

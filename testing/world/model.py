@@ -41,6 +41,8 @@ class World:
     def __init__(self, seed: int, actions: Sequence[Action]) -> None:
         self.seed = seed
         self.now_ms = START_MS
+        self.stepped_ms = 0
+        """By how much the clock was set."""
         self.settled_ms = START_MS
         """From then on, what has happened by now can be known from outside."""
         self.daemons: dict[str, Daemon] = {}
@@ -150,6 +152,8 @@ class World:
             self.gpus = tuple(Gpu(index) for index in range(action.values.get("gpus", 1)))
             for name in ("kernel_log", "nvml", "collisions"):
                 setattr(self.sight, name, action.values.get(name, False))
+        elif action.kind == "clock_step":
+            self._set_clock(action.values["seconds"] * 1000)
         elif action.kind == "start_daemon":
             self._start_daemon(action)
         elif action.kind == "start_client":
@@ -160,6 +164,18 @@ class World:
                 self._retry_unless(client.daemon.act_on_client(client, action), action)
         elif (daemon := self._daemon(action.target)) is not None:
             self._retry_unless(daemon.act(action), action)
+
+    def _set_clock(self, step_ms: int) -> None:
+        """Set the wall clock; /proc counts starts since the boot, so they move with it."""
+        self.now_ms += step_ms
+        self.settled_ms += step_ms
+        self.stepped_ms += step_ms
+        self._events = [(at + step_ms, number, event) for at, number, event in self._events]
+        for process in self.processes.values():
+            process.started_ms += step_ms
+        if step_ms < 0:
+            for truth in self.truths.values():
+                truth.unknowable.add("the clock was set back")
 
     def _retry_unless(self, done: bool, action: Action) -> None:
         if not done:
@@ -192,7 +208,7 @@ class World:
             return  # driver 580: it runs without MPS
         earlier = self.clients.get(values.get("pid_of", ""))
         pid = FIRST_CLIENT_PID + PIDS_OF_A_DAEMON * int(name[1:]) + int(number)
-        if earlier is not None and not earlier.exists and earlier.pid not in self.processes:
+        if earlier is not None and earlier.dead_ms is None and earlier.pid not in self.processes:
             pid = earlier.pid
         client = Client(
             pid=pid,

@@ -8,6 +8,8 @@ from random import Random
 from typing import Any, Literal
 
 USERS = (1001, 1002, 1003)
+STRANGER = 1004
+"""A user whom the daemon of another user may not serve."""
 
 Kind = Literal[
     "host",
@@ -25,6 +27,7 @@ Kind = Literal[
     "hide_log",
     "truncate",
     "exhaust",
+    "clock_step",
 ]
 
 
@@ -86,6 +89,10 @@ def generate(seed: int, minutes: float) -> tuple[Action, ...]:
     theme = Theme.of(seed)
     host = {name: getattr(theme, name) for name in ("gpus", "kernel_log", "nvml", "collisions")}
     actions = [Action(0.0, "host", "host", host)]
+    clock = Random(f"{seed}/clock")
+    if clock.random() < 0.1:
+        at, seconds = clock.uniform(0, minutes * 60), clock.choice((-300, -3, 3, 300, 3600))
+        actions.append(Action(at, "clock_step", "host", {"seconds": seconds}))
     for number in range(theme.daemons):
         actions += _daemon(seed, theme, f"d{number}", minutes)
     return tuple(sorted(actions))
@@ -99,7 +106,7 @@ def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Acti
     multiuser = uid == 0 and theme.users and random.random() < 0.2
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser}
     yield Action(0.0, "start_daemon", name, setting)
-    users = (uid,) if uid else USERS if theme.users else (0,)
+    users = (uid, uid, uid, STRANGER) if uid else USERS if theme.users else (0,)
     for number in range(round(minutes * random.uniform(0.5, 6.0) / theme.daemons)):
         yield from _client(seed, theme, f"{name}/c{number}", minutes, users, len(gpus))
     for kind, moments in _moments(seed, theme, name, uid, minutes):
