@@ -14,7 +14,7 @@ _ENDING = re.compile(
 _HARMLESS = re.compile(
     r"\b(?:do not|never|must not|cannot|not to|nor) (?:\w+ )?(?:kill|end|stop|terminate)\b"
     r"|\bkill -CONT\b[\d ]*"
-    r"|\b(?:at|in|to|by|until|before|after) (?:the|its|an) end\b|\bthe end of\b"
+    r"|\b(?:at|in|to|by|until|before|after) (?:the|its|an) end\b|\bthe end of\b|\bits end took\b"
     r"|\b(?:ask|wait for|waits for|let)\b[^.;]*?\bend\b"
     r"|\bto end\b",
     re.IGNORECASE,
@@ -23,6 +23,8 @@ _NO_PID = re.compile(
     r"\S*/\S*|\b(?:error|uid|user|Xid|GPU|job|status|line)s? \d+|\d+ ?(?:ms|s|MiB|GiB|%)\b",
     re.IGNORECASE,
 )
+_OF_ITS_OWN = re.compile(r"\bbefore a client\b", re.IGNORECASE)
+"""What "it" means is in the sentence itself."""
 _SERVER = re.compile(r"\bserver \d+", re.IGNORECASE)
 _BACKWARD = re.compile(r"\b(?:it|them|these|those|that|both|all)\b", re.IGNORECASE)
 
@@ -41,6 +43,8 @@ def ended_pids(text: str) -> Iterator[tuple[int, str]]:
     before: set[int] = set()
     for sentence in sentences(text):
         bare = _NO_PID.sub("", sentence)
+        if _OF_ITS_OWN.search(bare):
+            before = set()
         named = _numbers(bare)
         if ends_something(bare):
             refers = not named and _BACKWARD.search(sentence)

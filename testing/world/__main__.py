@@ -1,17 +1,24 @@
 """Play simulated MPS hosts, and print what is violated with its shortest history.
 
-python -m testing.world [--seed N] [--seeds K] [--minutes M]
+python -m testing.world [--seed N] [--seeds K] [--minutes M] [--jobs J] [--defects]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 
-from testing.world.drive import Result, play
+from testing.world.defects import DEFECTS, put_back
+from testing.world.drive import Result, play, record
 from testing.world.script import Action
 from testing.world.shrink import shrink
 
@@ -21,34 +28,59 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds (20)")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of each world (10)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--folder", type=Path, default=tempfile.gettempdir(), help="of recordings")
+    parser.add_argument(
+        "--defects", action="store_true", help="put known defects back, and search for each"
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser.parse_args()
 
 
-async def _explain(result: Result, minutes: float) -> None:
-    """Print the violations, and the fewest actions that lead to one of the same checker."""
-    checker = result.violations[0].partition(":")[0]
+def _play(seed: int, minutes: float) -> Result:
+    return asyncio.run(play(seed, minutes))
+
+
+def _results(options: argparse.Namespace) -> Generator[Result]:
+    """Play the worlds, in this many processes."""
+    seeds = range(options.seed, options.seed + options.seeds)
+    one = partial(_play, minutes=options.minutes)
+    if options.jobs == 1:
+        yield from map(one, seeds)
+        return
+    pool = ProcessPoolExecutor(options.jobs)
+    try:
+        yield from pool.map(one, seeds, chunksize=4)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+async def _explain(result: Result, minutes: float, folder: Path) -> None:
+    """Print the violations, and the fewest actions that lead to one of the same check."""
+    check = result.violations[0].partition(":")[0]
 
     async def fails(actions: Sequence[Action]) -> bool:
         played = await play(result.seed, minutes, actions)
-        return any(text.startswith(f"{checker}:") for text in played.violations)
+        return any(text.startswith(f"{check}:") for text in played.violations)
 
     print(f"seed {result.seed}:", *result.violations, sep="\n  ")
     print("  shortest history:")
-    for action in await shrink(result.actions, fails):
-        user = f" of user {action.uid}" if action.uid else ""
-        print(f"    {action.at:8.3f} s  {action.kind} {action.target}{user}")
+    actions = await shrink(result.actions, fails)
+    for action in actions:
+        print(f"    {action}")
+    path = folder / f"world-{result.seed}.rec.gz"
+    scenario = f"simulated world {result.seed}: {result.violations[0]}"[:200]
+    await record(result.seed, minutes, actions, scenario, path)
+    print(f"  mps-exporter demo {path}")
 
 
-async def _main() -> int:
-    options = _arguments()
+def _search_worlds(options: argparse.Namespace) -> int:
     began, lines, violated = time.monotonic(), 0, 0
-    for seed in range(options.seed, options.seed + options.seeds):
-        result = await play(seed, options.minutes)
+    for result in _results(options):
         lines += result.lines
         if result.violations:
             violated += 1
-            await _explain(result, options.minutes)
+            asyncio.run(_explain(result, options.minutes, options.folder))
     print(
         f"{options.seeds} worlds, {options.seeds * options.minutes:g} host-minutes, "
         f"{lines} log lines in {time.monotonic() - began:.1f} s: {violated} with violations"
@@ -56,5 +88,21 @@ async def _main() -> int:
     return 1 if violated else 0
 
 
+def _search_defects(options: argparse.Namespace) -> int:
+    """Print the first seed that finds each defect."""
+    missed = 0
+    for name in DEFECTS:
+        with put_back(name), closing(_results(options)) as results:
+            found = next((one for one in results if one.violations), None)
+        missed += found is None
+        print(
+            f"{name}:",
+            "not found" if found is None else f"seed {found.seed}, {found.violations[0]}",
+        )
+    return 1 if missed else 0
+
+
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_main()))
+    logging.disable()
+    chosen = _arguments()
+    sys.exit(_search_defects(chosen) if chosen.defects else _search_worlds(chosen))

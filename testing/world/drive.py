@@ -2,66 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
+from typing import get_args
 
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
+from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, Observation
 from mps_exporter.snapshot import Snapshot
-from testing.world.checks import SETTLING_SECONDS, Moment, violations
+from mps_exporter.sources.recording import Header, RecordingWriter
+from testing.world.checks import (
+    CHECKS,
+    EVERYTHING,
+    SETTLING_SECONDS,
+    Check,
+    Moment,
+    Sight,
+    violations,
+)
 from testing.world.host import WorldHost
 from testing.world.model import START_MS, World
 from testing.world.script import Action, generate
 
 SETTLING_MS = round(SETTLING_SECONDS * 1000)
 POLL_MS = 500
+QUIET_MS = 2_500
+CONFIRMING_MS = 1_500
+"""Longer than mps/policy.py's EXIT_CONFIRM_SECONDS."""
+EVENTS = ("connections", "disconnections", "server_starts", "faults")
+MAX_SETTLING_MS = 60_000
+SCRAPE_MS = (1_000, 30_000)
+"""Interval between two moments."""
+SECOND, THOROUGH = 0.1, 0.03
+"""Share of the moments at which a second exporter starts, and at which all texts are checked."""
 
 
 @dataclass(frozen=True)
 class Result:
     seed: int
     violations: tuple[str, ...]
+    """Each begins with the name of its check."""
     lines: int
     moments: int
     actions: tuple[Action, ...]
 
 
-async def play(seed: int, minutes: float, actions: Sequence[Action] | None = None) -> Result:
+class HalfBlindHost(WorldHost):
+    """A host one of whose logs the exporter may not read."""
+
+    def __init__(self, world: World, hidden: LogName) -> None:
+        super().__init__(world, history=True)
+        self._hidden = hidden
+
+    async def poll_logs(
+        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
+    ) -> LogsObservation:
+        seen = await super().poll_logs(daemons, deadline_seconds)
+        states = tuple(
+            replace(state, readable=False) if state.log == self._hidden else state
+            for state in seen.states
+        )
+        chunks = tuple(chunk for chunk in seen.chunks if chunk.log != self._hidden)
+        return replace(seen, chunks=chunks, states=states)
+
+
+def _later(world: World, sight: Sight) -> Collector:
+    """Return an exporter that starts now."""
+    match sight:
+        case "without server.log":
+            return Collector(HalfBlindHost(world, "server"), Settings())
+        case "without control.log":
+            return Collector(HalfBlindHost(world, "control"), Settings())
+    settings = Settings(
+        collector_control=sight != "without the control tool",
+        collector_logs=sight != "without logs",
+    )
+    return Collector(WorldHost(world, history=True), settings)
+
+
+class Play:
+    """A world with an exporter, and a second one that starts later and may see less."""
+
+    def __init__(
+        self,
+        seed: int,
+        actions: Sequence[Action],
+        on_observation: Callable[[Observation], None] = lambda _observation: None,
+    ) -> None:
+        self.world = World(seed, actions)
+        self.exporter = Collector(WorldHost(self.world), Settings(), on_observation=on_observation)
+        self.second: Collector | None = None
+        self.sight: Sight = EVERYTHING
+        self._happened = (0, 0, 0)
+        self._quiet_ms = 0
+        self._seen: object = None
+
+    async def until(self, to_ms: int, *, settle: bool = True) -> None:
+        """Advance, reading the logs whenever something was written, until the logs are quiet."""
+        world, latest_ms = self.world, to_ms + settle * MAX_SETTLING_MS
+        while world.now_ms < to_ms or (world.unsettled and world.now_ms < latest_ms):
+            limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + POLL_MS
+            due_ms = world.next_event_ms()
+            if world.unsettled:
+                due_ms = min(due_ms or world.settled_ms, world.settled_ms) + 1
+            next_ms = limit_ms if due_ms is None else max(world.now_ms + POLL_MS, due_ms)
+            world.advance(min(next_ms, limit_ms))
+            if self._is_due():
+                await self._poll()
+
+    async def _poll(self) -> None:
+        for collector in filter(None, (self.exporter, self.second)):
+            await collector.watch_processes()
+            await collector.poll_logs()
+
+    def _is_due(self) -> bool:
+        """Return whether something happened lately: an exit counts a second later."""
+        happened = self.world.lines, len(self.world.exits), len(self.world.kernel_lines)
+        if happened != self._happened:
+            self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
+        return self.world.now_ms <= self._quiet_ms
+
+    async def settle(self) -> None:
+        """Find new daemons, and confirm what died in their queues before they were found."""
+        running = {pipe for pipe, daemon in self.world.daemons.items() if daemon.exists}
+        if not running <= self.exporter._daemons.keys():
+            await self.collect()
+            await self.until(self.world.now_ms + CONFIRMING_MS)
+
+    async def start_second(self, sight: Sight) -> None:
+        """Start an exporter, and wait until it has confirmed what is dead."""
+        self.second, self.sight = _later(self.world, sight), sight
+        await self.collect()
+        self._seen = self._changes()
+        await self.until(self.world.now_ms + CONFIRMING_MS)
+
+    def _changes(self) -> object:
+        """Return what changes a server: replies of the control tool are older then."""
+        return [
+            (
+                one.exists,
+                one.server,
+                {name: dict(one.truth.numbers.get(name, {})) for name in EVENTS},
+            )
+            for one in self.world.daemons.values()
+        ]
+
+    async def collect(self) -> tuple[Snapshot, Snapshot | None]:
+        """Return what the exporters show now; the second one only if nobody waits for a reply."""
+        snapshot = await self.exporter.collect()
+        if self.second is None:
+            return snapshot, None
+        later = await self.second.collect()
+        stuck = any(one.stuck or one.quitting for one in self.world.daemons.values())
+        late = self.sight != EVERYTHING and self._seen != self._changes()
+        return snapshot, None if stuck or late else later
+
+
+async def play(
+    seed: int,
+    minutes: float,
+    actions: Sequence[Action] | None = None,
+    *,
+    checks: Collection[Check] = CHECKS,
+    on_observation: Callable[[Observation], None] = lambda _observation: None,
+) -> Result:
     """Play a world to the first moment at which something is violated, or to its end."""
     script = tuple(generate(seed, minutes) if actions is None else actions)
-    world = World(seed, script)
-    collector = Collector(WorldHost(world), Settings())
-    random = Random(f"{seed}/scrapes")
+    played = Play(seed, script, on_observation)
+    world, random = played.world, Random(f"{seed}/scrapes")
     end_ms = START_MS + round(minutes * 60_000)
-    previous, found, moments = None, tuple[str, ...](), 0
-    await collector.collect()
-    while world.now_ms < end_ms and not found:
-        await _pass(world, collector, world.now_ms + random.randint(1_000, 30_000))
-        snapshot = await collector.collect()
-        again = await _restarted(world) if random.random() < 0.2 else None
-        found = tuple(violations(Moment(world, snapshot, again, previous)))
+    previous, _ = await played.collect()
+    found, moments = tuple[str, ...](), 0
+    while world.now_ms - world.stepped_ms < end_ms and not found:
+        await played.until(world.now_ms + random.randint(*SCRAPE_MS))
+        await played.settle()
+        sight = random.choice(get_args(Sight)) if random.random() < SECOND else None
+        if sight is not None:
+            await played.start_second(sight)
+        thorough = random.random() < THOROUGH
+        snapshot, second = await played.collect()
+        moment = Moment(world, snapshot, previous, second, played.sight, played.exporter, thorough)
+        found = tuple(violations(moment, checks))
         previous, moments = snapshot, moments + 1
-    return Result(seed, found, sum(world.truth.lines.values()), moments, script)
+        if played.sight != EVERYTHING:
+            played.second = None  # later replies of the control tool are up to 15 s old
+    return Result(seed, found, world.lines, moments, script)
 
 
-async def _pass(world: World, collector: Collector, to_ms: int) -> None:
-    """Advance, reading the logs whenever something was written, until the logs are quiet."""
-    while world.now_ms < to_ms or _unsettled(world):
-        due = world.next_event_ms()
-        step = max(world.now_ms + POLL_MS, due or 0)
-        limit = to_ms if world.now_ms < to_ms else world.now_ms + SETTLING_MS
-        world.advance(min(step, limit))
-        await collector.watch_processes()
-        await collector.poll_logs()
-
-
-def _unsettled(world: World) -> bool:
-    return world.busy or world.now_ms - world.last_line_ms <= SETTLING_MS
-
-
-async def _restarted(world: World) -> Snapshot:
-    """Return what an exporter shows that starts now."""
-    collector = Collector(WorldHost(world, history=True), Settings())
-    await collector.collect()
-    return await collector.collect()
+async def record(
+    seed: int, minutes: float, actions: Sequence[Action], scenario: str, path: Path
+) -> None:
+    """Write what the exporter saw of a world; mps-exporter demo replays it."""
+    header = Header(
+        scenario=scenario,
+        machine="simulated host",
+        driver_version="580",
+        recorded_at=datetime.fromtimestamp(START_MS / 1000, UTC).isoformat(),
+        started_at=START_MS / 1000,
+        exporter_version="",
+        anonymised=False,
+    )
+    writer = RecordingWriter(path, header)
+    await play(seed, minutes, actions, on_observation=writer.add)
+    writer.close()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
 
 from mps_exporter.observations import (
+    AddressRanges,
     ControlObservation,
     DaemonFacts,
+    GpuObservation,
+    GpuProcess,
+    KernelLine,
     KernelObservation,
     LogChunk,
     LogName,
     LogsObservation,
     LogState,
     NvmlObservation,
+    Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
@@ -22,10 +26,15 @@ from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.processes import observations_by_exit
-from testing import fake_mps_control
-from testing.fake_host import H200
-from testing.mps_logs import EIGHT, LOGS, PIPE
-from testing.world.model import DAEMON, World
+from testing.mps_logs import EIGHT, LOGS
+from testing.world.daemon import Daemon
+from testing.world.model import World
+from testing.world.processes import Client, Process
+
+ABSENT = b"Cannot find MPS control daemon process\n"
+COLLISION = b"Cannot send command to MPS control daemon process\n"
+"""Driver 580: another caller was there at the same time."""
+SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
 
 
 class WorldHost:
@@ -34,16 +43,29 @@ class WorldHost:
     def __init__(self, world: World, *, history: bool = False) -> None:
         """With `history`, what is written now is from before the exporter's start."""
         self._world = world
-        self._read = dict.fromkeys(LOGS, 0)
-        self._history_ends = {log: len(world.logs[log]) if history else 0 for log in LOGS}
+        self._history = history
+        self._read: dict[tuple[str, LogName], tuple[int, int]] = {}
+        """Bytes that were read of a log, and truncations that were noticed."""
+        self._history_ends = {
+            (pipe, log): len(daemon.logs[log]) if history else 0
+            for pipe, daemon in world.daemons.items()
+            for log in LOGS
+        }
         self._exits_seen = len(world.exits) if history else 0
-        self._polls = 0
-        self._tool = ControlTool(
-            "tool", 2.0, 5.0, run=self._run, now=self.now, clock=lambda: self.now() - EIGHT
-        )
+        self._kernel_lines_seen = len(world.kernel_lines) if history else 0
+        self._watched: set[int] = set()
+        self._requested: dict[int, int | None] = {}
+        self._polls = self._runs = 0
+        self._tool = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
         return self._world.now_ms / 1000
+
+    def _clock(self) -> float:
+        """Return seconds that do not depend on the setting of the wall clock."""
+        return (self._world.now_ms - self._world.stepped_ms) / 1000 - EIGHT
+
+    # -- the control tool
 
     async def _run(
         self,
@@ -53,80 +75,21 @@ class WorldHost:
         timeout_seconds: float,
         rights: ChildRights,
     ) -> ProcessResult:
-        del argv, environment, timeout_seconds, rights
-        commands = stdin.decode().splitlines()
-        replies = [fake_mps_control.reply(self._state(), one) for one in commands]
-        self._world.say_query(fake_mps_control.log_lines(commands, replies))
+        del argv, rights
+        world = self._world
+        daemon = world.daemons[environment["CUDA_MPS_PIPE_DIRECTORY"]]
+        while daemon.busy and (due := world.next_event_ms()) is not None:
+            world.advance(due)
+        if not daemon.exists:
+            return ProcessResult(1, stderr=ABSENT)
+        self._runs += 1
+        if world.sight.collisions and self._runs % 20 == 0:
+            return ProcessResult(1, stderr=COLLISION)
+        replies = daemon.query(stdin.decode().splitlines())
+        if replies is None:
+            return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
         lines = [line for reply in replies for line in reply]
         return ProcessResult(0, "".join(f"{line}\n" for line in lines).encode())
-
-    def _state(self) -> dict[str, Any]:
-        """Return what the control tool can see, in the form of fake_mps_control."""
-        server = self._world.server
-        if server is None or not server.ready:
-            return {"devices": [H200]}
-        clients = [
-            {"pid": one.pid, "contexts": {"0": [1]}} for one in server.clients if one.contexts
-        ]
-        return {"devices": [H200], "servers": [{"pid": server.pid, "clients": clients}]}
-
-    def _processes(self) -> dict[int, ProcessFacts]:
-        """Return the servers and clients that exist now."""
-        world = self._world
-        found = {
-            one.pid: ProcessFacts(
-                one.pid, one.started_ms / 1000, uid=one.uid, state="S", mps_environment={}
-            )
-            for one in world.clients.values()
-            if one.exists
-        }
-        if (server := world.server) is not None:
-            found[server.pid] = ProcessFacts(
-                server.pid,
-                server.started_ms / 1000,
-                uid=server.uid,
-                name="nvidia-cuda-mps-server",
-                state="S",
-                namespace_pids=(server.pid,),
-            )
-        return found
-
-    def _daemon(self) -> DaemonFacts:
-        server = self._world.server
-        return DaemonFacts(
-            PIPE,
-            "/log",
-            process=ProcessFacts(
-                DAEMON, EIGHT, name=fake_mps_control.NAME, state="S", namespace_pids=(DAEMON,)
-            ),
-            servers=() if server is None else (self._processes()[server.pid],),
-            lock_tested=True,
-            lock_holder_pid=DAEMON,
-        )
-
-    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        del deadline_seconds
-        return (self._daemon(),)
-
-    def forget(self, present: Collection[str]) -> None:
-        self._tool.forget(present)
-
-    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        del deadline_seconds
-        there = {pid: facts for pid, facts in self._processes().items() if pid in pids}
-        gone = tuple(sorted(set(pids) - there.keys()))
-        return ProcfsObservation(self.now(), daemons=(self._daemon(),), processes=there, gone=gone)
-
-    async def exit_observations(
-        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
-    ) -> Sequence[ProcfsObservation]:
-        exits = self._world.exits[self._exits_seen :]
-        self._exits_seen = len(self._world.exits)
-        ended = {pid: at_ms / 1000 for pid, at_ms in exits if pid in watched}
-        if not ended:
-            return ()
-        observation = await self.identify({*watched, *others}, deadline_seconds)
-        return observations_by_exit(observation, ended)
 
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
@@ -138,56 +101,178 @@ class WorldHost:
     ) -> ControlObservation:
         return await self._tool.reconcile(daemon, servers, deadline_seconds)
 
+    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        return self._tool.counts(pipe_directory)
+
+    def forget(self, present: Collection[str]) -> None:
+        self._tool.forget(present)
+
+    # -- processes
+
+    def _facts(self, process: Process) -> ProcessFacts:
+        environment = {}
+        if isinstance(process, Client):
+            environment["CUDA_MPS_PIPE_DIRECTORY"] = process.daemon.pipe
+            if len(process.gpus) < len(process.daemon.gpus):
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.gpus))
+            if process.percentage is not None:
+                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{process.percentage:g}"
+        return ProcessFacts(
+            process.pid,
+            process.started_ms / 1000,
+            uid=process.uid,
+            name=process.name,
+            state="T" if process.stopped else "S",
+            parent_pid=process.parent_pid,
+            namespace_pids=(process.pid,),
+            mps_environment=environment,
+        )
+
+    def _daemons(self) -> tuple[DaemonFacts, ...]:
+        return tuple(self._daemon_facts(one) for one in self._world.daemons.values() if one.exists)
+
+    def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
+        server = daemon.server
+        return DaemonFacts(
+            daemon.pipe,
+            daemon.log_directory,
+            process=self._facts(daemon),
+            servers=() if server is None else (self._facts(server),),
+            owner_uid=daemon.uid,
+            log_owners=tuple({0, daemon.uid}),
+            limited=daemon.uid != 0,
+            multiuser=daemon.multiuser,
+            lock_tested=True,
+            lock_holder_pid=daemon.pid,
+        )
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        del deadline_seconds
+        return self._daemons()
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        del deadline_seconds
+        processes = self._world.processes
+        there = {pid: self._facts(processes[pid]) for pid in pids if pid in processes}
+        gone = tuple(sorted(set(pids) - there.keys()))
+        return ProcfsObservation(self.now(), daemons=self._daemons(), processes=there, gone=gone)
+
+    async def exit_observations(
+        self, watched: Collection[int], others: Collection[int], deadline_seconds: float
+    ) -> Sequence[ProcfsObservation]:
+        new, self._watched = set(watched) - self._watched, set(watched)
+        exits = self._world.exits[self._exits_seen :]
+        self._exits_seen = len(self._world.exits)
+        ended = {pid: at_ms / 1000 for pid, at_ms in exits if pid in self._watched}
+        if not ended and not new:
+            return ()
+        observation = await self.identify({*watched, *others}, deadline_seconds)
+        return observations_by_exit(observation, ended)
+
+    # -- logs
+
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         del deadline_seconds
         self._polls += 1
         chunks: list[LogChunk] = []
-        if daemons:
+        states = []
+        for pipe in [one.pipe_directory for one in daemons]:
             for log in LOGS:
-                chunks += self._chunks(log)
-        states = tuple(LogState(PIPE, log, f"/logs/{log}.log", readable=True) for log in LOGS)
-        return LogsObservation(at=self.now(), chunks=tuple(chunks), states=states)
+                readable = (pipe, log) not in self._world.sight.gone_logs
+                states.append(LogState(pipe, log, f"/logs{pipe}/{log}.log", readable=readable))
+                if readable:
+                    chunks += self._chunks(pipe, log)
+        return LogsObservation(at=self.now(), chunks=tuple(chunks), states=tuple(states))
 
-    def _chunks(self, log: LogName) -> list[LogChunk]:
-        """Return what is new, in up to three pieces that end anywhere, also within a line."""
-        begin, end = self._read[log], len(self._world.logs[log])
-        self._read[log] = end
-        old = self._history_ends[log]
-        random = Random(f"{self._world.seed}/pieces/{log}/{self._polls}")
-        cuts = sorted({random.randint(begin, end) for _ in range(2)} | {end})
-        if begin < old:
-            cuts = [old]
-        chunks = []
-        for cut in cuts:
-            chunks.append(
-                LogChunk(
-                    at=self.now(),
-                    pipe_directory=PIPE,
-                    log=log,
-                    data=self._world.logs[log][begin:cut],
-                    history=begin < old,
-                    complete_until=self.now() if cut == end else None,
-                    utc_offset_seconds=0.0,
-                )
+    def _chunks(self, pipe: str, log: LogName) -> Iterator[LogChunk]:
+        """Yield what is new, in up to three pieces that end anywhere, also within a line."""
+        daemon = self._world.daemons[pipe]
+        data, truncations = daemon.logs[log], daemon.truncations[log]
+        begin, seen = self._read.get((pipe, log), (0, len(truncations) if self._history else 0))
+        self._read[pipe, log] = len(data), len(truncations)
+        start = max(truncations, default=0)
+        lost = max(0, start - begin) if seen < len(truncations) else 0
+        if lost and not self._history:
+            daemon.truth.unknowable.add("lines were lost")
+        begin = max(begin, start)
+        history = begin < self._history_ends.get((pipe, log), 0)
+        cuts = {len(data)}
+        if begin < len(data) and not history:
+            random = Random(f"{self._world.seed}/pieces/{pipe}/{log}/{self._polls}")
+            cuts |= {random.randint(begin, len(data)) for _ in range(2)}
+        restarted = seen < len(truncations)
+        for cut in sorted(cuts):
+            yield LogChunk(
+                at=self.now(),
+                pipe_directory=pipe,
+                log=log,
+                data=bytes(data[begin:cut]),
+                history=history,
+                restarted=restarted,
+                lost_bytes=lost,
+                complete_until=self.now() if cut == len(data) else None,
+                utc_offset_seconds=0.0,
             )
-            begin = cut
-        return chunks
+            begin, restarted, lost = cut, False, 0
+
+    # -- the kernel log and the GPUs
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
-        del clients
-        return KernelObservation(self.now(), readable=False)
+        world = self._world
+        if not world.sight.kernel_log:
+            return KernelObservation(self.now(), readable=False, error="/dev/kmsg: no permission")
+        seen, self._kernel_lines_seen = self._kernel_lines_seen, len(world.kernel_lines)
+        lines = [KernelLine(at_ms / 1000, text) for at_ms, text in world.kernel_lines[seen:]]
+        requested, self._requested = self._requested, dict(clients)
+        ranges = []
+        for pid, uid in requested.items():
+            client = world.processes.get(pid)
+            if isinstance(client, Client) and uid in (None, client.uid):
+                ranges.append(AddressRanges(self.now(), pid, client.uid, client.reservations))
+                if not self._history and client.mapped_ms is None:
+                    client.mapped_ms = world.now_ms
+        return KernelObservation(
+            self.now(), readable=True, lines=tuple(lines), ranges=tuple(ranges)
+        )
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         del deadline_seconds
-        raise SourceError("no GPU here")
+        if not self._world.sight.nvml:
+            raise SourceError("no GPU here")
+        gpus = tuple(
+            GpuObservation(
+                gpu.index,
+                gpu.uuid,
+                name="NVIDIA H200",
+                pci_bus_id=f"0000{gpu.pci}.0",
+                sm_count=132,
+                compute_mode="default",
+                processes=tuple(self._gpu_processes(gpu.index)),
+            )
+            for gpu in self._world.gpus
+        )
+        return NvmlObservation(
+            self.now(), Outcome.OK, driver_version="580.159.04", cuda_version="13.0", gpus=gpus
+        )
+
+    def _gpu_processes(self, index: int) -> Iterator[GpuProcess]:
+        """Yield the servers, and the clients that have a context here or lost it with a server."""
+        for daemon in self._world.daemons.values():
+            here = [gpu.index for gpu in daemon.gpus]
+            server = daemon.server
+            if index in here and server is not None and server.ready:
+                yield GpuProcess(server.pid, "compute", SERVER_BYTES)
+        for process in self._world.processes.values():
+            if isinstance(process, Client) and process.active_ms is not None:
+                used = [process.daemon.gpus[ordinal].index for ordinal in process.gpus]
+                if index in used and process.alive:
+                    yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
+                    yield GpuProcess(process.pid, "mps", CLIENT_BYTES)
 
     async def tick_gpus(self) -> None:
         """Nothing between collections."""
-
-    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        return self._tool.counts(pipe_directory)
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -1,51 +1,38 @@
-"""A host with one control daemon of driver 580, single-user servers, and users' clients."""
+"""A simulated host with driver 580: its time, processes, GPUs, kernel log, and control daemons."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from random import Random
 
-from mps_exporter.observations import LogName
-from testing.mps_logs import EIGHT, GPU, LOGS
+from testing.mps_logs import EIGHT, PIPE
+from testing.world.daemon import Daemon
+from testing.world.processes import Client, Gpu, Process
 from testing.world.script import Action
 from testing.world.truth import Truth
 
-DAEMON = 630
-FIRST_SERVER_PID, FIRST_CLIENT_PID = 1_000, 100_000
 START_MS = round(EIGHT * 1000)
-FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
+RETRY_MS = 250
+"""An action whose outcome at this moment was never measured is tried again after this time."""
+SETTLING_MS = 300
+FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
+FIRST_CLIENT_PID = 200_000
 
 
 @dataclass(eq=False)
-class Client:
-    pid: int
-    uid: int
-    started_ms: int
-    alive: bool = True
-    """It has not begun to exit."""
-    exists: bool = True
-    queued_ms: int | None = None
-    blocked: bool = False
-    """Another user's server held the GPU while this client was queued."""
-    connected_ms: int | None = None
-    contexts: int = 0
+class Sight:
+    """What the host lets an exporter see."""
 
-
-@dataclass(eq=False)
-class Server:
-    pid: int
-    uid: int
-    started_ms: int
-    ready: bool = False
-    alive: bool = True
-    clients: list[Client] = field(default_factory=list)
-    expected: int = 0
-    """Clients that were sent here and have not connected."""
+    kernel_log: bool = False
+    nvml: bool = False
+    collisions: bool = False
+    """Other programs query the daemons, too."""
+    gone_logs: set[tuple[str, str]] = field(default_factory=set)
+    """Pipe directory and log of the log files that nobody may read."""
 
 
 class World:
@@ -54,27 +41,26 @@ class World:
     def __init__(self, seed: int, actions: Sequence[Action]) -> None:
         self.seed = seed
         self.now_ms = START_MS
-        self.truth = Truth()
-        self.logs: dict[LogName, bytes] = dict.fromkeys(LOGS, b"")
+        self.stepped_ms = 0
+        """By how much the clock was set."""
+        self.settled_ms = START_MS
+        """From then on, what has happened by now can be known from outside."""
+        self.daemons: dict[str, Daemon] = {}
+        """By pipe directory."""
         self.clients: dict[str, Client] = {}
-        self.queue: list[Client] = []
-        self.server: Server | None = None
-        self.busy = False
-        """The daemon's one thread waits for a server's exit, and accepts nothing."""
-        self.last_line_ms = START_MS
+        """By name; also those that have ended."""
+        self.processes: dict[int, Process] = {}
+        """Those that exist."""
+        self.gpus: tuple[Gpu, ...] = (Gpu(0),)
         self.exits: list[tuple[int, int]] = []
         """PID and time of each process that exited."""
-        self._deferred: list[Callable[[], None]] = []
-        self._retry = 0
-        self._last_ready_uid: int | None = None
-        self._server_pids = count(FIRST_SERVER_PID)
+        self.kernel_lines: list[tuple[int, str]] = []
+        self.sight = Sight()
         self._numbers = count()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._say("control", "Starting control daemon using socket /tmp/mps/control")
-        self._say("control", "CUDA MPS Control binary version: 13000")
-        self.truth.count("daemon_starts")
-        for action in actions:
-            self._at(START_MS + round(action.at * 1000), partial(self._act, action))
+        for action in sorted(actions):
+            self.at(START_MS + round(action.at * 1000), partial(self._act, action))
+        self.advance(START_MS)
 
     # -- time
 
@@ -84,240 +70,171 @@ class World:
     def advance(self, to_ms: int) -> None:
         while self._events and self._events[0][0] <= to_ms:
             at, _, event = heapq.heappop(self._events)
-            self._pass_to(at)
+            self.now_ms = max(self.now_ms, at)
             event()
-        self._pass_to(to_ms)
+        self.now_ms = max(self.now_ms, to_ms)
+        for daemon in self.daemons.values():
+            daemon.account()
 
-    def _pass_to(self, to_ms: int) -> None:
-        span, self.now_ms = to_ms - self.now_ms, to_ms
-        server = self.server
-        if server is not None and server.clients:
-            self.truth.count("holding_seconds", server.uid, span)
-        elif (server is None or not server.expected) and any(
-            one.blocked and one.alive for one in self.queue
-        ):
-            self.truth.count("handover_idle_seconds", by=span)
-
-    def _at(self, at_ms: int, event: Callable[[], None]) -> None:
+    def at(self, at_ms: int, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_ms, next(self._numbers), event))
 
-    def _after(self, milliseconds: int, event: Callable[[], None]) -> None:
-        self._at(self.now_ms + milliseconds, event)
+    def after(self, milliseconds: int, event: Callable[[], None]) -> None:
+        self.at(self.now_ms + milliseconds, event)
 
-    def _delay(self, entity: object, what: str, least: int, most: int) -> int:
-        return Random(f"{self.seed}/{entity}/{what}").randint(least, most)
+    def random(self, entity: object, what: str) -> Random:
+        """Return a generator that depends on this entity only, whatever else happens."""
+        return Random(f"{self.seed}/{entity}/{what}")
 
-    # -- logs
+    def delay(self, entity: object, what: str, least: int, most: int) -> int:
+        return self.random(entity, what).randint(least, most)
 
-    def _say(self, log: LogName, text: str, pid: int = DAEMON) -> None:
-        component = "Control" if log == "control" else "Server"
-        if text == "Startup":
-            component = "Other"
-        seconds, milliseconds = divmod(self.now_ms, 1000)
-        stamp = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{milliseconds:03d}"
-        self.logs[log] += f"[{stamp} {component} {pid:5d}] {text}\n".encode()
-        self.truth.lines[log] += 1
-        self.last_line_ms = self.now_ms
+    def settle(self, milliseconds: int = SETTLING_MS) -> None:
+        """Delay the moment from which on all can be known."""
+        self.settled_ms = max(self.settled_ms, self.now_ms + milliseconds)
 
-    def say_query(self, lines: Sequence[str]) -> None:
-        """Write what one run of the control tool leaves in control.log."""
-        for line in lines:
-            self._say("control", line)
+    @property
+    def unsettled(self) -> bool:
+        return self.now_ms <= self.settled_ms or any(one.moving for one in self.daemons.values())
+
+    # -- what exists
+
+    def add(self, process: Process) -> None:
+        self.processes[process.pid] = process
+
+    def end_process(self, process: Process) -> None:
+        if process.exists:
+            process.exists = False
+            self.exits.append((process.pid, self.now_ms))
+            if self.processes.get(process.pid) is process:
+                del self.processes[process.pid]
+
+    @property
+    def last_exit_ms(self) -> int:
+        return self.exits[-1][1] if self.exits else 0
+
+    @property
+    def truths(self) -> Mapping[str, Truth]:
+        return {pipe: daemon.truth for pipe, daemon in self.daemons.items()}
+
+    @property
+    def lines(self) -> int:
+        return sum(sum(one.lines.values()) for one in self.truths.values())
+
+    def healthy_pids(self) -> set[int]:
+        """Return the processes that nobody has a reason to end.
+
+        Those of a user who forges logs are not among them, nor those with a PID from a fault.
+        """
+        hanging: set[Process] = set()
+        for daemon in self.daemons.values():
+            if (server := daemon.server) is not None and server.ghost:
+                hanging |= {server, *server.clients}
+            elif server is not None and (server.torn or server.abandoned_work):
+                hanging.add(server)
+            if daemon.stuck:
+                hanging.add(daemon)
+        hanging |= {one for one in self.clients.values() if not one.healthy}
+        forgers = {one.uid for one in self.daemons.values() if "forged" in one.truth.unknowable}
+        faults = [fault for one in self.truths.values() for fault in one.faults]
+        named = {pid for one in faults for pid in (one.culprit_pid, *one.victim_pids)}
+        return {
+            one.pid
+            for one in self.processes.values()
+            if one not in hanging and one.uid not in forgers and one.pid not in named
+        }
 
     # -- actions
 
     def _act(self, action: Action) -> None:
-        client = self.clients.get(action.target)
-        if action.kind == "start_client":
-            pid = FIRST_CLIENT_PID + int(action.target[1:])  # the same without other actions
-            client = Client(pid, action.uid, self.now_ms)
+        """Run an action; one whose outcome was never measured waits until it is."""
+        if action.kind == "host":
+            self.gpus = tuple(Gpu(index) for index in range(action.values.get("gpus", 1)))
+            for name in ("kernel_log", "nvml", "collisions"):
+                setattr(self.sight, name, action.values.get(name, False))
+        elif action.kind == "clock_step":
+            self._set_clock(action.values["seconds"] * 1000)
+        elif action.kind == "start_daemon":
+            self._start_daemon(action)
+        elif action.kind == "start_client":
+            self._start_client(action)
+        elif action.target in self.clients:
+            client = self.clients[action.target]
+            if client.exists:
+                self._retry_unless(client.daemon.act_on_client(client, action), action)
+        elif (daemon := self._daemon(action.target)) is not None:
+            self._retry_unless(daemon.act(action), action)
+
+    def _set_clock(self, step_ms: int) -> None:
+        """Set the wall clock; /proc counts starts since the boot, so they move with it."""
+        self.now_ms += step_ms
+        self.settled_ms += step_ms
+        self.stepped_ms += step_ms
+        self._events = [(at + step_ms, number, event) for at, number, event in self._events]
+        for process in self.processes.values():
+            process.started_ms += step_ms
+        if step_ms < 0:
+            for truth in self.truths.values():
+                truth.unknowable.add("the clock was set back")
+
+    def _retry_unless(self, done: bool, action: Action) -> None:
+        if not done:
+            self.after(RETRY_MS, partial(self._act, action))
+
+    def _daemon(self, name: str) -> Daemon | None:
+        return next((one for one in self.daemons.values() if one.key == name), None)
+
+    def _start_daemon(self, action: Action) -> None:
+        known = self._daemon(action.target)
+        if known is None:
+            number = int(action.target[1:])
+            known = Daemon(
+                self,
+                key=action.target,
+                pipe=PIPE if number == 0 else f"{PIPE}-{number}",
+                pids=count(FIRST_PID + PIDS_OF_A_DAEMON * number),
+                uid=action.values.get("uid", 0),
+                gpus=tuple(action.values.get("gpus", range(len(self.gpus)))),
+                multiuser=action.values.get("multiuser", False),
+            )
+            self.daemons[known.pipe] = known
+        if not known.exists:
+            known.start()
+
+    def _start_client(self, action: Action) -> None:
+        name, _, number = action.target.partition("/c")
+        daemon, values = self._daemon(name), action.values
+        if daemon is None or not daemon.exists:
+            return  # driver 580: it runs without MPS
+        earlier = self.clients.get(values.get("pid_of", ""))
+        pid = FIRST_CLIENT_PID + PIDS_OF_A_DAEMON * int(name[1:]) + int(number)
+        if earlier is not None and earlier.dead_ms is None and earlier.pid not in self.processes:
+            pid = earlier.pid
+        client = Client(
+            pid=pid,
+            uid=values.get("uid", 1001),
+            started_ms=self.now_ms,
+            name=values.get("name", "python3"),
+            key=action.target,
+            daemon=daemon,
+            gpus=tuple(values.get("gpus", daemon.ordinals)),
+            busy=values.get("busy", True),
+            percentage=values.get("percentage"),
+            reservations=self._reservations(values.get("fork_of", action.target)),
+        )
+        if daemon.may_arrive(client):
+            self.add(client)
             self.clients[action.target] = client
-            self._daemon_accepts(lambda: self._arrive(client))
-        elif action.kind == "end_client" and client is not None:
-            self._end(client)
-        elif action.kind == "kill_server":
-            self._kill_server()
-
-    def _daemon_accepts(self, event: Callable[[], None]) -> None:
-        if self.busy:
-            self._deferred.append(event)
+            daemon.accept(partial(daemon.arrive, client))
         else:
-            event()
+            self._retry_unless(False, action)
 
-    def _end(self, client: Client) -> None:
-        """End it once it has computed for a moment; a queued one waits until it is served."""
-        if not client.alive:
-            return
-        if client.contexts == 0:
-            self._after(1000, lambda: self._end(client))
-            return
-        self._leave_context(client)
-        # recordings/samples/uid-wait: the process disconnects 14-16 ms after its context
-        self._after(self._delay(client.pid, "leave", 14, 16), lambda: self._disconnect(client))
+    def _reservations(self, key: str) -> tuple[tuple[int, int], ...]:
+        """Return the ranges that each context and the memory of a process reserve (recordings/xid).
 
-    def _kill_server(self) -> None:
-        """Kill the server; only without a queue, since no recording shows what follows then."""
-        server = self.server
-        if server is None or not server.ready or server.expected or self.queue or self.busy:
-            return
-        if any(one.contexts == 0 for one in server.clients):
-            return
-        server.alive = False
-        self.exits.append((server.pid, self.now_ms))
-        for client in list(server.clients):
-            self.truth.count("losses", f"{client.uid} server_crashed")
-            self._drop(server, client)
-        # recordings/samples/server-killed: only control.log has a line, with status 0
-        self._say("control", f"Server {server.pid} exited with status 0")
-        self.truth.count("server_exits", "crashed")
-        self.server = None
-        self._retry += 1
-
-    # -- the daemon
-
-    def _arrive(self, client: Client) -> None:
-        server = self.server
-        self._say("control", "Accepting connection...")
-        if server is not None and server.ready and server.uid == client.uid:
-            self._say("control", _new_client(client, "Server already exists"))
-            if any(one.blocked and one.alive for one in self.queue):
-                self.truth.count("overtakes", client.uid)
-            server.expected += 1
-            self._after(1, lambda: self._connect(server, client))
-            return
-        self._say(
-            "control", _new_client(client, "Server is not ready, push client to pending list")
-        )
-        client.queued_ms = self.now_ms
-        self.queue.append(client)
-        if server is None:
-            self._start_server(client.uid)
-        elif server.uid != client.uid:
-            client.blocked = True
-            if server.ready and sum(one.uid != server.uid for one in self.queue) == 1:
-                self._try_shutdown(server, FIRST_BACKOFF_MS, self._retry)
-
-    def _start_server(self, uid: int) -> None:
-        server = self.server = Server(next(self._server_pids), uid, self.now_ms)
-        self._say("control", f"Starting new server {server.pid} for user {uid}", server.pid)
-        self.truth.count("server_starts", uid)
-        for client in self.queue:
-            client.blocked |= client.uid != uid
-        # recordings/samples: 58 ms (server-killed) to 243 ms (uid-wait)
-        self._after(2, lambda: self._say("server", "Startup", server.pid))
-        self._after(self._delay(server.pid, "start", 58, 243), lambda: self._ready(server))
-
-    def _ready(self, server: Server) -> None:
-        server.ready = True
-        self._say("server", "Server has started", server.pid)
-        self._say("control", f"NEW SERVER {server.pid}: Ready")
-        self.truth.observe("startups", self.now_ms - server.started_ms)
-        mine = [one for one in self.queue if one.uid == server.uid]
-        self.queue = [one for one in self.queue if one.uid != server.uid]
-        if any(one.blocked for one in mine):
-            self.truth.count("handovers")
-        for client in mine:
-            if client.blocked and client.queued_ms is not None:
-                waited = self.now_ms - client.queued_ms
-                self.truth.observe("waits", waited, client.uid)
-                self.truth.served.append((client.pid, waited))
-            self._connect(server, client, expected=False)
-        if self.queue:
-            self._after(1, lambda: self._try_shutdown(server, FIRST_BACKOFF_MS, self._retry))
-
-    def _try_shutdown(self, server: Server, backoff_ms: int, retry: int) -> None:
-        if retry != self._retry or self.server is not server or self.busy:
-            return
-        first = backoff_ms == FIRST_BACKOFF_MS
-        how = "disabled" if first else "enabled"
-        self._say("control", f"Try shutting down server {server.pid}, backoff is {how}")
-        self._say("server", "Server has been notified to shutdown", server.pid)
-        if threads := sum(1 + one.contexts for one in server.clients) + server.expected:
-            # recordings/samples/uid-wait: the back-off doubles from 200 ms
-            for text in (
-                f"Server {server.pid} has {threads} active worker threads. "
-                "Server will not shutdown.",
-                f"Control will try shutting down server {server.pid} again "
-                f"in at most {backoff_ms}ms",
-            ):
-                self._say("control", text)
-            refusal = f"Server was unable to shutdown due to {threads} active clients"
-            self._say("server", refusal, server.pid)
-            longer = min(2 * backoff_ms, LAST_BACKOFF_MS)
-            self._after(backoff_ms, lambda: self._try_shutdown(server, longer, retry))
-            return
-        self._say("server", "Waiting for current clients to finish", server.pid)
-        self._say("server", "Exiting", server.pid)
-        self.busy = True
-        # recordings/samples: 60 to 94 ms
-        self._after(self._delay(server.pid, "exit", 60, 94), lambda: self._exited(server))
-
-    def _exited(self, server: Server) -> None:
-        server.alive = False
-        self.exits.append((server.pid, self.now_ms))
-        self._say("control", f"Server {server.pid} exited with status 0")
-        self.truth.count("server_exits", "requested")
-        self.server, self.busy = None, False
-        self._retry += 1
-        self._start_server(self.queue[0].uid)
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            event()
-
-    # -- clients on the server
-
-    def _connect(self, server: Server, client: Client, *, expected: bool = True) -> None:
-        server.expected -= expected
-        client.connected_ms = self.now_ms
-        server.clients.append(client)
-        self._say(
-            "server",
-            "Received new client request for {PID: -1333654781, Context ID: 0}",
-            server.pid,
-        )
-        self._say("server", f"Client {{PID: {client.pid}, Context ID: 0}} connected", server.pid)
-        self.truth.count("connections", client.uid)
-        # recordings/samples/uid-wait: the context follows 13 to 26 ms later
-        gap = self._delay(client.pid, "context", 13, 26)
-        self._after(gap, lambda: self._open_context(server, client))
-
-    def _open_context(self, server: Server, client: Client) -> None:
-        client.contexts = 1
-        name = f"{{PID: {client.pid}, Context ID: 1}}"
-        self._say("control", _new_client(client, "Server already exists"))
-        self._say("server", f"Client {name} connected", server.pid)
-        self._say("server", f"Device NVIDIA H200 (uuid {GPU}) is associated", server.pid)
-        self._say("server", f"Status of client {name} is ACTIVE", server.pid)
-
-    def _leave_context(self, client: Client) -> None:
-        server = self.server
-        assert server is not None
-        client.contexts = 0
-        client.alive = False
-        left = sum(one.contexts for one in server.clients)
-        self._say(
-            "server",
-            f"Client {{PID: {client.pid}, Context ID: 1}} exiting. "
-            f"Number of active client contexts is {left}.",
-            server.pid,
-        )
-
-    def _disconnect(self, client: Client) -> None:
-        server = self.server
-        if server is None or client not in server.clients:
-            return
-        self._say("server", f"Client process {client.pid} disconnected", server.pid)
-        self._drop(server, client)
-
-    def _drop(self, server: Server, client: Client) -> None:
-        client.alive = client.exists = False
-        client.contexts = 0
-        server.clients.remove(client)
-        self.exits.append((client.pid, self.now_ms))
-        assert client.connected_ms is not None
-        self.truth.count("disconnections", client.uid)
-        self.truth.observe("sessions", self.now_ms - client.connected_ms, client.uid)
-
-
-def _new_client(client: Client, what: str) -> str:
-    return f"NEW CLIENT {client.pid} from user {client.uid}: {what}"
+        Processes that were forked from one parent have the same addresses.
+        """
+        random = self.random(key, "address")
+        sizes = [2 << 20, 2 << 20, 774 << 20]
+        starts = [0x7600_0000_0000 + random.randrange(1 << 22) * (2 << 20) for _ in sizes]
+        return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))

@@ -8,15 +8,42 @@ from typing import Any
 from testing.mps_logs import LOGS
 
 
+@dataclass(frozen=True)
+class FaultTruth:
+    """A fatal GPU error and the client that caused it."""
+
+    at_ms: int
+    culprit_pid: int
+    culprit_started_ms: int
+    left_work: bool
+    """The culprit ended with GPU work in flight; else it used a wrong pointer."""
+    victim_pids: tuple[int, ...]
+    """The clients that it took down, in a fault by its own pointer the culprit, too."""
+
+
+@dataclass(frozen=True)
+class WaitTruth:
+    pid: int
+    uid: int
+    since_ms: int
+    dead: bool
+
+
 @dataclass
 class Truth:
-    """Counters in the words of tests/recordings/samples/truth.json; times in milliseconds."""
+    """One daemon's counters in the words of samples/truth.json; times in milliseconds."""
 
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     histograms: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
     served: list[tuple[int, int]] = field(default_factory=list)
     """PID and milliseconds of each UID wait that ended with service."""
+    slack: dict[str, int] = field(default_factory=dict)
+    """By how much a counter may differ because nothing shows the truth in time: of `losses`, so
+    many may be counted as `unattributed_fault`."""
+    faults: list[FaultTruth] = field(default_factory=list)
+    unknowable: set[str] = field(default_factory=set)
+    """Why the counters cannot be known from outside: lines were lost, a log was hidden, ..."""
 
     def count(self, name: str, label: object = "", by: int = 1) -> None:
         values = self.numbers.setdefault(name, {})
@@ -26,6 +53,9 @@ class Truth:
         values = self.histograms.setdefault(name, {})
         count, total = values.get(str(label), (0, 0))
         values[str(label)] = (count + 1, total + milliseconds)
+
+    def allow(self, name: str, by: int) -> None:
+        self.slack[name] = self.slack.get(name, 0) + by
 
     def summary(self) -> dict[str, Any]:
         """Return the counters as mps_logs.summary does."""

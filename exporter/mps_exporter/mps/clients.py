@@ -391,6 +391,7 @@ class ServerClients:
         return cause != "terminated" or (self._server.names_clients and client.had_context)
 
     def _count_end(self, client: TrackedClient, when: Moment, *, known_end: bool) -> None:
+        self._server.daemon.evidence.client_ended(client.pid, when.at)
         wait, client.wait = client.wait, None
         if wait is not None and self._server.names_clients:
             wait.abandon(when, NO_CONTEXT)

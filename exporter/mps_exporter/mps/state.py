@@ -255,7 +255,8 @@ class DaemonState:
         if alive and daemon.pid == pid and self._is_second_start_line(when.at):
             return
         if alive or self._servers_at(when.at):
-            self.daemon_died(when)
+            died_at = min(when.at, daemon.missing_since or when.at)
+            self.daemon_died(when._replace(at=died_at))
         self.daemon = DaemonLifetime(started_at=when.at, pid=pid, counted=when.counted)
         self.servers.forget_vanished()
         self.gpus.clear_ordinals()

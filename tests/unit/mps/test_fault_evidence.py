@@ -12,6 +12,7 @@ from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict, parse_fault,
 from mps_exporter.mps.policy import RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
 from mps_exporter.observations import AddressRanges, KernelLine
 from testing.each import each
+from testing.mps_logs import EIGHT, read, sample
 
 FAULTS = json.loads((Path(__file__).parents[2] / "recordings" / "xid" / "faults.json").read_text())
 FAULT_AT = 1000.0
@@ -216,7 +217,9 @@ def test_the_line_of_an_earlier_fault_does_not_decide_a_later_one() -> None:
     assert judged(evidence) == ("unfinished_work", [477], False)
 
 
-@pytest.mark.parametrize(("unit", "other_ends"), [("GCC", 999.0), ("T1_1", None)])
+@pytest.mark.parametrize(
+    ("unit", "other_ends"), [("GCC", 999.0), ("T1_1", None), ("T1_1", FAULT_AT + 0.07)]
+)
 def test_while_another_client_s_memory_is_not_known_no_client_is_named(
     unit: str, other_ends: float | None
 ) -> None:
@@ -232,6 +235,39 @@ def test_while_another_client_s_memory_is_not_known_no_client_is_named(
     assert judged(evidence)[1] == []
     lives(evidence, 478, OWN)
     assert judged(evidence)[1] == []
+
+
+def test_work_of_another_client_that_ended_later_may_have_waited_for_the_next_client() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN, at=700.0)
+    ends(evidence, 477, at=750.0)
+    assert judged(evidence)[1] == [477]
+    evidence.client_active(478)
+    evidence.client_ended(478, 990.0)
+    assert judged(evidence)[1] == []
+
+
+def test_while_a_client_whose_memory_is_not_known_is_ending_no_client_is_named() -> None:
+    """Another client's range contains its address by chance."""
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN, at=700.0)
+    ends(evidence, 477, at=750.0)
+    evidence.client_active(478)
+    assert judged(evidence)[1] == [477]
+    evidence.client_ending(478, FAULT_AT - 0.15)
+    assert judged(evidence)[1] == []
+    evidence.client_continues(478, FAULT_AT - 0.1)
+    assert judged(evidence)[1] == [477]
+    evidence.client_ending(478, FAULT_AT + 0.02)
+    assert judged(evidence)[1] == [477]
+
+
+def test_a_client_that_was_lost_with_its_server_has_ended() -> None:
+    """Else its memory, which was never read, would prevent each later proof."""
+    evidence, later = read(sample("server-killed")).evidence, EIGHT + 7200.0
+    evidence.faults = evidence_of(xid("T1_1", OWN[0]), at=later).faults
+    lives(evidence, 477, OWN)
+    assert evidence.judge(later, (GPU,)).cause == "own_fault"
 
 
 def test_a_client_that_ended_one_of_its_contexts_is_named_for_its_own_pointer() -> None:

@@ -598,6 +598,15 @@ def test_a_daemon_whose_process_disappeared_died() -> None:
     assert view.incidents.snapshot()[-1].detail == ""
 
 
+def test_a_daemon_that_is_replaced_at_once_died_when_its_process_disappeared() -> None:
+    tracker = start(HOLDER)
+    tracker.observe(at("00:30"), facts(), {}, [])
+    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
+    more(tracker, "00:40.700 C700 Starting control daemon using socket /tmp/mps/control")
+    died = incidents(tracker.state, "daemon_died")
+    assert [one.at for one in died] == [at("00:40")]
+
+
 @pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
 def test_a_child_of_the_daemon_is_its_server_whatever_the_clock(
     parent: int, servers: list[int]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from mps_exporter.mps.record import Moment
-from mps_exporter.mps.waits import QueuedClient
-from testing.world.drive import play
+from testing.mps_logs import summary
+from testing.player import Player
+from testing.world.defects import put_back
+from testing.world.drive import play, record
+from testing.world.model import World
 from testing.world.script import Action, generate
 from testing.world.shrink import shrink
 
@@ -22,21 +25,24 @@ async def test_nothing_is_violated_in_this_world(seed: int) -> None:
     assert result.moments > 5
 
 
-async def test_a_wrong_wait_is_found_and_shrunk_to_its_history(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    serve = QueuedClient.serve
-
-    def late(self: QueuedClient, server_ready_at: float | None, when: Moment) -> bool:
-        return serve(self, None if server_ready_at is None else server_ready_at + 0.002, when)
-
-    monkeypatch.setattr(QueuedClient, "serve", late)
-
+async def test_a_wrong_wait_is_shrunk_to_its_history() -> None:
     async def fails(actions: Sequence[Action]) -> bool:
         return any("waits is" in text for text in (await play(3, 3.0, actions)).violations)
 
     actions = generate(3, 3.0)
-    shortest = await shrink(actions, fails)
+    with put_back("a wait ends 2 ms after the server is ready"):
+        shortest = await shrink(actions, fails)
     assert len(shortest) < len(actions)
     starts = [one for one in shortest if one.kind == "start_client"]
-    assert len({one.uid for one in starts}) == len(starts) == 2
+    assert len({one.values["uid"] for one in starts}) == len(starts) == 2
+
+
+async def test_the_demo_replays_a_world(tmp_path: Path) -> None:
+    file, actions = tmp_path / "world.rec.gz", generate(5, 3.0)
+    await record(5, 3.0, actions, "three minutes of three users", file)
+    replayed = (await Player(file).to_end()).snapshot
+    world = World(5, actions)
+    world.advance(round(replayed.taken_at * 1000))
+    for daemon in replayed.daemons:
+        true = world.daemons[daemon.pipe_directory].truth.numbers
+        assert summary(daemon.counters or {})["connections"] == true["connections"]

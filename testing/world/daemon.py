@@ -1,0 +1,646 @@
+"""One control daemon of a simulated host, driver 580: one thread, a queue, one server at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mps_exporter.observations import LogName
+from testing import fake_mps_control
+from testing.mps_logs import LOGS
+from testing.world.processes import Client, Gpu, Process
+from testing.world.server import Server
+from testing.world.truth import Truth, WaitTruth
+
+if TYPE_CHECKING:
+    from testing.world.model import World
+    from testing.world.script import Action
+
+FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
+FORBIDDEN_STARTS = 6
+CONFIRMED_AFTER_MS = 1_600
+LONGEST_POLL_MS = 700
+FORGOTTEN_AFTER_MS = 100_000
+"""An exporter shows a daemon for 120 s after its exit; later, another one would be a new one."""
+_NEW_CLIENT, _PENDING = (
+    "NEW CLIENT {} from user {}: {}",
+    "Server is not ready, push client to pending list",
+)
+SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
+
+
+class Daemon(Process):
+    def __init__(
+        self,
+        world: World,
+        *,
+        key: str,
+        pipe: str,
+        pids: Iterator[int],
+        uid: int,
+        gpus: tuple[int, ...],
+        multiuser: bool,
+    ) -> None:
+        super().__init__(0, uid, 0, fake_mps_control.NAME, exists=False)
+        self.world, self.key, self.pipe, self.multiuser = world, key, pipe, multiuser
+        self.gpus = tuple(Gpu(index) for index in gpus)
+        self.truth = Truth()
+        self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
+        self.served: list[Client] = []
+        """All clients that had a context, oldest first."""
+        self.truncations: dict[LogName, list[int]] = {log: [] for log in LOGS}
+        """Lengths of the logs at which they were truncated."""
+        self._pids = pids
+        self._accounted_ms = 0
+        self._ended_ms = 0
+        self._retry = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.server: Server | None = None
+        self.queue: list[Client] = []
+        self.busy = False
+        """It waits for a server's exit, and accepts nothing."""
+        self.stuck = False
+        """It waits for a server that never replies."""
+        self.quitting = False
+        self._gave_up = 0
+        """Callers that did not wait for a reply."""
+        self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def ordinals(self) -> range:
+        return range(len(self.gpus))
+
+    @property
+    def log_directory(self) -> str:
+        return f"/log/{self.key}"
+
+    @property
+    def moving(self) -> bool:
+        """A server starts or exits, or a client connects or leaves."""
+        server = self.server
+        return self.busy or (server is not None and not server.ghost and not server.settled)
+
+    @property
+    def calm(self) -> bool:
+        """It serves as it should, and nobody died in its queue."""
+        server = self.server
+        bad = server is not None and (server.ghost or server.torn or server.abandoned_work)
+        dead = any(one.dead_ms is not None for one in self.queue)
+        known = not self.truth.unknowable and not any(self.truncations.values())
+        return self.exists and known and not (self.stuck or self.quitting or bad or dead)
+
+    # -- time and logs
+
+    def after(self, milliseconds: int, event: Callable[[], None]) -> None:
+        self.world.after(milliseconds, event)
+
+    def say(self, log: LogName, text: str, pid: int | None = None) -> None:
+        component = "Control" if log == "control" else "Server"
+        if text.startswith(("Startup", "Connecting to", "Initializing")):
+            component = "Other"
+        seconds, milliseconds = divmod(self.world.now_ms, 1000)
+        stamp = f"{_day_and_time(seconds)}.{milliseconds:03d}"
+        writer = self.pid if pid is None else pid
+        self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
+        self.truth.lines[log] += 1
+        self.world.settle()
+
+    def account(self) -> None:
+        """Count the time since the last change."""
+        span, self._accounted_ms = self.world.now_ms - self._accounted_ms, self.world.now_ms
+        if not (self.exists and span):
+            return
+        server = self.server
+        if server is not None and server.clients:
+            self.truth.count("holding_seconds", server.uid, span)
+        elif (server is None or not server.expected) and self._somebody_waits():
+            self.truth.count("handover_idle_seconds", by=span)
+
+    def _somebody_waits(self) -> bool:
+        return any(one.blocked and one.dead_ms is None for one in self.queue)
+
+    def waits(self) -> list[WaitTruth]:
+        """Return who waits behind another user's server, or on a server that serves nobody."""
+        waiting = [one for one in self.queue if one.blocked]
+        if self.server is not None and self.server.ghost:
+            waiting += self.server.clients
+        return [
+            WaitTruth(one.pid, one.shown_uid, one.queued_ms or 0, one.dead_ms is not None)
+            for one in waiting
+        ]
+
+    # -- its life
+
+    def start(self) -> None:
+        if self._ended_ms and self.world.now_ms - self._ended_ms > FORGOTTEN_AFTER_MS:
+            return
+        self._reset()
+        self.pid, self.started_ms, self.exists = next(self._pids), self.world.now_ms, True
+        self._accounted_ms = self.world.now_ms
+        self.world.add(self)
+        self.say("control", f"Starting control daemon using socket {self.pipe}/control")
+        variable = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}"
+        self.say("control", f"To connect CUDA applications to this daemon, set env {variable}")
+        self.say("control", "CUDA MPS Control binary version: 13000")
+        self.truth.count("daemon_starts")
+
+    def act(self, action: Action) -> bool:
+        """Run an operator's action; return False if its outcome now was never measured."""
+        if not self.exists:
+            return True
+        match action.kind:
+            case "forge":
+                self._forge()
+            case "hide_log":
+                self._hide(action.values["log"], action.values["seconds"])
+            case "truncate":
+                log = action.values["log"]
+                self.truncations[log].append(len(self.logs[log]))
+            case "kill_server":
+                self._kill_server()
+            case "exhaust":
+                if self.server is not None:
+                    self.server.exhausted = True
+            case _:
+                return self._act_if_calm(action)
+        return True
+
+    def _act_if_calm(self, action: Action) -> bool:
+        server = self.server
+        moving = server is not None and not (server.ready and server.calm)
+        if self.quitting:
+            return True
+        if moving or self.queue or self.busy or self.stuck or self.frozen:
+            return False
+        match action.kind:
+            case "quit":
+                self._quit()
+            case "kill_daemon":
+                if self.world.last_exit_ms > self.world.now_ms - LONGEST_POLL_MS:
+                    return False
+                self._die()
+            case _ if (stopped := self if action.kind == "stop_daemon" else server) is not None:
+                stopped.stopped = True
+                self.after(action.values["seconds"] * 1000, partial(self._resume, stopped))
+        return True
+
+    @property
+    def frozen(self) -> bool:
+        """It or its server is stopped by a signal; only queries were measured then."""
+        return self.stopped or (self.server is not None and self.server.stopped)
+
+    def _resume(self, process: Process) -> None:
+        """Continue a stopped process: callers that gave up are noticed (recordings/stopped)."""
+        process.stopped = False
+        if self.exists:
+            self._notice_given_up()
+            self.stuck = False
+            self._run_deferred()
+
+    def _hide(self, log: LogName, seconds: int) -> None:
+        """Take the right to read a log away for some time."""
+        hidden = self.world.sight.gone_logs
+        hidden.add((self.pipe, log))
+        self.truth.unknowable.add(f"{log}.log was hidden")
+        self.after(seconds * 1000, partial(hidden.discard, (self.pipe, log)))
+
+    def _forge(self) -> None:
+        """Write lines about other users' processes, as the owner of these logs can."""
+        self.truth.unknowable.add("forged")
+        others = [one for one in self.world.processes.values() if one.uid != self.uid]
+        random = self.world.random(self.key, f"forge {self.world.now_ms}")
+        for victim in random.sample(others, min(len(others), 3)):
+            who = f"{{PID: {victim.pid}, Context"
+            for text in (
+                _NEW_CLIENT.format(victim.pid, victim.uid, _PENDING),
+                f"Starting new server {victim.pid} for user {self.uid}",
+                f"NEW SERVER {victim.pid}: Ready",
+                f"Try shutting down server {victim.pid}, backoff is disabled",
+            ):
+                self.say("control", text)
+            for text in (
+                f"Client {who} ID: 0}} connected",
+                f"Status of client {who} ID: 1}} is ACTIVE",
+                f"Server failed to recevie command with status 806, assuming client {who} ID: 1}} "
+                "exit",
+                f"Client {who}: 1}} encountered a fatal GPU error.",
+                "User did not send valid credentials",
+            ):
+                self.say("server", text, random.choice((self.pid, victim.pid)))
+
+    def _quit(self) -> None:
+        """Drain the server, and exit (recordings/draining)."""
+        for text in ("Accepting connection...", "NEW UI", "Cmd:quit"):
+            self.say("control", text)
+        self.quitting = True
+        if self.server is None:
+            self._exit()
+        else:
+            self._try_shutdown(self.server, FIRST_BACKOFF_MS, self._retry)
+
+    def _exit(self) -> None:
+        self.say("control", "Exit with status 0")
+        self._end()
+
+    def _die(self) -> None:
+        """Die by SIGKILL with its server, and write nothing (recordings/daemon-killed)."""
+        if (server := self.server) is not None:
+            self.account()
+            server.lose_all("daemon_died")
+            self.truth.count("server_exits", "daemon_died")
+            self.world.end_process(server)
+        self._end()
+        self._confirmed_later("holding_seconds")
+
+    def _end(self) -> None:
+        self.account()
+        self.world.end_process(self)
+        self._reset()
+        self._ended_ms = self.world.now_ms
+        self._retry += 1
+
+    def _kill_server(self) -> None:
+        """Kill the server; without a queue, or a ghost, since no recording shows other cases."""
+        server = self.server
+        if server is None or not server.ready or self.busy or self.quitting or self.frozen:
+            return
+        if not server.ghost and (self.queue or self.stuck or not server.calm):
+            return
+        self.account()
+        if server.ghost:
+            self._end_ghost(server)
+        else:
+            server.lose_all("server_crashed")
+            self.truth.count("server_exits", "crashed")
+        # recordings/samples/server-killed: only control.log has a line, with status 0
+        self.say("control", f"Server {server.pid} exited with status 0")
+        self.world.end_process(server)
+        self._continue()
+
+    def _end_ghost(self, server: Server) -> None:
+        """Serve again once it is dead (recordings/deaf-server, wedge-times)."""
+        self._notice_given_up()
+        self.truth.count("server_exits", "ghost_ended")
+        for client in list(server.clients):
+            # recordings/samples/deaf-server: error 46
+            if client.blocked:
+                self.truth.count("waits_abandoned", client.shown_uid)
+            server.remove(client)
+            client.alive = False
+            self.after(5, partial(self.world.end_process, client))
+
+    def _notice_given_up(self) -> None:
+        gave_up, self._gave_up = self._gave_up, 0
+        for _ in range(gave_up):
+            self.say("control", "Accepting connection...")
+            self.say("control", "Unable to accept connection")
+
+    def _continue(self) -> None:
+        """Go on after the end of a server."""
+        self.account()
+        self.server, self.busy, self.stuck, self._gave_up = None, False, False, 0
+        self._retry += 1
+        if self.quitting:
+            self._exit()
+            return
+        if self.queue:
+            self._start_server(self.queue[0].shown_uid)
+        self._run_deferred()
+
+    def _run_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.accept(event)
+
+    # -- queries
+
+    def query(self, commands: Sequence[str]) -> list[list[str]] | None:
+        """Return the replies to one run of the control tool; None if it does not reply."""
+        server = self.server
+        silent = server is not None and (server.ghost or server.stopped)
+        if server is not None and silent and _asks(commands, server.pid):
+            self.stuck = True
+        if self.stuck or self.quitting or self.busy or self.stopped:
+            self._gave_up += 1
+            return None
+        replies = [fake_mps_control.reply(self._state(), one) for one in commands]
+        for line in fake_mps_control.log_lines(list(commands), replies):
+            self.say("control", line)
+        if server is not None and any(one.startswith("device_query") for one in commands):
+            server.say(f"Received device query command. There are {len(self.gpus)} devices")
+        return replies
+
+    def _state(self) -> dict[str, Any]:
+        """Return what the control tool can see, in the form of fake_mps_control."""
+        devices = [
+            {
+                "ordinal": ordinal,
+                "pci": f"{gpu.pci[:7]}.{gpu.pci[8:]}.00",
+                "uuid": gpu.uuid,
+                "name": "NVIDIA H200",
+            }
+            for ordinal, gpu in enumerate(self.gpus)
+        ]
+        server = self.server
+        if server is None or not server.ready:
+            return {"devices": devices}
+        clients = [
+            {"pid": one.pid, "contexts": _by_ordinal(one)} for one in server.clients if one.contexts
+        ]
+        shown = {"pid": server.pid, "state": server.state, "clients": clients}
+        return {"devices": devices, "servers": [shown]}
+
+    # -- clients
+
+    def accept(self, event: Callable[[], None]) -> None:
+        """Run what needs the daemon's thread, as soon as that is free."""
+        if self.busy or self.stuck or self.quitting:
+            self._deferred.append(event)
+        elif self.exists:
+            self.account()
+            event()
+
+    def may_arrive(self, client: Client) -> bool:
+        """Whether it was measured what follows if this client comes now."""
+        server, uid = self.server, client.shown_uid
+        if self.quitting or self.frozen or (server is not None and server.pending_faults):
+            return False
+        if server is not None and server.abandoned_work and server.connecting:
+            return False
+        if self.uid and uid != self.uid:  # recordings/crash-loop
+            return server is None and not self.queue and not self.busy
+        dead = [one for one in self.queue if one.dead_ms is not None]
+        if self.stuck:
+            return not dead
+        if server is not None and server.ghost and server.uid == uid:
+            return False
+        if dead and not (server is not None and server.ready and server.uid == uid):
+            waiting = [one for one in self.queue if one.dead_ms is None]
+            return dead[0].shown_uid == uid and not waiting
+        return True
+
+    def say_admission(self, client: Client, *, first: bool) -> None:
+        if first:
+            self.say("control", "Accepting connection...")
+            self.say("control", "User did not send valid credentials")
+        self.say("control", "Accepting connection...")
+        self.say("control", _new_client(client, "Server already exists"))
+
+    def arrive(self, client: Client) -> None:
+        server, uid = self.server, client.shown_uid
+        client.accepted = True
+        if server is not None and server.ready and server.uid == uid:
+            self.say_admission(client, first=True)
+            if server.torn or server.cannot_accept:
+                server.refuse(client)
+                if self._somebody_waits():
+                    self.truth.allow("overtakes", 1)
+                return
+            if self._somebody_waits():
+                self.truth.count("overtakes", uid)
+            server.expected += 1
+            self.after(1, partial(self._send, server, client))
+            return
+        for text in (
+            "Accepting connection...",
+            "User did not send valid credentials",
+            "Accepting connection...",
+            _new_client(client, _PENDING),
+        ):
+            self.say("control", text)
+        client.queued_ms = self.world.now_ms
+        self.queue.append(client)
+        if self.uid and uid != self.uid:
+            self._fail_to_start(client)
+        elif server is None:
+            self._start_server(uid)
+        elif server.uid != uid:
+            client.blocked = True
+            if server.ready and sum(one.shown_uid != server.uid for one in self.queue) == 1:
+                self._try_shutdown(server, FIRST_BACKOFF_MS, self._retry)
+
+    def _send(self, server: Server, client: Client) -> None:
+        if server.exists:
+            self.account()
+            server.connect(client)
+
+    def act_on_client(self, client: Client, action: Action) -> bool:
+        """Run an action on a client that exists; return False if its outcome was not measured."""
+        server = self.server
+        if self.frozen:
+            return False
+        if action.kind == "end_client" and client.alive:
+            return self._end_client(client, action.values)
+        if not client.alive or client.lost:
+            return True
+        if not client.contexts:
+            return False
+        assert server is not None
+        if self.busy or self.stuck or self.quitting or not server.calm:
+            return False
+        (ordinal, *others) = client.contexts.values()
+        if others or not server.may_fault(ordinal):
+            return True
+        if action.kind == "fault":
+            server.own_fault(client, action.values["pointer"])
+        elif action.kind == "terminate":
+            for text in ("Accepting connection...", "NEW UI"):
+                self.say("control", text)
+            self.say("control", f"Cmd:terminate_client {server.pid} {client.pid}")
+            server.terminate(client)
+            self.say("control", "0")
+            self.say("control", "UI closed")
+        return True
+
+    def _end_client(self, client: Client, values: dict[str, Any] | Any) -> bool:
+        server, killed = self.server, values.get("how", "exit") != "exit"
+        if server is None or client not in server.clients:
+            if client.lost or not client.accepted or client.ended_ms is not None:
+                return self._end_unserved(client)
+            return killed and client in self.queue and self._die_queued(client)
+        if server.ghost:
+            return False
+        if not client.complete and not client.torn:
+            return False
+        self.account()
+        if client.torn:
+            server.leave(client)
+            return True
+        works = values.get("work", False) and len(client.contexts) == 1
+        (ordinal, *_) = client.contexts.values()
+        if works and server.may_fault(ordinal):
+            if not server.calm or self.quitting:
+                return False
+            server.leave_work(client)
+        elif server.pending_faults:
+            return False
+        else:
+            server.leave(client)
+        if killed:
+            self.world.end_process(client)
+        return True
+
+    def _end_unserved(self, client: Client) -> bool:
+        """End a process that has lost its server; one that the daemon did not accept yet stays."""
+        if not client.lost:
+            return False
+        client.alive = False
+        self.world.end_process(client)
+        return True
+
+    def _die_queued(self, client: Client) -> bool:
+        """Die in the queue: the entry stays there (recordings/wait-abandoned-sigkill)."""
+        if not client.blocked or self.queue != [client] or self._deferred:
+            return False
+        self.account()
+        client.alive, client.dead_ms = False, self.world.now_ms
+        self.world.end_process(client)
+        self.truth.count("waits_abandoned", client.shown_uid)
+        self._confirmed_later("handover_idle_seconds")
+        self.truth.allow("overtakes", 1)
+        return True
+
+    def _confirmed_later(self, running_time: str) -> None:
+        """Allow for the second after which the exporter confirms a death, and a poll."""
+        self.truth.allow(running_time, CONFIRMED_AFTER_MS)
+        self.world.settle(CONFIRMED_AFTER_MS)
+
+    # -- servers
+
+    def _fail_to_start(self, client: Client) -> None:
+        """Try a server that this daemon's user may not start (recordings/crash-loop)."""
+        uid = client.shown_uid
+        for _ in range(FORBIDDEN_STARTS):
+            pid = next(self._pids)
+            error = f"Failed to start server using uid {uid}, error: Operation not permitted"
+            self.say("control", f"Starting new server {pid} for user {uid}", pid)
+            self.say("control", error, pid)
+            self.say("control", f"Server {pid} exited with status 1")
+            self.truth.count("server_starts", uid)
+            self.truth.count("server_exits", "start_failed")
+        self.queue.remove(client)
+        client.alive = False
+        self.after(5, partial(self.world.end_process, client))
+
+    def _start_server(self, uid: int) -> None:
+        self.account()
+        server = self.server = Server(self, next(self._pids), uid)
+        self.world.add(server)
+        self.say("control", f"Starting new server {server.pid} for user {uid}", server.pid)
+        self.truth.count("server_starts", uid)
+        for client in self.queue:
+            client.blocked |= client.shown_uid != uid
+        self.after(server.start(), partial(self._ready, server))
+
+    def _ready(self, server: Server) -> None:
+        if not server.exists:
+            return
+        self.account()
+        server.open()
+        self.say("control", f"NEW SERVER {server.pid}: Ready")
+        mine = [one for one in self.queue if one.shown_uid == server.uid]
+        self.queue = [one for one in self.queue if one.shown_uid != server.uid]
+        if mine and mine[0].dead_ms is not None:
+            self._become_ghost(server, mine)
+        else:
+            for client in mine:
+                server.connect(client, expected=False)
+        if self.queue:
+            self.after(1, partial(self._try_shutdown, server, FIRST_BACKOFF_MS, self._retry))
+
+    def _become_ghost(self, server: Server, queued: Sequence[Client]) -> None:
+        """Serve a dead client first, and nobody from then on (recordings/deaf-server)."""
+        server.ghost = True
+        living = [one for one in queued if one.dead_ms is None]
+        if self.world.now_ms - (queued[0].dead_ms or 0) < 1_500:
+            self.world.settle(11_000)  # the exporter waits for it, as it was sent to the server
+            self.truth.allow("handover_idle_seconds", 10_100)
+        for client in living:
+            server.request(client, 0)
+            server.say(f"Client {{PID: {client.pid}, Context ID: 0}} connected")
+            server.add(client)
+            server.request(client, 0)
+        if not living:
+            server.request(queued[0], 0)
+        server.say("User did not send valid credentials")
+        for client in living:
+            who = f"{{PID: {client.pid}, Context ID: 0}}"
+            server.say(f"Creating worker thread for client {who}")
+            gap = self.world.delay(client.key, "context", 13, 26)
+            self.after(gap, partial(self._hang_at, server, client))
+
+    def _hang_at(self, server: Server, client: Client) -> None:
+        if server.exists:
+            self.say_admission(client, first=False)
+            self.stuck = True
+
+    def _try_shutdown(self, server: Server, backoff_ms: int, retry: int) -> None:
+        if retry != self._retry or self.server is not server or self.busy or self.stuck:
+            return
+        self.account()
+        how = "disabled" if backoff_ms == FIRST_BACKOFF_MS else "enabled"
+        self.say("control", f"Try shutting down server {server.pid}, backoff is {how}")
+        if server.ghost:
+            self.stuck = True  # recordings/wait-abandoned-sigkill
+            return
+        server.say("Server has been notified to shutdown")
+        if threads := server.threads:
+            # recordings/samples/uid-wait: the back-off doubles from 200 ms
+            for text in (
+                f"Server {server.pid} has {threads} active worker threads. "
+                "Server will not shutdown.",
+                f"Control will try shutting down server {server.pid} again "
+                f"in at most {backoff_ms}ms",
+            ):
+                self.say("control", text)
+            server.say(f"Server was unable to shutdown due to {threads} active clients")
+            longer = min(2 * backoff_ms, LAST_BACKOFF_MS)
+            self.after(backoff_ms, partial(self._try_shutdown, server, longer, retry))
+            return
+        server.say("Waiting for current clients to finish", "Exiting")
+        self.busy = True
+        # recordings/samples: 60 to 94 ms
+        gap = self.world.delay(server.pid, "exit", 60, 94)
+        self.after(gap, partial(self._exited, server))
+
+    def _exited(self, server: Server) -> None:
+        self.account()
+        self.world.end_process(server)
+        self.say("control", f"Server {server.pid} exited with status 0")
+        self.truth.count("server_exits", "requested")
+        self._continue()
+
+
+def _new_client(client: Client, what: str) -> str:
+    return _NEW_CLIENT.format(client.pid, client.shown_uid, what)
+
+
+def _by_ordinal(client: Client) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for context, ordinal in client.contexts.items():
+        found.setdefault(str(ordinal), []).append(context)
+    return found
+
+
+def _asks(commands: Sequence[str], pid: int) -> bool:
+    words = [one.split() for one in commands]
+    return any(
+        one[0] == "ps" or (one[0] in SERVER_COMMANDS and str(pid) in one[1:]) for one in words
+    )
+
+
+_stamps: dict[int, str] = {}
+
+
+def _day_and_time(seconds: int) -> str:
+    """Return a second as the logs write it."""
+    text = _stamps.get(seconds)
+    if text is None:
+        if len(_stamps) > 100_000:
+            _stamps.clear()
+        text = _stamps[seconds] = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+    return text

@@ -1,0 +1,84 @@
+"""Processes and GPUs of a simulated host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testing.world.daemon import Daemon
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+
+    @property
+    def uuid(self) -> str:
+        return f"GPU-{self.index:08d}-1111-2222-3333-444444444444"
+
+    @property
+    def pci(self) -> str:
+        return f"0000:00:{6 + self.index:02x}"
+
+
+@dataclass(eq=False)
+class Process:
+    pid: int
+    uid: int
+    started_ms: int
+    name: str = ""
+    parent_pid: int = 1
+    exists: bool = True
+    stopped: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class Client(Process):
+    key: str
+    daemon: Daemon
+    gpus: tuple[int, ...]
+    """Ordinals among the daemon's GPUs."""
+    busy: bool = True
+    """It waits for its kernels all the time, so it notices a fault at once."""
+    percentage: float | None = None
+    reservations: tuple[tuple[int, int], ...] = ()
+    """Address ranges without access: one for each context, and its memory."""
+    mapped_ms: int | None = None
+    """When an exporter had read its address ranges."""
+    alive: bool = True
+    """It has not begun to exit."""
+    dead_ms: int | None = None
+    """When it died in the daemon's queue."""
+    accepted: bool = False
+    """The daemon has taken its connection."""
+    queued_ms: int | None = None
+    blocked: bool = False
+    """Another user's server held the GPU while this client was queued."""
+    connected_ms: int | None = None
+    active_ms: int | None = None
+    ended_ms: int | None = None
+    """When its process disconnected."""
+    contexts: dict[int, int] = field(default_factory=dict)
+    """Context ID -> ordinal of the GPU."""
+    torn: bool = False
+    """A fault took its contexts down."""
+    lost: bool = False
+    leaves_work: bool = False
+
+    @property
+    def shown_uid(self) -> int:
+        """User in the logs: 0 for all clients of a server that serves every user."""
+        return 0 if self.daemon.multiuser else self.uid
+
+    def reserves(self, address: int | None) -> bool:
+        return address is not None and any(a <= address < b for a, b in self.reservations)
+
+    @property
+    def complete(self) -> bool:
+        """It has a context on each of its GPUs."""
+        return len(self.contexts) == len(self.gpus)
+
+    @property
+    def healthy(self) -> bool:
+        return self.exists and self.alive and not self.torn and not self.lost

@@ -1,0 +1,23 @@
+"""Alerts over the scrapes of simulated hosts fire if and only if they are true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testing.world.alerts import wrong_alerts
+from testing.world.defects import put_back
+
+MINUTES = 20.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_alerts_fire_if_and_only_if_they_are_true(seed: int, tmp_path: Path) -> None:
+    assert await wrong_alerts(seed, MINUTES, tmp_path) == []
+
+
+async def test_a_wrong_alert_is_found(tmp_path: Path) -> None:
+    with put_back("a server for which others wait is a ghost"):
+        wrong = await wrong_alerts(0, MINUTES, tmp_path)
+    assert any(text.startswith("MpsGhostServer of /tmp/mps fires after") for text in wrong)

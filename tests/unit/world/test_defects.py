@@ -1,0 +1,24 @@
+"""Each check finds a defect that is put into the exporter."""
+
+from __future__ import annotations
+
+import pytest
+
+from testing.world import checks
+from testing.world.defects import DEFECTS, put_back
+from testing.world.drive import play
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+async def test_a_defect_is_found_by_its_check(name: str) -> None:
+    defect = DEFECTS[name]
+    only = (getattr(checks, defect.check),)
+    with put_back(name):
+        for seed in range(defect.seed, defect.seed + 100):
+            if (await play(seed, defect.minutes, checks=only)).violations:
+                return
+    pytest.fail("no seed finds it")
+
+
+def test_each_check_has_a_defect() -> None:
+    assert {defect.check for defect in DEFECTS.values()} == {one.__name__ for one in checks.CHECKS}
