@@ -158,7 +158,7 @@ async def wait_served(lab: Lab, daemon: Daemon) -> None:
     await lab.ready(second, seconds=60)
     waited = time.monotonic() - began
     await lab.until("mps_uid_waiting_clients", 0, uid=1002)
-    lab.check("mps_uid_wait_seconds", 1, uid=1002)
+    await lab.until("mps_uid_wait_seconds", 1, uid=1002)
     lab.check("mps_uid_wait_seconds_sum", (waited - 1.5, waited + 0.3), uid=1002)
     lab.check("mps_uid_handovers_total", 1)
     lab.check("mps_server_exits_total", 1, cause="requested")
