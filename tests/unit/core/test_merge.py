@@ -201,36 +201,6 @@ def snapshot(
     return one_daemon(SERVER, *clients, facts=facts, listed=processes, server=server, **more)
 
 
-@pytest.mark.parametrize(
-    ("facts", "output", "served"),
-    [
-        (RUNNING, probe(Outcome.OK, RAN), (PIPE,)),
-        (RUNNING, None, (PIPE,)),
-        (GONE, None, ()),
-        (UNKNOWN, probe(Outcome.ABSENT, RAN), ()),
-    ],
-)
-def test_a_daemon_that_is_gone_serves_no_gpu(
-    facts: DaemonFacts, output: ControlObservation | None, served: tuple[str, ...]
-) -> None:
-    state = logged(devices={0: "GPU-a"}, ended_at=None if served else 5.0)
-    inputs = DaemonInputs(facts, output, state=state, logs=READABLE, was_readable=True)
-    found = merged(inputs, gpus=[gpu()])
-    assert found.gpus[0].served_by == served
-
-
-def test_what_is_true_of_a_daemon_while_its_process_is_there() -> None:
-    state = logged(binary_version="580.1")
-
-    def version(facts: DaemonFacts) -> tuple[int | None, str | None, bool | None]:
-        inputs = DaemonInputs(replace(facts, multiuser=True), state=state, logs=READABLE)
-        found = merged(inputs).daemons[0]
-        return found.pid, found.binary_version, found.multiuser
-
-    assert version(RUNNING) == (10, "580.1", True)
-    assert version(GONE) == (None, None, None)
-
-
 ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
 
 

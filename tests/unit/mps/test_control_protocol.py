@@ -339,13 +339,6 @@ def test_a_reply_contains_the_state_of_the_daemon(
     )
 
 
-@given(st.lists(PIDS), PERCENTAGES)
-def test_a_probe_contains_the_servers_of_the_daemon(pids: list[int], percentage: float) -> None:
-    daemon = {"servers": [{"pid": pid} for pid in pids], "default_percentage": percentage}
-    reply = parse_probe(said(daemon, PROBE))
-    assert reply == ProbeReply(tuple(pids), percentage / 100)
-
-
 LINES = st.lists(st.sampled_from(FIRST.split("\n")) | st.text(max_size=20), max_size=12).map(
     "\n".join
 )

@@ -11,7 +11,7 @@ from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.policy import FULL, WAIT_BOUNDS_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient
-from mps_exporter.snapshot import REJECTION_CAUSES, Histogram
+from mps_exporter.snapshot import Histogram
 
 
 @pytest.mark.parametrize(
@@ -35,20 +35,6 @@ def test_what_is_not_declared_is_refused(wrong: Callable[[Moment], None], counte
     with pytest.raises((KeyError, TypeError, ValueError)):
         wrong(Moment(7.0, counted, counters, Incidents()))
     assert counters.snapshot() == before
-
-
-def test_events_before_the_exporters_start_only_set_timestamps() -> None:
-    counters = Counters()
-    when = Moment(7.0, counted=False, counters=counters, incidents=Incidents())
-    when.increment("mps_server_exits_total", cause="crashed")
-    when.observe("mps_server_startup_seconds", 0.1)
-    before = Counters().snapshot()
-    assert counters.snapshot() == before
-    counters.set_latest("mps_server_last_exit_timestamp_seconds", 7.0, cause="crashed")
-    assert counters.snapshot() == {
-        **before,
-        "mps_server_last_exit_timestamp_seconds": {("crashed",): 7.0},
-    }
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -77,13 +63,6 @@ def test_everything_of_a_user_begins_at_zero_with_the_users_first_client(
     assert not any(waits.counts)
 
 
-def test_refusals_of_unknown_users_begin_at_zero_with_the_daemon() -> None:
-    """A client without credentials is the first that is heard of its user."""
-    assert Counters().snapshot()["mps_client_rejections_total"] == dict.fromkeys(
-        product((None,), REJECTION_CAUSES), 0
-    )
-
-
 def test_users_and_gpus_too_many_are_unknown_ones() -> None:
     counters = Counters()
     for number in range(FULL.users + 2):
@@ -98,13 +77,6 @@ def test_users_and_gpus_too_many_are_unknown_ones() -> None:
     )
     assert found["mps_uid_overtakes_total"][None,] == found["mps_server_faults_total"]["",] == 2
     assert found["mps_client_connections_total"][None,] == 1
-
-
-def test_milliseconds_are_shown_as_seconds() -> None:
-    counters = Counters()
-    for _ in range(3):
-        counters.increment("mps_uid_holding_seconds_total", 100, uid=1001)
-    assert counters.snapshot()["mps_uid_holding_seconds_total"] == {(1001,): 0.3}
 
 
 def test_durations_are_counted_up_to_and_including_their_bucket_s_bound() -> None:
