@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.observations import LogName
 from testing import fake_mps_control
-from testing.mps_logs import LOGS
+from testing.mps_logs import LOGS, PIPE
 from testing.world.processes import Client, Gpu, Process
 from testing.world.server import Server
 from testing.world.truth import Truth, WaitTruth
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from testing.world.model import World
     from testing.world.script import Action
 
+FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
 FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
 FORBIDDEN_STARTS = 6
 CONFIRMED_AFTER_MS = 1_600
@@ -32,27 +34,20 @@ SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
 
 
 class Daemon(Process):
-    def __init__(
-        self,
-        world: World,
-        *,
-        key: str,
-        pipe: str,
-        pids: Iterator[int],
-        uid: int,
-        gpus: tuple[int, ...],
-        multiuser: bool,
-    ) -> None:
-        super().__init__(0, uid, 0, fake_mps_control.NAME, exists=False)
-        self.world, self.key, self.pipe, self.multiuser = world, key, pipe, multiuser
-        self.gpus = tuple(Gpu(index) for index in gpus)
+    def __init__(self, world: World, key: str, setting: Mapping[str, Any]) -> None:
+        super().__init__(0, setting.get("uid", 0), 0, fake_mps_control.NAME, exists=False)
+        number = int(key[1:])
+        self.world, self.key = world, key
+        self.pipe = f"{PIPE}-{number}" if number else PIPE
+        self.multiuser: bool = setting.get("multiuser", False)
+        self.gpus = tuple(Gpu(one) for one in setting.get("gpus", range(len(world.gpus))))
+        self._pids = count(FIRST_PID + PIDS_OF_A_DAEMON * number)
         self.truth = Truth()
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
         self.served: list[Client] = []
         """All clients that had a context, oldest first."""
         self.truncations: dict[LogName, list[int]] = {log: [] for log in LOGS}
         """Lengths of the logs at which they were truncated."""
-        self._pids = pids
         self._accounted_ms = 0
         self._ended_ms = 0
         self._retry = 0
@@ -453,7 +448,7 @@ class Daemon(Process):
             self.say("control", "UI closed")
         return True
 
-    def _end_client(self, client: Client, values: dict[str, Any] | Any) -> bool:
+    def _end_client(self, client: Client, values: Mapping[str, Any]) -> bool:
         server, killed = self.server, values.get("how", "exit") != "exit"
         if server is None or client not in server.clients:
             if client.lost or not client.accepted or client.ended_ms is not None:

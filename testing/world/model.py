@@ -9,8 +9,8 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from testing.mps_logs import EIGHT, PIPE
-from testing.world.daemon import Daemon
+from testing.mps_logs import EIGHT
+from testing.world.daemon import PIDS_OF_A_DAEMON, Daemon
 from testing.world.processes import Client, Gpu, Process
 from testing.world.script import Action
 from testing.world.truth import Truth
@@ -19,7 +19,6 @@ START_MS = round(EIGHT * 1000)
 RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
-FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
 FIRST_CLIENT_PID = 200_000
 
 
@@ -187,16 +186,7 @@ class World:
     def _start_daemon(self, action: Action) -> None:
         known = self._daemon(action.target)
         if known is None:
-            number = int(action.target[1:])
-            known = Daemon(
-                self,
-                key=action.target,
-                pipe=PIPE if number == 0 else f"{PIPE}-{number}",
-                pids=count(FIRST_PID + PIDS_OF_A_DAEMON * number),
-                uid=action.values.get("uid", 0),
-                gpus=tuple(action.values.get("gpus", range(len(self.gpus)))),
-                multiuser=action.values.get("multiuser", False),
-            )
+            known = Daemon(self, action.target, action.values)
             self.daemons[known.pipe] = known
         if not known.exists:
             known.start()

@@ -187,9 +187,7 @@ class Server(Process):
         """Count the end of its wait: it ended when the server was ready."""
         if not client.blocked or client.queued_ms is None or self.ready_ms is None:
             return
-        waited = self.ready_ms - client.queued_ms
-        self.truth.observe("waits", waited, client.shown_uid)
-        self.truth.served.append((client.pid, waited))
+        self.truth.observe("waits", self.ready_ms - client.queued_ms, client.shown_uid)
         client.blocked = False
         if not self._handover_counted:
             self._handover_counted = True
@@ -342,8 +340,8 @@ class Server(Process):
         self._report_fault(ordinal, blamed, victims)
         self.torn[ordinal] = now_ms
         self.truth.count("faults", gpu.uuid)
-        started_ms, pids = culprit.started_ms, tuple(one.pid for one in victims)
-        truth = FaultTruth(now_ms, culprit.pid, started_ms, culprit.leaves_work, pids)
+        pids = tuple(one.pid for one in victims)
+        truth = FaultTruth(now_ms, culprit.pid, culprit.leaves_work, pids)
         self.truth.faults.append(truth)
         losses = [one for one in victims if not one.lost]
         for client in victims:
