@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -42,8 +43,6 @@ Sight = Literal[
     "without server.log",
     "without control.log",
 ]
-SLOW = ("mps_gpu_served", "not_exclusive_mode", "stranded_client", "mps_gpu_stranded_clients")
-"""Advice and metrics that need an exporter for some time."""
 EVERYTHING: Sight = "everything"
 HIDDEN: Mapping[Sight, tuple[str, ...]] = {
     "without the control tool": (
@@ -74,6 +73,7 @@ class Moment:
     """All texts are checked, too, which takes longer."""
 
 
+_NUMBER = re.compile(r"\d+")
 Check = Callable[[Moment], Iterator[str]]
 
 
@@ -208,6 +208,11 @@ def blame(moment: Moment) -> Iterator[str]:
             left = server.possible_unfinished_work
             if left is not None and left.pid not in _leavers(moment.world):
                 yield f"{daemon.key}: {left.pid} may have left work, although it did not"
+        for client in [one for server in shown.servers for one in server.clients]:
+            process = moment.world.processes.get(client.pid)
+            foreign = process is not None and process.uid != daemon.uid
+            if shown.limited and client.confirmed and foreign:
+                yield f"{daemon.key}: {client.pid} of another user is called its client"
         culprits = {fault.culprit_pid for fault in daemon.truth.faults}
         for incident in shown.incidents:
             if innocent := set(incident.caused_by_pids) - culprits:
@@ -221,15 +226,13 @@ def _leavers(world: World) -> set[int]:
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
     healthy = moment.world.healthy_pids()
-    for source, text in _advice(moment.snapshot):
+    texts = [*_advice(moment.snapshot), *(texts_of(moment.snapshot) if moment.thorough else ())]
+    for source, text in texts:
+        if healthy.isdisjoint(map(int, _NUMBER.findall(text))):
+            continue
         for pid, sentence in ended_pids(text):
             if pid in healthy:
                 yield f"{source} ends {pid}: {sentence}"
-    if moment.thorough:
-        for source, text in texts_of(moment.snapshot):
-            for pid, sentence in ended_pids(text):
-                if pid in healthy:
-                    yield f"{source} ends {pid}: {sentence}"
 
 
 def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -284,7 +287,7 @@ def _verdict(one: Incident) -> object:
 
 def growth(moment: Moment) -> Iterator[str]:
     """What the exporter keeps depends on what exists, and not on what existed."""
-    if moment.collector is not None:
+    if moment.collector is not None and (moment.thorough or moment.second is not None):
         kept = len(pickle.dumps(moment.collector._daemons))
         shown = moment.snapshot
         clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)
@@ -326,9 +329,11 @@ def restart(moment: Moment) -> Iterator[str]:
     running = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.exists}
     if missing := running - known.keys():
         yield f"{missing} not found {moment.sight}"
-    # An exporter does not know the daemons that were gone before its start.
-    both = tuple(one for one in moment.snapshot.daemons if one.pipe_directory in known)
-    first, later = _gauges(replace(moment.snapshot, daemons=both)), _gauges(moment.second)
+    comparable = {name for name in known if _is_whole(moment.world.daemons[name])}
+    both = [_only(one, comparable) for one in (moment.snapshot, moment.second)]
+    if len(both[0].daemons) < len(moment.snapshot.daemons):
+        both = [replace(one, gpus=()) for one in both]
+    first, later = map(_gauges, both)
     for key in sorted(first.keys() | later.keys()):
         before, after = first.get(key), later.get(key)
         if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts
@@ -337,16 +342,22 @@ def restart(moment: Moment) -> Iterator[str]:
             yield f"{key} is {after} {moment.sight}, not {before}"
 
 
+def _is_whole(daemon: Daemon) -> bool:
+    """Return whether an exporter that starts now finds the whole history."""
+    return not (daemon.frozen or daemon.truth.unknowable or any(daemon.truncations.values()))
+
+
+def _only(snapshot: Snapshot, names: Collection[str]) -> Snapshot:
+    """Leave the other daemons out."""
+    daemons = tuple(one for one in snapshot.daemons if one.pipe_directory in names)
+    return replace(snapshot, daemons=daemons)
+
+
 def _explained(
     moment: Moment, key: tuple[str, tuple[str, ...]], first: Values, later: Values
 ) -> bool:
     """Return whether one of the exporters cannot know it, or has not asked for it yet."""
     name, labels = key
-    calm = {pipe for pipe, daemon in moment.world.daemons.items() if daemon.calm}
-    if calm.isdisjoint(labels) and calm != moment.world.daemons.keys():
-        return True
-    if not set(SLOW).isdisjoint((name, *labels)):
-        return True
     if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
         return key not in later or key not in first  # asked for now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):

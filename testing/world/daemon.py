@@ -157,6 +157,9 @@ class Daemon(Process):
                 self.truncations[log].append(len(self.logs[log]))
             case "kill_server":
                 self._kill_server()
+            case "exhaust":
+                if self.server is not None:
+                    self.server.exhausted = True
             case _:
                 return self._act_if_calm(action)
         return True
@@ -387,7 +390,7 @@ class Daemon(Process):
         client.accepted = True
         if server is not None and server.ready and server.uid == uid:
             self.say_admission(client, first=True)
-            if server.torn:
+            if server.torn or server.cannot_accept:
                 server.refuse(client)
                 if self._somebody_waits():
                     self.truth.allow("overtakes", 1)

@@ -10,6 +10,7 @@ from unittest import mock
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.findings.finding import Action, end_processes
+from mps_exporter.merge.inputs import MergeContext
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.fault_evidence import FaultEvidence, Owner, Verdict
 from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
@@ -70,11 +71,20 @@ def _end_holders(daemon: ControlDaemon) -> Iterable[Action]:
 def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) -> Verdict:
     """Name the client that ended last, as the exporter did without the kernel log."""
     least, most = END_TO_FAULT_SECONDS
-    ended = [pid for pid, end in evidence._clients.items() if end and least <= at - end <= most]
+    ended = [
+        pid
+        for pid, life in evidence._clients.items()
+        if life.ended_at and least <= at - life.ended_at <= most
+    ]
     verdict = _JUDGE(evidence, at, gpus)
     if verdict.cause != "unknown" or not ended:
         return verdict
     return Verdict("unfinished_work", (Owner(ended[-1], None, at, ()),))
+
+
+def _missing_is_ghost(server: TrackedServer, when: Moment) -> None:
+    server._credentials_missing = True
+    server._become_ghost(when)
 
 
 def _all_if_in_fault(server: Server) -> list[Client]:
@@ -132,6 +142,12 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a fault hit all clients of its server": Defect(
         "endings", daemon_findings, "_torn_down", _all_if_in_fault
+    ),
+    "a server without descriptors is a ghost": Defect(
+        "blame", TrackedServer, "credentials_missing", _missing_is_ghost
+    ),
+    "an ordinary user's log names any process": Defect(
+        "blame", MergeContext, "process", lambda context, _daemon, pid: context.processes.get(pid)
     ),
     "the API omits the waits": Defect("surfaces", status_api, "daemon_view", _view_without_waits),
 }

@@ -125,6 +125,13 @@ class Play:
             self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
         return self.world.now_ms <= self._quiet_ms
 
+    async def settle(self) -> None:
+        """Find new daemons, and confirm what died in their queues before they were found."""
+        running = {pipe for pipe, daemon in self.world.daemons.items() if daemon.exists}
+        if not running <= self.exporter._daemons.keys():
+            await self.collect()
+            await self.until(self.world.now_ms + CONFIRMING_MS)
+
     async def start_second(self, sight: Sight) -> None:
         """Start an exporter, and wait until it has confirmed what is dead."""
         self.second, self.sight = _later(self.world, sight), sight
@@ -171,6 +178,7 @@ async def play(
     found, moments = tuple[str, ...](), 0
     while world.now_ms - world.stepped_ms < end_ms and not found:
         await played.until(world.now_ms + random.randint(*SCRAPE_MS))
+        await played.settle()
         sight = random.choice(get_args(Sight)) if random.random() < SECOND else None
         if sight is not None:
             await played.start_second(sight)

@@ -26,6 +26,7 @@ Kind = Literal[
     "forge",
     "hide_log",
     "truncate",
+    "exhaust",
     "clock_step",
 ]
 
@@ -132,6 +133,7 @@ def _moments(
         (theme.hostile and uid != 0, "forge", 3),
         (theme.logs, "hide_log", 1),
         (theme.logs, "truncate", 2),
+        (theme.stops, "exhaust", 2),
     )
     for wanted, kind, most in kinds:
         random = Random(f"{seed}/{name}/{kind}")

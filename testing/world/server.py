@@ -33,6 +33,8 @@ class Server(Process):
         self.pending_faults = 0
         self.abandoned_work: dict[int, Client] = {}
         """Ordinal -> client that was alone there and left work; the next client meets the fault."""
+        self.exhausted = False
+        """It has no file descriptor left, while its clients use them."""
         self._destroyed: set[int] = set()
         self._last_request = (GARBAGE_PID, 0)
         self._handover_counted = False
@@ -50,6 +52,10 @@ class Server(Process):
     @property
     def settled(self) -> bool:
         return self.ready and not self.connecting and not self.pending_faults
+
+    @property
+    def cannot_accept(self) -> bool:
+        return self.exhausted and any(one.contexts and one.alive for one in self.clients)
 
     @property
     def connecting(self) -> bool:
@@ -114,16 +120,21 @@ class Server(Process):
         self._last_request = client.pid, context
 
     def refuse(self, client: Client) -> None:
-        """Refuse it while contexts are torn down (recordings/fault-held)."""
+        """Refuse it: contexts are torn down (recordings/fault-held), or no descriptor is left."""
         who = f"{{PID: {client.pid}, Context ID: 0}}"
         self.request(client, 0)
+        client.alive = False
+        self._after(20, partial(self.world.end_process, client))
+        if not self.torn:
+            # driver 580: without a free descriptor; the client gets error 46
+            self.say("User did not send valid credentials")
+            self.truth.allow("handover_idle_seconds", 10_100)  # the exporter waits for it
+            return
         self.say(
             f"Server teardown in progress. Refusing to accept new client {who}",
             f"Failed to accept client {who} with status 807",
         )
         self.truth.count("rejections", f"{client.shown_uid} server_not_ready")
-        client.alive = False
-        self._after(20, partial(self.world.end_process, client))
 
     def connect(self, client: Client, *, expected: bool = True) -> None:
         self.request(client, 0)

@@ -94,6 +94,14 @@ class Verdict(NamedTuple):
     """A pointer of a running client caused it: no client that had ended did."""
 
 
+class _Life(NamedTuple):
+    """The end of a client, by server.log."""
+
+    ending_since: float | None = None
+    """Time at which its first context ended; None: it uses the GPU."""
+    ended_at: float | None = None
+
+
 class FaultEvidence:
     """The faults in the kernel log, and the memory of one daemon's clients."""
 
@@ -103,8 +111,8 @@ class FaultEvidence:
         self.faults: Sequence[KernelFault] = ()
         """The last faults in the kernel log, of all daemons."""
         self._owners: list[Owner] = []
-        self._clients: dict[int, float | None] = {}
-        """Clients that the logs name -> time at which they ended."""
+        self._clients: dict[int, _Life] = {}
+        """Clients that the logs name."""
 
     def add_ranges(self, found: AddressRanges) -> None:
         """Add the ranges of a client; they replace its earlier ranges."""
@@ -118,24 +126,29 @@ class FaultEvidence:
         del self._owners[: -policy.MAX_EVIDENCE_PROCESSES]
 
     def client_active(self, pid: int) -> None:
-        self._clients[pid] = None
+        self._clients[pid] = _Life()
         if len(self._clients) > policy.MAX_EVIDENCE_PROCESSES:
-            ended = (pid for pid, at in self._clients.items() if at is not None)
+            ended = (pid for pid, life in self._clients.items() if life.ended_at is not None)
             del self._clients[next(ended, pid)]
 
     def client_ending(self, pid: int, at: float) -> None:
+        life = self._clients.get(pid)
+        if life is not None and life.ending_since is None:
+            self._clients[pid] = _Life(ending_since=at)
         for owner in self._present(pid, at):
             owner.ending_since = owner.ending_since or at
 
     def client_continues(self, pid: int, at: float) -> None:
         """Record that a client opened another context, so it does not end."""
+        if pid in self._clients:
+            self._clients[pid] = _Life()
         for owner in self._present(pid, at):
             owner.ending_since = None
 
     def client_ended(self, pid: int, at: float) -> None:
-        if pid in self._clients:
-            del self._clients[pid]  # the last client to end is the last to be dropped
-            self._clients[pid] = at
+        if (life := self._clients.pop(pid, None)) is not None:
+            # The last client to end is the last to be dropped.
+            self._clients[pid] = _Life(life.ending_since or at, at)
         for owner in self._present(pid, at):
             owner.ending_since, owner.ended_at = owner.ending_since or at, at
 
@@ -180,24 +193,30 @@ class FaultEvidence:
         if fault.unit == "GCC" and ended_at and since and since <= at:
             late = policy.LATE_FAULT_SECONDS
             first, last = min(ended_at, at) - late, at + late
-            if self._unread(lambda end: end is not None and first <= end <= last):
+
+            def may_have_left_work(life: _Life) -> bool:
+                if life.ended_at is None:  # the line about its end may follow
+                    return life.ending_since is not None and life.ending_since <= at
+                return first <= life.ended_at <= last
+
+            if self._unread(may_have_left_work):
                 return None
             return Verdict("unfinished_work", (owner,))
         running_at = at - policy.SAME_FAULT_SECONDS
         if fault.unit == "T1" and (ended_at is None or ended_at >= running_at):
-            if self._unread(lambda end: end is None or end >= running_at):
+            if self._unread(lambda life: life.ended_at is None or life.ended_at >= running_at):
                 return None
             return Verdict("own_fault", (owner,), running=True)
         return None
 
-    def _unread(self, matters: Callable[[float | None], bool]) -> bool:
+    def _unread(self, matters: Callable[[_Life], bool]) -> bool:
         """Return whether the memory of a client, selected by its end, is unknown.
 
         Processes that were forked from one parent have the same addresses, so they are
         distinguished only if the memory of all of them is known.
         """
         read = {owner.pid for owner in self._owners}
-        return any(pid not in read and matters(ended) for pid, ended in self._clients.items())
+        return any(pid not in read and matters(life) for pid, life in self._clients.items())
 
     def _owner(self, address: int) -> Owner | None:
         """Return the client whose memory contains an address.

@@ -246,6 +246,21 @@ def test_work_of_another_client_that_ended_later_may_have_waited_for_the_next_cl
     assert judged(evidence)[1] == []
 
 
+def test_while_a_client_whose_memory_is_not_known_is_ending_no_client_is_named() -> None:
+    """Another client's range contains its address by chance."""
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN, at=700.0)
+    ends(evidence, 477, at=750.0)
+    evidence.client_active(478)
+    assert judged(evidence)[1] == [477]
+    evidence.client_ending(478, FAULT_AT - 0.15)
+    assert judged(evidence)[1] == []
+    evidence.client_continues(478, FAULT_AT - 0.1)
+    assert judged(evidence)[1] == [477]
+    evidence.client_ending(478, FAULT_AT + 0.02)
+    assert judged(evidence)[1] == [477]
+
+
 def test_a_client_that_was_lost_with_its_server_has_ended() -> None:
     """Else its memory, which was never read, would prevent each later proof."""
     evidence, later = read(sample("server-killed")).evidence, EIGHT + 7200.0
