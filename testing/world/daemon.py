@@ -81,7 +81,7 @@ class Daemon(Process):
 
     @property
     def calm(self) -> bool:
-        """It serves as it should, and nobody died in its queue."""
+        """Whether it serves clients in order, without a dead client in its queue."""
         server = self.server
         bad = server is not None and (server.ghost or server.torn or server.abandoned_work)
         dead = any(one.dead_ms is not None for one in self.queue)
@@ -119,7 +119,7 @@ class Daemon(Process):
         return any(one.blocked and one.dead_ms is None for one in self.queue)
 
     def waits(self) -> list[WaitTruth]:
-        """Return who waits behind another user's server, or on a server that serves nobody."""
+        """Return the clients behind another user's server, and on a server without service."""
         waiting = [one for one in self.queue if one.blocked]
         if self.server is not None and self.server.ghost:
             waiting += self.server.clients
@@ -480,7 +480,7 @@ class Daemon(Process):
         return True
 
     def _end_unserved(self, client: Client) -> bool:
-        """End a process that has lost its server; one that the daemon did not accept yet stays."""
+        """End a process that has lost its server, unless the daemon has not accepted it yet."""
         if not client.lost:
             return False
         client.alive = False
@@ -548,11 +548,11 @@ class Daemon(Process):
             self.after(1, partial(self._try_shutdown, server, FIRST_BACKOFF_MS, self._retry))
 
     def _become_ghost(self, server: Server, queued: Sequence[Client]) -> None:
-        """Serve a dead client first, and nobody from then on (recordings/deaf-server)."""
+        """Serve a dead client first, and no client from then on (recordings/deaf-server)."""
         server.ghost = True
         living = [one for one in queued if one.dead_ms is None]
         if self.world.now_ms - (queued[0].dead_ms or 0) < 1_500:
-            self.world.settle(11_000)  # the exporter waits for it, as it was sent to the server
+            self.world.settle(11_000)  # it may still connect, for an exporter
             self.truth.allow("handover_idle_seconds", 10_100)
         for client in living:
             server.request(client, 0)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 USERS = (1001, 1002, 1003)
 STRANGER = 1004
-"""A user whom the daemon of another user may not serve."""
+"""A user without a daemon."""
 
 Kind = Literal[
     "host",

@@ -256,7 +256,7 @@ class Server(Process):
         self.remove(client)
 
     def remove(self, client: Client) -> None:
-        """Count its end; a client that never had a context had no session."""
+        """Count the end of a client, and of its session if it had a context."""
         self.clients.remove(client)
         self.truth.count("disconnections", client.shown_uid)
         if client.active_ms is not None and client.connected_ms is not None:
@@ -358,7 +358,7 @@ class Server(Process):
         for client in victims:
             client.torn = client.lost = True
             if client.busy:
-                # recordings/samples/client-fault: 22 to 35 ms; idle ones are not told
+                # recordings/samples/client-fault: 22 to 35 ms; idle clients continue
                 gap = self.world.delay(client.key, "torn", 22, 35)
                 self._after(gap, partial(self._leave_torn, client))
         self.world.settle(JUDGED_AFTER_MS + 300)

@@ -36,8 +36,8 @@ class Truth:
     histograms: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
     slack: dict[str, int] = field(default_factory=dict)
-    """By how much a counter may differ because nothing shows the truth in time: of `losses`, so
-    many may be counted as `unattributed_fault`."""
+    """Counter -> greatest difference that is allowed because nothing shows the truth in time. For
+    losses: as many may be counted as `unattributed_fault`."""
     faults: list[FaultTruth] = field(default_factory=list)
     unknowable: set[str] = field(default_factory=set)
     """Why the counters cannot be known from outside: lines were lost, a log was hidden, ..."""
