@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 USERS = (1001, 1002, 1003)
 STRANGER = 1004
-"""A user whom the daemon of another user may not serve."""
+"""A user without a daemon."""
 
 Kind = Literal[
     "host",
@@ -71,7 +71,7 @@ class Theme:
         return cls(
             users=chance("users", 0.7),
             gpus=gpus,
-            daemons=gpus if chance("daemons", 0.4) else 1,
+            daemons=gpus if chance("daemons", 0.5) else 1,
             deaths=chance("deaths", 0.5),
             faults=chance("faults", 0.4),
             operators=chance("operators", 0.4),
@@ -102,7 +102,7 @@ def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Acti
     """Yield the actions around one daemon: root's, or a user's own."""
     random = Random(f"{seed}/{name}")
     gpus = tuple(range(theme.gpus)) if theme.daemons == 1 else (int(name[1:]),)
-    uid = 0 if name == "d0" or random.random() < 0.5 else random.choice(USERS)
+    uid = 0 if name == "d0" or random.random() < 0.3 else random.choice(USERS)
     multiuser = uid == 0 and theme.users and random.random() < 0.2
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser}
     yield Action(0.0, "start_daemon", name, setting)

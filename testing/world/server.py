@@ -198,9 +198,7 @@ class Server(Process):
         """Count the end of its wait: it ended when the server was ready."""
         if not client.blocked or client.queued_ms is None or self.ready_ms is None:
             return
-        waited = self.ready_ms - client.queued_ms
-        self.truth.observe("waits", waited, client.shown_uid)
-        self.truth.served.append((client.pid, waited))
+        self.truth.observe("waits", self.ready_ms - client.queued_ms, client.shown_uid)
         client.blocked = False
         if not self._handover_counted:
             self._handover_counted = True
@@ -258,7 +256,7 @@ class Server(Process):
         self.remove(client)
 
     def remove(self, client: Client) -> None:
-        """Count its end; a client that never had a context had no session."""
+        """Count the end of a client, and of its session if it had a context."""
         self.clients.remove(client)
         self.truth.count("disconnections", client.shown_uid)
         if client.active_ms is not None and client.connected_ms is not None:
@@ -353,14 +351,14 @@ class Server(Process):
         self._report_fault(ordinal, blamed, victims)
         self.torn[ordinal] = now_ms
         self.truth.count("faults", gpu.uuid)
-        started_ms, pids = culprit.started_ms, tuple(one.pid for one in victims)
-        truth = FaultTruth(now_ms, culprit.pid, started_ms, culprit.leaves_work, pids)
+        pids = tuple(one.pid for one in victims)
+        truth = FaultTruth(now_ms, culprit.pid, culprit.leaves_work, pids)
         self.truth.faults.append(truth)
         losses = [one for one in victims if not one.lost]
         for client in victims:
             client.torn = client.lost = True
             if client.busy:
-                # recordings/samples/client-fault: 22 to 35 ms; idle ones are not told
+                # recordings/samples/client-fault: 22 to 35 ms; idle clients continue
                 gap = self.world.delay(client.key, "torn", 22, 35)
                 self._after(gap, partial(self._leave_torn, client))
         self.world.settle(JUDGED_AFTER_MS + 300)
