@@ -104,15 +104,24 @@ def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Acti
     gpus = tuple(range(theme.gpus)) if theme.daemons == 1 else (int(name[1:]),)
     uid = 0 if name == "d0" or random.random() < 0.3 else random.choice(USERS)
     multiuser = uid == 0 and theme.users and random.random() < 0.2
+    values: dict[str, Any]
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser}
     yield Action(0.0, "start_daemon", name, setting)
     users = (uid, uid, uid, STRANGER) if uid else USERS if theme.users else (0,)
     for number in range(round(minutes * random.uniform(0.5, 6.0) / theme.daemons)):
         yield from _client(seed, theme, f"{name}/c{number}", minutes, users, len(gpus))
+    crowd = Random(f"{seed}/{name}/crowd")
+    if crowd.random() < 0.04:
+        begin = crowd.uniform(0, minutes * 60)
+        for number in range(900, 955):
+            start = begin + crowd.random()
+            values = {"uid": users[0], "gpus": (0,)}
+            yield Action(start, "start_client", f"{name}/c{number}", values)
+            yield Action(start + crowd.uniform(10, 30), "end_client", f"{name}/c{number}")
     for kind, moments in _moments(seed, theme, name, uid, minutes):
         for number, at in enumerate(moments):
             chosen = Random(f"{seed}/{name}/{kind}/{number}")
-            values: dict[str, Any] = {"seconds": chosen.randint(3, 30)}
+            values = {"seconds": chosen.randint(3, 30)}
             if kind in ("hide_log", "truncate"):
                 values["log"] = chosen.choice(("control", "server"))
             yield Action(at, kind, name, values)
