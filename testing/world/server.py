@@ -16,6 +16,7 @@ GARBAGE_PID = -1333654781
 """What driver 580 writes for the client before the first one."""
 WORK_OFFSET = 0x154000
 """recordings/xid: where work that was left behind faults in the range of its context."""
+MAX_CONTEXTS = 48
 JUDGED_AFTER_MS = 2_200
 
 
@@ -172,15 +173,16 @@ class Server(Process):
             return
         ordinal = client.gpus[context - 1]
         gpu = self.daemon.gpus[ordinal]
-        client.contexts[context] = ordinal
         self.daemon.say_admission(client, first=False)
         self.request(client, context)
-        who = f"{{PID: {client.pid}, Context ID: {context}}}"
         self.say(
-            *_connected(client, context),
-            f"Device NVIDIA H200 (uuid {gpu.uuid}) is associated",
-            f"Status of client {who} is ACTIVE",
+            *_connected(client, context), f"Device NVIDIA H200 (uuid {gpu.uuid}) is associated"
         )
+        if sum(ordinal in one.contexts.values() for one in self.clients) >= MAX_CONTEXTS:
+            self._refuse_context(client)
+            return
+        client.contexts[context] = ordinal
+        self.say(f"Status of client {{PID: {client.pid}, Context ID: {context}}} is ACTIVE")
         if client.active_ms is None:
             client.active_ms = self.world.now_ms
             self.daemon.served.append(client)
@@ -194,6 +196,23 @@ class Server(Process):
             self.pending_faults += 1
             gap = self.world.delay(client.key, "meets", 195, 205)
             self._after(gap, partial(self._left_work_faults, leaver, ordinal))
+
+    def _refuse_context(self, client: Client) -> None:
+        """Refuse a client beyond the limit of contexts (recordings/context-limit)."""
+        self.say(
+            f"Failed to accept new client. Maximum number of clients ({MAX_CONTEXTS}) reached."
+        )
+        self.truth.count("rejections", f"{client.shown_uid} context_limit")
+        if client.blocked:
+            self.truth.count("waits_abandoned", client.shown_uid)
+        client.alive = False
+        self._disconnect(client)
+        self._after(28, partial(self._end_refused, client))
+
+    def _end_refused(self, client: Client) -> None:
+        self._lost_connection(client, 0)
+        self.say(f"Client process {client.pid} disconnected")
+        self.world.end_process(client)
 
     def _serve(self, client: Client) -> None:
         """Count the end of its wait: it ended when the server was ready."""
