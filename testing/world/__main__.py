@@ -41,10 +41,10 @@ def _play(seed: int, minutes: float) -> Result:
     return asyncio.run(play(seed, minutes))
 
 
-def _results(options: argparse.Namespace) -> Generator[Result]:
+def _results(options: argparse.Namespace, minutes: float) -> Generator[Result]:
     """Play the worlds, in this many processes."""
     seeds = range(options.seed, options.seed + options.seeds)
-    one = partial(_play, minutes=options.minutes)
+    one = partial(_play, minutes=minutes)
     if options.jobs == 1:
         yield from map(one, seeds)
         return
@@ -76,7 +76,7 @@ async def _explain(result: Result, minutes: float, folder: Path) -> None:
 
 def _search_worlds(options: argparse.Namespace) -> int:
     began, lines, violated = time.monotonic(), 0, 0
-    for result in _results(options):
+    for result in _results(options, options.minutes):
         lines += result.lines
         if result.violations:
             violated += 1
@@ -91,8 +91,9 @@ def _search_worlds(options: argparse.Namespace) -> int:
 def _search_defects(options: argparse.Namespace) -> int:
     """Print the first seed that finds each defect."""
     missed = 0
-    for name in DEFECTS:
-        with put_back(name), closing(_results(options)) as results:
+    for name, defect in DEFECTS.items():
+        minutes = max(options.minutes, defect.minutes)
+        with put_back(name), closing(_results(options, minutes)) as results:
             found = next((one for one in results if one.violations), None)
         missed += found is None
         print(

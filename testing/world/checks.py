@@ -96,7 +96,7 @@ def daemons(moment: Moment) -> Iterator[str]:
 
 
 def _pairs(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
-    """Yield each daemon as it is, and as it is shown."""
+    """Yield each daemon of the world with what is shown of it."""
     for shown in moment.snapshot.daemons:
         if (true := moment.world.daemons.get(shown.pipe_directory)) is not None:
             yield true, shown
@@ -322,7 +322,7 @@ def _without_ordinal(spec: MetricSpec, labels: tuple[str, ...]) -> tuple[str, ..
 
 
 def restart(moment: Moment) -> Iterator[str]:
-    """An exporter that started later shows the same; one that sees less, nothing else."""
+    """A later exporter shows the same; with less sight, it shows nothing else."""
     if moment.second is None:
         return
     known = _by_directory(moment.second)
@@ -356,10 +356,10 @@ def _only(snapshot: Snapshot, names: Collection[str]) -> Snapshot:
 def _explained(
     moment: Moment, key: tuple[str, tuple[str, ...]], first: Values, later: Values
 ) -> bool:
-    """Return whether one of the exporters cannot know it, or has not asked for it yet."""
+    """Return whether one of the exporters cannot know it, or has not queried it yet."""
     name, labels = key
     if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
-        return key not in later or key not in first  # asked for now and then
+        return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
     nameless = name.startswith("mps_uid_") and labels[-1] == ""

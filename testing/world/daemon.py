@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.observations import LogName
 from testing import fake_mps_control
-from testing.mps_logs import LOGS
+from testing.mps_logs import LOGS, PIPE
 from testing.world.processes import Client, Gpu, Process
 from testing.world.server import Server
 from testing.world.truth import Truth, WaitTruth
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from testing.world.model import World
     from testing.world.script import Action
 
+FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
 FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
 FORBIDDEN_STARTS = 6
 CONFIRMED_AFTER_MS = 1_600
@@ -32,27 +34,20 @@ SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
 
 
 class Daemon(Process):
-    def __init__(
-        self,
-        world: World,
-        *,
-        key: str,
-        pipe: str,
-        pids: Iterator[int],
-        uid: int,
-        gpus: tuple[int, ...],
-        multiuser: bool,
-    ) -> None:
-        super().__init__(0, uid, 0, fake_mps_control.NAME, exists=False)
-        self.world, self.key, self.pipe, self.multiuser = world, key, pipe, multiuser
-        self.gpus = tuple(Gpu(index) for index in gpus)
+    def __init__(self, world: World, key: str, setting: Mapping[str, Any]) -> None:
+        super().__init__(0, setting.get("uid", 0), 0, fake_mps_control.NAME, exists=False)
+        number = int(key[1:])
+        self.world, self.key = world, key
+        self.pipe = f"{PIPE}-{number}" if number else PIPE
+        self.multiuser: bool = setting.get("multiuser", False)
+        self.gpus = tuple(Gpu(one) for one in setting.get("gpus", range(len(world.gpus))))
+        self._pids = count(FIRST_PID + PIDS_OF_A_DAEMON * number)
         self.truth = Truth()
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
         self.served: list[Client] = []
         """All clients that had a context, oldest first."""
         self.truncations: dict[LogName, list[int]] = {log: [] for log in LOGS}
         """Lengths of the logs at which they were truncated."""
-        self._pids = pids
         self._accounted_ms = 0
         self._ended_ms = 0
         self._retry = 0
@@ -86,7 +81,7 @@ class Daemon(Process):
 
     @property
     def calm(self) -> bool:
-        """It serves as it should, and nobody died in its queue."""
+        """Whether it serves clients in order, without a dead client in its queue."""
         server = self.server
         bad = server is not None and (server.ghost or server.torn or server.abandoned_work)
         dead = any(one.dead_ms is not None for one in self.queue)
@@ -124,7 +119,7 @@ class Daemon(Process):
         return any(one.blocked and one.dead_ms is None for one in self.queue)
 
     def waits(self) -> list[WaitTruth]:
-        """Return who waits behind another user's server, or on a server that serves nobody."""
+        """Return the clients behind another user's server, and on a server without service."""
         waiting = [one for one in self.queue if one.blocked]
         if self.server is not None and self.server.ghost:
             waiting += self.server.clients
@@ -456,7 +451,7 @@ class Daemon(Process):
             self.say("control", "UI closed")
         return True
 
-    def _end_client(self, client: Client, values: dict[str, Any] | Any) -> bool:
+    def _end_client(self, client: Client, values: Mapping[str, Any]) -> bool:
         server, killed = self.server, values.get("how", "exit") != "exit"
         if server is None or client not in server.clients:
             if client.lost or not client.accepted or client.ended_ms is not None:
@@ -485,7 +480,7 @@ class Daemon(Process):
         return True
 
     def _end_unserved(self, client: Client) -> bool:
-        """End a process that has lost its server; one that the daemon did not accept yet stays."""
+        """End a process that has lost its server, unless the daemon has not accepted it yet."""
         if not client.lost:
             return False
         client.alive = False
@@ -553,11 +548,11 @@ class Daemon(Process):
             self.after(1, partial(self._try_shutdown, server, FIRST_BACKOFF_MS, self._retry))
 
     def _become_ghost(self, server: Server, queued: Sequence[Client]) -> None:
-        """Serve a dead client first, and nobody from then on (recordings/deaf-server)."""
+        """Serve a dead client first, and no client from then on (recordings/deaf-server)."""
         server.ghost = True
         living = [one for one in queued if one.dead_ms is None]
         if self.world.now_ms - (queued[0].dead_ms or 0) < 1_500:
-            self.world.settle(11_000)  # the exporter waits for it, as it was sent to the server
+            self.world.settle(11_000)  # it may still connect, for an exporter
             self.truth.allow("handover_idle_seconds", 10_100)
         for client in living:
             server.request(client, 0)

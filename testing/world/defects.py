@@ -129,7 +129,7 @@ DEFECTS: dict[str, Defect] = {
         "verdicts", Incidents, "snapshot", _running_waits
     ),
     "a kilobyte of every client is kept": Defect(
-        "growth", ServerClients, "disconnect", _disconnect_and_keep, minutes=30.0
+        "growth", ServerClients, "disconnect", _disconnect_and_keep, seed=3, minutes=30.0
     ),
     "the queue is not rebuilt from the history": Defect(
         "restart", ClientQueue, "push", _push_counted
@@ -138,10 +138,10 @@ DEFECTS: dict[str, Defect] = {
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
     ),
     "who ended just before a fault has caused it": Defect(
-        "blame", FaultEvidence, "judge", _judge_by_time, seed=80
+        "blame", FaultEvidence, "judge", _judge_by_time, seed=21
     ),
     "a fault hit all clients of its server": Defect(
-        "endings", daemon_findings, "_torn_down", _all_if_in_fault
+        "endings", daemon_findings, "_torn_down", _all_if_in_fault, seed=60
     ),
     "a server without descriptors is a ghost": Defect(
         "blame", TrackedServer, "credentials_missing", _missing_is_ghost

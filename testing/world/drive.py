@@ -119,7 +119,7 @@ class Play:
             await collector.poll_logs()
 
     def _is_due(self) -> bool:
-        """Return whether something happened lately: an exit counts a second later."""
+        """Return whether there was a recent event: an exit counts a second later."""
         happened = self.world.lines, len(self.world.exits), len(self.world.kernel_lines)
         if happened != self._happened:
             self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
@@ -151,7 +151,7 @@ class Play:
         ]
 
     async def collect(self) -> tuple[Snapshot, Snapshot | None]:
-        """Return what the exporters show now; the second one only if nobody waits for a reply."""
+        """Return what the exporters show now; the second one only if no query hangs."""
         snapshot = await self.exporter.collect()
         if self.second is None:
             return snapshot, None

@@ -34,6 +34,7 @@ from testing.world.processes import Client, Process
 ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"
 """Driver 580: another caller was there at the same time."""
+MAX_REPLY_MS = 20
 SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
 
 
@@ -83,6 +84,8 @@ class WorldHost:
         if not daemon.exists:
             return ProcessResult(1, stderr=ABSENT)
         self._runs += 1
+        if (due := world.next_event_ms()) is not None and due > world.now_ms + MAX_REPLY_MS:
+            world.advance(world.now_ms + self._runs % MAX_REPLY_MS)
         if world.sight.collisions and self._runs % 20 == 0:
             return ProcessResult(1, stderr=COLLISION)
         replies = daemon.query(stdin.decode().splitlines())

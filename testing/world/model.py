@@ -9,8 +9,8 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from testing.mps_logs import EIGHT, PIPE
-from testing.world.daemon import Daemon
+from testing.mps_logs import EIGHT
+from testing.world.daemon import PIDS_OF_A_DAEMON, Daemon
 from testing.world.processes import Client, Gpu, Process
 from testing.world.script import Action
 from testing.world.truth import Truth
@@ -19,7 +19,6 @@ START_MS = round(EIGHT * 1000)
 RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
-FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
 FIRST_CLIENT_PID = 200_000
 
 
@@ -32,7 +31,7 @@ class Sight:
     collisions: bool = False
     """Other programs query the daemons, too."""
     gone_logs: set[tuple[str, str]] = field(default_factory=set)
-    """Pipe directory and log of the log files that nobody may read."""
+    """Pipe directory and log of each log without read permission."""
 
 
 class World:
@@ -42,15 +41,15 @@ class World:
         self.seed = seed
         self.now_ms = START_MS
         self.stepped_ms = 0
-        """By how much the clock was set."""
+        """Sum of the changes of the clock."""
         self.settled_ms = START_MS
         """From then on, what has happened by now can be known from outside."""
         self.daemons: dict[str, Daemon] = {}
-        """By pipe directory."""
+        """Pipe directory -> daemon."""
         self.clients: dict[str, Client] = {}
-        """By name; also those that have ended."""
+        """Name -> client, including ended clients."""
         self.processes: dict[int, Process] = {}
-        """Those that exist."""
+        """PID -> existing process."""
         self.gpus: tuple[Gpu, ...] = (Gpu(0),)
         self.exits: list[tuple[int, int]] = []
         """PID and time of each process that exited."""
@@ -122,9 +121,9 @@ class World:
         return sum(sum(one.lines.values()) for one in self.truths.values())
 
     def healthy_pids(self) -> set[int]:
-        """Return the processes that nobody has a reason to end.
+        """Return the processes whose end heals nothing.
 
-        Those of a user who forges logs are not among them, nor those with a PID from a fault.
+        Processes of a user who forges logs, and with a PID from a fault, are left out.
         """
         hanging: set[Process] = set()
         for daemon in self.daemons.values():
@@ -147,7 +146,7 @@ class World:
     # -- actions
 
     def _act(self, action: Action) -> None:
-        """Run an action; one whose outcome was never measured waits until it is."""
+        """Run an action, later if its outcome at this moment was never measured."""
         if action.kind == "host":
             self.gpus = tuple(Gpu(index) for index in range(action.values.get("gpus", 1)))
             for name in ("kernel_log", "nvml", "collisions"):
@@ -187,16 +186,7 @@ class World:
     def _start_daemon(self, action: Action) -> None:
         known = self._daemon(action.target)
         if known is None:
-            number = int(action.target[1:])
-            known = Daemon(
-                self,
-                key=action.target,
-                pipe=PIPE if number == 0 else f"{PIPE}-{number}",
-                pids=count(FIRST_PID + PIDS_OF_A_DAEMON * number),
-                uid=action.values.get("uid", 0),
-                gpus=tuple(action.values.get("gpus", range(len(self.gpus)))),
-                multiuser=action.values.get("multiuser", False),
-            )
+            known = Daemon(self, action.target, action.values)
             self.daemons[known.pipe] = known
         if not known.exists:
             known.start()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 USERS = (1001, 1002, 1003)
 STRANGER = 1004
-"""A user whom the daemon of another user may not serve."""
+"""A user without a daemon."""
 
 Kind = Literal[
     "host",
@@ -45,73 +45,88 @@ class Action:
         return f"{self.at:8.3f} s  {self.kind} {self.target}{': ' if values else ''}{values}"
 
 
+THEMES = {
+    "users": 0.7,
+    "daemons": 0.5,
+    "deaths": 0.5,
+    "faults": 0.4,
+    "operators": 0.4,
+    "stops": 0.3,
+    "hostile": 0.3,
+    "logs": 0.2,
+    "collisions": 0.2,
+    "kernel_log": 0.7,
+    "nvml": 0.5,
+}
+"""Theme -> share of the worlds that have it."""
+OF_DAEMONS: tuple[tuple[Kind, str, int], ...] = (
+    ("kill_server", "deaths", 2),
+    ("quit", "operators", 1),
+    ("kill_daemon", "operators", 1),
+    ("stop_daemon", "stops", 1),
+    ("stop_server", "stops", 1),
+    ("forge", "hostile", 3),
+    ("hide_log", "logs", 1),
+    ("truncate", "logs", 2),
+    ("exhaust", "stops", 2),
+)
+"""What is done to a daemon, its server or its logs; the theme; the most times in a world."""
+
+
 @dataclass(frozen=True)
-class Theme:
-    """What may happen in the world of a seed."""
+class Plan:
+    """The world of a seed: a random number depends on what it is for, and on no other."""
 
-    users: bool
-    gpus: int
-    daemons: int
-    deaths: bool
-    faults: bool
-    operators: bool
-    stops: bool
-    hostile: bool
-    logs: bool
-    collisions: bool
-    kernel_log: bool
-    nvml: bool
+    seed: int
+    minutes: float
 
-    @classmethod
-    def of(cls, seed: int) -> Theme:
-        def chance(what: str, probability: float) -> bool:
-            return Random(f"{seed}/theme/{what}").random() < probability
+    def random(self, *what: object) -> Random:
+        return Random("/".join(map(str, (self.seed, *what))))
 
-        gpus = Random(f"{seed}/theme/gpus").choice((1, 1, 2, 3))
-        return cls(
-            users=chance("users", 0.7),
-            gpus=gpus,
-            daemons=gpus if chance("daemons", 0.4) else 1,
-            deaths=chance("deaths", 0.5),
-            faults=chance("faults", 0.4),
-            operators=chance("operators", 0.4),
-            stops=chance("stops", 0.3),
-            hostile=chance("hostile", 0.3),
-            logs=chance("logs", 0.2),
-            collisions=chance("collisions", 0.2),
-            kernel_log=chance("kernel_log", 0.7),
-            nvml=chance("nvml", 0.5),
-        )
+    def has(self, theme: str) -> bool:
+        return self.random("theme", theme).random() < THEMES[theme]
+
+    def moment(self, random: Random, least: float = 0) -> float:
+        return random.uniform(least, self.minutes * 60)
 
 
 def generate(seed: int, minutes: float) -> tuple[Action, ...]:
     """Return the actions of a world; each client's are independent of all others."""
-    theme = Theme.of(seed)
-    host = {name: getattr(theme, name) for name in ("gpus", "kernel_log", "nvml", "collisions")}
-    actions = [Action(0.0, "host", "host", host)]
-    clock = Random(f"{seed}/clock")
+    plan = Plan(seed, minutes)
+    gpus = plan.random("theme", "gpus").choice((1, 1, 2, 3))
+    sight = {name: plan.has(name) for name in ("kernel_log", "nvml", "collisions")}
+    actions = [Action(0.0, "host", "host", {"gpus": gpus, **sight})]
+    clock = plan.random("clock")
     if clock.random() < 0.1:
-        at, seconds = clock.uniform(0, minutes * 60), clock.choice((-300, -3, 3, 300, 3600))
+        at, seconds = plan.moment(clock), clock.choice((-300, -3, 3, 300, 3600))
         actions.append(Action(at, "clock_step", "host", {"seconds": seconds}))
-    for number in range(theme.daemons):
-        actions += _daemon(seed, theme, f"d{number}", minutes)
+    daemons = gpus if plan.has("daemons") else 1
+    for number in range(daemons):
+        actions += _daemon(plan, number, (number,) if daemons > 1 else tuple(range(gpus)), daemons)
     return tuple(sorted(actions))
 
 
-def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Action]:
+def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Iterator[Action]:
     """Yield the actions around one daemon: root's, or a user's own."""
-    random = Random(f"{seed}/{name}")
-    gpus = tuple(range(theme.gpus)) if theme.daemons == 1 else (int(name[1:]),)
-    uid = 0 if name == "d0" or random.random() < 0.5 else random.choice(USERS)
-    multiuser = uid == 0 and theme.users and random.random() < 0.2
+    name = f"d{number}"
+    random = plan.random(name)
+    uid = 0 if number == 0 or random.random() < 0.3 else random.choice(USERS)
+    multiuser = uid == 0 and plan.has("users") and random.random() < 0.2
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser}
     yield Action(0.0, "start_daemon", name, setting)
-    users = (uid, uid, uid, STRANGER) if uid else USERS if theme.users else (0,)
-    for number in range(round(minutes * random.uniform(0.5, 6.0) / theme.daemons)):
-        yield from _client(seed, theme, f"{name}/c{number}", minutes, users, len(gpus))
-    for kind, moments in _moments(seed, theme, name, uid, minutes):
-        for number, at in enumerate(moments):
-            chosen = Random(f"{seed}/{name}/{kind}/{number}")
+    users = (uid, uid, uid, STRANGER) if uid else USERS if plan.has("users") else (0,)
+    for client in range(round(plan.minutes * random.uniform(0.5, 6.0) / daemons)):
+        yield from _client(plan, f"{name}/c{client}", users, len(gpus))
+    crowd = plan.random(name, "crowd")
+    if crowd.random() < 0.04:
+        yield from _crowd(crowd, plan.moment(crowd), name, users[0])
+    for kind, theme, most in OF_DAEMONS:
+        random = plan.random(name, kind)
+        if not plan.has(theme) or (kind == "forge" and uid == 0):
+            continue
+        moments = [plan.moment(random) for _ in range(random.randint(0, most))]
+        for count, at in enumerate(moments):
+            chosen = plan.random(name, kind, count)
             values: dict[str, Any] = {"seconds": chosen.randint(3, 30)}
             if kind in ("hide_log", "truncate"):
                 values["log"] = chosen.choice(("control", "server"))
@@ -120,49 +135,35 @@ def _daemon(seed: int, theme: Theme, name: str, minutes: float) -> Iterator[Acti
                 yield Action(at + chosen.uniform(5.0, 60.0), "start_daemon", name, setting)
 
 
-def _moments(
-    seed: int, theme: Theme, name: str, uid: int, minutes: float
-) -> Iterator[tuple[Kind, list[float]]]:
-    """Yield when something is done to a daemon, its server or its logs."""
-    kinds: tuple[tuple[bool, Kind, int], ...] = (
-        (theme.deaths, "kill_server", 2),
-        (theme.operators, "quit", 1),
-        (theme.operators, "kill_daemon", 1),
-        (theme.stops, "stop_daemon", 1),
-        (theme.stops, "stop_server", 1),
-        (theme.hostile and uid != 0, "forge", 3),
-        (theme.logs, "hide_log", 1),
-        (theme.logs, "truncate", 2),
-        (theme.stops, "exhaust", 2),
-    )
-    for wanted, kind, most in kinds:
-        random = Random(f"{seed}/{name}/{kind}")
-        if wanted:
-            moments = range(random.randint(0, most))
-            yield kind, [random.uniform(0, minutes * 60) for _ in moments]
+def _crowd(random: Random, begin: float, daemon: str, uid: int) -> Iterator[Action]:
+    """Yield more clients on one GPU than MPS serves."""
+    for number in range(900, 955):
+        start = begin + random.random()
+        name = f"{daemon}/c{number}"
+        yield Action(start, "start_client", name, {"uid": uid, "gpus": (0,)})
+        yield Action(start + random.uniform(10, 30), "end_client", name)
 
 
-def _client(
-    seed: int, theme: Theme, name: str, minutes: float, users: tuple[int, ...], gpus: int
-) -> Iterator[Action]:
-    random = Random(f"{seed}/{name}")
-    start = random.uniform(1.0, minutes * 60)
+def _client(plan: Plan, name: str, users: tuple[int, ...], gpus: int) -> Iterator[Action]:
+    random, faults = plan.random(name), plan.has("faults")
+    start = plan.moment(random, least=1.0)
+    other = f"{name.partition('/')[0]}/c"
     values: dict[str, Any] = {"uid": random.choice(users), "busy": random.random() < 0.7}
-    if theme.faults or random.random() < 0.7:
+    if faults or random.random() < 0.7:
         values["gpus"] = (random.randrange(gpus),)
     if random.random() < 0.1:
         values["percentage"] = random.choice((10.0, 25.0, 50.0))
     if random.random() < 0.05:
-        values["pid_of"] = f"{name.partition('/')[0]}/c{random.randrange(20)}"
-    if theme.faults and random.random() < 0.05:
-        values["fork_of"] = f"{name.partition('/')[0]}/c{random.randrange(20)}"
+        values["pid_of"] = f"{other}{random.randrange(20)}"
+    if faults and random.random() < 0.05:
+        values["fork_of"] = f"{other}{random.randrange(20)}"
     end = start + random.uniform(1.0, 60.0)
     yield Action(start, "start_client", name, values)
-    if theme.faults and random.random() < 0.2:
+    if faults and random.random() < 0.2:
         pointer = random.choice(("overrun", "overrun", "null", "wild"))
         yield Action(random.uniform(start, end), "fault", name, {"pointer": pointer})
-    if theme.operators and random.random() < 0.1:
+    if plan.has("operators") and random.random() < 0.1:
         yield Action(random.uniform(start, end), "terminate", name)
-    how = random.choice(("exit", "SIGTERM", "SIGKILL")) if theme.deaths else "exit"
-    work = theme.faults and random.random() < 0.2
+    how = random.choice(("exit", "SIGTERM", "SIGKILL")) if plan.has("deaths") else "exit"
+    work = faults and random.random() < 0.2
     yield Action(end, "end_client", name, {"how": how, "work": work})

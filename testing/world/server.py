@@ -16,6 +16,7 @@ GARBAGE_PID = -1333654781
 """What driver 580 writes for the client before the first one."""
 WORK_OFFSET = 0x154000
 """recordings/xid: where work that was left behind faults in the range of its context."""
+MAX_CONTEXTS = 48
 JUDGED_AFTER_MS = 2_200
 
 
@@ -129,6 +130,7 @@ class Server(Process):
             # driver 580: without a free descriptor; the client gets error 46
             self.say("User did not send valid credentials")
             self.truth.allow("handover_idle_seconds", 10_100)  # the exporter waits for it
+            self.truth.allow("rejections", 1)  # of a later process with its PID
             return
         self.say(
             f"Server teardown in progress. Refusing to accept new client {who}",
@@ -171,15 +173,16 @@ class Server(Process):
             return
         ordinal = client.gpus[context - 1]
         gpu = self.daemon.gpus[ordinal]
-        client.contexts[context] = ordinal
         self.daemon.say_admission(client, first=False)
         self.request(client, context)
-        who = f"{{PID: {client.pid}, Context ID: {context}}}"
         self.say(
-            *_connected(client, context),
-            f"Device NVIDIA H200 (uuid {gpu.uuid}) is associated",
-            f"Status of client {who} is ACTIVE",
+            *_connected(client, context), f"Device NVIDIA H200 (uuid {gpu.uuid}) is associated"
         )
+        if sum(ordinal in one.contexts.values() for one in self.clients) >= MAX_CONTEXTS:
+            self._refuse_context(client)
+            return
+        client.contexts[context] = ordinal
+        self.say(f"Status of client {{PID: {client.pid}, Context ID: {context}}} is ACTIVE")
         if client.active_ms is None:
             client.active_ms = self.world.now_ms
             self.daemon.served.append(client)
@@ -194,13 +197,28 @@ class Server(Process):
             gap = self.world.delay(client.key, "meets", 195, 205)
             self._after(gap, partial(self._left_work_faults, leaver, ordinal))
 
+    def _refuse_context(self, client: Client) -> None:
+        """Refuse a client beyond the limit of contexts (recordings/context-limit)."""
+        self.say(
+            f"Failed to accept new client. Maximum number of clients ({MAX_CONTEXTS}) reached."
+        )
+        self.truth.count("rejections", f"{client.shown_uid} context_limit")
+        if client.blocked:
+            self.truth.count("waits_abandoned", client.shown_uid)
+        client.alive = False
+        self._disconnect(client)
+        self._after(28, partial(self._end_refused, client))
+
+    def _end_refused(self, client: Client) -> None:
+        self._lost_connection(client, 0)
+        self.say(f"Client process {client.pid} disconnected")
+        self.world.end_process(client)
+
     def _serve(self, client: Client) -> None:
         """Count the end of its wait: it ended when the server was ready."""
         if not client.blocked or client.queued_ms is None or self.ready_ms is None:
             return
-        waited = self.ready_ms - client.queued_ms
-        self.truth.observe("waits", waited, client.shown_uid)
-        self.truth.served.append((client.pid, waited))
+        self.truth.observe("waits", self.ready_ms - client.queued_ms, client.shown_uid)
         client.blocked = False
         if not self._handover_counted:
             self._handover_counted = True
@@ -258,7 +276,7 @@ class Server(Process):
         self.remove(client)
 
     def remove(self, client: Client) -> None:
-        """Count its end; a client that never had a context had no session."""
+        """Count the end of a client, and of its session if it had a context."""
         self.clients.remove(client)
         self.truth.count("disconnections", client.shown_uid)
         if client.active_ms is not None and client.connected_ms is not None:
@@ -353,14 +371,14 @@ class Server(Process):
         self._report_fault(ordinal, blamed, victims)
         self.torn[ordinal] = now_ms
         self.truth.count("faults", gpu.uuid)
-        started_ms, pids = culprit.started_ms, tuple(one.pid for one in victims)
-        truth = FaultTruth(now_ms, culprit.pid, started_ms, culprit.leaves_work, pids)
+        pids = tuple(one.pid for one in victims)
+        truth = FaultTruth(now_ms, culprit.pid, culprit.leaves_work, pids)
         self.truth.faults.append(truth)
         losses = [one for one in victims if not one.lost]
         for client in victims:
             client.torn = client.lost = True
             if client.busy:
-                # recordings/samples/client-fault: 22 to 35 ms; idle ones are not told
+                # recordings/samples/client-fault: 22 to 35 ms; idle clients continue
                 gap = self.world.delay(client.key, "torn", 22, 35)
                 self._after(gap, partial(self._leave_torn, client))
         self.world.settle(JUDGED_AFTER_MS + 300)

@@ -14,7 +14,6 @@ class FaultTruth:
 
     at_ms: int
     culprit_pid: int
-    culprit_started_ms: int
     left_work: bool
     """The culprit ended with GPU work in flight; else it used a wrong pointer."""
     victim_pids: tuple[int, ...]
@@ -36,11 +35,9 @@ class Truth:
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     histograms: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
-    served: list[tuple[int, int]] = field(default_factory=list)
-    """PID and milliseconds of each UID wait that ended with service."""
     slack: dict[str, int] = field(default_factory=dict)
-    """By how much a counter may differ because nothing shows the truth in time: of `losses`, so
-    many may be counted as `unattributed_fault`."""
+    """Counter -> greatest difference that is allowed because nothing shows the truth in time. For
+    losses: as many may be counted as `unattributed_fault`."""
     faults: list[FaultTruth] = field(default_factory=list)
     unknowable: set[str] = field(default_factory=set)
     """Why the counters cannot be known from outside: lines were lost, a log was hidden, ..."""

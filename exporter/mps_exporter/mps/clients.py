@@ -341,6 +341,8 @@ class ServerClients:
             return
         if client.terminating:
             client.count_termination(when)
+        if pid and not client.had_context:
+            self.admissions.refuse(pid, when)
         del self._clients[client.key]
         self._count_end(client, when, known_end=True)
 

@@ -84,6 +84,23 @@ def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
     assert [w.dead for w in view.waits] == [False] * 3
 
 
+def test_a_client_that_is_refused_for_the_limit_of_contexts_overtakes_once() -> None:
+    """control.log shows its request of a context with the timestamp of its refusal."""
+    text = (
+        HOLDER
+        + pending("00:02.000", 200, 1002)
+        + """
+        00:03.000 C630 NEW CLIENT 101 from user 1001: Server already exists
+        00:03.001 S110 Client {PID: 101, Context ID: 0} connected
+        00:03.015 C630 NEW CLIENT 101 from user 1001: Server already exists
+        00:03.015 S110 Client {PID: 101, Context ID: 1} connected
+        00:03.015 S110 Failed to accept new client. Maximum number of clients (48) reached.
+        00:03.015 S110 Client process 101 disconnected
+        """
+    )
+    assert counted(read(text).counters, "mps_uid_overtakes_total") == {(1001,): 1}
+
+
 def test_overtakers_with_pid_0_are_counted_by_their_first_connection() -> None:
     arrival = "C630 NEW CLIENT 0 from user 1001: Server already exists\n"
     text = HOLDER + pending("00:02.000", 200, 1002)
