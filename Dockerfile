@@ -61,7 +61,7 @@ ENV PATH=/opt/mps-exporter/bin:$PATH \
     MPS_EXPORTER_BUILD_REVISION=${REVISION} \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility,compute
-USER 65532:65532
+USER 64730:64730
 EXPOSE 9400
 # Says whether the program runs, not whether GPUs or MPS are well: that is for alerts.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15s --retries=3 \

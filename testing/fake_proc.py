@@ -10,6 +10,9 @@ from pathlib import Path
 BOOT_TIME = 1_795_000_000
 TICKS_PER_SECOND = 100
 HOST_NAMESPACE = 4026531836
+HOST_MOUNT = 22
+INITIAL_USERS = "         0          0 4294967295\n"
+ALL_CAPABILITIES = (1 << 41) - 1
 
 
 class FakeProc:
@@ -17,9 +20,11 @@ class FakeProc:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        root.mkdir(parents=True, exist_ok=True)
+        (root / "self" / "ns").mkdir(parents=True, exist_ok=True)
         (root / "stat").write_text(f"cpu  1 2 3 4\nbtime {BOOT_TIME}\nprocesses 9\n")
-        (root / "1").mkdir(exist_ok=True)  # visible unless the mount hides processes
+        self._tell_where(root / "1", HOST_MOUNT, INITIAL_USERS)  # hidden by some mounts
+        if not (own := root / "self" / "ns" / "pid").is_symlink():
+            own.symlink_to(f"pid:[{HOST_NAMESPACE}]")
 
     def add(
         self,
@@ -37,6 +42,9 @@ class FakeProc:
         cgroup: str = "0::/\n",
         sees: Path = Path("/"),
         sockets: Sequence[str] = (),
+        capabilities: int | None = None,
+        mount: int = HOST_MOUNT,
+        users: str = INITIAL_USERS,
     ) -> Path:
         """Start a process, or replace it by another; return its directory.
 
@@ -46,8 +54,13 @@ class FakeProc:
             environ: None: not readable.
             sees: The root directory of its mount namespace.
             sockets: Listening sockets in its network namespace.
+            capabilities: None: all of root, none of another user.
+            mount: Number of its first mount.
+            users: Its user namespace, as uid_map shows it.
         """
         uid = os.geteuid() if uid is None else uid
+        if capabilities is None:
+            capabilities = ALL_CAPABILITIES if uid == 0 else 0
         arguments = [_bytes(argument) for argument in argv]
         name = arguments[0].rpartition(b"/")[2][:15] if arguments else b""
         name = name if comm is None else _bytes(comm)
@@ -64,7 +77,9 @@ class FakeProc:
         inner = "\t".join(str(number) for number in (pid, *namespace_pids))
         (here / "status").write_text(
             f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
+            f"CapEff:\t{capabilities:016x}\n"
         )
+        self._tell_where(here, mount, users)
         (here / "cgroup").write_text(cgroup)
         if environ is not None:
             entries = "".join(f"{key}={value}\0" for key, value in environ.items())
@@ -74,6 +89,11 @@ class FakeProc:
         rows = [f"ffff: 00000002 00000000 00010000 0005 01 {n} {p}" for n, p in enumerate(sockets)]
         (here / "net" / "unix").write_text("\n".join(["Num RefCount Protocol", *rows, ""]))
         return here
+
+    def _tell_where(self, base: Path, mount: int, users: str) -> None:
+        base.mkdir(exist_ok=True)
+        (base / "mountinfo").write_text(f"{mount} 1 0:21 / /proc rw - proc proc rw\n")
+        (base / "uid_map").write_text(users)
 
     def remove(self, pid: int) -> None:
         shutil.rmtree(self.root / str(pid), ignore_errors=True)

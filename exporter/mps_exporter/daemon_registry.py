@@ -268,13 +268,19 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
                 sharing.setdefault(record.facts.log_path, []).append(record)
         for records in sharing.values():
             for record in records:
-                writers = (0, record.facts.user)
                 record.tracker.foreign_pids = frozenset(
                     process.own_pid
                     for other in records
-                    if other is not record and other.facts.user in writers
+                    if other is not record and _may_write_into(other.facts, record.facts)
                     for process in other.facts.processes
                 ) - {process.own_pid for process in record.facts.processes}
+
+
+def _may_write_into(one: DaemonFacts, other: DaemonFacts) -> bool:
+    """Return whether a daemon can write into another's logs: root of a container is not root."""
+    if one.user == 0:
+        return not one.limited or (other.limited and one.account == other.account)
+    return one.user == other.user
 
 
 class _Shares:
@@ -282,15 +288,15 @@ class _Shares:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._used = Counter[int | None]()
+        self._used = Counter[tuple[int | None, int | None]]()
 
     def take(self, facts: DaemonFacts, wanted: int) -> int:
         """Return how many of the wanted items this daemon gets."""
         room = self._limit - self._used.total()
         if facts.limited:
-            room = min(room, self._limit // policy.USERS_PER_LIMIT - self._used[facts.user])
+            room = min(room, self._limit // policy.USERS_PER_LIMIT - self._used[facts.account])
         taken = max(0, min(wanted, room))
-        self._used[facts.user] += taken
+        self._used[facts.account] += taken
         return taken
 
 

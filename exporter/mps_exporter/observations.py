@@ -68,6 +68,11 @@ class ProcessFacts:
         return self.namespace_pids[-1] if self.namespace_pids else self.pid
 
     @property
+    def account(self) -> tuple[int | None, int | None]:
+        """Its user, and of root the PID namespace: root of a container is not the host's."""
+        return self.uid, self.pid_namespace if self.uid == 0 else None
+
+    @property
     def stopped(self) -> bool:
         """Whether a signal, a debugger or a frozen control group stops the process."""
         return self.state in ("T", "t") or bool(self.frozen_group)
@@ -208,7 +213,7 @@ class DaemonFacts:
     log_owners: tuple[int, ...] = ()
     """Users whose files are accepted as its logs."""
     limited: bool = False
-    """A daemon that is not configured, of a user other than root and the exporter's own.
+    """A daemon that is not configured, of an ordinary user (see sources.processes.account).
     Queries and reads of it are limited, and a collection waits for it only briefly."""
     foreground: bool = False
     """Started with -f: without log files."""
@@ -229,6 +234,12 @@ class DaemonFacts:
         if self.owner_uid is None and self.process is not None:
             return self.process.uid
         return self.owner_uid
+
+    @property
+    def account(self) -> tuple[int | None, int | None]:
+        """Whose limits hold for it, if it is limited."""
+        namespace = self.process.pid_namespace if self.process is not None else None
+        return self.user, namespace if self.user == 0 else None
 
     @property
     def process_identity(self) -> tuple[int, float] | None:

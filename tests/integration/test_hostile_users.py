@@ -289,7 +289,7 @@ def test_a_process_that_cannot_be_read_hides_nothing(
     if not first:
         pid = lock_memory(host, name)
         daemon.connect(pid, ALICE)
-        wait_for(lambda: host.scrape().value("mps_server_clients_connected", daemon=PIPE))
+        wait_for(lambda: host.scrape().value("mps_client_info", daemon=PIPE, pid=str(pid)))
     crash_is_counted(host, daemon, 7001)
     success = host.scrape()["mps_scrape_collector_success"]
     assert {one.labels["collector"]: one.value for one in success}.get("process", 1) == 1
@@ -317,6 +317,28 @@ def test_the_doctor_has_a_deadline_beside_a_process_that_cannot_be_read(host: Ow
     assert "cannot be interrupted (state D)" in doctor(f"--pid={pid}")
     for words in (f"--user={ALICE}", "--job=1"):
         doctor(words)
+
+
+AS_TENANT = ("--bounding-set=-all", "--inh-caps=-all")
+
+
+@pytest.mark.parametrize("flags", [(), CONFIGURED])
+def test_root_of_a_container_does_not_take_the_place_of_roots_daemon(
+    host: OwnHost, flags: Sequence[str]
+) -> None:
+    """Its container has the pipe directory mounted, as that of each client."""
+    daemon = host.daemon()
+    host.serve(*flags)
+    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE))
+    host.start("kill", "-9", str(daemon.pid)).wait()
+    wait_for(lambda: states_of(host, PIPE) == ["absent"])
+    host.outside(f"{PIPE}/control").unlink()  # its socket, which a new daemon replaces
+    container = inside("true", "--mount", "--pid", "--fork", "--mount-proc")
+    tenant = host.daemon(PIPE, "/tmp/tenant", inside=container, rights=AS_TENANT)
+    crash(tenant, 7001)
+    for _ in range(3):
+        assert states_of(host, PIPE) == ["absent"]
+        assert not crashes(host)
 
 
 RIGHTS = """

@@ -99,7 +99,7 @@ class MergeContext:
         own user: a process of another user is not its client, and is not shown.
         """
         found = self.processes.get(pid)
-        if found is None or (daemon.limited and found.uid != daemon.user):
+        if found is None or (daemon.limited and found.account != daemon.account):
             return None
         return found
 

@@ -25,14 +25,14 @@ from mps_exporter.sources.host import SourceTimeoutError
 T = TypeVar("T")
 R = TypeVar("R")
 
-Calls = Mapping[Hashable, tuple[int | None, Callable[[], T]]]
-"""Key -> the user whose files the call reads (None: no particular user), and the function."""
+Calls = Mapping[Hashable, tuple[Hashable | None, Callable[[], T]]]
+"""Key -> the ordinary user whose files the call reads (None: root, or no user), and the function.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T]):
-    user: int | None
-    """The ordinary user whose files it reads; None: root or no particular user."""
+    user: Hashable | None
     began: float
     future: Future[T]
 
@@ -62,10 +62,10 @@ class BlockingCalls(Generic[T]):
         self._before, self._waited = self._calls.keys() & calls.keys(), {}
         hung = Counter(call.user for call in self._calls.values() if not call.future.done())
         users_hung = hung.total() - hung[None]
-        for key, (uid, function) in calls.items():
-            user = uid or None
-            limit = policy.MAX_HUNG_CALLS_PER_USER if user else policy.MAX_HUNG_CALLS
-            users_full = bool(user) and users_hung >= policy.MAX_HUNG_CALLS
+        for key, (user, function) in calls.items():
+            limited = user is not None
+            limit = policy.MAX_HUNG_CALLS_PER_USER if limited else policy.MAX_HUNG_CALLS
+            users_full = limited and users_hung >= policy.MAX_HUNG_CALLS
             if key in self._calls or hung[user] >= limit or users_full:
                 continue
             try:
@@ -73,27 +73,29 @@ class BlockingCalls(Generic[T]):
             except RuntimeError:  # no thread is left (systemd: TasksMax=)
                 break
             self._calls[key] = call
-            if user and hung[user]:
+            if limited and hung[user]:
                 hung[user] += 1
                 users_hung += 1
             else:
                 self._waited[key] = call
 
     def wait(self, seconds: float, users_seconds: float = math.inf) -> None:
-        """Wait for the calls of this round, for those of ordinary users until `users_seconds`.
+        """Wait for the calls of this round; for ordinary users' calls only `users_seconds`.
 
         A later round returns the results of late calls.
         """
         end, calls = time.monotonic() + seconds, self._waited.values()
         wait([call.future for call in calls], min(seconds, users_seconds))
         left = max(0.0, end - time.monotonic())
-        wait([call.future for call in calls if not call.user], left)
+        wait([call.future for call in calls if call.user is None], left)
 
     async def wait_async(self, seconds: float, users_seconds: float) -> None:
         """Like wait(), in the event loop."""
         end, calls = time.monotonic() + seconds, self._waited.values()
         await _wait_for((call.future for call in calls), min(seconds, users_seconds))
-        await _wait_for((call.future for call in calls if not call.user), end - time.monotonic())
+        await _wait_for(
+            (call.future for call in calls if call.user is None), end - time.monotonic()
+        )
 
     def results(self, keys: Iterable[Hashable]) -> dict[Hashable, T]:
         """Return the available results. A call that raised OSError has none.

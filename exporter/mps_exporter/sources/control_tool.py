@@ -364,7 +364,7 @@ class ControlTool:
         uid = user if user and self._may_change_user else None
         if not process_root(path, self._procfs)[0]:
             yield path, ChildRights(uid)
-        elif not user:
+        elif not user and not daemon.limited:
             yield path, ChildRights(uid, self._kept_capabilities)
         else:
             with opened_directory(path, self._procfs) as directory:

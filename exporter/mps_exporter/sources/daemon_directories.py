@@ -23,7 +23,7 @@ from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import SEVERAL_USERS, Processes, program_name, text_of
+from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, program_name, text_of
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
@@ -122,19 +122,22 @@ class PipeDirectory:
     owner_uid: int | None = None
     """None: the directory does not exist or cannot be seen."""
     lock_owner_uid: int | None = None
+    holder_is_root: bool = False
+    """The holder is proved to be the host's root or the exporter's own (see Processes.account)."""
 
     @property
     def exists(self) -> bool:
         return self.owner_uid is not None
 
-    def belongs_to(self, uid: int | None, *, strictly: bool) -> bool:
+    def belongs_to(self, uid: int | None, *, trusted: bool, strictly: bool) -> bool:
         """Return whether the daemon that runs here may be this user's.
 
         The lock file has mode 0666, so every user may take the lock in a directory of root's after
         its daemon has exited. In a world-writable directory (/tmp), the owner of the lock file
-        counts, unless `strictly`: a configured directory must be the user's.
+        counts, unless `strictly`: a configured directory must be the user's. The host's root
+        (`trusted`) may use any directory, root of a container only its own.
         """
-        if uid == 0:
+        if uid == 0 and trusted:
             return True
         if not self.exists:
             return not strictly or uid == os.geteuid()
@@ -212,6 +215,7 @@ class Program:
 
     process: ProcessFacts
     arguments: tuple[str, ...] = ()
+    account: Account = None
     unread: bool = False
     """The arguments and the environment were not read yet: reading them may hang."""
 
@@ -273,7 +277,10 @@ class DaemonDirectories:
     ) -> PipeDirectory | Literal["none", "unplaced"]:
         environment = program.process.mps_environment
         candidates = list(self._pipe_directories(program, configured))
-        places = [place for place in candidates if place.belongs_to(uid, strictly=False)]
+        trusted = program.account is None
+        places = [
+            place for place in candidates if place.belongs_to(uid, trusted=trusted, strictly=False)
+        ]
         for place in places:
             if place.holder == program.pid:
                 return place
@@ -309,13 +316,17 @@ class DaemonDirectories:
             return PipeDirectory(root, directory, lock_tested=False, holder=None, identity=path)
         identity = found.st_dev, found.st_ino
         seen = PipeDirectory(root, directory, tested, holder, identity, found.st_uid, lock_owner)
-        uid = self._processes.user(holder) if holder else None
-        # The program of a stranger may be in a file system that hangs: it is not looked at.
-        if uid is not None and seen.belongs_to(uid, strictly=strictly):
-            uid = self._processes.sole_user(holder) if holder else None
-        if uid is not None and not seen.belongs_to(uid, strictly=strictly):
+        if not holder:
+            return seen
+        status = self._processes.status(holder)
+        trusted = self._processes.account(holder, status) is None
+        if status.uid is None:
+            return seen
+        # The file of a stranger's program may be in a file system that hangs: it is not accessed.
+        belongs = seen.belongs_to(status.uid, trusted=trusted, strictly=strictly)
+        if not belongs or self._processes.sole_user(holder) == SEVERAL_USERS:
             return replace(seen, holder=None)
-        return seen
+        return replace(seen, holder_is_root=trusted)
 
     def _pipe_directories(
         self, program: Program, configured: Sequence[str]

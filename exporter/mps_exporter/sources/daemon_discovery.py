@@ -40,7 +40,7 @@ from mps_exporter.sources.daemon_directories import (
     directory_status,
     parse_daemon_flags,
 )
-from mps_exporter.sources.processes import HOST_USERS, Processes
+from mps_exporter.sources.processes import HOST_USERS, Account, Processes
 from mps_exporter.sources.user_budget import UserBudget
 
 CONTAINER_LOGS = "/var/log/containers"
@@ -65,7 +65,7 @@ class DaemonDiscovery:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.budget = UserBudget(clock=clock)
+        self.budget = UserBudget(clock)
         """What ordinary users may cost, in discovery and beyond."""
         self._processes = Processes(root, passwd, clock)
         self._directories = DaemonDirectories(self._processes)
@@ -85,6 +85,8 @@ class DaemonDiscovery:
         """The PIDs of the node's daemons whose directory is unknown."""
         self._qualified: frozenset[tuple[int, float]] = frozenset()
         """Daemons that have their root in their name."""
+        self._of_root = set[object]()
+        """Identities of the configured directories where the host's root has run a daemon."""
         self._default_log_of: object = None
         """Identity of the pipe directory of the last trusted daemon that wrote the default log."""
 
@@ -96,7 +98,7 @@ class DaemonDiscovery:
         Raises:
             OSError: If /proc cannot be listed, or the daemons in it cannot be read now.
         """
-        logs, shown = dict(configured), Counter[int | None]()
+        logs, shown = dict(configured), Counter[Hashable]()
         # They come first, in case threads run out.
         self._checks.start(
             {place: (None, partial(self._check_configured, *place)) for place in configured}
@@ -108,30 +110,70 @@ class DaemonDiscovery:
             daemons.setdefault(place.identity, _configured_daemon(pipe, log, place, owners))
         for place, daemon in found:
             known = daemons.get(place.identity)
-            if daemon.log_path == DEFAULT_LOG_DIRECTORY and self._has_trusted_log(daemon):
+            writes = not daemon.foreground and not daemon.limited
+            if daemon.log_path == DEFAULT_LOG_DIRECTORY and writes:
                 self._default_log_of = place.identity
             if known is None and search:
-                if self.budget.admit_daemon(daemon.owner_uid, shown):
+                if self.budget.admit_daemon(daemon, shown):
                     daemons[place.identity] = daemon
                 elif daemon.owner_uid is not None:
                     self._ignored[daemon.owner_uid] += 1
-            elif known and (
-                not known.configured or place.belongs_to(daemon.owner_uid, strictly=True)
-            ):
-                daemons[place.identity] = _merged(known, daemon, logs)
+            elif known and (not known.configured or self._may_run_in(place, daemon)):
+                daemons[place.identity] = self._merged(known, daemon, logs)
         for identity, facts in daemons.items():
             # If another daemon wrote to the default log directory, the logs there are foreign to a
             # configured daemon that is not running.
             guessed = facts.process is None and logs.get(facts.pipe_directory) is None
             foreign = guessed and self._default_log_of not in (None, identity)
-            trusted = facts.configured or self.budget.is_trusted(facts.owner_uid)
+            limited = facts.limited and not facts.configured
             log_directory = "" if foreign else facts.log_directory
-            daemons[identity] = replace(facts, log_directory=log_directory, limited=not trusted)
+            daemons[identity] = replace(facts, log_directory=log_directory, limited=limited)
         self._found, self._qualified = _with_unique_names(daemons.values(), self._qualified)
         return self._found
 
-    def _has_trusted_log(self, daemon: DaemonFacts) -> bool:
-        return not daemon.foreground and self.budget.is_trusted(daemon.owner_uid)
+    def _may_run_in(self, place: PipeDirectory, daemon: DaemonFacts) -> bool:
+        """Return whether a process counts as the daemon of a configured directory.
+
+        Clients in containers have the directory mounted. If the host's root has run a daemon there,
+        root of a container does not take its place.
+        """
+        trusted = not daemon.limited
+        if trusted and daemon.owner_uid == place.owner_uid == 0:
+            self._of_root.add(place.identity)
+        elif not trusted and place.identity in self._of_root:
+            return False
+        return place.belongs_to(daemon.owner_uid, trusted=trusted, strictly=True)
+
+    def _merged(
+        self, known: DaemonFacts, found: DaemonFacts, logs: Mapping[str, str | None]
+    ) -> DaemonFacts:
+        """Combine the facts of one directory: its configuration, and processes that use it.
+
+        If two processes claim the directory, the holder of its lock is the daemon. An ordinary
+        user's process names the logs only with the mounts of the host: in a container it could
+        write them.
+        """
+        process = found.process
+        holds_lock = process is not None and found.lock_holder_pid == process.pid
+        if known.process is not None and not holds_lock:
+            return known
+        if not known.configured:
+            return found
+        if found.limited and process and not self._processes.shares_mounts(process.pid):
+            found = replace(found, log_directory="")
+        log_directory = logs.get(known.pipe_directory)
+        return replace(
+            found,
+            pipe_directory=known.pipe_directory,
+            log_directory=log_directory or (found.log_directory and found.log_path),
+            root="",
+            configured=True,
+            log_owners=tuple(
+                sorted({*found.log_owners, *(known.log_owners if log_directory else ())})
+            ),
+            directories_assumed=False,
+            log_directory_assumed=found.log_directory_assumed and log_directory is None,
+        )
 
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
         """Return the daemons found last, and the facts of these processes."""
@@ -167,8 +209,9 @@ class DaemonDiscovery:
         for pid, process in facts.items():
             arguments = self._processes.arguments(pid)
             unread = arguments is None
-            found.append(Program(self._with_halt(process), arguments or (), unread=unread))
-        return sorted(found, key=lambda one: (not self.budget.is_trusted(one.process.uid), one.pid))
+            account = statuses[pid].account
+            found.append(Program(self._with_halt(process), arguments or (), account, unread))
+        return sorted(found, key=lambda one: (one.account is not None, one.pid))
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
         tracer = tracer_of(process.pid, process.state, self._processes.root)
@@ -186,16 +229,16 @@ class DaemonDiscovery:
         """
         candidates = _candidates(programs)
         pipes = [pipe for pipe, _ in configured]
-        calls: dict[Hashable, tuple[int | None, Callable[[], Any]]] = {}
+        calls: dict[Hashable, tuple[Account, Callable[[], Any]]] = {}
         for name, program in candidates.items():
             locate = partial(self._directories.locate, program, pipes, self._lookups.get(name))
-            calls[name] = program.process.uid, locate
+            calls[name] = program.account, locate
         self._calls.start(calls)
         end = time.monotonic() + policy.DIRECTORY_TIMEOUT_SECONDS
         self._checks.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
         self._calls.wait(max(0.0, end - time.monotonic()))
         checked, found = self._checks.results(configured), self._calls.results(calls)
-        hung = [(one.process.uid, f"the memory of PID {one.pid}") for one in programs if one.unread]
+        hung = [(one.account, f"the memory of PID {one.pid}") for one in programs if one.unread]
         hung += [
             (None, place[0] + _error_suffix(self._checks.errors.get(place)))
             for place in configured
@@ -203,7 +246,7 @@ class DaemonDiscovery:
         ]
         hung += [
             (
-                one.process.uid,
+                one.account,
                 f"the directories of PID {one.pid}{_error_suffix(self._calls.errors.get(name))}",
             )
             for name, one in candidates.items()
@@ -214,7 +257,7 @@ class DaemonDiscovery:
         latest = {**self._lookups, **found}
         self._lookups = {name: latest[name] for name in candidates if name in latest}
         self._unplaced = self._of_node(
-            (candidates[name].process.uid, str(candidates[name].pid))
+            (candidates[name].account, str(candidates[name].pid))
             for name, lookup in self._lookups.items()
             if lookup == "unplaced"
         )
@@ -224,14 +267,14 @@ class DaemonDiscovery:
             if isinstance(lookup, tuple)
         ]
 
-    def _of_node(self, failures: Iterable[tuple[int | None, str]]) -> list[str]:
+    def _of_node(self, failures: Iterable[tuple[Account, str]]) -> list[str]:
         """Return the failures that concern no ordinary user; count the others as ignored."""
         found = []
-        for uid, text in failures:
-            if uid is None or self.budget.is_trusted(uid):
+        for account, text in failures:
+            if account is None:
                 found.append(text)
-            else:
-                self._ignored[uid] += 1
+            elif account[0] is not None:
+                self._ignored[account[0]] += 1
         return found
 
     def _check_configured(self, pipe_directory: str, log_directory: str | None) -> _Place:
@@ -251,6 +294,10 @@ class DaemonDiscovery:
         pipe = configured[0]
         unknown = PipeDirectory("", pipe, lock_tested=False, holder=None, identity=pipe), ()
         place, owners = found.get(configured, self._places.get(configured, unknown))
+        if place.holder_is_root and place.owner_uid == 0:
+            self._of_root.add(place.identity)
+        elif place.holder and place.identity in self._of_root:
+            place = replace(place, holder=None)
         if configured not in found or configured in self._checks.old:
             place = replace(place, lock_tested=False, holder=None)
         return place, owners
@@ -296,6 +343,8 @@ def _with_servers(
     return replace(
         daemon,
         process=program.process,
+        # (The account is from the first scan; the owner was read in this one.)
+        limited=program.account is not None or daemon.owner_uid not in (0, os.geteuid()),
         multiuser=daemon.multiuser or multiuser,
         servers=tuple(one.process for one in servers),
     )
@@ -333,29 +382,6 @@ def _configured_daemon(
     )
 
 
-def _merged(known: DaemonFacts, found: DaemonFacts, logs: Mapping[str, str | None]) -> DaemonFacts:
-    """Combine the facts of one directory: its configuration, and processes that use it.
-
-    If two processes claim the directory, the holder of its lock is the daemon.
-    """
-    holds_lock = found.process is not None and found.lock_holder_pid == found.process.pid
-    if known.process is not None and not holds_lock:
-        return known
-    if not known.configured:
-        return found
-    log_directory = logs.get(known.pipe_directory)
-    return replace(
-        found,
-        pipe_directory=known.pipe_directory,
-        log_directory=log_directory or (found.log_directory and found.log_path),
-        root="",
-        configured=True,
-        log_owners=tuple(sorted({*found.log_owners, *(known.log_owners if log_directory else ())})),
-        directories_assumed=False,
-        log_directory_assumed=found.log_directory_assumed and log_directory is None,
-    )
-
-
 def _with_unique_names(
     daemons: Iterable[DaemonFacts], qualified: frozenset[tuple[int, float]]
 ) -> tuple[tuple[DaemonFacts, ...], frozenset[tuple[int, float]]]:
@@ -379,11 +405,12 @@ def _with_unique_names(
     return tuple(named[name] for name in sorted(named)), frozenset(keep)
 
 
-def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, bool, float, int]:
+def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, bool, bool, float, int]:
     """Return the order in which daemons get their names: root's before other users'."""
     process = daemon.process
     return (
         not daemon.configured,
+        daemon.limited,
         daemon.owner_uid != 0,
         bool(daemon.root),
         process.start_time_seconds if process else 0.0,

@@ -17,14 +17,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
-from mps_exporter.sources.processes import parse_status
+from mps_exporter.sources.processes import Account, Processes, parse_status
 from mps_exporter.sources.user_budget import UserTokenBuckets
 
 MAX_RECORD_BYTES = 8192
@@ -39,7 +38,7 @@ _NAME = re.compile(r"(?<=, name=)(?:.*(?=, (?:channel|Ch) )|.*)")
 _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
 
 
-_Request = tuple[int | None, Callable[[], AddressRanges | None]]
+_Request = tuple[Account, Callable[[], AddressRanges | None]]
 """The user of a process, and the function that reads its ranges."""
 
 
@@ -69,8 +68,9 @@ class KernelEvidence:
         except OSError as error:
             self._error = f"{path} cannot be opened: {error.strerror}"
         self._calls = BlockingCalls[AddressRanges | None]()
+        self._processes = Processes(procfs)
         self._requested: dict[Hashable, _Request] = {}
-        """By PID."""
+        """PID -> the read of its ranges."""
         self._budget = UserTokenBuckets(
             policy.MAX_USER_MAPS_BYTES, policy.USER_MAPS_BYTES_PER_SECOND
         )
@@ -83,8 +83,8 @@ class KernelEvidence:
             self._requested.pop(pid, None)
         waiting = Counter(owner for owner, _ in self._requested.values())
         for pid, uid in clients.items():
-            owner = self._owner(pid)
-            if not owner or waiting[owner] < policy.MAX_MAPS_WAITING_PER_USER:
+            owner = self._processes.account(pid)
+            if owner is None or waiting[owner] < policy.MAX_MAPS_WAITING_PER_USER:
                 waiting[owner] += 1
                 self._requested[pid] = owner, partial(self._read_ranges, pid, uid)
         self._calls.start(self._due())
@@ -102,12 +102,6 @@ class KernelEvidence:
             if pid not in begun and not (owner and hanging[owner] >= policy.MAX_HUNG_CALLS_PER_USER)
         )
         return {**begun, **dict(islice(others, policy.MAX_MAPPED_PROCESSES))}
-
-    def _owner(self, pid: int) -> int | None:
-        """Return the user of a process; None: it is gone."""
-        with suppress(OSError), open(f"{self._procfs}/{pid}/status", "rb") as file:  # noqa: PTH123
-            return parse_status(file.read(MAX_RECORD_BYTES)).uid
-        return None
 
     def close(self) -> None:
         if self._file is not None:

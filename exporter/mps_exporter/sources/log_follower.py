@@ -95,10 +95,10 @@ class LogFollower:
         self._read_at = {name: self._read_at.get(name, began) for name in names}
         seconds = min(deadline_seconds, policy.LOG_POLL_TIMEOUT_SECONDS)
         limits = _byte_limits(daemons)
-        calls: dict[Hashable, tuple[int | None, Callable[[], LogsObservation | None]]] = {
+        calls: dict[Hashable, tuple[Hashable | None, Callable[[], LogsObservation | None]]] = {
             one.pipe_directory: (
-                one.user if one.limited else None,
-                partial(self.read_daemon, one, limits.get(one.user) if one.limited else None),
+                one.account if one.limited else None,
+                partial(self.read_daemon, one, limits.get(one.account) if one.limited else None),
             )
             for one in daemons
         }
@@ -215,9 +215,9 @@ class LogFollower:
                     tail.fail(error)
 
 
-def _byte_limits(daemons: Sequence[DaemonFacts]) -> dict[int | None, int]:
+def _byte_limits(daemons: Sequence[DaemonFacts]) -> dict[Hashable, int]:
     """Return the maximum size that is read of each log of an ordinary user."""
-    users = Counter(one.user for one in daemons if one.limited)
+    users = Counter(one.account for one in daemons if one.limited)
     share = policy.MAX_USERS_LOG_POLL_BYTES // max(1, len(users))
     share = min(policy.MAX_USER_LOG_POLL_BYTES, share)
     least = policy.MIN_USER_LOG_POLL_BYTES

@@ -77,6 +77,13 @@ def parse_stat(raw: bytes) -> ProcessStat | None:
         return None
 
 
+Account = tuple[int | None, int | None] | None
+"""Whose limits hold for a process: user, and PID namespace of container's root; None: no limits."""
+
+_SYS_ADMIN = 1 << 21
+"""CAP_SYS_ADMIN, which a container has only if it is meant to administrate its host."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """The fields of /proc/PID/status that are used."""
@@ -92,6 +99,10 @@ class ProcessStatus:
     group: frozenset[int] = frozenset()
     """Real, effective, saved and file system group."""
     supplementary_groups: frozenset[int] = frozenset()
+    capabilities: int = 0
+    """The effective ones, in the process's own user namespace."""
+    account: Account = (None, None)
+    """See Processes.account()."""
 
 
 def parse_status(raw: bytes) -> ProcessStatus:
@@ -103,6 +114,7 @@ def parse_status(raw: bytes) -> ProcessStatus:
     for key, numbers in re.findall(rb"^(\w+):([\d \t]*)$", raw, re.MULTILINE):
         values.setdefault(key, [int(number) for number in numbers.split()])
     uids = values.get(b"Uid", [])
+    capabilities = re.search(rb"^CapEff:\s*([0-9a-f]+)$", raw, re.MULTILINE)
     return ProcessStatus(
         uid=uids[1] if len(uids) > 1 else None,
         namespace_pids=tuple(values.get(b"NSpid", ())),
@@ -111,6 +123,7 @@ def parse_status(raw: bytes) -> ProcessStatus:
         several_uids=len(set(uids[:3])) > 1,
         group=frozenset(values.get(b"Gid", ())),
         supplementary_groups=frozenset(values.get(b"Groups", ())),
+        capabilities=int(capabilities[1], 16) if capabilities else 0,
     )
 
 
@@ -211,7 +224,7 @@ class Processes:
         # A process that gets a used PID has another inode.
         found = [(pid, listed[pid]) for pid in pids if self._comm(pid) == comm]
         before = self._statuses
-        self._statuses = {key: before.get(key) or self._status(key[0]) for key in found}
+        self._statuses = {key: before.get(key) or self._first_status(key[0]) for key in found}
         return {pid: status for (pid, _), status in self._statuses.items()}
 
     def _kernel_threads(self) -> set[int]:
@@ -228,8 +241,48 @@ class Processes:
         """Return the arguments of a process that identify() returned; None: not read yet."""
         return self._known[pid].arguments
 
-    def user(self, pid: int) -> int | None:
-        return self._status(pid).uid
+    def _first_status(self, pid: int) -> ProcessStatus:
+        status = self.status(pid)
+        return replace(status, account=self.account(pid, status))
+
+    def account(self, pid: int, status: ProcessStatus | None = None) -> Account:
+        """Return whose limits hold for a process; None: root's, or of the exporter's own user.
+
+        Every user can read the files that prove this:
+
+        - `Uid` is that of the exporter's user namespace: in a namespace that an ordinary user made
+          it is never 0. Root of most containers has it.
+        - `uid_map` is that of process 1: it has the same user namespace, in which its capabilities
+          are valid. (Only root can give another namespace the same map.)
+        - CAP_SYS_ADMIN in `CapEff`: it has the rights of the host's root. Without it, root's
+          process is in the PID namespace of this procfs (`NSpid` is one number) and shares the
+          mounts of process 1.
+
+        The exporter's user counts only in the exporter's own PID namespace: a pod may have any
+        user. For it, the link to the namespace is readable. A process of which this cannot be read
+        is an ordinary user's. Only root can put a process with UID 0 into a PID namespace: there
+        each has its own limits, while an ordinary user makes as many namespaces as he likes.
+        """
+        status = status or self.status(pid)
+        uid, namespace = status.real_uid, self._namespace(pid)
+        if uid == 0:
+            same_users = self._read(pid, "uid_map") == self._read(1, "uid_map")
+            trusted = same_users and (
+                bool(status.capabilities & _SYS_ADMIN)
+                or (len(status.namespace_pids) == 1 and self.shares_mounts(pid))
+            )
+        else:
+            trusted = uid == os.geteuid() and namespace == self._namespace("self") is not None
+        return None if trusted else (uid, None if uid else namespace)
+
+    def shares_mounts(self, pid: int) -> bool:
+        """Return whether a process has the mount namespace of process 1.
+
+        The first mount of both has the same number, which is unique on the host.
+        """
+        first = [self._read(one, "mountinfo", policy.MAX_MOUNT_NUMBER_BYTES) for one in (pid, 1)]
+        numbers = {line.split(b" ", 1)[0] if line else None for line in first}
+        return len(numbers) == 1 and None not in numbers
 
     def sole_user(self, pid: int) -> int | None:
         """Return the user who chose a process's arguments and environment; None: unknown.
@@ -237,7 +290,7 @@ class Processes:
         SEVERAL_USERS is a set-user-ID program: every user may start root's (su) by the name of
         MPS's, with any environment.
         """
-        status = self._status(pid)
+        status = self.status(pid)
         with suppress(OSError):
             mode = os.stat(f"{self.root}/{pid}/exe").st_mode  # noqa: PTH116
             if mode & (stat_bits.S_ISUID | stat_bits.S_ISGID):
@@ -270,7 +323,7 @@ class Processes:
         Facts that did not change are the same object as the last time.
         """
         unknown, stats = dict[int, OSError](), dict[int, ProcessStat]()
-        calls: dict[Hashable, tuple[int | None, Callable[[], _CachedFacts]]] = {}
+        calls: dict[Hashable, tuple[Account, Callable[[], _CachedFacts]]] = {}
         self._boot_time_is_fresh = False
         for pid in pids:
             try:
@@ -321,13 +374,13 @@ class Processes:
 
     def _known_by_stat(
         self, pid: int, stat: ProcessStat, before: _CachedFacts | None
-    ) -> tuple[_CachedFacts, tuple[int | None, Callable[[], _CachedFacts]]]:
+    ) -> tuple[_CachedFacts, tuple[Account, Callable[[], _CachedFacts]]]:
         """Return what is known of a process at once, and the call that reads the rest.
 
         If it is the same program as before, all that was read then is known.
         """
         same = before is not None and before.stat.start_ticks == stat.start_ticks
-        status = self._status(pid)
+        status = self.status(pid)
         facts = ProcessFacts(
             pid=pid,
             start_time_seconds=before.facts.start_time_seconds
@@ -340,7 +393,7 @@ class Processes:
             pid_namespace=self._namespace(pid),
         )
         known = before if before is not None and before.is_of(stat) else None
-        call = status.real_uid, partial(self._read_memory, stat, facts)
+        call = self.account(pid, status), partial(self._read_memory, stat, facts)
         return known or _CachedFacts(stat, self._clock(), facts), call
 
     def _read_memory(self, stat: ProcessStat, facts: ProcessFacts) -> _CachedFacts:
@@ -372,14 +425,14 @@ class Processes:
                 self._boot_time = boot_time
         return self._boot_time
 
-    def _namespace(self, pid: int) -> int | None:
+    def _namespace(self, pid: int | str) -> int | None:
         with suppress(OSError):
             link = os.readlink(f"{self.root}/{pid}/ns/pid")  # noqa: PTH115
             found = re.fullmatch(r"pid:\[(\d+)\]", link)
             return int(found[1]) if found else None
         return None
 
-    def _status(self, pid: int) -> ProcessStatus:
+    def status(self, pid: int) -> ProcessStatus:
         return parse_status(self._read(pid, "status") or b"")
 
     def _read(self, pid: int, name: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:

@@ -7,15 +7,14 @@ have many user IDs (/etc/subuid).
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from weakref import WeakValueDictionary
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import ProcessStatus
+from mps_exporter.sources.processes import Account, ProcessStatus
 
 
 class UserTokenBuckets:
@@ -24,16 +23,16 @@ class UserTokenBuckets:
     def __init__(self, burst: float, per_second: float) -> None:
         self._burst = burst
         self._per_second = per_second
-        self._used: dict[int | None, tuple[float, float]] = {}
+        self._used: dict[Hashable, tuple[float, float]] = {}
         """Tokens consumed, and the time of that number; users with a full bucket are left out."""
 
-    def available(self, user: int | None, now: float) -> float:
+    def available(self, user: Hashable, now: float) -> float:
         """Return the tokens of a user at a time (seconds of any clock)."""
         used, at = self._used.get(user, (0.0, now))
         elapsed = max(0.0, now - at)  # 0 if the clock was set back
         return self._burst - max(0.0, used - elapsed * self._per_second)
 
-    def consume(self, user: int | None, amount: float, now: float) -> None:
+    def consume(self, user: Hashable, amount: float, now: float) -> None:
         """Take tokens from a user's bucket, if need be more than it contains."""
         used = {other: self._burst - self.available(other, now) for other in {*self._used, user}}
         used[user] += amount
@@ -41,15 +40,9 @@ class UserTokenBuckets:
 
 
 class UserBudget:
-    """Decides what is read and queried of ordinary users.
+    """Decides what is read and queried of ordinary users, by account (see Processes.account)."""
 
-    Nothing is limited for trusted users: root and the exporter's own user.
-    """
-
-    def __init__(
-        self, own_user: int | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._trusted = frozenset({0, os.geteuid() if own_user is None else own_user})
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._of_user = UserTokenBuckets(
             policy.MAX_PROCESSES_PER_USER, policy.NEW_PROCESSES_PER_SECOND
@@ -58,10 +51,7 @@ class UserBudget:
         self._admitted: frozenset[int] = frozenset()
         self._trusted_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
         self._other_runs = asyncio.Semaphore(policy.MAX_TOOL_RUNS)
-        self._user_runs: WeakValueDictionary[int | None, asyncio.Semaphore] = WeakValueDictionary()
-
-    def is_trusted(self, user: int | None) -> bool:
-        return user in self._trusted
+        self._user_runs: WeakValueDictionary[Hashable, asyncio.Semaphore] = WeakValueDictionary()
 
     def admit_processes(
         self, statuses: Mapping[int, ProcessStatus]
@@ -69,16 +59,15 @@ class UserBudget:
         """Return the PIDs to read, and the number of ignored processes of each user.
 
         Processes that were admitted before stay; of new ones those with the lowest PIDs come first.
-        A server runs as its clients' user, so the children of trusted users' processes are
-        admitted, too.
+        A server runs as its clients' user, so the children of trusted processes are admitted, too.
         """
-        trusted = {pid for pid, one in statuses.items() if self.is_trusted(one.real_uid)}
+        trusted = {pid for pid, one in statuses.items() if one.account is None}
         admitted = trusted | {pid for pid, one in statuses.items() if one.parent_pid in trusted}
-        taken, ignored = Counter[int | None](), Counter[int]()
+        taken, ignored = Counter[Account](), Counter[int]()
         for pid in sorted(
             statuses.keys() - admitted, key=lambda pid: (pid not in self._admitted, pid)
         ):
-            user = statuses[pid].real_uid
+            user = statuses[pid].account
             if (
                 taken[user] < policy.MAX_PROCESSES_PER_USER
                 and taken.total() < policy.MAX_PROCESSES
@@ -86,15 +75,16 @@ class UserBudget:
             ):
                 taken[user] += 1
                 admitted.add(pid)
-            elif user is not None:
-                ignored[user] += 1
+            elif (uid := statuses[pid].real_uid) is not None:
+                ignored[uid] += 1
         self._admitted = frozenset(admitted)
         return sorted(admitted), ignored
 
-    def admit_daemon(self, user: int | None, shown: Counter[int | None]) -> bool:
+    def admit_daemon(self, daemon: DaemonFacts, shown: Counter[Hashable]) -> bool:
         """Return whether a daemon is shown; count it in `shown`, the ordinary users' daemons."""
-        if self.is_trusted(user):
+        if not daemon.limited:
             return True
+        user = daemon.account
         room = shown[user] < policy.MAX_DAEMONS_PER_USER and shown.total() < policy.MAX_DAEMONS
         shown[user] += room
         return room
@@ -106,12 +96,12 @@ class UserBudget:
         """
         if not daemon.limited:
             return (self._trusted_runs,)
-        own = self._user_runs.get(daemon.user)
+        own = self._user_runs.get(daemon.account)
         if own is None:
-            own = self._user_runs[daemon.user] = asyncio.Semaphore(policy.MAX_TOOL_RUNS_PER_USER)
+            own = self._user_runs[daemon.account] = asyncio.Semaphore(policy.MAX_TOOL_RUNS_PER_USER)
         return own, self._other_runs
 
-    def _admit(self, user: int | None) -> bool:
+    def _admit(self, user: Account) -> bool:
         """Take a token from a user's bucket, and one from the bucket of all users."""
         now = self._clock()
         admitted = min(self._of_user.available(user, now), self._of_all.available(None, now)) >= 1.0

@@ -553,6 +553,19 @@ async def test_slow_daemons_of_users_do_not_delay_a_collection(
     assert (await look(collector)).state == "answering"
 
 
+def test_root_of_a_container_is_no_writer_of_roots_logs(host: ScriptedHost) -> None:
+    """In its PID namespace it gives a process any number: that of a server to come."""
+    registry = DaemonRegistry()
+    root = replace(host.facts, pipe_directory="/root", owner_uid=0, servers=())
+    inner = replace(host.daemon, pid=900, namespace_pids=(900, 7001))
+    tenant = replace(root, pipe_directory="/tenant", process=inner, limited=True)
+    registry.refresh([root, tenant], host.wall)
+    assert registry["/root"].tracker.foreign_pids == frozenset()
+    assert registry["/tenant"].tracker.foreign_pids == {host.daemon.pid}
+    registry.refresh([root, replace(tenant, limited=False)], host.wall)
+    assert registry["/root"].tracker.foreign_pids == {7001}
+
+
 def test_absent_daemons_of_users_do_not_replace_roots(host: ScriptedHost) -> None:
     """Root's daemon died; she starts and ends any number of hers, and it is still shown."""
     registry = DaemonRegistry()

@@ -23,7 +23,7 @@ def instructions(name: str) -> list[str]:
 
 
 def test_it_runs_as_an_unprivileged_user() -> None:
-    assert instructions("USER") == ["65532:65532"]
+    assert instructions("USER") == ["64730:64730"]
 
 
 def test_the_base_is_pinned_by_digest() -> None:
@@ -90,7 +90,7 @@ def entry(tmp_path: Path) -> Entry:
     script = script.replace("home=/opt/mps-exporter", f"home={tmp_path}")
     (tmp_path / "entrypoint").write_text(script)
 
-    def run(bounding: str, *, uid: int = 65532, no_new_privileges: int = 0) -> object:
+    def run(bounding: str, *, uid: int = 64730, no_new_privileges: int = 0) -> object:
         (tmp_path / "status").write_text(
             f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
         )

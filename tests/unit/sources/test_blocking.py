@@ -61,7 +61,7 @@ def call_of(user: int | None, function: Callable[[], str]) -> tuple[int | None, 
 def test_a_hanging_call_is_not_repeated_or_waited_for(gate: Gate) -> None:
     some = BlockingCalls[str]()
     run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
-    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(0, at_once)}) == {"b": "now"}
+    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(None, at_once)}) == {"b": "now"}
     assert gate.started == 1
 
 
@@ -110,13 +110,15 @@ def test_a_bug_is_raised() -> None:
         raise KeyError("a bug")
 
     with pytest.raises(KeyError, match="a bug"):
-        run_round(BlockingCalls[str](), {"a": call_of(0, fails)})
+        run_round(BlockingCalls[str](), {"a": call_of(None, fails)})
 
 
 def test_without_more_threads_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_thread(monkeypatch)
     some = BlockingCalls[str]()
-    assert run_round(some, {"a": call_of(0, at_once), "b": call_of(ALICE, at_once)}) == {"a": "now"}
+    assert run_round(some, {"a": call_of(None, at_once), "b": call_of(ALICE, at_once)}) == {
+        "a": "now"
+    }
 
 
 # ---------------------------------------------------------------- one call

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import policy
 from mps_exporter.sources.processes import ProcessStatus
 from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
@@ -10,7 +12,8 @@ OWN, ALICE, BOB = 900, 2001, 2002
 
 
 def process(user: int, parent: int) -> ProcessStatus:
-    return ProcessStatus(real_uid=user, parent_pid=parent)
+    account = None if user in (0, OWN) else (user, None)
+    return ProcessStatus(real_uid=user, parent_pid=parent, account=account)
 
 
 def crowd(first: int, user: int, number: int = 100) -> dict[int, ProcessStatus]:
@@ -20,7 +23,7 @@ def crowd(first: int, user: int, number: int = 100) -> dict[int, ProcessStatus]:
 
 def test_all_processes_of_trusted_users_and_some_of_each_other_are_admitted() -> None:
     owners = crowd(1000, 0) | crowd(2000, OWN) | crowd(3000, ALICE) | crowd(4000, BOB)
-    admitted, ignored = UserBudget(OWN).admit_processes(owners)
+    admitted, ignored = UserBudget().admit_processes(owners)
     most = policy.MAX_PROCESSES_PER_USER
     assert admitted == [
         *range(1000, 1100),
@@ -38,13 +41,13 @@ def test_servers_of_roots_daemon_are_admitted_for_every_user() -> None:
         5001: process(ALICE, 5000),
         5002: process(ALICE, 5001),  # a fork of hers
     }
-    admitted, _ = UserBudget(OWN).admit_processes(owners)
+    admitted, _ = UserBudget().admit_processes(owners)
     assert [pid for pid in admitted if pid >= 5000] == [5000, 5001]
 
 
 def test_an_admitted_process_stays() -> None:
     now = 0.0
-    budget = UserBudget(OWN, lambda: now)
+    budget = UserBudget(lambda: now)
     first = crowd(9000, ALICE, policy.MAX_PROCESSES_PER_USER)
     budget.admit_processes(first)
     now += 3600.0
@@ -53,7 +56,7 @@ def test_an_admitted_process_stays() -> None:
 
 def test_all_users_together_have_a_limit() -> None:
     owners = {pid: process(100_000 + pid, 1) for pid in range(2000)}  # subordinate users
-    admitted, ignored = UserBudget(OWN).admit_processes(owners)
+    admitted, ignored = UserBudget().admit_processes(owners)
     assert len(admitted) == policy.MAX_PROCESSES
     assert ignored.total() == 2000 - policy.MAX_PROCESSES
 
@@ -61,7 +64,7 @@ def test_all_users_together_have_a_limit() -> None:
 def test_new_processes_of_a_user_are_admitted_at_a_rate() -> None:
     """Programs with a daemon's name are started and ended by the dozen, each a new process."""
     now = 1000.0
-    budget = UserBudget(OWN, lambda: now)
+    budget = UserBudget(lambda: now)
 
     def scan(number: int) -> tuple[Counter[int | None], Counter[int]]:
         """Scan after all processes but Bob's were replaced."""
@@ -83,7 +86,7 @@ def test_new_processes_of_a_user_are_admitted_at_a_rate() -> None:
 
 def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
     now = 1000.0
-    budget = UserBudget(OWN, lambda: now)
+    budget = UserBudget(lambda: now)
 
     def scan(number: int) -> int:
         first = 10_000 * number
@@ -99,12 +102,13 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
 
 
 def test_the_daemons_shown_have_a_limit_per_user_and_one_in_total() -> None:
-    budget = UserBudget(OWN)
-    shown = Counter[int | None]()
+    budget = UserBudget()
+    shown = Counter[Hashable]()
     most = policy.MAX_DAEMONS_PER_USER
 
     def admitted(user: int, number: int) -> int:
-        return sum(budget.admit_daemon(user, shown) for _ in range(number))
+        one = DaemonFacts("/x", "", owner_uid=user, limited=user not in (0, OWN))
+        return sum(budget.admit_daemon(one, shown) for _ in range(number))
 
     assert (admitted(0, 100), admitted(OWN, 100), admitted(ALICE, 100)) == (100, 100, most)
     assert sum(admitted(3000 + user, 1) for user in range(100)) == policy.MAX_DAEMONS - most

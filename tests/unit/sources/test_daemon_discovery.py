@@ -29,7 +29,7 @@ from mps_exporter.sources.daemon_directories import (
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.processes import Processes
 from testing.fake_host import held_lock
-from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
+from testing.fake_proc import ALL_CAPABILITIES, BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
@@ -571,6 +571,90 @@ def test_a_daemon_in_an_unknown_directory_is_an_error(host: Host, tmp_path: Path
     error = host.source.observe(()).error or ""
     assert "PID 7:" in error
     assert "--mps.pipe-directory" in error
+
+
+# ------------------------------------------------------------------------------ containers' root
+
+TENANT: dict[str, Any] = {
+    "uid": 0,
+    "capabilities": 0xA80425FB,
+    "mount": 90,
+    "namespace_pids": (7,),
+    "pid_namespace": 4026532999,
+}
+"""Root of an unprivileged container, which has the pipe directory mounted."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the directory must be root's")
+
+
+@needs_root
+@pytest.mark.parametrize("configured", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_root_of_a_container_does_not_take_the_place_of_roots_daemon(
+    host: Host, tmp_path: Path, configured: bool, named: bool
+) -> None:
+    """Its process has a daemon's name, or merely holds the lock."""
+    pipe = tmp_path / "pipe"
+    places = [(str(pipe), None)] if configured else []
+    with held_lock(pipe) as pid:
+        host.daemon(pid, pipe)
+        (facts,) = host.found(places)
+        assert not facts.limited
+        host.remove(pid)
+    with held_lock(pipe) as pid:
+        flags = [CONTROL, "-d"] if named else ["/bin/tenant"]
+        host.add(pid, argv=flags, environ=environment(pipe, pipe), **TENANT)
+        for _ in range(2):
+            found = host.found(places)
+            if configured:
+                assert [(one.process, one.lock_holder_pid) for one in found] == [(None, None)]
+                assert found[0].lock_tested
+            else:
+                assert [one.limited for one in found] == [True] * named
+
+
+@pytest.mark.parametrize(
+    ("process", "taken"),
+    [
+        pytest.param({}, True, id="root"),
+        pytest.param({**TENANT, "capabilities": ALL_CAPABILITIES}, True, id="privileged container"),
+        pytest.param(TENANT, False, id="container"),
+    ],
+)
+@needs_root
+def test_the_logs_of_a_configured_daemon_are_not_named_by_a_tenant(
+    host: Host, tmp_path: Path, process: dict[str, Any], taken: bool
+) -> None:
+    pipe, log = tmp_path / "pipe", tmp_path / "log"
+    with held_lock(pipe) as pid:
+        host.add(pid, argv=[CONTROL, "-d"], environ=environment(pipe, log), **process)
+        (facts,) = host.found([(str(pipe), None)])
+        assert facts.process is not None
+        assert facts.log_directory == (str(log) if taken else "")
+        (facts,) = host.found([(str(pipe), "/configured")])
+        assert facts.log_directory == "/configured"
+
+
+@needs_root
+def test_root_of_a_container_is_no_owner_of_a_users_directory(host: Host, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    with held_lock(pipe) as pid:
+        os.chown(pipe, 2001, 2001)
+        for process, holder in ((TENANT, None), ({"uid": 2001}, pid), ({}, pid)):
+            host.add(pid, argv=[CONTROL, "-d"], environ=environment(pipe), **process)
+            (facts,) = host.found([(str(pipe), None)])
+            assert facts.lock_holder_pid == holder
+
+
+def test_each_container_of_root_has_limits_of_its_own(host: Host) -> None:
+    most = policy.MAX_DAEMONS_PER_USER
+    for number in range(20):
+        host.daemon(100 + number, f"/{number}", **TENANT)
+    host.daemon(200, "/other", **{**TENANT, "pid_namespace": 4026533000})
+    host.daemon(201, "/root")
+    found = {one.pipe_directory: one.limited for one in host.found()}
+    assert len(found) == most + 2
+    assert (found["/other"], found["/root"]) == (True, False)
 
 
 # ------------------------------------------------------------------------------ locks

@@ -78,14 +78,14 @@ def test_users_share_a_poll() -> None:
 
     assert _byte_limits([target("/a", None)]) == {}
     assert _byte_limits([target("/a", None), target("/b", 1)]) == {
-        1: policy.MAX_USER_LOG_POLL_BYTES // 2
+        (1, None): policy.MAX_USER_LOG_POLL_BYTES // 2
     }
     four = [target(f"/{number}", number) for number in range(1, 5)]
     assert set(_byte_limits(four).values()) == {policy.MAX_USERS_LOG_POLL_BYTES // 8}
     crowd = [target(f"/{number}", 1) for number in range(1000)]
     assert _byte_limits([*crowd, target("/b", 2)]) == {
-        1: policy.MIN_USER_LOG_POLL_BYTES,
-        2: policy.MAX_USER_LOG_POLL_BYTES // 2,
+        (1, None): policy.MIN_USER_LOG_POLL_BYTES,
+        (2, None): policy.MAX_USER_LOG_POLL_BYTES // 2,
     }
 
 
