@@ -54,7 +54,8 @@ class BlockingCalls(Generic[T]):
     def start(self, calls: Calls[T]) -> None:
         """Begin a round. A key whose call is in progress, or has a result, is not called again.
 
-        A user with a hung call is not waited for: other calls of that user may hang, too.
+        A user with a hung call is not waited for: other calls of that user may hang, too. Calls of
+        ordinary users beyond a number in progress wait for a later round.
         """
         self._calls = {
             key: call for key, call in self._calls.items() if key in calls or not call.future.done()
@@ -62,17 +63,24 @@ class BlockingCalls(Generic[T]):
         self._before, self._waited = self._calls.keys() & calls.keys(), {}
         hung = Counter(call.user for call in self._calls.values() if not call.future.done())
         users_hung = hung.total() - hung[None]
+        running: list[_Call[T]] = []
         for key, (user, function) in calls.items():
             limited = user is not None
             limit = policy.MAX_HUNG_CALLS_PER_USER if limited else policy.MAX_HUNG_CALLS
             users_full = limited and users_hung >= policy.MAX_HUNG_CALLS
             if key in self._calls or hung[user] >= limit or users_full:
                 continue
+            if limited and len(running) >= policy.MAX_USERS_CALLS:
+                running = [one for one in running if not one.future.done()]
+                if len(running) >= policy.MAX_USERS_CALLS:
+                    continue
             try:
                 call = _Call(user, time.monotonic(), _on_thread(function))
             except RuntimeError:  # no thread is left (systemd: TasksMax=)
                 break
             self._calls[key] = call
+            if limited:
+                running.append(call)
             if limited and hung[user]:
                 hung[user] += 1
                 users_hung += 1

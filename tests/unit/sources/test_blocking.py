@@ -74,6 +74,16 @@ def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
     assert gate.started <= policy.MAX_HUNG_CALLS_PER_USER + 1
 
 
+def test_a_crowd_of_hanging_calls_has_a_bounded_number_of_threads(gate: Gate) -> None:
+    some = BlockingCalls[str]()
+    crowd: RoundCalls = {number: call_of(ALICE + number % 3, gate) for number in range(1000)}
+    root: RoundCalls = {"root": call_of(None, at_once)}
+    assert run_round(some, {**crowd, **root}, 0.01) == {"root": "now"}
+    assert gate.started <= policy.MAX_USERS_CALLS
+    many: RoundCalls = {number: call_of(BOB, at_once) for number in range(1000)}
+    assert len(run_round(BlockingCalls[str](), many)) > policy.MAX_USERS_CALLS
+
+
 def test_a_later_round_returns_a_late_result_and_marks_it(gate: Gate) -> None:
     some = BlockingCalls[str]()
     run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
