@@ -358,6 +358,8 @@ def _explained(
 ) -> bool:
     """Return whether one of the exporters cannot know it, or has not queried it yet."""
     name, labels = key
+    if name in ("mps_control_up", "mps_control_state") or "daemon_unresponsive" in labels:
+        return True  # a reply, or a timeout, is shown until the next query
     if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
