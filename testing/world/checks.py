@@ -336,7 +336,8 @@ def restart(moment: Moment) -> Iterator[str]:
     first, later = map(_gauges, both)
     for key in sorted(first.keys() | later.keys()):
         before, after = first.get(key), later.get(key)
-        if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts
+        # Zeros begin with the first line about a user, and with the list of a daemon's GPUs.
+        if key[0].startswith(("mps_uid_", "mps_server_client_contexts")):
             before, after = before or None, after or None
         if before != after and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
