@@ -336,7 +336,8 @@ def restart(moment: Moment) -> Iterator[str]:
     first, later = map(_gauges, both)
     for key in sorted(first.keys() | later.keys()):
         before, after = first.get(key), later.get(key)
-        if key[0].startswith("mps_uid_"):  # a user's zeros begin with the first line that counts
+        # Zeros begin with the first line about a user, and with the list of a daemon's GPUs.
+        if key[0].startswith(("mps_uid_", "mps_server_client_contexts")):
             before, after = before or None, after or None
         if before != after and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
@@ -358,6 +359,8 @@ def _explained(
 ) -> bool:
     """Return whether one of the exporters cannot know it, or has not queried it yet."""
     name, labels = key
+    if name in ("mps_control_up", "mps_control_state") or "daemon_unresponsive" in labels:
+        return True  # a reply, or a timeout, is shown until the next query
     if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
