@@ -23,7 +23,6 @@ KINDS = {
     "log": "A line in the log",
 }
 _HEADER = re.compile(r"<!-- symptom\n(.*?)-->", re.DOTALL)
-_TEXTS = re.compile(r"```text\n(.*?)```", re.DOTALL)
 _KEYS = ("findings", "alerts", "reported", "recordings")
 
 
@@ -38,8 +37,11 @@ class Symptom:
     alerts: tuple[str, ...]
     reported: tuple[str, ...]
     recordings: tuple[str, ...]
-    texts: tuple[str, ...]
-    """Error texts and log lines, as programs print them."""
+
+    @property
+    def short_title(self) -> str:
+        """The title without further names and forms of the same error."""
+        return re.split(r"[,;] | \(", self.title)[0]
 
     @property
     def path(self) -> Path:
@@ -62,9 +64,8 @@ def parse(path: Path) -> Symptom:
     if kind not in KINDS or not values.keys() <= {*_KEYS}:
         raise ValueError(f"{path.name}: the header has kind, one of {', '.join(KINDS)}; {_KEYS}")
     words = {key: tuple(values.get(key, "").split()) for key in _KEYS}
-    printed = found[1] if (found := _TEXTS.search(text)) else ""
     title = text.partition("\n")[0][2:]
-    return Symptom(path.stem, title, kind, **words, texts=tuple(printed.splitlines()))
+    return Symptom(path.stem, title, kind, **words)
 
 
 def symptoms() -> list[Symptom]:

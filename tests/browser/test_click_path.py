@@ -38,27 +38,27 @@ async def click(page: Page, words: str) -> None:
 
 async def test_which_user_waits_behind_which_since_when(tmp_path: Path) -> None:
     async with running(tmp_path, "demo", f"--speed={SPEED}") as program, browser() as page:
-        # 2. The page, and that it is a recording.
+        # 1. The page, and that it is a recording.
         await page.open(f"{program.url}/")
         assert (await text_of(page, ".demo")).startswith("Demo. This is a recording of another")
-        # 3. The answer, as the page keeps itself fresh.
+        # 2. The answer, as the page keeps itself fresh.
         answer = await until(page, "#headline", r"^Bob has waited")
         assert re.fullmatch(r"Bob has waited \d+ s behind alice's server 607\.", answer)
         assert "Do not kill process" in await text_of(page, ".remedy")
-        # 4. All who wait.
+        # 3. All who wait.
         row = await until(page, ".waits li", "bob")
         assert re.search(r"bob process 663\s+has waited \d+ s behind alice server 607", row)
-        # 5. The programs behind which they wait.
+        # 4. The programs behind which they wait.
         assert "Alice's server 607" in await text_of(page, ".daemon")
         await page.evaluate("document.querySelector('.group summary').click()")
         assert re.search(r"59\d\s+for \d+ s", await text_of(page, ".group"))
-        # 6. When it began.
+        # 5. When it began.
         began = await until(page, ".incidents li", "process 663 was queued behind")
         assert re.search(r"(just now|\d+ s ago)", began)
         moment = await page.evaluate("document.querySelector('.incidents time').title")
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", moment)
         assert page.complaints == []
-        # 7. The same for programs.
+        # 6. The same for programs.
         await click(page, "JSON")
         status = json.loads(await until(page, "body", r'"waits": ?\[\{'))
         (wait,) = status["daemons"][0]["waits"]

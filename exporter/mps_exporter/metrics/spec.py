@@ -282,7 +282,7 @@ class Section:
         else:
             spec = scope.each(name, metric.source, counts, **metric.values)
         spec.kind = metric.kind
-        spec.means(metric.help, metric.note)
+        spec.means(metric.help)
 
 
 def rows_of_daemons(

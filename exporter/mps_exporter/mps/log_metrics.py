@@ -31,11 +31,9 @@ class LogMetric:
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets."""
     help: str = ""
-    note: str = ""
-    """Further text for the documentation."""
 
-    def means(self, text: str, note: str = "") -> None:
-        self.help, self.note = text, note
+    def means(self, text: str) -> None:
+        self.help = text
 
     @property
     def kind(self) -> Literal["counter", "gauge", "histogram"]:
@@ -137,9 +135,7 @@ _metric("mps_client_last_rejection_timestamp_seconds", BOTH_LOGS).means(
     "When a client was last refused."
 )
 _metric("mps_uid_wait_seconds", CONTROL_LOG, bounds=WAIT_BOUNDS_SECONDS, uid=()).means(
-    "Waits behind another user's server that ended with service: the client got a context.",
-    "It ends when the user's server is ready, and is counted once the client has a context; "
-    "where server.log does not show that, once the daemon sends the client to its server.",
+    "Waits behind another user's server that ended with service: the client got a context."
 )
 _metric("mps_uid_waits_abandoned_total", f"{CONTROL_LOG}, /proc", uid=()).means(
     "Waits that ended without service: the process exited, or never got a context."
