@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import yaml
@@ -304,10 +305,8 @@ def bars(stage: Stage, calm: Stage, count: int) -> Iterator[Bar]:
     for name, pipe in (("N3", LOCKED), ("N4", SERVED)):
         host.signal(stage.daemons[pipe].pid, signal.SIGKILL)
         absent = {"daemon": pipe, "mps_control_state": "absent"}
-        yield in_time(
-            f"{name} dead daemon is absent",
-            lambda absent=absent: stage.value("mps_control_state", **absent),
-        )
+        question = partial(stage.value, "mps_control_state", **absent)
+        yield in_time(f"{name} dead daemon is absent", question)
     yield from text_bars(stage)
 
 
