@@ -157,20 +157,10 @@ class TrackedServer:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
-<<<<<<< HEAD
-        elif self.names_clients and (not self.has_log or self._may_have_lost_lines()):
-            return  # the log that is read is not its log, or has lost lines
-=======
         elif self.names_clients and not self._log_is_whole:
             return  # the line of a connection may be lost
->>>>>>> w/sim2
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
             self._become_ghost(when)
-
-    def _may_have_lost_lines(self) -> bool:
-        """Return whether server.log may have lost lines since its start."""
-        lost_at = self.daemon.server_log_lost_at
-        return lost_at is not None and lost_at >= self.started_at
 
     def credentials_missing(self, when: Moment) -> None:
         """Make it a ghost, unless it has clients: one without a free descriptor logs the same."""
