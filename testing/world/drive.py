@@ -98,6 +98,7 @@ class Play:
         self.sight: Sight = EVERYTHING
         self._happened = (0, 0, 0)
         self._quiet_ms = 0
+        self._was_due = False
         self._seen: object = None
 
     async def until(self, to_ms: int, *, settle: bool = True) -> None:
@@ -119,11 +120,12 @@ class Play:
             await collector.poll_logs()
 
     def _is_due(self) -> bool:
-        """Return whether there was a recent event: an exit counts a second later."""
+        """Return whether there was a recent event, or none since a poll after one."""
         happened = self.world.lines, len(self.world.exits), len(self.world.kernel_lines)
         if happened != self._happened:
             self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
-        return self.world.now_ms <= self._quiet_ms
+        due, self._was_due = self._was_due, self.world.now_ms <= self._quiet_ms
+        return due or self._was_due
 
     async def settle(self) -> None:
         """Find new daemons, and confirm what died in their queues before they were found."""

@@ -607,6 +607,22 @@ def test_a_daemon_that_is_replaced_at_once_died_when_its_process_disappeared() -
     assert [one.at for one in died] == [at("00:40")]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost: bool) -> None:
+    tracker = start(
+        DAEMON
+        + pending("00:01.000", 100, 1001)
+        + server_starts("00:01.001", "00:01.200", 110, 1001)
+    )
+    later = script("00:09.000 S110 Received new client request for {PID: 100, Context ID: 0}")
+    seen = observation(at("00:09.500"), later.data)
+    chunks = tuple(replace(one, restarted=lost and one.log == "server") for one in seen.chunks)
+    tracker.add_logs(replace(seen, chunks=chunks))
+    tracker.observe(at("00:10"), facts(), {}, [100])
+    tracker.advance_to(at("00:12"))
+    assert [server.ghost for server in tracker.state.servers] == [not lost]
+
+
 @pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
 def test_a_child_of_the_daemon_is_its_server_whatever_the_clock(
     parent: int, servers: list[int]

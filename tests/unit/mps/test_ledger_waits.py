@@ -208,13 +208,6 @@ def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None
     assert not incidents(served, "ghost")
 
 
-def test_a_server_whose_log_lost_lines_is_no_ghost_because_its_clients_have_ended() -> None:
-    tracker = start(GHOST)
-    tracker.state.server_log_lost_at = at("00:05.400")
-    (server,) = look(tracker, "00:20", {200}).servers
-    assert not server.is_ghost
-
-
 def test_a_ghost_shows_in_its_log_without_proc() -> None:
     text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
     tracker = start(text)
