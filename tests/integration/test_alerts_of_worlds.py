@@ -19,5 +19,5 @@ async def test_alerts_fire_if_and_only_if_they_are_true(seed: int, tmp_path: Pat
 
 async def test_a_wrong_alert_is_found(tmp_path: Path) -> None:
     with put_back("a server for which others wait is a ghost"):
-        wrong = await wrong_alerts(0, MINUTES, tmp_path)
-    assert any(text.startswith("MpsGhostServer of /tmp/mps fires after") for text in wrong)
+        wrong = [text for seed in range(4) for text in await wrong_alerts(seed, MINUTES, tmp_path)]
+    assert any(text.startswith("MpsGhostServer of /tmp/mps") for text in wrong)

@@ -145,22 +145,21 @@ class TrackedServer:
             if alive(pid, self.started_at) is False:
                 self._queued_dead[pid] = True
 
-    @property
-    def _log_is_whole(self) -> bool:
-        """Whether the log that is read is its log, and has lost no line since its start."""
-        lost_at = self.daemon.server_log_lost_at
-        return self.has_log and (lost_at is None or lost_at < self.started_at)
-
     def detect_ghost(self, when: Moment) -> None:
         """Make it a ghost if it is ready, its queued clients are dead, and no client connected."""
         if self._credentials_missing:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
-        elif self.names_clients and not self._log_is_whole:
-            return  # the line of a connection may be lost
+        elif self.names_clients and (not self.has_log or self._may_have_lost_lines()):
+            return  # the log that is read is not its log, or has lost lines
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
             self._become_ghost(when)
+
+    def _may_have_lost_lines(self) -> bool:
+        """Return whether server.log may have lost lines since its start."""
+        lost_at = self.daemon.server_log_lost_at
+        return lost_at is not None and lost_at >= self.started_at
 
     def credentials_missing(self, when: Moment) -> None:
         """Make it a ghost, unless it has clients: one without a free descriptor logs the same."""
