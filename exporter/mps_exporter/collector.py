@@ -480,6 +480,7 @@ class Collector:
             state=record.state,
             logs=tuple(record.logs[name] for name in sorted(record.logs)),
             was_readable=record.was_readable,
+            server_log_was_readable=record.server_log_was_readable,
             hung=record.last_query_timed_out(now),
             resumed=record.resumed,
             queries=queries,

@@ -39,6 +39,7 @@ class DaemonRecord:
     """PID and start time of the process that replied last."""
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
+    server_log_was_readable: bool = False
     hung_at: float | None = None
     """When its last query timed out; None: the daemon replied."""
     resumed_at: float | None = None
@@ -131,6 +132,7 @@ class DaemonRecord:
         """Record whether one of its logs can be read."""
         self.logs[state.log] = state
         self.was_readable |= state.log == "control" and state.readable
+        self.server_log_was_readable |= state.log == "server" and state.readable
 
     def record_found(self, facts: DaemonFacts, now: float) -> None:
         if facts.process_identity != self.facts.process_identity:

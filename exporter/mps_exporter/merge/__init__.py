@@ -149,14 +149,20 @@ def _merge_gpu(
     serving = [one for one in daemons if one.state != "absent" and gpu.uuid in one.gpu_uuids]
     # What ordinary users' daemons claim counts only where no other daemon serves the GPU.
     trusted = any(not one.limited for one in serving)
+    counted = [one for one in daemons if not (trusted and one.limited)]
     clients = [
         client
-        for daemon in daemons
-        if not (trusted and daemon.limited)
+        for daemon in counted
         for server in daemon.servers
         for client in server.clients
         if gpu.uuid in client.contexts or gpu.uuid in client.gpu_uuids
     ]
+    unlisted = any(
+        server.clients_connected is None
+        for daemon in counted
+        if gpu.uuid in daemon.gpu_uuids or not daemon.gpu_uuids
+        for server in daemon.servers
+    )
     return Gpu(
         observation=gpu,
         index=str(gpu.index),
@@ -170,7 +176,7 @@ def _merge_gpu(
         seems_stranded=seems,
         stranded_pids=stranded,
         stranded_clients=None if stranded is None else len(stranded),
-        sm_committed_ratio=_sm_committed_ratio(gpu, clients),
+        sm_committed_ratio=None if unlisted else _sm_committed_ratio(gpu, clients),
         client_memory_committed_bytes=_memory_committed_bytes(gpu, clients),
     )
 

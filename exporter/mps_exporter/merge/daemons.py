@@ -17,6 +17,7 @@ from mps_exporter.merge.clients import (
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, is_server
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.control_protocol import CANNOT_SEND, ServerReply
+from mps_exporter.mps.log_metrics import LOG_METRICS, SERVER_LOG
 from mps_exporter.mps.policy import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, partition_identity, unique
 from mps_exporter.mps.servers import TrackedServer
@@ -26,6 +27,7 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     ControlState,
     Handover,
+    LogMetricValues,
     NamedServer,
     Partitioning,
     Server,
@@ -65,7 +67,7 @@ def merge_daemon(
         handover_backoff_seconds=logged.handover_backoff_seconds,
         gpu_uuids=_served_gpus(context, inputs, servers, partitioning),
         logs=inputs.logs,
-        counters=logged.counters.snapshot() if inputs.was_readable else None,
+        counters=_counters(inputs),
         incidents=logged.incidents.snapshot(),
         timeline=timeline,
         timeline_since=timeline_since,
@@ -76,6 +78,20 @@ def merge_daemon(
         clients_by_partition=_clients_by_partition(servers) if servers_known else None,
         handover=_handover_in_progress(context, inputs) if state == "unresponsive" else None,
     )
+
+
+def _counters(inputs: DaemonInputs) -> LogMetricValues | None:
+    """Return what the logs show; a counter whose log was never readable is left out."""
+    if not inputs.was_readable:
+        return None
+    found = inputs.state.counters.snapshot()
+    if inputs.server_log_was_readable:
+        return found
+    return {
+        name: values
+        for name, values in found.items()
+        if not LOG_METRICS[name].source.startswith(SERVER_LOG)
+    }
 
 
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:

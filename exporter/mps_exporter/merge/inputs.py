@@ -35,6 +35,8 @@ class DaemonInputs:
     logs: tuple[LogState, ...] = ()
     was_readable: bool = False
     """control.log was readable at some time, so the counters are valid."""
+    server_log_was_readable: bool = True
+    """server.log was, too; else the counters that only it can raise are not known."""
     hung: bool = False
     """The last query timed out."""
     resumed: bool = False
