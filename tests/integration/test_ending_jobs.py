@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -55,7 +56,10 @@ class Host:
         self.proc.remove(4)
         here = self.proc.add(4, argv=("cat",), started=NOW, pid_namespace=namespace)
         link = self.proc.root / "self"
-        link.unlink(missing_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        else:
+            shutil.rmtree(link)
         link.symlink_to(here)
 
     def process(self, pid: int, **more: Any) -> None:
