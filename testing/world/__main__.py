@@ -68,6 +68,7 @@ async def _explain(result: Result, minutes: float, folder: Path) -> None:
     actions = await shrink(result.actions, fails)
     for action in actions:
         print(f"    {action}")
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"world-{result.seed}.rec.gz"
     scenario = f"simulated world {result.seed}: {result.violations[0]}"[:200]
     await record(result.seed, minutes, actions, scenario, path)
