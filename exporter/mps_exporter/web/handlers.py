@@ -115,12 +115,13 @@ class StatusRenderer:
 
     async def _snapshot(self, app: web.Application) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
-        now = asyncio.get_running_loop().time()
-        if self._latest is not None:
+        loop, events = asyncio.get_running_loop(), app[EVENTS]
+        if self._latest is not None and events.last_at > self._latest[0]:
+            await asyncio.sleep(self._latest[0] + policy.AFTER_INCIDENT_SECONDS - loop.time())
+        if self._latest is not None:  # another reader may have collected meanwhile
             taken_at, snapshot = self._latest
-            if app[EVENTS].last_at > taken_at:
-                await asyncio.sleep(taken_at + policy.AFTER_INCIDENT_SECONDS - now)
-            elif now - taken_at < policy.STATUS_REUSE_SECONDS:
+            recent = loop.time() - taken_at < policy.STATUS_REUSE_SECONDS
+            if recent and events.last_at <= taken_at:
                 return snapshot
         return await self._collections.join("status", lambda: self._collect(app[BACKEND]))
 
