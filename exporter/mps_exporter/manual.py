@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main/"
+from mps_exporter.findings.finding import DOCS
+
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 WANTED_SHARE = 0.6
 """Least share of a text's words, weighted by their rarity, that a page must contain."""
 
-_HEADER = re.compile(r"<!-- symptom\n(.*?)-->\n*|<!--.*?-->\n*", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
 
@@ -39,7 +40,7 @@ class ManualPage:
     @property
     def text(self) -> str:
         """The page without comments; links lead to other pages of the manual, or to the web."""
-        return _LINK.sub(self._absolute, _HEADER.sub("", self.source))
+        return _LINK.sub(self._absolute, _COMMENT.sub("", self.source))
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -54,7 +55,7 @@ class ManualPage:
     def _absolute(self, found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(self.folder, found[1]))
         name, anchor = posixpath.basename(path).removesuffix(".md"), found[2] or ""
-        return f"]({name}{anchor})" if name in _names() else f"]({REPOSITORY}{path}{anchor})"
+        return f"]({name}{anchor})" if name in _names() else f"]({DOCS}{path}{anchor})"
 
 
 def _folder(name: str) -> Path:

@@ -120,19 +120,20 @@ def _merge_gpus(
     context: MergeContext, daemons: tuple[ControlDaemon, ...], inputs: Sequence[DaemonInputs]
 ) -> tuple[Gpu, ...]:
     # The log of an ordinary user's daemon may call any process its server.
-    servers = context.server_pids.union(
+    claimed = {
         server.pid
         for daemon in daemons
         for server in daemon.servers
         if server.confirmed or not daemon.limited
-    )
+    }
+    strangers = context.server_pids - claimed
+    known = tuple(zip(daemons, inputs, strict=True))
     merged = list[Gpu]()
     for gpu in context.nvml.gpus:
-        by_kind = _processes_by_kind(gpu, servers)
+        by_kind = _processes_by_kind(gpu, context.server_pids | claimed)
         # A server whose process cannot be read looks like a process without MPS.
         identified = by_kind.get("direct", set()) <= context.processes.keys()
-        known = tuple(zip(daemons, inputs, strict=True))
-        seems = stranded_pids(context, by_kind, known, identified=identified)
+        seems = stranded_pids(context, by_kind, known, strangers, identified=identified)
         merged.append(_merge_gpu(context, gpu, daemons, by_kind, seems))
     return tuple(merged)
 

@@ -28,6 +28,7 @@ def stranded_pids(
     context: MergeContext,
     by_kind: Mapping[ProcessKind, set[int]],
     daemons: Sequence[Known],
+    strangers: frozenset[int],
     *,
     identified: bool,
 ) -> tuple[int, ...] | None:
@@ -35,7 +36,8 @@ def stranded_pids(
 
     Certain if no server is on the GPU, or if the logs of every daemon that may serve the process
     show all its clients. NVML also lists a process that waits in a queue, which lacks a server for
-    another reason.
+    another reason. `strangers` are servers of no daemon that was found: one on the GPU may serve
+    the clients of its user, and root's those of all users.
     """
     if "mps_client" not in by_kind:
         return None
@@ -44,10 +46,16 @@ def stranded_pids(
     for pid in by_kind["mps_client"]:
         facts = context.processes.get(pid)
         by_user.setdefault(None if facts is None else facts.uid, set()).add(pid)
+    others = {context.processes[pid].uid for pid in by_kind["mps_server"] & strangers}
     for uid, pids in by_user.items():
         # An ordinary user's daemon serves that user only, whatever its logs claim of others.
         serving = [one for one in daemons if not one[0].limited or uid in (None, one[1].facts.user)]
-        known = set[int]() if not by_kind["mps_server"] and identified else _known_clients(serving)
+        if not by_kind["mps_server"] and identified:
+            known: set[int] | None = set()
+        elif others and (uid is None or not others.isdisjoint({uid, 0, None})):
+            known = None
+        else:
+            known = _known_clients(serving)
         if known is None:
             unknown = True
         else:
@@ -56,7 +64,7 @@ def stranded_pids(
 
 
 def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
-    """Return the PIDs of all servers' clients; None if there may be others."""
+    """Return the PIDs of all servers' clients; None if there may be others, or without a daemon."""
     inputs = [one for _, one in daemons]
     all_readable = all(
         one.log_readable("control") and one.log_readable("server") for one in inputs
@@ -67,20 +75,12 @@ def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
         for server in daemon.servers
         for client in server.clients
     }
-    if not all_readable or 0 in connected or any(daemon.dropped_clients for daemon, _ in daemons):
+    complete = daemons and all_readable and 0 not in connected
+    if not complete or any(daemon.dropped_clients for daemon, _ in daemons):
         return None
-    if any(map(_may_miss_clients, inputs)):
+    if any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
     return connected | _listed_client_pids(inputs)
-
-
-def _may_miss_clients(daemon: DaemonInputs) -> bool:
-    """Return whether a running server may have clients whose lines were not read."""
-    lost_at = daemon.state.server_log_lost_at
-    return any(
-        not server.has_log or (lost_at is not None and server.started_at <= lost_at)
-        for server in daemon.state.servers
-    )
 
 
 def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:

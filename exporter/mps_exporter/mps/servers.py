@@ -151,15 +151,15 @@ class TrackedServer:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
-        elif self.names_clients and (not self.has_log or self._may_have_lost_lines()):
-            return  # the log that is read is not its log, or has lost lines
+        elif self.names_clients and self.may_miss_lines():
+            return
         elif self._queued_dead and all(self._queued_dead.values()) and not self._queued_unnamed:
             self._become_ghost(when)
 
-    def _may_have_lost_lines(self) -> bool:
-        """Return whether server.log may have lost lines since its start."""
+    def may_miss_lines(self) -> bool:
+        """Return whether the log that is read is not its log, or may have lost lines of it."""
         lost_at = self.daemon.server_log_lost_at
-        return lost_at is not None and lost_at >= self.started_at
+        return not self.has_log or (lost_at is not None and lost_at >= self.started_at)
 
     def credentials_missing(self, when: Moment) -> None:
         """Make it a ghost, unless it has clients: one without a free descriptor logs the same."""

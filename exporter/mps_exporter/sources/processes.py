@@ -261,7 +261,7 @@ class Processes:
         The exporter's user counts only in the exporter's own PID namespace: a pod may have any
         user. For it, the link to the namespace is readable. A process of which this cannot be read
         is an ordinary user's. Only root can put a process with UID 0 into a PID namespace: there
-        each has its own limits, while an ordinary user makes as many namespaces as he likes.
+        each has its own limits. An ordinary user can make any number of namespaces.
         """
         status = status or self.status(pid)
         uid, namespace = status.real_uid, self._namespace(pid)

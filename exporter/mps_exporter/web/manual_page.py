@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import jinja2
 from aiohttp import web
 
 from mps_exporter import manual
@@ -23,7 +22,8 @@ _INDEX = "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n"
 @cache
 def _render(name: str) -> str:
     """Return a page of the manual, or for "" the list of all, as HTML."""
-    import mistune  # imported late: most exporters never render a page
+    import jinja2  # late: both take memory, and most exporters serve no page
+    import mistune
 
     pages = manual.pages()
     lists = (

@@ -535,6 +535,36 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     assert more.gpus[0].stranded_clients is None
 
 
+STRANGER = replace(SERVER, pid=60)
+"""A server of a daemon that was not found."""
+
+
+@pytest.mark.parametrize(("uid", "stranded"), [(1001, None), (0, None), (None, None), (2001, 1)])
+def test_a_server_of_a_daemon_that_was_not_found_may_serve_the_clients_of_its_user(
+    uid: int | None, stranded: int | None
+) -> None:
+    processes = (replace(STRANGER, uid=uid), client_facts(30), client_facts(32))
+    listed = (*NEIGHBOUR, (60, "compute", GIB))
+    found = one_daemon(SERVER, *processes, listed=listed).gpus[0]
+    assert found.stranded_clients == stranded
+
+
+def test_without_a_known_daemon_no_client_of_a_server_is_stranded() -> None:
+    listed = ((60, "compute", GIB), (32, "compute", 5), (32, "mps", 5))
+    found = merged(gpus=[gpu(*listed)], processes=(STRANGER, client_facts(32))).gpus[0]
+    assert (found.stranded_clients, found.stranded_pids) == (None, None)
+
+
+def test_what_only_server_log_shows_is_absent_if_it_was_never_readable() -> None:
+    inputs = DaemonInputs(RUNNING, state=logged(), logs=READABLE, was_readable=True)
+    whole = merged(inputs).daemons[0].counters
+    part = merged(replace(inputs, server_log_was_readable=False)).daemons[0].counters
+    assert whole is not None
+    assert part is not None
+    assert "mps_server_fault_recovery_seconds" in whole.keys() - part.keys()
+    assert {"mps_server_exits_total", "mps_uid_handovers_total"} <= part.keys()
+
+
 def with_users_daemon(logs: tuple[LogState, ...], server: LoggedServer, *waits: Wait) -> Snapshot:
     """Root's daemon with a stranded client 32, and a daemon of user 2001 that claims its GPU."""
     state = logged(LOGGED, devices={0: "GPU-a"})
