@@ -681,3 +681,20 @@ async def test_the_cause_of_a_fault_is_proved_by_line_and_memory() -> None:
     assert (incident.proof, incident.caused_by_pids) == ("address", (CLIENT,))
     assert snapshot.kernel_log is not None
     assert snapshot.kernel_log.readable
+
+
+async def test_counters_of_a_log_appear_once_it_was_readable(host: ScriptedHost) -> None:
+    host.readable = ("control",)
+    collector = host.collector()
+
+    async def counted() -> set[str]:
+        (daemon,) = (await collector.collect()).daemons
+        return set(daemon.counters or ())
+
+    first = await counted()
+    assert "mps_server_exits_total" in first
+    host.readable = ("control", "server")
+    appeared = await counted() - first
+    host.readable = ("control",)
+    assert "mps_server_fault_recovery_seconds" in appeared
+    assert appeared <= await counted()

@@ -549,9 +549,11 @@ def test_a_server_of_a_daemon_that_was_not_found_may_serve_the_clients_of_its_us
     assert found.stranded_clients == stranded
 
 
-def test_without_a_known_daemon_no_client_of_a_server_is_stranded() -> None:
+@pytest.mark.parametrize("hidden", [False, True])
+def test_without_a_known_daemon_no_client_of_a_server_is_stranded(hidden: bool) -> None:
     listed = ((60, "compute", GIB), (32, "compute", 5), (32, "mps", 5))
-    found = merged(gpus=[gpu(*listed)], processes=(STRANGER, client_facts(32))).gpus[0]
+    processes = (client_facts(32),) if hidden else (client_facts(32), STRANGER)
+    found = merged(gpus=[gpu(*listed)], processes=processes).gpus[0]
     assert (found.stranded_clients, found.stranded_pids) == (None, None)
 
 
