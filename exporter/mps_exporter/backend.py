@@ -10,6 +10,7 @@ import platform
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 from prometheus_client import ProcessCollector
@@ -18,6 +19,7 @@ import mps_exporter
 from mps_exporter import policy
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
+from mps_exporter.hindsight import Hindsight
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import Encoder
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
@@ -198,16 +200,30 @@ class CollectorBackend:
         self.player: ReplayPlayer | None = None
         """Plays recordings; None on a live host."""
         self._host: LiveHost | None = None
+        self._hindsight: Hindsight | None = None
+        self._limited: set[str] = set()
+        """Daemons of ordinary users: their incidents must not replace recordings of root's."""
         self._source: Collector | ReplayPlayer
         if playlist is None:
-            self._host = LiveHost(settings)
-            self._source = Collector(self._host, settings, on_incident=self._publish)
+            self._host = host = LiveHost(settings)
+            if settings.record_memory:
+                self._hindsight = Hindsight(
+                    settings.record_memory << 20,
+                    Path(settings.record_directory) if settings.record_directory else None,
+                    anonymised=not settings.record_names,
+                    now=host.now,
+                )
+            keep = self._hindsight.add if self._hindsight is not None else lambda _: None
+            self._source = Collector(host, settings, on_observation=keep, on_incident=self._publish)
         else:
             self._source = self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
     async def run(self) -> None:
         """Follow the logs until cancelled; replay a recording in a loop."""
-        await self._source.run_between_collections()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._source.run_between_collections())
+            if self._hindsight is not None:
+                tasks.create_task(self._hindsight.run())
 
     async def close(self) -> None:
         if self._host is not None:
@@ -218,6 +234,7 @@ class CollectorBackend:
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
         snapshot = await self._source.collect(timeout_seconds, collectors)
+        self._limited = {one.pipe_directory for one in snapshot.daemons if one.limited}
         self.ready = True
         return snapshot
 
@@ -234,7 +251,12 @@ class CollectorBackend:
         page = self._encoder.encode(self._sparse.shown(families), own, content_type)
         return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
+    async def recording(self, at: float) -> bytes | None:
+        return None if self._hindsight is None else await self._hindsight.recording(at)
+
     def _publish(self, daemon: str, incident: Incident) -> None:
+        if self._hindsight is not None and daemon not in self._limited:
+            self._hindsight.note(incident)
         for queue in self._subscribers:
             if queue.full():
                 queue.get_nowait()

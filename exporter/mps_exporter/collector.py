@@ -35,6 +35,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
+from mps_exporter.sm_use import SmUseCounter
 from mps_exporter.snapshot import (
     COLLECTORS,
     CollectorName,
@@ -156,6 +157,7 @@ class Collector:
         self._transitions = TransitionLogger(_log)
         self._tail_lock = asyncio.Lock()
         self._stranded_since: dict[int, float] = {}
+        self._sm_use = SmUseCounter()
         self._unknown_readings = 0
         self._kernel: KernelObservation | None = None
         self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
@@ -455,6 +457,8 @@ class Collector:
                 for gpu in snapshot.gpus
                 for pid in gpu.seems_stranded or ()
             }
+            use = self._sm_use.count(snapshot, run.gpus.at)
+            snapshot = replace(snapshot, sm_use=use)
         kernel = self._kernel
         known = kernel is not None and (kernel.readable or kernel.error)
         return replace(

@@ -77,6 +77,7 @@ GROUPS = {
     "path": "Paths",
     "log": "Log",
     "replay": "Replay",
+    "record": "Recordings of incidents",
 }
 """First word of a setting -> title of its group."""
 
@@ -378,6 +379,21 @@ class Settings:
     )
     replay: str | None = _serve(None, _FILE, "Serve a recording instead of this host.")
     replay_speed: float = _serve(1.0, _FACTOR, "How fast a recording is replayed.")
+    record_memory: int = _serve(
+        8,
+        _integer(0, 1024),
+        "Memory in MB for the last 10 minutes, which are recorded when a server crashes, a daemon "
+        "dies, or a GPU fault or a ghost appears. 0 = off.",
+    )
+    record_directory: str | None = _serve(
+        None,
+        _DIRECTORY,
+        "Where these recordings are kept: the newest 20, at most 64 MB. Without it, the API gives "
+        "a recording while its incident is in the memory.",
+    )
+    record_names: bool = _serve(
+        False, _SWITCH, "Keep the names of users, programs and paths in these recordings."
+    )
     serve_once: bool = _option(
         False, _SWITCH, "Print the metrics once, without counters, and exit."
     )
@@ -400,6 +416,12 @@ class Settings:
     )
     doctor_job: str | None = _option(
         None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
+    )
+    doctor_before_kill: int | None = _option(
+        None,
+        _PROCESS_ID,
+        "Show whom the end of this process would take down, and how to end it without that. Exit "
+        "status: 0 no other program is in danger, 1 others are.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(
@@ -444,7 +466,7 @@ def _flag(one: Field[Any]) -> Flag:
     """Return the flag of a field: of a group of settings, or an option of one command."""
     kind, text, commands, name = one.metadata["flag"]
     first, _, rest = one.name.partition("_")
-    words, setting = rest.replace("_", "-"), first in GROUPS
+    words, setting = rest.replace("_", "-"), bool(commands)
     if setting:
         derived = f"{first}.{words}" if words else first
     else:
@@ -531,11 +553,12 @@ def _check_together(settings: Settings) -> None:
         raise InvalidSettingError(
             "--no-mps.discovery without --mps.pipe-directory: no control daemon could be found"
         )
-    doctor_modes = ("check", "pid", "user", "job")
+    doctor_modes = ("check", "pid", "before_kill", "user", "job")
     modes = [name for name in doctor_modes if getattr(settings, f"doctor_{name}") is not None]
     if "check" in modes and settings.doctor_json:
         modes.append("json")
     if len(modes) > 1:
-        raise InvalidSettingError(f"--{modes[0]} and --{modes[1]}: give one of them")
+        one, other = (mode.replace("_", "-") for mode in modes[:2])
+        raise InvalidSettingError(f"--{one} and --{other}: give one of them")
     if settings.doctor_at is not None and settings.doctor_recording is None:
         raise InvalidSettingError("--at: is a moment of a recording: give --recording too")

@@ -450,6 +450,8 @@ class GpuObservation:
     unread_lists: tuple[ProcessList, ...] = ()
     """Lists that were not readable while others were."""
     readings: tuple[Reading, ...] = ()
+    activity_age_seconds: float | None = None
+    """Age of the last sample of the SMs' activity; None: there is none."""
     lost: bool = False
     """Fallen off the bus: NVML reports a known GPU as lost."""
 

@@ -143,6 +143,11 @@ IncidentKind = Literal[
 ]
 
 
+RECORDED_INCIDENTS: frozenset[IncidentKind] = frozenset(
+    {"fault", "unfinished_work", "ghost", "server_crashed", "daemon_died"}
+)
+"""Incidents of which a recording is kept: see hindsight.py."""
+
 FaultProof = Literal["", "address", "unit", "unknown", "unread"]
 """Proof of a fault's cause in the kernel log: the address proves the client, the unit proves a
 running client; "unknown" proves nothing, "unread": the log was not read. "": no fault."""
@@ -184,6 +189,16 @@ class Incident:
     """Number of repetitions: a server that cannot start fails twenty times a second."""
     counted: bool = True
     """False: before the exporter's start, so no counter includes it."""
+
+    @property
+    def id(self) -> str:
+        """The name in the address of its recording."""
+        return f"{round(self.at * 1000)}-{self.kind}"
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the exporter records the minutes around it."""
+        return self.counted and self.kind in RECORDED_INCIDENTS
 
 
 LabelValues = tuple[str | int | None, ...]
@@ -331,6 +346,24 @@ PartitionFault = Literal["unknown", "other_server", "other_gpu"]
 PARTITION_FAULTS: tuple[PartitionFault, ...] = get_args(PartitionFault)
 """The daemon has no such partition; the partition is another server's; the partition is on a GPU
 that the client does not use."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmUse:
+    """Bounds of a client's use of a GPU's SMs since its first collection."""
+
+    low: float = 0.0
+    """SM-seconds that no other process on the GPU can have used."""
+    high: float = 0.0
+    """SM-seconds that the client can have used at most."""
+    alone_seconds: float = 0.0
+    """Time in which no other process had a context on the GPU."""
+    alone_sm_seconds: float = 0.0
+    """SM-seconds in that time: the client's."""
+
+
+ClientKey = tuple[str, int, int]
+"""Pipe directory, PID of the server, PID of the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +631,8 @@ class Snapshot:
     """Processes whose environment this exporter has no right to read."""
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
+    sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)
+    """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
     kernel_log: KernelLog | None = None
     """None: an old recording without this fact."""
     unknown_readings: int | None = None

@@ -17,6 +17,7 @@ from typing import Any
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import recent_incidents
+from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.logging import print_output, supports_colour
@@ -64,7 +65,10 @@ async def diagnose(settings: Settings) -> int:
     live = settings.doctor_recording is None
     collected = collect_twice(settings) if live else _collect_from_recording(settings)
     snapshot = await collected
-    if check is not None:
+    if settings.doctor_before_kill is not None:
+        advice = before_kill(settings.doctor_before_kill, snapshot)
+        status, text = doctor_report.status_of_end(advice, as_json=settings.doctor_json)
+    elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
     else:
         status, text = _report(snapshot, settings, settings.path_procfs if live else None)

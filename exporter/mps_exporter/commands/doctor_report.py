@@ -25,6 +25,7 @@ from mps_exporter.findings import (
     trace_findings,
     unknowns,
 )
+from mps_exporter.findings.before_kill import EndAdvice
 from mps_exporter.findings.finding import page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
@@ -108,6 +109,15 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     if unknown:
         return UNKNOWN, _brief(f"{name}: not known: {'; '.join(unknown)}")
     return HEALTHY, f"{name}: no"
+
+
+def status_of_end(advice: EndAdvice, *, as_json: bool) -> tuple[int, str]:
+    """Return 1 if others would be lost with a process, else 0; and the text."""
+    status = UNHEALTHY if advice.in_danger else HEALTHY
+    if as_json:
+        return status, json.dumps(asdict(advice), indent=2)
+    commands = (f"  {one.command}\n    ({one.run_as}: {one.effect})" for one in advice.actions)
+    return status, "\n".join([*advice.text, *commands])
 
 
 def _brief(text: str) -> str:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import platform
 import signal
-import socket
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
-import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
 from mps_exporter.flags import Settings, StartError
 from mps_exporter.logging import print_status, show_progress
-from mps_exporter.observations import NvmlObservation
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.recording import Header, RecordingWriter
+from mps_exporter.sources.recording import RecordingWriter, make_header
 
 FLUSH_INTERVAL_SECONDS = 2.0
 """Interval between writes to the file, and maximum loss if the recorder is killed."""
@@ -32,7 +27,13 @@ async def record(settings: Settings) -> int:
     host = LiveHost(settings)
     try:
         gpus = await host.read_gpus(settings.collector_timeout) if settings.collector_nvml else None
-        writer = RecordingWriter(path, _header(settings, gpus, host.now()))
+        header = make_header(
+            gpus,
+            host.now(),
+            settings.record_scenario or "no description given",
+            anonymised=settings.record_anonymise,
+        )
+        writer = RecordingWriter(path, header)
         collector = Collector(host, settings, on_observation=writer.add)
         tasks = [
             asyncio.create_task(collector.run_between_collections()),
@@ -71,18 +72,3 @@ async def _flush_periodically(writer: RecordingWriter, stop: asyncio.Event) -> N
         await asyncio.sleep(FLUSH_INTERVAL_SECONDS)
         writer.flush()
     stop.set()
-
-
-def _header(settings: Settings, gpus: NvmlObservation | None, started_at: float) -> Header:
-    names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
-    counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    host = "" if settings.record_anonymise else f"{socket.gethostname()}, "
-    return Header(
-        scenario=settings.record_scenario or "no description given",
-        machine=f"{counts or 'no GPU'}, {host}Linux {platform.release()}",
-        driver_version=(gpus.driver_version if gpus else None) or "unknown",
-        recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        started_at=started_at,
-        exporter_version=mps_exporter.__version__,
-        anonymised=settings.record_anonymise,
-    )

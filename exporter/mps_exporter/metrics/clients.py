@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mps_exporter.metrics.spec import PROC, TOOL, Page, Rows, Scope, Section, daemon_rows
+from mps_exporter.metrics.spec import (
+    PROC,
+    TOOL,
+    Page,
+    Rows,
+    Samples,
+    Scope,
+    Section,
+    daemon_rows,
+    texts,
+)
 from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
-from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, Wait
+from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, SmUse, Wait
 
 _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
 """States with series. Nearly all clients are active."""
@@ -34,6 +44,23 @@ def client_rows(page: Page) -> Rows[Client]:
 
 def _detail_rows(page: Page) -> Rows[Client]:
     return client_rows(page) if page.clients == "full" else iter(())
+
+
+def _use_rows(page: Page) -> Rows[Mapping[str, SmUse]]:
+    for daemon in page.snapshot.daemons if page.clients == "full" else ():
+        for server in daemon.servers:
+            for one in _with_series(page, server):
+                key = daemon.pipe_directory, server.pid, one.pid
+                yield key, page.snapshot.sm_use.get(key, {})
+
+
+def _sm_seconds(page: Page) -> Samples:
+    return {
+        labels + texts((*page.gpu(uuid), bound)): value
+        for labels, by_gpu in page.rows(USE)
+        for uuid, use in by_gpu.items()
+        for bound, value in (("high", use.high), ("low", use.low))
+    }
 
 
 def _inactive_rows(page: Page) -> Rows[float | None]:
@@ -83,6 +110,7 @@ def _user_rows(page: Page) -> Rows[Sequence[Wait]]:
 SECTION = Section("Clients")
 CLIENT = Scope(SECTION, "daemon server pid", client_rows)
 DETAIL = Scope(SECTION, "daemon server pid", _detail_rows)
+USE = Scope(SECTION, "daemon server pid", _use_rows)
 INACTIVE = Scope(SECTION, "daemon server pid uid state", _inactive_rows)
 CONTAINER = Scope(SECTION, "container_id pod_namespace pod_name container_name", _container_rows)
 DROPPED = Scope(SECTION, "daemon", _dropped_rows)
@@ -136,6 +164,19 @@ DETAIL.number(
 DETAIL.by_gpu(
     "mps_client_sm_limit", "calculated, with the hardware's rounding", lambda c: c.sm_limit
 ).means("SMs that the client's share allows on this GPU: a maximum, not a reservation.")
+USE.add(
+    "mps_client_sm_seconds_total",
+    "nvmlGpmMetricsGet 2 and mps_client_sm_limit",
+    _sm_seconds,
+    {"gpu": (), "uuid": (), "bound": ("high", "low")},
+).means(
+    "SM-seconds of the client: at least low, at most high. Equal while the client is the only "
+    "process on the GPU. Hopper and later.",
+    note="high: its limit, or the whole use of the GPU if that is less. low: the use of the GPU "
+    "less the limits of all others; it does not rise while processes come and go, or while "
+    "server.log cannot be read. A process without MPS that came and went between two "
+    "collections is not visible, nor is a limit that a program changes at its start.",
+)
 DETAIL.number("mps_client_priority", f"{PROC}/PID/environ", lambda c: c.priority or None).means(
     "1 where the client requested a priority below normal; else absent."
 )

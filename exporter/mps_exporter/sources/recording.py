@@ -20,17 +20,21 @@ import errno
 import gzip
 import json
 import os
+import platform
 import re
+import socket
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import mps_exporter
 from mps_exporter.flags import StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
@@ -88,6 +92,24 @@ class Header:
     started_at: float
     exporter_version: str
     anonymised: bool
+
+
+def make_header(
+    gpus: NvmlObservation | None, started_at: float, scenario: str, *, anonymised: bool
+) -> Header:
+    """Return the header of a recording of this host."""
+    names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
+    counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    host = "" if anonymised else f"{socket.gethostname()}, "
+    return Header(
+        scenario=scenario,
+        machine=f"{counts or 'no GPU'}, {host}Linux {platform.release()}",
+        driver_version=(gpus.driver_version if gpus else None) or "unknown",
+        recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=started_at,
+        exporter_version=mps_exporter.__version__,
+        anonymised=anonymised,
+    )
 
 
 def _make_converter() -> JsonConverter:
@@ -260,6 +282,51 @@ _KNOWN_VARIABLES = frozenset(
 )
 
 
+class RecordEncoder:
+    """Turns observations into the lines of a recording."""
+
+    def __init__(self, *, anonymised: bool) -> None:
+        self._anonymiser = Anonymiser() if anonymised else None
+        self._previous: dict[str, Observation] = {}
+        """The last observation of each stream, without its time and data of logs."""
+        self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
+
+    def header(self, header: Header) -> bytes:
+        return self.line(_converter().unstructure(header) | {"format": FORMAT, "version": VERSION})
+
+    def observation(self, observation: Observation) -> bytes:
+        """Return the line of an observation; b"" if it only repeats its predecessor."""
+        stream, new_lines = stream_of(observation), False
+        compared = replace(observation, at=0.0)
+        if isinstance(observation, LogsObservation):
+            # The sizes in the states change with every line, and only then.
+            known = map(self._known_lines, observation.chunks)
+            chunks = tuple(chunk for chunk in known if chunk.data or chunk.restarted)
+            observation = replace(observation, chunks=chunks)
+            compared, new_lines = replace(observation, at=0.0, chunks=()), bool(chunks)
+        if not new_lines and self._previous.get(stream) == compared:
+            return b""
+        self._previous[stream] = compared
+        writer = self._anonymiser or _converter()
+        unstructured = writer.unstructure(observation)
+        return self.line({"kind": _NAMES[type(observation)], "observation": unstructured})
+
+    def line(self, record: Mapping[str, Any]) -> bytes:
+        line = json.dumps(record, separators=(",", ":"))
+        text = line if self._anonymiser is None else self._anonymiser.text(line)
+        return f"{text}\n".encode()
+
+    def forget(self) -> None:
+        """Write the next observation of each stream, also if it is a repetition."""
+        self._previous.clear()
+
+    def _known_lines(self, chunk: LogChunk) -> LogChunk:
+        stream = chunk.pipe_directory, chunk.log, chunk.server_name
+        lines = self._log_filters.setdefault(stream, LogFilter())
+        void = chunk.restarted or chunk.lost_bytes > 0
+        return replace(chunk, data=lines.feed(chunk.data, restarted=void))
+
+
 class RecordingWriter:
     """Compresses and writes observations as they arrive.
 
@@ -275,58 +342,32 @@ class RecordingWriter:
         """
         self.failure: OSError | None = None
         """Why writing ended, as on a full disk; what was written before can be read."""
-        self._anonymiser = Anonymiser() if header.anonymised else None
-        self._previous: dict[str, Observation] = {}
-        """The last observation of each stream, without its time and data of logs."""
+        self._encoder = RecordEncoder(anonymised=header.anonymised)
         self._last_at = header.started_at
-        self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
         self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=16 + zlib.MAX_WBITS)
-        first = _converter().unstructure(header) | {"format": FORMAT, "version": VERSION}
-        beginning = self._compressed(first) + self._zip.flush(zlib.Z_SYNC_FLUSH)
+        beginning = self._zip.compress(self._encoder.header(header))
+        beginning += self._zip.flush(zlib.Z_SYNC_FLUSH)
         try:
-            self._file = _create(path, beginning)
+            self._file = create_private(path, beginning)
         except OSError as error:
             raise RecordingError(f"cannot write {path}: {error.strerror}") from error
 
     def add(self, observation: Observation) -> None:
         """Write an observation, unless it only repeats its predecessor."""
         self._last_at = max(self._last_at, observation.at)
-        stream, new_lines = stream_of(observation), False
-        compared = replace(observation, at=0.0)
-        if isinstance(observation, LogsObservation):
-            # The sizes in the states change with every line, and only then.
-            known = map(self._known_lines, observation.chunks)
-            chunks = tuple(chunk for chunk in known if chunk.data or chunk.restarted)
-            observation = replace(observation, chunks=chunks)
-            compared, new_lines = replace(observation, at=0.0, chunks=()), bool(chunks)
-        if not new_lines and self._previous.get(stream) == compared:
-            return
-        self._previous[stream] = compared
-        writer = self._anonymiser or _converter()
-        record = {"kind": _NAMES[type(observation)], "observation": writer.unstructure(observation)}
-        self._write(self._compressed(record))
+        self._write(self._zip.compress(self._encoder.observation(observation)))
 
     def flush(self) -> None:
         """Make all observations readable, also if the recorder is killed later."""
         self._write(self._zip.flush(zlib.Z_SYNC_FLUSH))
 
     def close(self) -> None:
-        self._write(self._compressed({"kind": "end", "at": self._last_at}) + self._zip.flush())
+        end = self._encoder.line({"kind": "end", "at": self._last_at})
+        self._write(self._zip.compress(end) + self._zip.flush())
         try:
             os.close(self._file)
         except OSError as error:  # some file systems report a full disk only now
             self.failure = self.failure or error
-
-    def _known_lines(self, chunk: LogChunk) -> LogChunk:
-        stream = chunk.pipe_directory, chunk.log, chunk.server_name
-        lines = self._log_filters.setdefault(stream, LogFilter())
-        void = chunk.restarted or chunk.lost_bytes > 0
-        return replace(chunk, data=lines.feed(chunk.data, restarted=void))
-
-    def _compressed(self, record: Mapping[str, Any]) -> bytes:
-        line = json.dumps(record, separators=(",", ":"))
-        text = line if self._anonymiser is None else self._anonymiser.text(line)
-        return self._zip.compress(f"{text}\n".encode())
 
     def _write(self, data: bytes) -> None:
         """Write data; a failed write is the last: the file keeps its content."""
@@ -337,7 +378,7 @@ class RecordingWriter:
                 self.failure = error
 
 
-def _create(path: Path, beginning: bytes) -> int:
+def create_private(path: Path, beginning: bytes) -> int:
     """Return the descriptor of a file that only its owner may read, with this content.
 
     Raises:

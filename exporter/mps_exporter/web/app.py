@@ -108,6 +108,7 @@ def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> Non
         "/docs/": manual_page,
         "/docs/{name}": manual_page,
         "/api/v1/status": handlers.status,
+        "/api/v1/incidents/{id}/recording": handlers.incident_recording,
         telemetry_path: handlers.metrics,
         "/api/v1/events": events.events,
         "/-/healthy": handlers.healthy,

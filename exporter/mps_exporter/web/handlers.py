@@ -164,6 +164,22 @@ async def status(request: web.Request) -> web.Response:
     return web.Response(body=body, content_type="text/html", charset="utf-8")
 
 
+async def incident_recording(request: web.Request) -> web.Response:
+    """Return the recording of an incident (/api/v1/incidents/ID/recording)."""
+    found = re.fullmatch(r"(\d{1,14})-([a-z_]+)", request.match_info["id"])
+    async with request.app[PAGE_LIMITER].slot(request.remote):
+        data = found and await request.app[BACKEND].recording(int(found[1]) / 1000)
+    if not found or data is None:
+        text = (
+            "404 Not Found: this incident is not recorded, or not kept any more "
+            "(--record.directory keeps recordings)"
+        )
+        return text_response(text, status=404)
+    name = f"attachment; filename=incident-{found[0]}.rec.gz"
+    headers = {"Content-Disposition": name}
+    return web.Response(body=data, content_type="application/octet-stream", headers=headers)
+
+
 async def asset(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     if name not in ASSETS:

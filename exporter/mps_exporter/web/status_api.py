@@ -16,11 +16,21 @@ from typing import Any, Literal
 from mps_exporter import findings, humanize
 from mps_exporter.findings import ADVICE, Finding
 from mps_exporter.findings import Severity as FindingSeverity
+from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import effective_severity, shown_path
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
 from mps_exporter.humanize import UserNames
-from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
+from mps_exporter.snapshot import (
+    Client,
+    ControlDaemon,
+    Gpu,
+    Incident,
+    Server,
+    SmUse,
+    Snapshot,
+    Wait,
+)
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
 
@@ -102,7 +112,8 @@ FIELDS = {
     "client": (
         "pid program user uid connected_at state state_since limit_source active_thread_ratio "
         "sm_limit memory_used_bytes memory_limit_bytes contexts gpu_uuids server_name namespace "
-        "sm_partition sm_partition_fault container_id pod_uid slurm_job_id systemd_unit"
+        "sm_partition sm_partition_fault neighbours sm_use container_id pod_uid slurm_job_id "
+        "systemd_unit"
     ),
     "server": (
         "pid user uid state ghost started_at clients_connected contexts contexts_limit "
@@ -121,8 +132,8 @@ FIELDS = {
         "processes_by_kind stranded_clients served_by samples"
     ),
     "incident": (
-        "at daemon kind severity text count counted server_pid uid pids blamed_pid caused_by_pids "
-        "proof ended_before gpu_uuids seconds"
+        "id at daemon kind severity text count counted server_pid uid pids blamed_pid "
+        "caused_by_pids proof ended_before gpu_uuids seconds recorded"
     ),
     "source": "name success duration_seconds error read_at",
 }
@@ -185,10 +196,12 @@ def gpu_view(gpu: Gpu, now: float, history: History) -> View:
     )
 
 
-def _client_view(client: Client) -> View:
+def _client_view(client: Client, server: Server, use: Mapping[str, SmUse]) -> View:
     return _view(
         "client",
         client,
+        neighbours=neighbour_counts(client, server),
+        sm_use=use,
         program=_shown(client.command),
         user=humanize.user_name(client.uid, client.user),
         sm_partition=_shown(client.sm_partition_name or client.sm_partition),
@@ -199,14 +212,18 @@ def _oldest_first(client: Client) -> tuple[float, int]:
     return (math.inf if client.connected_at is None else client.connected_at, client.pid)
 
 
-def _server_view(server: Server) -> View:
+def _server_view(server: Server, daemon: ControlDaemon, snapshot: Snapshot) -> View:
+    def shown(client: Client) -> View:
+        key = daemon.pipe_directory, server.pid, client.pid
+        return _client_view(client, server, snapshot.sm_use.get(key, {}))
+
     return _view(
         "server",
         server,
         user=humanize.user_name(server.uid, server.user),
         ghost=bool(server.ghost),
         started_at=server.start_time_seconds,
-        clients=tuple(_client_view(client) for client in sorted(server.clients, key=_oldest_first)),
+        clients=tuple(map(shown, sorted(server.clients, key=_oldest_first))),
     )
 
 
@@ -232,7 +249,7 @@ def daemon_view(
         user=humanize.user_name(daemon.uid, daemon.user) if daemon.uid is not None else None,
         started_at=daemon.start_time_seconds,
         logs_readable=daemon.follows("control") and daemon.follows("server"),
-        servers=tuple(map(_server_view, daemon.servers)),
+        servers=tuple(_server_view(one, daemon, snapshot) for one in daemon.servers),
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
         waits_visible=daemon.shows_waits,
         timeline=tuple(

@@ -93,7 +93,7 @@ def test_a_function_that_fails_costs_only_its_own_values(
 
 
 def _needs_two_samples(name: str) -> bool:
-    return name.endswith(("_activity", "_occupancy", "_time")) or "pcie" in name
+    return name.endswith(("_activity", "_occupancy", "_time", "_age_seconds")) or "pcie" in name
 
 
 def _differences(one: NvmlObservation, other: NvmlObservation) -> Iterator[tuple[str, object]]:

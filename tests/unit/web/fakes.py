@@ -26,6 +26,7 @@ class FakeBackend:
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
     renderings: list[tuple[str, bool]] = field(default_factory=list)
     incidents: asyncio.Queue[tuple[str, Incident]] = field(default_factory=asyncio.Queue)
+    recordings: dict[float, bytes] = field(default_factory=dict)
 
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
@@ -45,6 +46,9 @@ class FakeBackend:
         end = b"# EOF\n" if "openmetrics" in content_type else b""
         body = self.body + end
         return gzip_module.compress(body, 1) if gzip else body
+
+    async def recording(self, at: float) -> bytes | None:
+        return self.recordings.get(at)
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         while True:

@@ -436,3 +436,25 @@ def test_gpus_that_were_read_before_count_while_nvml_fails() -> None:
     seen = replace(hosts.healthy(), collectors=failed)
     assert status_of(seen)["totals"]["gpus"] == len(seen.gpus) > 0
     assert status_of(replace(seen, gpus=()))["totals"]["gpus"] is None
+
+
+async def test_the_recording_of_an_incident(make_client: MakeClient, backend: FakeBackend) -> None:
+    incident = Incident(1_795_000_000.25, "fault")
+    backend.recordings[incident.at] = b"data"
+    client = await make_client()
+    answer = await client.get(f"/api/v1/incidents/{incident.id}/recording")
+    assert (answer.status, await answer.read()) == (200, b"data")
+    assert answer.headers["Content-Disposition"] == (
+        "attachment; filename=incident-1795000000250-fault.rec.gz"
+    )
+    for wrong in ("1795000000251-fault", "x-fault", "..%2F..%2Fetc%2Fpasswd"):
+        answer = await client.get(f"/api/v1/incidents/{wrong}/recording")
+        assert answer.status == 404
+
+
+def test_the_page_links_recordings_of_incidents_since_the_start() -> None:
+    incidents = (Incident(NOW - 9, "fault"), Incident(NOW - 8, "fault", counted=False))
+    host = hosts.snapshot(hosts.daemon(incidents=incidents))
+    page = render_page(status_of(host), WebOptions())
+    assert page.count("/recording") == 1
+    assert f"api/v1/incidents/{incidents[0].id}/recording" in page

@@ -324,6 +324,11 @@ class GpmAccumulator:
             if reply.code == 0
         }
 
+    def age_seconds(self, now: float) -> float | None:
+        """Return the age of the last sample; None if the SMs' activity is not counted."""
+        counted = self._base_at is not None and "sm" in self._observed
+        return now - self._base_at if counted and self._base_at is not None else None
+
     def close(self) -> None:
         for sample in (self._base, self._spare):
             if sample is not None:

@@ -96,6 +96,7 @@ class DeviceReader:
             processes=processes,
             unread_lists=unread,
             readings=tuple(readings),
+            activity_age_seconds=self._gpm.age_seconds(now),
         )
 
     @property

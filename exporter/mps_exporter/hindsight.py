@@ -1,0 +1,283 @@
+"""The minutes before an incident: the last observations in memory, and recordings of them.
+
+Observations are compressed in segments of a minute, off the event loop. An incident writes the
+segments and the minute after it as a recording that ``mps-exporter demo FILE`` plays. What is older
+is reduced to the last observation of each source and to the logs, from which a replay builds the
+state of the daemons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import os
+import re
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mps_exporter.observations import (
+    ControlObservation,
+    KernelObservation,
+    LogsObservation,
+    NvmlObservation,
+    Observation,
+)
+from mps_exporter.snapshot import Incident
+from mps_exporter.sources.policy import MAX_RECORDING_EARLY_SECONDS
+from mps_exporter.sources.recording import RecordEncoder, create_private, make_header, stream_of
+
+KEPT_SECONDS = 600.0
+"""Time before an incident that is kept."""
+
+AFTER_SECONDS = 60.0
+"""Time after an incident that is recorded with it."""
+
+SEGMENT_SECONDS = 60.0
+"""Duration of a segment."""
+
+ENCODE_INTERVAL_SECONDS = 5.0
+"""Interval between compressions, and least time between two observations of one source that are
+kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
+
+OLD_LOGS_RATIO = 0.25
+"""Part of the memory for log lines that are older than the segments."""
+
+MAX_OLD_STREAMS = 256
+"""Maximum number of sources whose last observation before the segments is kept."""
+
+MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20
+"""Limits of the directory. The oldest recordings are removed."""
+
+_FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
+_STAMP = "%Y%m%dT%H%M%SZ"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Observations of a minute, compressed."""
+
+    began_at: float
+    streams: list[str] = field(default_factory=list)
+    """Source of each line."""
+    data: bytearray = field(default_factory=bytearray)
+    _zip: zlib._Compress = field(default_factory=zlib.compressobj)
+
+    def add(self, stream: str, line: bytes) -> None:
+        self.streams.append(stream)
+        self.data += self._zip.compress(line)
+
+    def flush(self) -> None:
+        self.data += self._zip.flush(zlib.Z_SYNC_FLUSH)
+
+    def lines(self) -> Iterator[tuple[str, bytes]]:
+        found = zlib.decompressobj().decompress(bytes(self.data)).splitlines(keepends=True)
+        return zip(self.streams, found, strict=True)
+
+
+class Hindsight:
+    """Keeps the last minutes of a host, and writes them after an incident."""
+
+    def __init__(
+        self, max_bytes: int, directory: Path | None, *, anonymised: bool, now: Callable[[], float]
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._directory = directory
+        self._anonymised = anonymised
+        self._now = now
+        self._encoder = RecordEncoder(anonymised=anonymised)
+        self._waiting: list[Observation] = []
+        self._kept: dict[str, tuple[float, object]] = {}
+        """Source -> time and outcome of the last observation that was kept."""
+        self._segments: deque[_Segment] = deque()
+        self._old_logs: deque[bytes] = deque()
+        self._old: dict[str, bytes] = {}
+        """Source -> its last observation before the segments."""
+        self._gpus: NvmlObservation | None = None
+        self._incident: Incident | None = None
+        """The first incident that waits to be written."""
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ on the event loop
+
+    def add(self, observation: Observation) -> None:
+        """Keep an observation, unless its source was observed just before with this outcome."""
+        stream, mark = stream_of(observation), _mark(observation)
+        at, before = self._kept.get(stream, (0.0, None))
+        recent = 0 <= observation.at - at < ENCODE_INTERVAL_SECONDS
+        if recent and mark is not None and mark == before:
+            return
+        self._kept[stream] = observation.at, mark
+        self._waiting.append(observation)
+
+    def note(self, incident: Incident) -> None:
+        """Write a recording one minute after an incident; a later one is in the same recording."""
+        if incident.recorded and self._incident is None:
+            self._incident = incident
+
+    async def run(self) -> None:
+        """Compress, and write recordings of incidents, until cancelled."""
+        while True:
+            await asyncio.sleep(ENCODE_INTERVAL_SECONDS)
+            waiting, self._waiting = self._waiting, []
+            await asyncio.to_thread(self._encode, waiting)
+            incident = self._incident
+            if incident is not None and self._now() >= incident.at + AFTER_SECONDS:
+                self._incident = None
+                if self._directory is not None:
+                    await asyncio.to_thread(self._write, self._directory, incident)
+
+    async def recording(self, at: float) -> bytes | None:
+        """Return the recording of an incident at this time; None if it is not kept any more."""
+        return await asyncio.to_thread(self._find, at)
+
+    # ------------------------------------------------------------------ on a thread
+
+    def _encode(self, waiting: list[Observation]) -> None:
+        with self._lock:
+            for observation in waiting:
+                now = observation.at
+                last = self._segments[-1] if self._segments else None
+                if last is None or now >= last.began_at + SEGMENT_SECONDS:
+                    if last is not None:
+                        last.flush()
+                    # A segment is complete: the segments before it may be removed.
+                    self._encoder.forget()
+                    self._segments.append(_Segment(now))
+                if isinstance(observation, NvmlObservation):
+                    self._gpus = observation
+                if line := self._encoder.observation(observation):
+                    self._segments[-1].add(stream_of(observation), line)
+            if self._segments:
+                self._segments[-1].flush()
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        limit = OLD_LOGS_RATIO * self._max_bytes
+        while sum(map(len, self._old_logs)) > limit:
+            self._old_logs.popleft()
+        while len(self._segments) > 1 and (
+            self._size() > self._max_bytes
+            or self._segments[1].began_at < self._now() - KEPT_SECONDS - AFTER_SECONDS
+        ):
+            logs = []
+            for stream, line in self._segments.popleft().lines():
+                if stream in ("logs", "kernel"):
+                    logs.append(line)
+                else:
+                    self._old.pop(stream, None)
+                    self._old[stream] = zlib.compress(line)
+            if logs:
+                self._old_logs.append(zlib.compress(b"".join(logs)))
+            while len(self._old) > MAX_OLD_STREAMS:
+                del self._old[next(iter(self._old))]
+
+    def _size(self) -> int:
+        """Return the bytes that are kept."""
+        return (
+            sum(len(segment.data) for segment in self._segments)
+            + sum(map(len, self._old_logs))
+            + sum(map(len, self._old.values()))
+        )
+
+    def _find(self, at: float) -> bytes | None:
+        for path in reversed(_files(self._directory)):
+            written = _incident_time(path)
+            if written <= at + 1 and at <= written + AFTER_SECONDS + 1:
+                with suppress(OSError):
+                    return path.read_bytes()
+        with self._lock:
+            kept = bool(self._segments) and at >= self._segments[0].began_at
+            return self._recording("an incident") if kept else None
+
+    def _recording(self, scenario: str) -> bytes:
+        """Return the recording of all that is kept."""
+        begin, now = self._segments[0].began_at, self._now()
+        header = make_header(self._gpus, begin, scenario, anonymised=self._anonymised)
+        old = b"".join(map(zlib.decompress, (*self._old_logs, *self._old.values())))
+        earliest = begin - MAX_RECORDING_EARLY_SECONDS
+        return gzip.compress(
+            b"".join(
+                (
+                    self._encoder.header(header),
+                    *(_not_before(earliest, line) for line in old.splitlines(keepends=True)),
+                    *(line for segment in self._segments for _, line in segment.lines()),
+                    self._encoder.line({"kind": "end", "at": now}),
+                )
+            ),
+            mtime=0,
+        )
+
+    def _write(self, directory: Path, incident: Incident) -> None:
+        """Write a recording. A failure loses only the recording."""
+        stamp = datetime.fromtimestamp(incident.at, UTC).strftime(_STAMP)
+        path = directory / f"incident-{stamp}-{incident.kind}.rec.gz"
+        with self._lock:
+            data = self._recording(incident.kind.replace("_", " "))
+        fields = {"file": str(path), "bytes": len(data)}
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_room(directory, len(data))
+            part = path.with_suffix(".part")
+            os.close(create_private(part, data))
+            part.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                path.with_suffix(".part").unlink()
+            fields["err"] = str(error)
+            _log.warning("cannot write the recording of an incident", extra={"fields": fields})
+        else:
+            _log.info("wrote the recording of an incident", extra={"fields": fields})
+
+
+def _mark(observation: Observation) -> object:
+    """Return the outcome; None if the observation must be kept."""
+    if isinstance(observation, LogsObservation):
+        new = any(chunk.data or chunk.restarted for chunk in observation.chunks)
+        return None if new else "no new line"
+    if isinstance(observation, KernelObservation):
+        return None if observation.lines or observation.ranges else observation.readable
+    if isinstance(observation, NvmlObservation | ControlObservation):
+        return observation.outcome
+    found = (process for daemon in observation.daemons for process in daemon.processes)
+    return observation.gone, tuple((process.pid, process.state) for process in found)
+
+
+def _not_before(earliest: float, line: bytes) -> bytes:
+    """Return a line with a later time if it is too old for the reader."""
+    record = json.loads(line)
+    if record["observation"]["at"] >= earliest:
+        return line
+    record["observation"]["at"] = earliest
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _files(directory: Path | None) -> list[Path]:
+    """Return the recordings in a directory, the oldest first."""
+    if directory is None:
+        return []
+    with suppress(OSError):
+        return sorted(one for one in directory.iterdir() if _FILE_NAME.fullmatch(one.name))
+    return []
+
+
+def _incident_time(path: Path) -> float:
+    return datetime.strptime(path.name[9:25], _STAMP).replace(tzinfo=UTC).timestamp()
+
+
+def _make_room(directory: Path, needed: int) -> None:
+    """Remove the oldest recordings, so that the directory stays within its limits."""
+    files = _files(directory)
+    sizes = [path.stat().st_size for path in files]
+    while files and (len(files) >= MAX_FILES or sum(sizes) + needed > MAX_DIRECTORY_BYTES):
+        files.pop(0).unlink()
+        sizes.pop(0)

@@ -1,0 +1,133 @@
+"""Bounds of each client's use of the SMs.
+
+Under MPS no tool measures the use of one client: the driver's samples contain one process for all
+clients of a server. But the use of the whole GPU is measured (GPM), and the limits of the clients
+bound each share: a client uses at most its limit, and at least what the others' limits leave over.
+A process without a known limit may use all SMs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mps_exporter.snapshot import Client, ClientKey, ControlDaemon, Gpu, SmUse, Snapshot
+
+SAME_SAMPLE_SECONDS = 0.01
+"""Difference of two computed times of one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A GPU in one collection."""
+
+    sampled_at: float
+    active_seconds: float
+    """Integral of the active share of the SMs."""
+    unobserved_seconds: float
+    members: frozenset[int] | None
+    """Processes with a context, without MPS servers; None: not all are known."""
+    changes: tuple[object, ...]
+    """Differs if a client connected or left since another collection."""
+
+
+class SmUseCounter:
+    """Adds up the bounds from collection to collection."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[_Seen]] = {}
+        """GPU UUID -> the last three samples."""
+        self._use: dict[ClientKey, dict[str, SmUse]] = {}
+
+    def count(self, snapshot: Snapshot, at: float) -> Mapping[ClientKey, Mapping[str, SmUse]]:
+        """Count the time since the last collection, and return the bounds of the clients.
+
+        at: when the GPUs were read.
+        """
+        clients = dict(_clients(snapshot))
+        servers = {server.pid for daemon in snapshot.daemons for server in daemon.servers}
+        changes = tuple(map(_change, snapshot.daemons))
+        totals: dict[ClientKey, dict[str, SmUse]] = {}
+        for gpu in snapshot.gpus:
+            on_gpu = {key: one for key, one in clients.items() if gpu.uuid in one.contexts}
+            now = _look(gpu, at, {pid for _, _, pid in on_gpu}, servers, changes)
+            if now is None:
+                self._seen.pop(gpu.uuid, None)
+                continue
+            seen = self._seen.setdefault(gpu.uuid, deque(maxlen=3))
+            is_new = not seen or now.sampled_at - seen[-1].sampled_at > SAME_SAMPLE_SECONDS
+            if is_new:
+                seen.append(now)
+            elif now.members != seen[-1].members:
+                seen[-1] = replace(seen[-1], members=None)
+            limits = _most_sms(gpu, now, on_gpu)
+            for key in on_gpu:
+                use = self._use.get(key, {}).get(gpu.uuid, SmUse())
+                if is_new and len(seen) > 1:
+                    use = _added(use, gpu.observation.sm_count or 0, key[2], limits, seen)
+                totals.setdefault(key, {})[gpu.uuid] = use
+        self._use = totals
+        return totals
+
+
+def _clients(snapshot: Snapshot) -> Iterator[tuple[ClientKey, Client]]:
+    for daemon in snapshot.daemons:
+        for server in daemon.servers:
+            for client in server.clients:
+                yield (daemon.pipe_directory, server.pid, client.pid), client
+
+
+def _change(daemon: ControlDaemon) -> object:
+    """Return the number of clients that have connected; without logs, something unequal."""
+    if daemon.counters is None or not daemon.follows("server"):
+        return object()
+    counts = daemon.counters.get("mps_client_connections_total", {})
+    return tuple(sorted(counts.items(), key=str))
+
+
+def _look(
+    gpu: Gpu, at: float, clients: set[int], servers: set[int], changes: tuple[object, ...]
+) -> _Seen | None:
+    """Return what is needed of a GPU; None without SM activity."""
+    seen = gpu.observation
+    active = gpu.reading("sm_active_time")
+    if active is None or seen.sm_count is None or seen.activity_age_seconds is None:
+        return None
+    members = None
+    if seen.processes is not None and not seen.unread_lists:
+        listed = {process.pid for process in seen.processes} - servers
+        members = frozenset(listed | clients)
+    unobserved = gpu.reading("unobserved_time", counter="active") or 0.0
+    return _Seen(at - seen.activity_age_seconds, active, unobserved, members, changes)
+
+
+def _most_sms(gpu: Gpu, now: _Seen, on_gpu: Mapping[ClientKey, Client]) -> Mapping[int, int]:
+    """Return process -> SMs that it may use at most, for all processes on a GPU."""
+    sms = gpu.observation.sm_count or 0
+    known = {pid: client.sm_limit.get(gpu.uuid, sms) for (_, _, pid), client in on_gpu.items()}
+    return {pid: known.get(pid, sms) for pid in now.members or known}
+
+
+def _added(
+    use: SmUse, sms: int, pid: int, limits: Mapping[int, int], seen: Sequence[_Seen]
+) -> SmUse:
+    """Add the time between the last two of these samples."""
+    before, now = seen[-2], seen[-1]
+    seconds = now.sampled_at - before.sampled_at
+    seconds -= max(0.0, now.unobserved_seconds - before.unobserved_seconds)
+    active = max(0.0, now.active_seconds - before.active_seconds) * sms
+    high = min(active, max(0.0, limits[pid] * seconds))
+    # A sample is up to a second older than its collection: the same processes must have been
+    # on the GPU in the collection before, too.
+    known = len(seen) == 3 and now.members is not None and seconds > 0
+    if not known or any((one.members, one.changes) != (now.members, now.changes) for one in seen):
+        return replace(use, high=use.high + high)
+    others = sum(limits.values()) - limits[pid]
+    alone = len(limits) == 1
+    return SmUse(
+        use.low + min(high, max(0.0, active - others * seconds)),
+        use.high + high,
+        use.alone_seconds + alone * seconds,
+        use.alone_sm_seconds + alone * active,
+    )

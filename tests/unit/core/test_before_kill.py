@@ -1,0 +1,82 @@
+"""doctor --before-kill: the programs that the end of a process would take down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mps_exporter.commands.doctor_report import status_of_end
+from mps_exporter.findings.before_kill import before_kill, neighbour_counts
+from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
+from testing.snapshots import NOW, UUID, client, daemon, server, snapshot
+
+OTHER_GPU = "GPU-00000002-0000-4000-8000-000000000002"
+BUSY = client(11)
+CLIENTS = (
+    BUSY,
+    client(12, uid=1002, user="bob"),
+    client(13, contexts={OTHER_GPU: 1}),
+    client(14, state="torn_down"),
+    client(15, contexts={}),
+)
+HOST: Snapshot = snapshot(daemon(server(*CLIENTS)))
+
+
+def test_neighbours_share_server_and_gpu_and_still_work() -> None:
+    assert neighbour_counts(BUSY, server(*CLIENTS)) == {"clients": 1, "users": 1}
+    advice = before_kill(11, HOST)
+    assert advice.in_danger
+    assert advice.neighbours == (12,)
+    status, text = status_of_end(advice, as_json=False)
+    assert status == 1
+    assert "1 other client of 1 other user on the same GPU would be lost" in text
+    first = text.index("echo terminate_client 634 11 | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps")
+    assert first < text.index("kill 11\n")
+    assert json.loads(status_of_end(advice, as_json=True)[1])["neighbours"] == [12]
+
+
+@pytest.mark.parametrize(
+    ("pid", "status", "words"),
+    [
+        (13, 0, "the next CUDA process fails once with error 46"),
+        (15, 0, "has no context on a GPU"),
+        (99, 0, "is no client of MPS"),
+        (634, 1, "its end takes down all its clients"),
+    ],
+)
+def test_an_end_without_neighbours(pid: int, status: int, words: str) -> None:
+    found, text = status_of_end(before_kill(pid, HOST), as_json=False)
+    assert (found, words in text) == (status, True), text
+
+
+def test_a_queued_process_is_not_to_be_ended() -> None:
+    wait = Wait(77, 1002, NOW - 10, 1001)
+    advice = before_kill(77, snapshot(daemon(server(BUSY), waits=(wait,))))
+    assert advice.in_danger
+    assert not advice.actions
+    assert "may hang when its turn comes" in advice.text[1]
+    dead = replace(wait, dead=True)
+    assert not before_kill(77, snapshot(daemon(server(BUSY), waits=(dead,)))).in_danger
+
+
+def test_what_could_not_be_read_is_not_called_harmless() -> None:
+    blind = snapshot(daemon(server(), logs=()))
+    assert "server.log could not be read: not known" in before_kill(99, blind).text[0]
+    failed = (CollectorResult("logs", success=False, duration_seconds=1.0),)
+    assert before_kill(99, replace(HOST, collectors=failed)).in_danger
+
+
+def test_no_command_for_a_process_that_is_not_confirmed_or_has_another_number() -> None:
+    for one in (client(11, confirmed=False), client(1)):
+        host = snapshot(daemon(server(one, client(12))))
+        advice = before_kill(one.pid, host)
+        assert advice.in_danger
+        assert not advice.actions
+
+
+def test_a_v3_daemon_has_its_own_command() -> None:
+    host = snapshot(daemon(server(*CLIENTS), protocol="3"))
+    assert "echo client terminate 11 |" in before_kill(11, host).actions[0].command
+    assert UUID in BUSY.contexts

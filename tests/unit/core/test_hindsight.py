@@ -1,0 +1,180 @@
+"""The minutes before an incident: what is kept of them, and its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mps_exporter.backend import advance
+from mps_exporter.collector import Collector
+from mps_exporter.flags import Settings
+from mps_exporter.hindsight import (
+    AFTER_SECONDS,
+    ENCODE_INTERVAL_SECONDS,
+    KEPT_SECONDS,
+    MAX_FILES,
+    SEGMENT_SECONDS,
+    Hindsight,
+)
+from mps_exporter.observations import Observation
+from mps_exporter.snapshot import Incident, Snapshot
+from mps_exporter.sources.recording import Recording, read_recording
+from mps_exporter.sources.replay_host import ReplayHost
+from testing.player import RECORDINGS
+
+FAULT = read_recording(RECORDINGS / "fault.rec.gz")
+MB = 1 << 20
+
+
+class Kept:
+    """A ring that was given the observations of a recording, and its clock."""
+
+    def __init__(self, directory: Path | None = None, max_bytes: int = 8 * MB) -> None:
+        self.now = 0.0
+        self.ring = Hindsight(max_bytes, directory, anonymised=False, now=lambda: self.now)
+
+    def observe(self, *observations: Observation) -> None:
+        for one in observations:
+            self.now = max(self.now, one.at)
+            self.ring.add(one)
+
+    def encode(self) -> None:
+        waiting, self.ring._waiting = self.ring._waiting, []
+        self.ring._encode(waiting)
+
+
+def played(recording: Recording) -> Snapshot:
+    host = ReplayHost(recording)
+    collector = Collector(host, Settings())
+    return asyncio.run(advance(host, collector, recording.duration_seconds))
+
+
+def later(recording: Recording, seconds: float) -> list[Observation]:
+    """Return the observations of a recording at another time, without logs and exits."""
+    return [
+        replace(one, at=one.at + seconds)
+        for one in recording.observations
+        if type(one).__name__ in ("NvmlObservation", "ProcfsObservation", "ControlObservation")
+    ]
+
+
+def shown(snapshot: Snapshot) -> list[object]:
+    """What the logs and exits show; the time of holding ends with the last observation."""
+    return [
+        (
+            one.pipe_directory,
+            {
+                name: values
+                for name, values in (one.counters or {}).items()
+                if name != "mps_uid_holding_seconds_total"
+            },
+            one.incidents,
+            [server.clients for server in one.servers],
+        )
+        for one in snapshot.daemons
+    ]
+
+
+async def recording_at(kept: Kept, at: float, path: Path) -> Recording:
+    data = await kept.ring.recording(at)
+    assert data is not None
+    path.write_bytes(data)
+    return read_recording(path)
+
+
+@pytest.mark.parametrize("name", ["fault", "server-killed", "deaf-server", "daemon-killed"])
+def test_a_replay_shows_the_incident_as_it_was(name: str, tmp_path: Path) -> None:
+    original = read_recording(RECORDINGS / f"{name}.rec.gz")
+    kept = Kept()
+    for one in original.observations:
+        kept.observe(one)
+        kept.encode()
+    found = asyncio.run(recording_at(kept, original.ended_at, tmp_path / "found.rec.gz"))
+    assert shown(played(found)) == shown(played(original))
+
+
+def test_the_state_from_before_the_kept_minutes_is_rebuilt(tmp_path: Path) -> None:
+    kept = Kept()
+    kept.observe(*FAULT.observations)
+    kept.encode()
+    step = FAULT.duration_seconds + 1
+    for number in range(1, int(1.5 * KEPT_SECONDS / step) + 1):
+        kept.observe(*later(FAULT, number * step))
+        kept.encode()
+    found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
+    length = found.duration_seconds
+    assert KEPT_SECONDS <= length <= KEPT_SECONDS + AFTER_SECONDS + 2 * SEGMENT_SECONDS
+    assert not any(one.at > found.ended_at for one in found.observations)
+    incidents = [one.incidents for one in played(found).daemons]
+    assert incidents == [one.incidents for one in played(FAULT).daemons]
+
+
+def test_no_source_has_a_hole(tmp_path: Path) -> None:
+    kept = Kept()
+    readings = [one for one in FAULT.observations if type(one).__name__ == "NvmlObservation"]
+    times = [FAULT.header.started_at + second for second in range(400)]
+    kept.observe(*(replace(readings[i % 2], at=at) for i, at in enumerate(times)))
+    kept.encode()
+    found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
+    gaps = [b.at - a.at for a, b in pairwise(found.observations)]
+    assert max(gaps) <= 2 * ENCODE_INTERVAL_SECONDS
+
+
+def test_the_memory_is_bounded() -> None:
+    kept = Kept(max_bytes=64 << 10)
+    for number in range(200):
+        kept.observe(*(replace(one, at=one.at + 40 * number) for one in FAULT.observations))
+        kept.encode()
+        newest = len(kept.ring._segments[-1].data)
+        assert kept.ring._size() - newest <= 64 << 10
+
+
+def test_an_incident_is_written_with_the_minute_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mps_exporter.hindsight.ENCODE_INTERVAL_SECONDS", 0.01)
+    directory = tmp_path / "incidents"
+    kept = Kept(directory)
+    kept.observe(*FAULT.observations)
+    incident = Incident(kept.now, "fault")
+
+    async def run() -> None:
+        task = asyncio.create_task(kept.ring.run())
+        kept.ring.note(replace(incident, counted=False))
+        kept.ring.note(replace(incident, kind="wait_started"))
+        kept.now += AFTER_SECONDS
+        await asyncio.sleep(0.1)
+        assert not directory.exists()
+        kept.ring.note(replace(incident, at=kept.now))
+        await asyncio.sleep(0.1)
+        assert not directory.exists()
+        kept.now += AFTER_SECONDS
+        while not list(directory.glob("*.rec.gz")):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        [path] = directory.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert await kept.ring.recording(kept.now - AFTER_SECONDS) == path.read_bytes()
+        assert await kept.ring.recording(kept.now - KEPT_SECONDS) is None
+
+    asyncio.run(run())
+
+
+def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Kept(tmp_path)
+    kept.observe(*FAULT.observations)
+    kept.encode()
+    (tmp_path / "of somebody else").touch()
+    for number in range(MAX_FILES + 3):
+        kept.ring._write(tmp_path, Incident(kept.now + number, "ghost"))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == MAX_FILES + 1
+    assert "of somebody else" in names
+    kept.ring._write(tmp_path / "of somebody else", Incident(kept.now, "ghost"))
+    assert "cannot write the recording of an incident" in caplog.text
