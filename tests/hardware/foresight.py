@@ -26,19 +26,18 @@ from tests.hardware.faults import wait_for
 from tests.hardware.lab import Actors, Client, build, exporter, send
 
 PORT = 9485
-URL = f"http://127.0.0.1:{PORT}"
 LOADS: dict[str, list[tuple[int, str, float, float]]] = {
     "alone": [(66, "", 100, 0)],
     "alone with a limit": [(33, "25", 100, 0)],
     "two halves": [(66, "50", 100, 0), (20, "50", 50, 50)],
-    "three": [(13, "10", 100, 0), (40, "40", 100, 30), (66, "50", 100, 0)],
+    "three": [(12, "10", 100, 0), (40, "40", 100, 30), (66, "50", 100, 0)],
     "beside one without a limit": [(66, "", 100, 0), (30, "30", 100, 0)],
 }
 """Name -> loads: blocks (one on each SM), percentage, milliseconds on and off."""
 
 
 def get(path: str) -> str:
-    with urllib.request.urlopen(URL + path, timeout=20) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=20) as reply:
         text: str = reply.read().decode()
     return text
 
@@ -76,13 +75,17 @@ def act_bounds(name: str, folder: Path, programs: dict[str, Path]) -> dict[str, 
         done = json.loads(client.output.read_text().splitlines()[-1])
         rate = blocks * done["busy_seconds"] / done["wall_seconds"]
         rows = [(at, values) for at, values in seen[client.pid] if len(values) == 2]
-        # The truth between two reads, which the bounds must contain; a second more or less for
-        # samples that are older than their collection.
-        steps = [
-            (b[1]["low"] - a[1]["low"], rate * (b[0] - a[0]), b[1]["high"] - a[1]["high"])
-            for a, b in zip(rows[1:], rows[2:], strict=False)
+        # Since the second read with bounds. GPM is right to 2 %, a sample up to a second old, and
+        # a load with pauses not even within a second.
+        (begun, first), *later = rows[1:]
+        truths = [rate * (at - begun) for at, _ in later]
+        within = [
+            values["low"] - first["low"] <= 1.02 * truth + rate
+            and truth <= 1.02 * (values["high"] - first["high"]) + rate
+            for truth, (_, values) in zip(truths, later, strict=True)
         ]
-        result.append({"pid": client.pid, "blocks": blocks, "rate": rate, "steps": steps})
+        last = {bound: value - first[bound] for bound, value in later[-1][1].items()}
+        result.append({"blocks": blocks, "truth": truths[-1], **last, "within": all(within)})
     return {"loads": name, "clients": result}
 
 
@@ -203,6 +206,7 @@ def main() -> int:
             server.wait(20)
             (given.out / "foresight.json").write_text(json.dumps(results) + "\n")
     ends = results.get("ends", [])
+    print("bounds:", json.dumps(results.get("bounds")))
     print("as predicted:", sum(one["same"] for one in ends), "of", len(ends))
     print("recordings:", results.get("incidents"))
     return int(any(not one["same"] for one in ends))
