@@ -392,13 +392,13 @@ async def test_a_daemon_from_before_a_reboot_is_absent(host: ScriptedHost) -> No
     host.answers["absent"] = True
     host.edit = lambda _answer: ""
     collector = host.collector()
-    run = host._tool._run
+    run = host.control._run
 
     async def nobody(*arguments: object) -> object:
         result = await run(*arguments)  # type: ignore[arg-type]
         return replace(result, return_code=1, stderr=b"Cannot find MPS control daemon process\n")
 
-    host._tool._run = nobody  # type: ignore[assignment]
+    host.control._run = nobody  # type: ignore[assignment]
     for _ in range(5):
         await look(collector)
         host.passes(15)
