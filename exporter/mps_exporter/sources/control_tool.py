@@ -258,10 +258,7 @@ class ControlTool:
 
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
         """Return the state of this daemon; a new state for another process in its directory."""
-        process = daemon.process
-        identity: tuple[object, ...] = (daemon.pipe_path, daemon.lock_holder_pid)
-        if process is not None:
-            identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
+        identity = daemon.pipe_path, daemon.process_identity or daemon.lock_holder_pid
         state = self._daemons.get(daemon.pipe_directory)
         if state is None or state.identity != identity:
             lock = asyncio.Lock() if state is None else state.lock
