@@ -340,8 +340,7 @@ class Collector:
     async def _query(self, run: CollectionRun) -> None:
         """Query every daemon; a daemon that fails or hangs does not affect the others.
 
-        Daemons of ordinary users are waited for only briefly, and their failures are not the
-        exporter's; the next collection shows a late reply.
+        Ordinary users' daemons are waited for briefly; the next collection shows a late reply.
         """
         users = [record for record in self._daemons.values() if record.facts.limited]
         others = [record for record in self._daemons.values() if not record.facts.limited]

@@ -176,10 +176,7 @@ class ControlTool:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """Query what the daemon knows without its servers. The outcome shows a failure.
-
-        An observation from before `since` (Unix time) is not reused.
-        """
+        """See Control; the outcome shows a failure."""
         deadline = self._clock() + deadline_seconds
         async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
             state = self._state_of(daemon)
@@ -388,7 +385,7 @@ async def _held(
 
 
 async def _probe(state: _QueryState, query: Query) -> list[Exchange]:
-    """Query a daemon in its interface; in the other interface if the reply shows that."""
+    """Query a daemon in its interface, or in the other if the reply names that."""
     interface = state.interface or state.daemon.protocol or "2"
     exchanges = await _probe_in(interface, state.daemon, query)
     other = other_interface(exchanges[0])

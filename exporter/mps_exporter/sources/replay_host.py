@@ -102,7 +102,6 @@ class ReplayHost:
         return observations[position - 1] if position else None
 
     def _new(self, stream: str) -> list[Any]:
-        """Return the observations of a source since the last call."""
         observations, now = self._streams[stream], self.now()
         since = self._read_until.get(stream, -math.inf)
         self._read_until[stream] = max(since, now)
@@ -141,8 +140,7 @@ class ReplayHost:
         return self._reply(daemon, "reconciliation")
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Return no queries: a replay runs no control tool."""
-        return 0, {}
+        return 0, {}  # a replay runs no control tool
 
     def forget(self, present: Collection[str]) -> None:
         """Do nothing: a recording has no state."""
