@@ -10,7 +10,6 @@ from typing import Any
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.observations import (
-    ControlObservation,
     DaemonFacts,
     KernelObservation,
     LogName,
@@ -86,7 +85,7 @@ class ScriptedHost:
         """Processes whose address ranges were requested."""
         self._logs: dict[LogName, bytes] = {}
         self.write(script(HOLDER) if logs is None else logs)
-        self._tool = ControlTool(
+        self.control = ControlTool(
             "tool", 2.0, 5.0, run=self._run, now=self.now, clock=lambda: self.monotonic
         )
 
@@ -134,9 +133,6 @@ class ScriptedHost:
         self.discoveries += 1
         return (*((self.facts,) if self.facts.process is not None else ()), *self.more_facts)
 
-    def forget(self, present: Collection[str]) -> None:
-        self._tool.forget(present)
-
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         del deadline_seconds
         self.while_identifying()
@@ -161,16 +157,6 @@ class ScriptedHost:
             await self.identify({*watched, *others}, deadline_seconds), ended
         )
 
-    async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
-    ) -> ControlObservation:
-        return await self._tool.probe(daemon, deadline_seconds, since)
-
-    async def reconcile(
-        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
-    ) -> ControlObservation:
-        return await self._tool.reconcile(daemon, servers, deadline_seconds)
-
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
@@ -181,7 +167,7 @@ class ScriptedHost:
         found = observation(self.wall, written, readable=self.readable)
         for chunk in found.chunks:
             if (at := last_activity(replace(chunk, utc_offset_seconds=0.0))) is not None:
-                self._tool.record_activity(PIPE, at)
+                self.control.record_activity(PIPE, at)
         return found
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
@@ -197,12 +183,6 @@ class ScriptedHost:
 
     async def tick_gpus(self) -> None:
         """Nothing between collections."""
-
-    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        return self._tool.counts(pipe_directory)
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
 
 async def look(collector: Collector, **arguments: Any) -> ControlDaemon:

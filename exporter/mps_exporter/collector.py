@@ -261,7 +261,7 @@ class Collector:
 
     def _update_daemons(self, found: tuple[DaemonFacts, ...]) -> None:
         self._daemons.refresh(found, self._host.now())
-        self._host.forget(self._daemons.keys())
+        self._host.control.forget(self._daemons.keys())
 
     async def poll_logs(
         self, deadline_seconds: float = policy.DAEMON_SEARCH_TIMEOUT_SECONDS
@@ -342,8 +342,7 @@ class Collector:
     async def _query(self, run: CollectionRun) -> None:
         """Query every daemon; a daemon that fails or hangs does not affect the others.
 
-        Daemons of ordinary users are waited for only briefly, and their failures are not the
-        exporter's; the next collection shows a late reply.
+        Ordinary users' daemons are waited for briefly; the next collection shows a late reply.
         """
         users = [record for record in self._daemons.values() if record.facts.limited]
         others = [record for record in self._daemons.values() if not record.facts.limited]
@@ -393,7 +392,7 @@ class Collector:
             # Another process may have replaced it when the reply arrives.
             record.answered_by = record.facts.process_identity
             since = record.tracker.silent_since or 0.0
-            probe = await self._host.probe(record.facts, run.remaining_seconds(), since)
+            probe = await self._host.control.probe(record.facts, run.remaining_seconds(), since)
             self._on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
@@ -423,7 +422,7 @@ class Collector:
         if not servers and not record.answers.v3_due(probe):
             return
         logged = [server.pid for server in state.servers] if servers else ()
-        reply = await self._host.reconcile(record.facts, servers, run.remaining_seconds())
+        reply = await self._host.control.reconcile(record.facts, servers, run.remaining_seconds())
         self._on_observation(reply)
         record.answers = with_servers(record.answers, reply, servers, logged)
         if servers:
@@ -476,7 +475,7 @@ class Collector:
             max_age_seconds = policy.SERVER_REPLY_VALID_INTERVALS * interval
             max_age_seconds = max(policy.MIN_SERVER_REPLY_VALID_SECONDS, max_age_seconds)
             answers = answers.younger_than(max_age_seconds, now)
-        queries, failures = self._host.query_counts(name)
+        queries, failures = self._host.control.counts(name)
         return DaemonInputs(
             facts=record.facts,
             probe=run.probes.get(name),

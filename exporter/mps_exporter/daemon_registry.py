@@ -156,8 +156,7 @@ class DaemonRecord:
     def may_become(self, facts: DaemonFacts) -> bool:
         """Return whether these are facts about this daemon, or about a successor.
 
-        The directory of root's daemon in a container may belong to an ordinary user on the host:
-        a process of that user there must not hide the exit of root's daemon.
+        An ordinary user's process in the same directory must not hide the exit of root's daemon.
         """
         same = facts.process_identity == self.facts.process_identity
         return same or self.facts.limited or not facts.limited
@@ -235,8 +234,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
     def _drop_renamed(self, found: Iterable[DaemonFacts]) -> None:
         """Drop daemons whose name changed or is used by another daemon.
 
-        A daemon in a container has the short name of its directory until a daemon of the host uses
-        the same directory. The state of one must not be applied to the other.
+        One in a container has its directory's short name until a daemon of the host has the same.
         """
         names = {facts.process_identity: facts.pipe_directory for facts in found}
         for name, record in list(self.items()):

@@ -7,7 +7,6 @@ from random import Random
 
 from mps_exporter.observations import (
     AddressRanges,
-    ControlObservation,
     DaemonFacts,
     GpuObservation,
     GpuProcess,
@@ -57,7 +56,7 @@ class WorldHost:
         self._watched: set[int] = set()
         self._requested: dict[int, int | None] = {}
         self._polls = self._runs = 0
-        self._tool = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
+        self.control = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
         return self._world.now_ms / 1000
@@ -93,22 +92,6 @@ class WorldHost:
             return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
         lines = [line for reply in replies for line in reply]
         return ProcessResult(0, "".join(f"{line}\n" for line in lines).encode())
-
-    async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
-    ) -> ControlObservation:
-        return await self._tool.probe(daemon, deadline_seconds, since)
-
-    async def reconcile(
-        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
-    ) -> ControlObservation:
-        return await self._tool.reconcile(daemon, servers, deadline_seconds)
-
-    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        return self._tool.counts(pipe_directory)
-
-    def forget(self, present: Collection[str]) -> None:
-        self._tool.forget(present)
 
     # -- processes
 
@@ -276,6 +259,3 @@ class WorldHost:
 
     async def tick_gpus(self) -> None:
         """Nothing between collections."""
-
-    async def close(self) -> None:
-        """Nothing to close."""

@@ -54,8 +54,7 @@ class BlockingCalls(Generic[T]):
     def start(self, calls: Calls[T]) -> None:
         """Begin a round. A key whose call is in progress, or has a result, is not called again.
 
-        A user with a hung call is not waited for: other calls of that user may hang, too. Calls of
-        ordinary users beyond a number in progress wait for a later round.
+        A user with a hung call is not waited for: other calls of that user may hang, too.
         """
         self._calls = {
             key: call for key, call in self._calls.items() if key in calls or not call.future.done()
@@ -88,10 +87,7 @@ class BlockingCalls(Generic[T]):
                 self._waited[key] = call
 
     def wait(self, seconds: float, users_seconds: float = math.inf) -> None:
-        """Wait for the calls of this round; for ordinary users' calls only `users_seconds`.
-
-        A later round returns the results of late calls.
-        """
+        """Wait for the calls of this round; for ordinary users' calls only `users_seconds`."""
         end, calls = time.monotonic() + seconds, self._waited.values()
         wait([call.future for call in calls], min(seconds, users_seconds))
         left = max(0.0, end - time.monotonic())

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mps_exporter.sources import policy
+from mps_exporter.sources.processes import Processes
 
 NO_GROUP = 65534
 """The group without members: the groups of a user are not known here."""
@@ -176,11 +176,7 @@ async def _terminate(child: Process) -> None:
 
 
 def effective_capabilities() -> int:
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("CapEff:"):
-                return int(line.split()[1], 16)
-    return 0
+    return Processes().status(os.getpid()).capabilities
 
 
 def may_change_user() -> bool:

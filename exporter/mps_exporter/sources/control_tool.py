@@ -176,10 +176,7 @@ class ControlTool:
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """Query what the daemon knows without its servers. The outcome shows a failure.
-
-        An observation from before `since` (Unix time) is not reused.
-        """
+        """See Control; the outcome shows a failure."""
         deadline = self._clock() + deadline_seconds
         async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
             state = self._state_of(daemon)
@@ -258,10 +255,7 @@ class ControlTool:
 
     def _state_of(self, daemon: DaemonFacts) -> _QueryState:
         """Return the state of this daemon; a new state for another process in its directory."""
-        process = daemon.process
-        identity: tuple[object, ...] = (daemon.pipe_path, daemon.lock_holder_pid)
-        if process is not None:
-            identity = (daemon.pipe_path, process.pid, process.start_time_seconds)
+        identity = daemon.pipe_path, daemon.process_identity or daemon.lock_holder_pid
         state = self._daemons.get(daemon.pipe_directory)
         if state is None or state.identity != identity:
             lock = asyncio.Lock() if state is None else state.lock
@@ -391,7 +385,7 @@ async def _held(
 
 
 async def _probe(state: _QueryState, query: Query) -> list[Exchange]:
-    """Query a daemon in its interface; in the other interface if the reply shows that."""
+    """Query a daemon in its interface, or in the other if the reply names that."""
     interface = state.interface or state.daemon.protocol or "2"
     exchanges = await _probe_in(interface, state.daemon, query)
     other = other_interface(exchanges[0])

@@ -159,11 +159,7 @@ class UnlessAbsent:
 
 
 def directory_status(path: str, procfs: str) -> os.stat_result | None:
-    """Return the status of a directory; None: it does not exist or cannot be seen.
-
-    Raises:
-        OSError: If the status cannot be read now.
-    """
+    """Return the status; None: missing or hidden. Raise OSError if it cannot be read now."""
     with UnlessAbsent(), opened_directory(path, procfs) as opened:
         return os.fstat(opened)
     return None
@@ -347,7 +343,6 @@ class DaemonDirectories:
                 yield self.check(root, inside)
 
     def _may_be_named(self, directory: str, longest: int = MAX_PATH_BYTES) -> bool:
-        """Return whether a path is short enough and does not lead through another process."""
         inside_procfs = f"{directory}/".startswith(f"{self._processes.root}/")
         return len(os.fsencode(directory)) <= longest and not inside_procfs
 

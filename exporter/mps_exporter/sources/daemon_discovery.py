@@ -318,10 +318,7 @@ class DaemonDiscovery:
 
 
 def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
-    """Return the processes that may be daemons, also those of which only the lock can tell.
-
-    A daemon's child has its name until it becomes a server. A zombie is not a daemon.
-    """
+    """Return the processes that may be daemons; a child has the name until it is a server."""
     controls = {one.pid for one in programs if one.is_control}
     return {
         one.identity: one
@@ -355,10 +352,7 @@ def _error_suffix(error: OSError | None) -> str:
 
 
 def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
-    """Return why processes cannot be read.
-
-    (Processes that are hidden from the exporter, as by the mount option hidepid=1, are expected.)
-    """
+    """Return why processes cannot be read; those hidden by hidepid=1 are expected."""
     errors = {
         pid: error for pid, error in unknown.items() if not isinstance(error, PermissionError)
     }

@@ -26,20 +26,41 @@ class SourceError(Exception):
     """The source could not be read; the message contains the attempt and the remedy."""
 
 
+class Control(Protocol):
+    """The control tool, for any number of daemons."""
+
+    async def probe(
+        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+    ) -> ControlObservation:
+        """Query what the daemon knows without its servers; replies from before `since` expired."""
+
+    async def reconcile(
+        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
+    ) -> ControlObservation:
+        """Query the daemon's servers."""
+
+    def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        """Return the runs of the control tool for this daemon, and failures by reason."""
+
+    def forget(self, present: Collection[str]) -> None:
+        """Drop the state of all daemons except these (pipe directories)."""
+
+
 class Host(Protocol):
     """The sources of observations.
 
     Every method with a deadline (seconds) raises SourceTimeoutError when it expires.
     """
 
+    @property
+    def control(self) -> Control:
+        """The source of the daemons' replies."""
+
     def now(self) -> float:
         """Return the host's time (Unix time); a recording has the time of its host."""
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         """Return the control daemons that run or are configured."""
-
-    def forget(self, present: Collection[str]) -> None:
-        """Drop the state of all daemons except these (pipe directories)."""
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return the daemons that were found last, and the existing ones of these processes."""
@@ -52,16 +73,6 @@ class Host(Protocol):
         There is one observation for each time at which a watched process exited, and one when a
         process is watched for the first time. Each also contains the other processes.
         """
-
-    async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
-    ) -> ControlObservation:
-        """Query what the daemon knows without its servers; replies from before `since` expired."""
-
-    async def reconcile(
-        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
-    ) -> ControlObservation:
-        """Query the daemon's servers."""
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
@@ -79,9 +90,3 @@ class Host(Protocol):
 
     async def tick_gpus(self) -> None:
         """Update the GPUs' running integrals between two collections."""
-
-    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Return the runs of the control tool for this daemon, and failures by reason."""
-
-    async def close(self) -> None:
-        """Close files, and end threads and children."""

@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from itertools import islice
 
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources import policy
@@ -87,21 +86,9 @@ class KernelEvidence:
             if owner is None or waiting[owner] < policy.MAX_MAPS_WAITING_PER_USER:
                 waiting[owner] += 1
                 self._requested[pid] = owner, partial(self._read_ranges, pid, uid)
-        self._calls.start(self._due())
+        self._calls.start(self._requested)
         ranges = tuple(one for one in found.values() if one is not None and one.ranges)
         return KernelObservation(time.time(), not self._error, self._error, lines, ranges)
-
-    def _due(self) -> dict[Hashable, _Request]:
-        """Return the reads in progress, and those to begin: a user whose reads hang waits."""
-        # A process in progress is named again: its result may have arrived since results().
-        begun = {pid: one for pid, one in self._requested.items() if self._calls.is_under_way(pid)}
-        hanging = Counter(owner for owner, _ in begun.values())
-        others = (
-            (pid, (owner, read))
-            for pid, (owner, read) in self._requested.items()
-            if pid not in begun and not (owner and hanging[owner] >= policy.MAX_HUNG_CALLS_PER_USER)
-        )
-        return {**begun, **dict(islice(others, policy.MAX_MAPPED_PROCESSES))}
 
     def close(self) -> None:
         if self._file is not None:

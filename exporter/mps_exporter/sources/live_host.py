@@ -16,7 +16,6 @@ from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
-    ControlObservation,
     DaemonFacts,
     KernelObservation,
     LogsObservation,
@@ -57,7 +56,7 @@ class LiveHost:
             container_logs=settings.path_container_logs,
             cgroups=settings.path_cgroupfs,
         )
-        self._control = ControlTool(
+        self.control = ControlTool(
             settings.mps_control_binary,
             settings.mps_query_timeout,
             settings.mps_min_query_interval,
@@ -92,12 +91,9 @@ class LiveHost:
         for daemon in found:
             before = self._found.get(daemon.pipe_directory)
             if before is not None and has_resumed(before, daemon):
-                self._control.record_activity(daemon.pipe_directory, time.time())
+                self.control.record_activity(daemon.pipe_directory, time.time())
         self._found = {one.pipe_directory: one for one in found}
         return found
-
-    def forget(self, present: Collection[str]) -> None:
-        self._control.forget(present)
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return facts about these processes, and the GPU memory of their control groups."""
@@ -151,16 +147,6 @@ class LiveHost:
             if before.get(pid) is not None and start != before[pid]
         }
 
-    async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
-    ) -> ControlObservation:
-        return await self._control.probe(daemon, deadline_seconds, since)
-
-    async def reconcile(
-        self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
-    ) -> ControlObservation:
-        return await self._control.reconcile(daemon, servers, deadline_seconds)
-
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
@@ -171,7 +157,7 @@ class LiveHost:
         found = await self._logs.poll(followed, deadline_seconds, kept=kept)
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
-                self._control.record_activity(chunk.pipe_directory, at)
+                self.control.record_activity(chunk.pipe_directory, at)
         states = [state for other in others for state in skipped_log_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 
@@ -184,9 +170,6 @@ class LiveHost:
     async def tick_gpus(self) -> None:
         seconds = policy.GPU_SAMPLE_TIMEOUT_SECONDS
         await self._calls.call("nvml", self._nvml.tick, seconds=seconds)
-
-    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        return self._control.counts(pipe_directory)
 
     async def close(self) -> None:
         """Close NVML and the logs; a hanging thread ends with the process."""

@@ -136,10 +136,7 @@ class LogFollower:
     # ------------------------------------------------------------------ one daemon, on a thread
 
     def read_daemon(self, daemon: DaemonFacts, max_bytes: int | None = None) -> LogsObservation:
-        """Read the new data of one daemon's logs, of each up to a maximum.
-
-        After a chunk without complete_until, the next call reads more.
-        """
+        """Read new data of one daemon's logs, of each up to a maximum."""
         at = self.clock()
         # After the clock was set back, lines that are written now are still new.
         self._limits.started_at = min(self._limits.started_at, at)
@@ -231,10 +228,7 @@ def _is_server(entry: os.DirEntry[str]) -> bool:
 def _joined_state(
     servers: Sequence[LogState], daemon: DaemonFacts, *, control_readable: bool
 ) -> LogState:
-    """Join the states of the named servers' logs: an unreadable log makes the result unreadable.
-
-    Without a server there is no log, and so none that is missing.
-    """
+    """Return an unreadable state, or the sum; without a server no log is missing."""
     unreadable = [state for state in servers if not state.readable]
     if unreadable:
         return unreadable[0]

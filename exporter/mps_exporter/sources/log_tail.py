@@ -76,11 +76,9 @@ _log = logging.getLogger(__name__)
 
 
 def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
-    """Yield the position and the timestamp of each line that has one.
+    """Yield the position of each line with a timestamp, in seconds of a clock of local time.
 
     [2026-11-21 08:55:42.578 Control   630] NEW UI
-
-    Timestamps are seconds of a clock that shows local time.
     """
     for found in _STAMP.finditer(data):
         with suppress(ValueError):  # no date
@@ -231,10 +229,7 @@ def find_next_line(descriptor: int, offset: int, size: int) -> int:
 
 
 def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) -> int:
-    """Return the position of the first line with this timestamp or a later one.
-
-    Timestamps increase, so the search goes back block by block.
-    """
+    """Return the position of the first line with this timestamp or a later one."""
     position = size
     for begin, block in _lines_from_end(descriptor, size, bound):
         stamps = list(stamps_in(block))
@@ -380,10 +375,7 @@ class LogTail:
             self.error = None if self.descriptor is not None else error_text(error)
 
     def _continues_elsewhere(self, found: os.stat_result, reason: str | None) -> bool:
-        """Return whether the daemon may continue to write to the open file, which was renamed.
-
-        Change to a new file when it is not empty, and the old one has been read to its end.
-        """
+        """Return whether to stay at the open file: the new is empty, or this one has more."""
         if self.descriptor is None or (found.st_dev, found.st_ino) == self._file:
             return False
         if reason is not None or not found.st_size or not self._complete:
@@ -460,10 +452,10 @@ class LogTail:
     # ------------------------------------------------------------------ the first read
 
     def _choose_start(self, control: LogTail, descriptor: int, found: os.stat_result) -> None:
-        """Choose where to begin in a file, and which part of it is history.
+        """Begin at the daemon's last start, and decide which part is history.
 
-        Begin at the daemon's last start. In a file that appeared while the exporter ran, begin at
-        the first line since the exporter's start, if that is earlier.
+        In a file that appeared while the exporter ran, the first line since the exporter's start
+        may be earlier.
         """
         size = found.st_size
         bound = max(0, size - self.limits.backlog_bytes)

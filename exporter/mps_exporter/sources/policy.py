@@ -255,9 +255,6 @@ MAX_MAPS_BYTES = 1 << 20
 MAX_RANGES_PER_PROCESS = 512
 """Maximum number of ranges that are kept for a process, the smallest ones."""
 
-MAX_MAPPED_PROCESSES = 64
-"""Maximum number of processes whose maps are read at a time."""
-
 MAX_MAPS_WAITING_PER_USER = 512
 """Maximum number of an ordinary user's processes whose maps wait to be read."""
 

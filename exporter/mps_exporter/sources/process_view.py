@@ -165,7 +165,7 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
 
 
 def _absolute(base: Path, directory: str) -> str | None:
-    """Return a directory's path in the root of a process, starting at its working directory."""
+    """Return a directory's path in a process's root; a relative one is below its cwd."""
     if directory.startswith("/"):
         return directory
     try:

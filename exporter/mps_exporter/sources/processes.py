@@ -211,8 +211,7 @@ class Processes:
     def find_program(self, comm: bytes) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
 
-        The name of every process is read each time: an exec may change it. Only kernel threads,
-        thousands on a large host, keep theirs.
+        An exec may change a name, so it is read each time, except that of a kernel thread.
 
         Raises:
             OSError: If /proc cannot be listed, or names in it cannot be read now.
@@ -234,7 +233,6 @@ class Processes:
         return {int(pid) for pid in children.split()}
 
     def _comm(self, pid: int) -> bytes:
-        """Read the name of a program, the cheapest file that distinguishes programs."""
         return (_read_line(f"{self.root}/{pid}/comm", _GONE + _FORBIDDEN) or b"")[:-1]
 
     def arguments(self, pid: int) -> tuple[str, ...] | None:
@@ -276,10 +274,7 @@ class Processes:
         return None if trusted else (uid, None if uid else namespace)
 
     def shares_mounts(self, pid: int) -> bool:
-        """Return whether a process has the mount namespace of process 1.
-
-        The first mount of both has the same number, which is unique on the host.
-        """
+        """Return whether a process has the mounts of process 1 (by the first mount's number)."""
         first = [self._read(one, "mountinfo", policy.MAX_MOUNT_NUMBER_BYTES) for one in (pid, 1)]
         numbers = {line.split(b" ", 1)[0] if line else None for line in first}
         return len(numbers) == 1 and None not in numbers
@@ -375,10 +370,7 @@ class Processes:
     def _known_by_stat(
         self, pid: int, stat: ProcessStat, before: _CachedFacts | None
     ) -> tuple[_CachedFacts, tuple[Account, Callable[[], _CachedFacts]]]:
-        """Return what is known of a process at once, and the call that reads the rest.
-
-        If it is the same program as before, all that was read then is known.
-        """
+        """Return what is known of a process at once, and the call that reads the rest."""
         same = before is not None and before.stat.start_ticks == stat.start_ticks
         status = self.status(pid)
         facts = ProcessFacts(
@@ -411,10 +403,7 @@ class Processes:
         return _CachedFacts(stat, self._clock(), facts, arguments)
 
     def _booted_at(self) -> float:
-        """Return the start of the host by its current clock (Unix time).
-
-        /proc/stat is read once per identify(), and only if a process is new.
-        """
+        """Return the start of the host (Unix time); /proc/stat is read once per identify()."""
         if not self._boot_time_is_fresh:
             self._boot_time_is_fresh = True
             raw = _read_file(f"{self.root}/stat") or b""
@@ -473,11 +462,7 @@ def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
 
 
 class PasswdNames:
-    """The names in a file like /etc/passwd.
-
-    The host's own /etc/passwd stands for all users that the host knows, those of a directory
-    service included.
-    """
+    """The names in a file like /etc/passwd; the host's own includes directory services."""
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._path = path
@@ -523,10 +508,7 @@ class ProcessWatch:
         self._new_exits: dict[int, float] = {}
 
     def watch_only(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Watch these processes, if there are too many the first ones, and no others.
-
-        Return the PIDs that are watched from now on, and the PIDs without a descriptor.
-        """
+        """Watch these processes only; return the new ones, and those without a descriptor."""
         wanted = dict.fromkeys(pid for pid in pids if pid > 0)
         for pid in self._descriptors.keys() - wanted:
             self._close(pid)
@@ -585,10 +567,7 @@ def pidfd_opener(procfs: str) -> Callable[[int], int] | None:
 def observations_by_exit(
     observation: ProcfsObservation, ended: Mapping[int, float]
 ) -> list[ProcfsObservation]:
-    """Return an observation for each time at which a process ended, and the given one.
-
-    An earlier observation leaves out what was not yet so, or may not have been.
-    """
+    """Return an observation for each time at which a process ended, and the given one."""
     times = sorted({at for at in ended.values() if at < observation.at})
     earlier = [
         replace(

@@ -166,10 +166,7 @@ class Anonymiser:
             self._converter.register_unstructure_hook(kind, changed(kind, change))
 
     def unstructure(self, observation: Observation) -> Any:
-        """Return the observation without names of users and programs, and serial numbers.
-
-        The lines of the kernel log contain no name: kernel_log removes those of processes.
-        """
+        """Return the observation without names and serial numbers; KernelLine has none."""
         return self._converter.unstructure(observation)
 
     def _process(self, facts: ProcessFacts) -> ProcessFacts:
@@ -217,7 +214,6 @@ class Anonymiser:
         )
 
     def _rename(self, kind: str, name: str) -> str:
-        """Return the replacement of a name of this kind; of a path, that of each of its parts."""
         if kind == "path":
             return self._path(name)
         if kind == "program":
@@ -330,16 +326,12 @@ class RecordEncoder:
 class RecordingWriter:
     """Compresses and writes observations as they arrive.
 
-    After flush(), all of them can be read, even if the recorder is killed. A write error is not
-    raised, because the caller would blame the source; see ``failure``.
+    After flush(), all of them can be read, even if the recorder is killed. Write errors are in
+    ``failure``, and not raised: the caller would blame the source.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        """Create the file, or replace an older file once its first block is written.
-
-        Raises:
-            RecordingError: It cannot be written.
-        """
+        """Create the file, or replace an older one, or raise RecordingError."""
         self.failure: OSError | None = None
         """Why writing ended, as on a full disk; what was written before can be read."""
         self._encoder = RecordEncoder(anonymised=header.anonymised)
@@ -358,7 +350,6 @@ class RecordingWriter:
         self._write(self._zip.compress(self._encoder.observation(observation)))
 
     def flush(self) -> None:
-        """Make all observations readable, also if the recorder is killed later."""
         self._write(self._zip.flush(zlib.Z_SYNC_FLUSH))
 
     def close(self) -> None:
@@ -421,7 +412,6 @@ def _check_owner(path: Path, found: os.stat_result | None) -> None:
 
 
 def stream_of(observation: Observation) -> str:
-    """Return the source of an observation; of the control tool also the daemon and the query."""
     kind = _NAMES[type(observation)]
     if isinstance(observation, ControlObservation):
         return control_stream(observation.pipe_directory, observation.kind)

@@ -102,7 +102,6 @@ class ReplayHost:
         return observations[position - 1] if position else None
 
     def _new(self, stream: str) -> list[Any]:
-        """Return the observations of a source since the last call."""
         observations, now = self._streams[stream], self.now()
         since = self._read_until.get(stream, -math.inf)
         self._read_until[stream] = max(since, now)
@@ -111,9 +110,6 @@ class ReplayHost:
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         return (await self.identify((), deadline_seconds)).daemons
-
-    def forget(self, present: Collection[str]) -> None:
-        """Do nothing: a recording has no state."""
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return the processes that the recorder requested at this time."""
@@ -129,17 +125,27 @@ class ReplayHost:
     ) -> Sequence[ProcfsObservation]:
         return self._new("procfs") if watched else ()
 
+    @property
+    def control(self) -> ReplayHost:
+        return self
+
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        return self._control(daemon, "probe")
+        return self._reply(daemon, "probe")
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        return self._control(daemon, "reconciliation")
+        return self._reply(daemon, "reconciliation")
 
-    def _control(self, daemon: DaemonFacts, kind: QueryKind) -> ControlObservation:
+    def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
+        return 0, {}  # a replay runs no control tool
+
+    def forget(self, present: Collection[str]) -> None:
+        """Do nothing: a recording has no state."""
+
+    def _reply(self, daemon: DaemonFacts, kind: QueryKind) -> ControlObservation:
         name = daemon.pipe_directory
         found: ControlObservation | None = self._latest(control_stream(name, kind))
         if found is None:
@@ -202,13 +208,6 @@ class ReplayHost:
 
     async def tick_gpus(self) -> None:
         """Do nothing: a recording loses nothing between collections."""
-
-    def query_counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Return no queries: a replay runs no control tool."""
-        return 0, {}
-
-    async def close(self) -> None:
-        """Do nothing: a recording has no open files."""
 
 
 # ---------------------------------------------------------------------- playlists

@@ -58,8 +58,8 @@ class UserBudget:
     ) -> tuple[list[int], Counter[int]]:
         """Return the PIDs to read, and the number of ignored processes of each user.
 
-        Processes that were admitted before stay; of new ones those with the lowest PIDs come first.
-        A server runs as its clients' user, so the children of trusted processes are admitted, too.
+        Processes that were admitted before stay. A server runs as its clients' user, so the
+        children of trusted processes are admitted, too.
         """
         trusted = {pid for pid, one in statuses.items() if one.account is None}
         admitted = trusted | {pid for pid, one in statuses.items() if one.parent_pid in trusted}

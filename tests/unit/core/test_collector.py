@@ -14,12 +14,9 @@ from mps_exporter import policy
 from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
-    AddressRanges,
     DaemonFacts,
     GpuObservation,
     GpuProcess,
-    KernelLine,
-    KernelObservation,
     LogsObservation,
     NvmlObservation,
     Observation,
@@ -29,9 +26,9 @@ from mps_exporter.observations import (
 )
 from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import SourceTimeoutError
-from testing.mps_logs import EIGHT, PIPE, at, observation, script
+from testing.mps_logs import EIGHT, PIPE, observation, script
 from testing.mps_script import HOLDER, arrives, client, pending, server_starts
-from testing.scripted_host import CLIENT, SERVER, ScriptedHost, look
+from testing.scripted_host import ScriptedHost, look
 from testing.waiting import PATIENCE_SECONDS, until
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
@@ -392,13 +389,13 @@ async def test_a_daemon_from_before_a_reboot_is_absent(host: ScriptedHost) -> No
     host.answers["absent"] = True
     host.edit = lambda _answer: ""
     collector = host.collector()
-    run = host._tool._run
+    run = host.control._run
 
     async def nobody(*arguments: object) -> object:
         result = await run(*arguments)  # type: ignore[arg-type]
         return replace(result, return_code=1, stderr=b"Cannot find MPS control daemon process\n")
 
-    host._tool._run = nobody  # type: ignore[assignment]
+    host.control._run = nobody  # type: ignore[assignment]
     for _ in range(5):
         await look(collector)
         host.passes(15)
@@ -652,35 +649,6 @@ def test_the_same_process_continues_after_a_stop() -> None:
     assert has_resumed(facts(running, "T"), facts(running))
     for before, after in ((running, running), (stopped, stopped), (stopped, younger)):
         assert not has_resumed(facts(before), facts(after))
-
-
-async def test_the_cause_of_a_fault_is_proved_by_line_and_memory() -> None:
-    host = ScriptedHost(script(HOLDER))
-    host.kernel = KernelObservation(0.0, readable=True)
-    collector = host.collector()
-    await collector.collect()
-    assert host.mapped == {CLIENT: None}
-    line = KernelLine(
-        at("00:05.000"),
-        "NVRM: Xid (PCI:0000:00:06): 31, pid=9, name=-, channel 0x0000000e, intr 00000000. MMU "
-        "Fault: ENGINE GRAPHICS GPC5 GPCCLIENT_T1_11 faulted @ 0x7f66_07754000. Fault is of type "
-        "FAULT_PDE ACCESS_TYPE_VIRT_WRITE",
-    )
-    memory = AddressRanges(at("00:04.000"), CLIENT, 1001, ((0x7F6607600000, 0x7F6607800000),))
-    host.kernel = replace(host.kernel, lines=(line,), ranges=(memory,))
-    host.write(
-        script(f"""
-        00:05.000 S{SERVER} Client {{PID: {CLIENT}, Context: 1}} encountered a fatal GPU error.
-        00:05.000 S{SERVER} Server is handling a fatal GPU error.
-        00:05.100 S{SERVER} Destroy server context on device 0 (NVIDIA H200)
-    """)
-    )
-    host.passes(60.0)
-    snapshot = await collector.collect()
-    (incident,) = [one for one in snapshot.daemons[0].incidents if one.kind == "fault"]
-    assert (incident.proof, incident.caused_by_pids) == ("address", (CLIENT,))
-    assert snapshot.kernel_log is not None
-    assert snapshot.kernel_log.readable
 
 
 async def test_counters_of_a_log_appear_once_it_was_readable(host: ScriptedHost) -> None:

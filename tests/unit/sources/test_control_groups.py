@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.metrics import Build, render
 from mps_exporter.mps.cgroups import parse_dmem, unified_path
 from mps_exporter.observations import CgroupMemory, ContainerName, ProcfsObservation
-from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.control_groups import container_names, memory_partitions
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.recording import Anonymiser
@@ -176,14 +174,6 @@ def test_the_containers_of_processes_are_named(tmp_path: Path) -> None:
     link(folder, f"other_batch_worker-{OTHER}.log")
     found = DaemonDiscovery(str(proc.root), container_logs=str(folder)).observe([4711, 4712])
     assert found.containers == (NAMED,)
-
-
-def test_a_name_is_a_metric() -> None:
-    families = render(Snapshot(taken_at=0.0, containers=(NAMED,)), Build("0", "", "3"))
-    (family,) = [one for one in families if one.spec.name == "mps_container_info"]
-    assert family.spec.labels == ("container_id", "pod_namespace", "pod_name", "container_name")
-    ((values, value, *_),) = family.samples
-    assert (tuple(values), value) == ((f"containerd://{ID}", "batch", "train", "worker"), 1.0)
 
 
 def test_an_anonymised_recording_names_no_pod() -> None:

@@ -183,12 +183,12 @@ def test_a_process_that_hangs_costs_its_own_ranges(
 
 def test_clients_of_a_user_that_hang_cost_that_user(tmp_path: Path) -> None:
     """They may be clients of root's daemon, which is not limited."""
-    for pid in range(100, 100 + 2 * policy.MAX_MAPPED_PROCESSES):
+    for pid in range(100, 100 + 2 * policy.MAX_HUNG_CALLS):
         process(tmp_path, pid, uid=2001)
         (tmp_path / str(pid) / "maps").unlink()
         os.mkfifo(tmp_path / str(pid) / "maps")
     evidence = evidence_of(tmp_path)
-    for pid in range(100, 100 + 2 * policy.MAX_MAPPED_PROCESSES):
+    for pid in range(100, 100 + 2 * policy.MAX_HUNG_CALLS):
         evidence.read({pid: None})
     process(tmp_path, 10)
     evidence.read({10: None})

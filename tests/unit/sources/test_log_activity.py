@@ -56,7 +56,7 @@ async def test_this_host_hears_of_it_from_the_logs(
     monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     host = LiveHost(Settings(collector_nvml=False))
     heard: list[tuple[str, float]] = []
-    monkeypatch.setattr(host._control, "record_activity", lambda *output: heard.append(output))
+    monkeypatch.setattr(host.control, "record_activity", lambda *output: heard.append(output))
     daemon = DaemonFacts(PIPE, str(tmp_path), log_owners=(os.geteuid(),))
     await host.poll_logs([daemon], PATIENCE_SECONDS)
     now = time.time()

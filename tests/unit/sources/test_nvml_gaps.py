@@ -305,23 +305,6 @@ def test_a_link_without_a_reply_lowers_no_sum() -> None:
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("code", "again"),
-    [(Code.NOT_SUPPORTED, False), (Code.NO_PERMISSION, True), (Code.INVALID_ARGUMENT, True)],
-)
-def test_a_refusal_that_may_end_is_checked_rarely(code: Code, again: bool) -> None:
-    library = FakeNvml(gpu())
-    with opened(library, QUIET) as nvml:
-        library.fail("nvmlDeviceGetPowerUsage", code)
-        nvml.observe()
-        library.fail("nvmlDeviceGetPowerUsage", None)
-        library.now += REFUSED_RETRY_INTERVAL_SECONDS - 1
-        assert "power" not in only(nvml.observe())
-        assert library.calls["nvmlDeviceGetPowerUsage"] == 1
-        library.now += 1
-        assert ("power" in only(nvml.observe())) == again
-
-
 def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

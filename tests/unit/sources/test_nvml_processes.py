@@ -73,7 +73,14 @@ def test_empty_lists_differ_from_unreadable_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [Code.UNKNOWN, Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.NO_PERMISSION]
+    "code",
+    [
+        Code.UNKNOWN,
+        Code.NOT_SUPPORTED,
+        Code.FUNCTION_NOT_FOUND,
+        Code.NO_PERMISSION,
+        Code.INVALID_ARGUMENT,
+    ],
 )
 @pytest.mark.parametrize(("kind", "call"), CALLS.items())
 def test_an_unreadable_list_is_named_and_read_again_when_readable(
@@ -91,7 +98,8 @@ def test_an_unreadable_list_is_named_and_read_again_when_readable(
     lists.library.now += REFUSED_RETRY_INTERVAL_SECONDS / 2
     assert lists.unread() == (() if code == Code.UNKNOWN else (kind,))
     lists.library.now += REFUSED_RETRY_INTERVAL_SECONDS / 2
-    assert lists.unread() == (() if code in {Code.UNKNOWN, Code.NO_PERMISSION} else (kind,))
+    for_good = code in {Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND}
+    assert lists.unread() == ((kind,) if for_good else ())
 
 
 def test_rarely_read_lists_are_read_again_when_the_compute_list_changes() -> None:

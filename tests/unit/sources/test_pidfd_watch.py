@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,11 @@ from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from testing.fake_proc import FakeProc
+from testing.waiting import until
 
 
 def child() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "3600"])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class Pipes:

@@ -290,8 +290,7 @@ class NvmlApi:
     def _list(self, name: str, device: Device) -> list[ListedProcess]:
         """Fill rows of this process with one driver call; versions 2 and 3 fill the same rows.
 
-        pynvml's function makes two calls and an object of each row: 2.1 ms with 40 clients on an
-        H200.
+        pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200.
         """
         function = self.call("_nvmlGetFunctionPointer", name)
         code = int(Code.INSUFFICIENT_SIZE)
@@ -398,12 +397,9 @@ class DeviceQueries:
     def get(
         self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
     ) -> T | None:
-        """Query NVML, unless the cached value is fresh or the query was refused.
+        """Query NVML, unless the value is fresh (for `every` seconds) or the query was refused.
 
-        Return None if there is no value now. A value stays fresh for `every` seconds.
-
-        Raises:
-            GpuGoneError: The GPU is gone.
+        Return None if there is no value now; raise GpuGoneError if the GPU is gone.
         """
         if not self.is_due(name, now):
             return None

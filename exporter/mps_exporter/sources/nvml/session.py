@@ -135,10 +135,7 @@ class NvmlSession:
         return replace(self._state, at=at, gpus=tuple(gpus))
 
     def tick(self) -> None:
-        """Do work that cannot wait for a scrape or should not delay a scrape.
-
-        Call it every TICK_INTERVAL_SECONDS.
-        """
+        """Do, every TICK_INTERVAL_SECONDS, what cannot wait for a scrape or would delay one."""
         if not self._open or self._closing:
             return
         now = self._clock.monotonic()
@@ -348,10 +345,9 @@ class XidWatcher:
         return self._thread is not None and self._thread.is_alive()
 
     def readings(self, uuid: str) -> list[Reading]:
-        """Return the readings of one GPU.
+        """Return a GPU's readings; counters are absent while no events are awaited.
 
-        A counter is absent while no events are awaited: a constant counter would mean no errors.
-        The time of the last Xid stays true, and is needed most for a lost GPU.
+        A constant counter would mean no errors. The time of the last Xid stays true.
         """
         readings = []
         watched = uuid in self._watched
@@ -408,10 +404,7 @@ class XidWatcher:
             log.debug("%s", error)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop waiting, before NVML is shut down. Return whether no thread is inside NVML.
-
-        To shut NVML down under the waiting thread would end the process.
-        """
+        """Stop waiting, or shutting NVML down would end the process; return whether it stopped."""
         self._stop.set()
         self._watched = frozenset()
         if self._thread is not None:
