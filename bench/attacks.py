@@ -44,7 +44,7 @@ from testing.attacker import (
     in_pod,
     lock_memory,
 )
-from testing.own_host import ROOT, TOOL, Daemon, OwnHost, own_host, wait_until_ready
+from testing.own_host import ENVIRONMENT, ROOT, TOOL, Daemon, OwnHost, own_host, wait_until_ready
 from testing.prometheus_programs import alertmanager, program
 
 SLOWER, SECONDS, REFUSAL_SECONDS, DOCTOR_SECONDS = 2.0, 30.0, 5.0, 60.0
@@ -56,7 +56,6 @@ CLIENTS_UID, EXPORTER_UID = 1002, 1001
 LOCKED, SERVED = "/tmp/mps-locked", "/tmp/mps-served"
 """Daemons that die: an ordinary user locks the directory of one, a pod that of the other."""
 PIPES = (PIPE, LOCKED, SERVED)
-ENVIRONMENT = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
 UNIT = "+sys_ptrace,+dac_read_search"
 AS_UNIT = (
     *(f"--reuid={EXPORTER_UID}", f"--regid={EXPORTER_UID}", "--clear-groups"),

@@ -21,6 +21,7 @@ ALICE = 2001
 AS_ALICE = (f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "--bounding-set=-all")
 PIPE, LOGS = "/tmp/nvidia-mps", "/var/log/nvidia-mps"
 CONTROL = f"{PROGRAMS}/nvidia-cuda-mps-control"
+SHELL = f"{PROGRAMS}/shell/nvidia-cuda-mps-control"
 SECRET = "root:*:20228:0:99999:7:::"
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(3600)"
@@ -112,12 +113,15 @@ FAULT = (
 
 
 def crowd(number: int, folder: str = "/tmp/alice") -> str:
-    """A program that starts this many others with the name of a daemon."""
+    """A program that starts this many others with the name of a daemon.
+
+    They are shells, which begin thirty times as fast as Python, and read what is never written.
+    """
     return (
-        f"import os\nfor number in range({number}):\n"
+        f"import os\nos.dup2(os.pipe()[0], 0)\nfor number in range({number}):\n"
         "    if os.fork() == 0:\n"
-        f"        os.execve({CONTROL!r}, [{CONTROL!r}, '-c', 'import time; time.sleep(3600)',"
-        f" '-d'], {{'CUDA_MPS_PIPE_DIRECTORY': '{folder}/%d' % number}})\n"
+        f"        os.execve({SHELL!r}, [{SHELL!r}, '-c', 'read line', '-d'],"
+        f" {{'CUDA_MPS_PIPE_DIRECTORY': '{folder}/%d' % number}})\n"
         f"{SLEEP}"
     )
 

@@ -33,6 +33,8 @@ from testing.page import Page
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+"""Of programs of this project."""
 SOCKET = "/run/exporter/exporter.sock"
 STAND_INS = "/run/stand-ins"
 PROGRAMS = f"{STAND_INS}/programs"
@@ -275,7 +277,7 @@ class OwnHost:
             "--mps.query-timeout=20s",
             "--collector.timeout=60s",
             *flags,
-            environment={"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
+            environment=ENVIRONMENT,
             rights=rights,
             inside=inside,
         )
@@ -454,6 +456,8 @@ def _furnish() -> None:
     sleep = shutil.which("sleep")
     assert sleep is not None
     (programs / "train").symlink_to(sleep)
+    (programs / "shell").mkdir()
+    (programs / "shell" / "nvidia-cuda-mps-control").symlink_to("/bin/sh")
     install_tool(Path(STAND_INS))
     shutil.copy(Path(__file__).with_name("fake_mps_daemon.py"), STAND_INS)
 

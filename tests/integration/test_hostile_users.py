@@ -7,6 +7,7 @@ the hostile user are programs with the same name.
 from __future__ import annotations
 
 import gzip
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from testing.attacker import (
     lock_memory,
     take_the_pid,
 )
-from testing.own_host import ROOT, TOOL, Daemon, OwnHost, inside
+from testing.own_host import ENVIRONMENT, TOOL, Daemon, OwnHost, inside
 from testing.waiting import wait_for
 
 
@@ -67,8 +68,7 @@ def recorded(host: OwnHost) -> str:
     path = "/run/exporter/seen.rec.gz"
     words = [sys.executable, "-m", "mps_exporter", "record", path, "--duration=1s"]
     flags = [f"--mps.control-binary={TOOL}", "--no-collector.nvml"]
-    environment = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    assert host.start(*words, *flags, environment=environment).wait() == 0
+    assert host.start(*words, *flags, environment=ENVIRONMENT).wait() == 0
     return gzip.decompress(host.outside(path).read_bytes()).decode()
 
 
@@ -304,19 +304,21 @@ def test_the_doctor_has_a_deadline_beside_a_process_that_cannot_be_read(host: Ow
     host.daemon()
     pid = lock_memory(host)
 
-    def doctor(*words: str) -> str:
+    def doctor(*words: str) -> subprocess.Popen[bytes]:
         flags = [f"--mps.control-binary={TOOL}", "--no-collector.nvml"]
-        environment = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "mps_exporter", "doctor", *flags, *words]
-        text, _ = host.start(*command, environment=environment).communicate(timeout=60)
-        return text.decode()
+        return host.start(*command, environment=ENVIRONMENT)
 
-    wait_for(lambda: PIPE in doctor())
-    assert "processes_ignored" in doctor("--json")
-    assert "critical: no" in doctor("--check=critical")
-    assert "cannot be interrupted (state D)" in doctor(f"--pid={pid}")
-    for words in (f"--user={ALICE}", "--job=1", "--json"):
-        doctor(words)
+    wait_for(lambda: PIPE.encode() in doctor().communicate(timeout=60)[0])
+    expected = {
+        "--json": "processes_ignored",
+        "--check=critical": "critical: no",
+        f"--pid={pid}": "cannot be interrupted (state D)",
+        f"--user={ALICE}": "",
+        "--job=1": "",
+    }
+    for text, process in [(text, doctor(word)) for word, text in expected.items()]:
+        assert text in process.communicate(timeout=60)[0].decode()
 
 
 AS_TENANT = ("--bounding-set=-all", "--inh-caps=-all")
