@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
-from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings import ADVICE, recent_incidents
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
@@ -21,7 +21,7 @@ from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.endings import ended_pids
 from testing.mps_logs import LOGS, numbers, summary
-from testing.outputs import texts_of, words_of
+from testing.outputs import texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon
 from testing.world.model import World
@@ -215,19 +215,14 @@ def _leavers(world: World) -> set[int]:
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
     healthy = moment.world.healthy_pids()
-    texts = [*_advice(moment.snapshot), *(texts_of(moment.snapshot) if moment.thorough else ())]
+    snapshot = moment.snapshot
+    texts = [*texts_of_findings(snapshot), *(texts_of(snapshot) if moment.thorough else ())]
     for source, text in texts:
         if healthy.isdisjoint(map(int, _NUMBER.findall(text))):
             continue
         for pid, sentence in ended_pids(text):
             if pid in healthy:
                 yield f"{source} ends {pid}: {sentence}"
-
-
-def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    for one in (*findings(snapshot), *recent_incidents(snapshot)):
-        commands = [action.command for action in one.actions]
-        yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
 
 
 # -- against itself
