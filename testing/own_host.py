@@ -86,19 +86,12 @@ class Daemon:
         state = self.state
         state["servers"][0]["clients"].append({"pid": shown, "contexts": {"0": [1]}})
         self.be(**state)
-        me, server = state["pid"], self.server
         self.log(
-            "control",
-            "Control",
-            me,
-            "Accepting connection...",
-            f"NEW CLIENT {shown} from user {uid}: Server already exists",
+            "Accepting connection...", f"NEW CLIENT {shown} from user {uid}: Server already exists"
         )
         name_of = f"{{PID: {shown}, Context ID: %d}}"
-        self.log(
-            "server",
-            "Server",
-            server,
+        self.log_of_server(
+            self.server,
             f"Received new client request for {name_of % 0}",
             f"Client {name_of % 0} connected",
             f"Creating worker thread for client {name_of % 0}",
@@ -111,11 +104,8 @@ class Daemon:
 
     def queue(self, pid: int, uid: int) -> None:
         """A client is put into the queue behind the server's user; the server has clients."""
-        me, server = self.state["pid"], self.server
+        server = self.server
         self.log(
-            "control",
-            "Control",
-            me,
             "Accepting connection...",
             f"NEW CLIENT {0 if self.own_pids else pid} from user {uid}: "
             "Server is not ready, push client to pending list",
@@ -124,10 +114,44 @@ class Daemon:
             f"Control will try shutting down server {server} again in at most 51200ms",
         )
 
-    def log(self, name: str, component: str, pid: int, *lines: str) -> None:
-        """Write lines to its logs, as the daemon and its server do."""
+    def log(self, *lines: str) -> None:
+        """Write lines to control.log, as the daemon does."""
+        self._log("control", "Control", self.state["pid"], *lines)
+
+    def log_of_server(self, pid: int, *lines: str) -> None:
+        """Write lines to server.log, as its server of this PID does."""
+        self._log("server", "Server", pid, *lines)
+
+    def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
         folder = self.seen / self.logs.lstrip("/")
         fake_mps_daemon.log(name, component, pid, *lines, folder=folder)
+
+    def crash(self, server: int) -> None:
+        """Log the start of a server with this PID, and its end by a signal."""
+        self.log(f"Starting new server {server} for user 0")
+        self._log("server", "Other", server, "Startup")
+        self.log(f"NEW SERVER {server}: Ready", f"Server {server} exited with status 0")
+
+    def kill(self) -> None:
+        self.host.signal(self.pid, signal.SIGKILL)
+
+    def value(self, metric: str, **labels: object) -> float | None:
+        """Scrape a metric of this daemon."""
+        return self.host.scrape().value(metric, daemon=self.pipe, **labels)
+
+    @property
+    def crashes(self) -> float | None:
+        """Number of crashes of its servers, as the exporter counts them."""
+        return self.value("mps_server_exits_total", cause="crashed")
+
+    def is_up(self) -> bool:
+        return self.value("mps_control_up") == 1
+
+    @property
+    def states(self) -> list[str]:
+        """Its state, as the exporter shows it."""
+        found = self.host.scrape().all("mps_control_state", daemon=self.pipe)
+        return [one.labels["mps_control_state"] for one in found if one.value]
 
 
 class OwnHost:
@@ -232,11 +256,7 @@ class OwnHost:
         """Start a program of a user; return its PID."""
         before = self.pids()
         self.start(
-            f"{PROGRAMS}/train",
-            "3600",
-            environment=environment,
-            rights=[f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
-            cgroup=cgroup,
+            f"{PROGRAMS}/train", "3600", environment=environment, rights=as_user(uid), cgroup=cgroup
         )
         return wait_for(lambda: self._named("train", self.pids() - before))
 
@@ -356,6 +376,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(PATIENCE_SECONDS)
         self.sock.connect(self._path)
+
+
+def as_user(uid: int, *capabilities: str) -> tuple[str, ...]:
+    """Return arguments of setpriv: a user with these capabilities and no others."""
+    bounding = ",".join(["-all", *(f"+{name}" for name in capabilities)])
+    words = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups", f"--bounding-set={bounding}")
+    if not capabilities:
+        return words
+    return (*words, f"--inh-caps={bounding}", f"--ambient-caps={bounding}")
 
 
 def inside(script: str, *namespaces: str) -> tuple[str, ...]:
