@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -231,15 +230,7 @@ def another_job(host: OwnHost, root: Daemon) -> None:
     """Start a client of hers in a job's control group, below one that is delegated to her.
 
     Raises:
-        OSError: If this machine has no control groups of version 2, or they cannot be made.
+        OSError: If this machine has no control groups, or they cannot be made.
     """
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    top = next((Path(words[1]) for words in mounts if words[2] == "cgroup2"), None)
-    if top is None:
-        raise OSError("no control groups of version 2")
-    group = top / f"attacks-{host.init}"
-    for name in ("", f"user@{ALICE}.service", "system.slice", "slurmstepd.scope", "job_4242"):
-        group /= name
-        group.mkdir()
-        host.groups.append(group)
-    host.client(root, ALICE, cgroup=group)
+    job = f"user@{ALICE}.service/system.slice/slurmstepd.scope/job_4242"
+    host.client(root, ALICE, cgroup=host.control_group(f"attacks-{host.init}/{job}"))

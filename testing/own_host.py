@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -161,7 +161,7 @@ class OwnHost:
         self.init = init
         self._processes: list[subprocess.Popen[bytes]] = []
         self.exporters: list[subprocess.Popen[bytes]] = []
-        self.groups: list[Path] = []
+        self._groups: list[Path] = []
         """Control groups to remove at the end, in the order in which they were made."""
         self._youngest = 0.0
         """When the last server was started (Unix time)."""
@@ -169,6 +169,20 @@ class OwnHost:
     def outside(self, path: str) -> Path:
         """A path of this host, as the test reaches it."""
         return Path(f"/proc/{self.init}/root{path}")
+
+    def control_group(self, path: str) -> Path:
+        """Make a control group and its parents, which are removed at the end.
+
+        Raises:
+            OSError: If this machine has no control groups, or they cannot be made.
+        """
+        group = _cgroup_root()
+        for name in path.split("/"):
+            group /= name
+            if not group.exists():
+                group.mkdir()
+                self._groups.append(group)
+        return group
 
     def start(
         self,
@@ -313,26 +327,22 @@ class OwnHost:
             return self.get("/-/ready")[0] == 200
         return False
 
-    def get(self, path: str) -> tuple[int, str]:
-        connection = _UnixConnection(str(self.outside(SOCKET)))
-        try:
+    @contextmanager
+    def _response(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        with closing(_UnixConnection(str(self.outside(SOCKET)))) as connection:
             connection.request("GET", path)
-            response = connection.getresponse()
+            yield connection.getresponse()
+
+    def get(self, path: str) -> tuple[int, str]:
+        with self._response(path) as response:
             return response.status, response.read().decode()
-        finally:
-            connection.close()
 
     @contextmanager
     def incidents(self) -> Iterator[Iterator[dict[str, Any]]]:
         """What happens from now on, as the event stream tells it."""
-        connection = _UnixConnection(str(self.outside(SOCKET)))
-        try:
-            connection.request("GET", "/api/v1/events")
-            response = connection.getresponse()
+        with self._response("/api/v1/events") as response:
             lines = (line for line in response if line.startswith(b"data: {"))
             yield (json.loads(line.removeprefix(b"data: ")) for line in lines)
-        finally:
-            connection.close()
 
     def scrape(self) -> Page:
         status, text = self.get("/metrics")
@@ -357,14 +367,23 @@ class OwnHost:
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-        for group in reversed(self.groups):
-            wait_for(partial(_is_empty, group))
-            group.rmdir()
+        for group in reversed(self._groups):
+            wait_for(partial(_removed, group))
 
 
-def _is_empty(group: Path) -> bool:
-    """Whether no process is in a control group, nor below it."""
-    return "populated 0" in (group / "cgroup.events").read_text()
+def _cgroup_root() -> Path:
+    """Return a place for control groups: version 2, or systemd's hierarchy of version 1."""
+    for candidate in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"):
+        if Path(candidate, "cgroup.procs").exists():
+            return Path(candidate)
+    raise OSError("no hierarchy of control groups is mounted below /sys/fs/cgroup")
+
+
+def _removed(group: Path) -> bool:
+    """Remove a control group; its processes may still be exiting."""
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 class _UnixConnection(http.client.HTTPConnection):

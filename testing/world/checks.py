@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snap
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
-from testing.endings import ended_pids
+from testing.endings import ended_among
 from testing.mps_logs import LOGS, numbers, summary
 from testing.outputs import texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
@@ -73,7 +72,6 @@ class Moment:
     """All texts are checked, too, which takes longer."""
 
 
-_NUMBER = re.compile(r"\d+")
 Check = Callable[[Moment], Iterator[str]]
 
 
@@ -218,11 +216,8 @@ def endings(moment: Moment) -> Iterator[str]:
     snapshot = moment.snapshot
     texts = [*texts_of_findings(snapshot), *(texts_of(snapshot) if moment.thorough else ())]
     for source, text in texts:
-        if healthy.isdisjoint(map(int, _NUMBER.findall(text))):
-            continue
-        for pid, sentence in ended_pids(text):
-            if pid in healthy:
-                yield f"{source} ends {pid}: {sentence}"
+        for pid, sentence in ended_among(healthy, text):
+            yield f"{source} ends {pid}: {sentence}"
 
 
 # -- against itself

@@ -23,7 +23,7 @@ from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
-from testing.endings import ended_pids
+from testing.endings import ended_among, ended_pids
 from testing.outputs import texts_of, texts_of_findings, texts_of_processes
 from testing.page import text_of
 from testing.player import RECORDINGS, Player
@@ -156,8 +156,8 @@ def mistakes(told: Iterable[Told], snapshots: Sequence[Snapshot]) -> list[str]:
     found = set()
     for one in told:
         clients, hosts = healthy[one.number]
-        for pid, sentence in ended_pids(one.text):
-            if pid in clients or (pid in hosts and "lost" not in sentence):
+        for pid, sentence in ended_among(clients | hosts, one.text):
+            if pid in clients or "lost" not in sentence:
                 found.add(f"{one.source} ends {pid}: {sentence}")
     return sorted(found)
 
