@@ -34,7 +34,7 @@ from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-"""Of programs of this project."""
+"""Environment of the programs of this project."""
 SOCKET = "/run/exporter/exporter.sock"
 STAND_INS = "/run/stand-ins"
 PROGRAMS = f"{STAND_INS}/programs"
