@@ -39,7 +39,7 @@ def everything(quick: bool) -> Iterator[str]:
     seen = program.life(FULL, 5 if quick else 15)
     yield from ["", *program.report(FULL, seen), ""]
     yield against("CPU of a collection that asks no daemon", full.unasked.cpu, CPU_MS, " ms")
-    yield against("resident memory", seen.megabytes, MEGABYTES, " MB")
+    yield against("resident memory", seen.cost.rss_megabytes, MEGABYTES, " MB")
     yield against("CPU without scrapes", seen.idle_percent, IDLE_PERCENT, " % of a core")
     yield against("start to first good scrape", seen.first_scrape_seconds, START_SECONDS, " s")
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import resource
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -38,13 +37,21 @@ from testing.attacker import (
     VANISH,
     another_job,
     attack,
-    crash,
     crowd,
     fault_and_death,
     in_pod,
     lock_memory,
 )
-from testing.own_host import ROOT, TOOL, Daemon, OwnHost, own_host, wait_until_ready
+from testing.own_host import (
+    ENVIRONMENT,
+    ROOT,
+    TOOL,
+    Daemon,
+    OwnHost,
+    as_user,
+    own_host,
+    wait_until_ready,
+)
 from testing.prometheus_programs import alertmanager, program
 
 SLOWER, SECONDS, REFUSAL_SECONDS, DOCTOR_SECONDS = 2.0, 30.0, 5.0, 60.0
@@ -56,12 +63,7 @@ CLIENTS_UID, EXPORTER_UID = 1002, 1001
 LOCKED, SERVED = "/tmp/mps-locked", "/tmp/mps-served"
 """Daemons that die: an ordinary user locks the directory of one, a pod that of the other."""
 PIPES = (PIPE, LOCKED, SERVED)
-ENVIRONMENT = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-UNIT = "+sys_ptrace,+dac_read_search"
-AS_UNIT = (
-    *(f"--reuid={EXPORTER_UID}", f"--regid={EXPORTER_UID}", "--clear-groups"),
-    *(f"--bounding-set=-all,{UNIT}", f"--inh-caps={UNIT}", f"--ambient-caps={UNIT}"),
-)
+AS_UNIT = as_user(EXPORTER_UID, "sys_ptrace", "dac_read_search")
 
 SCRAPE = f"""
 import http.client, sys, time
@@ -281,7 +283,7 @@ def bars(stage: Stage, calm: Stage, count: int) -> Iterator[Bar]:
     yield from scrape_bars(quiet, beside, meanwhile)
     after = verdict(host)
     yield "verdict on the node", f"{before} -> {after}", before == after
-    crash(stage.daemons[PIPE], 7001)
+    stage.daemons[PIPE].crash(7001)
     shutil.copy(log, f"{log}.1")
     log.write_bytes(b"")  # copytruncate (N8)
 
@@ -300,10 +302,10 @@ def bars(stage: Stage, calm: Stage, count: int) -> Iterator[Bar]:
     where = "a webhook" if paged else "/metrics, because Prometheus is missing"
     yield in_time(f"root's crash is at {where}", told)
     yield "N8 crashes counted in a truncated log", f"{counted():g} of 1", counted() == 1
-    new = host.daemon("/tmp/mps-new", "/var/log/mps-new").pipe
-    yield in_time("N1 new daemon is found", lambda: stage.value("mps_control_up", daemon=new))
+    new = host.daemon("/tmp/mps-new", "/var/log/mps-new")
+    yield in_time("N1 new daemon is found", new.is_up)
     for name, pipe in (("N3", LOCKED), ("N4", SERVED)):
-        host.signal(stage.daemons[pipe].pid, signal.SIGKILL)
+        stage.daemons[pipe].kill()
         absent = {"daemon": pipe, "mps_control_state": "absent"}
         question = partial(stage.value, "mps_control_state", **absent)
         yield in_time(f"{name} dead daemon is absent", question)

@@ -130,10 +130,8 @@ class Daemon:
 
     def log(self, name: str, *lines: str) -> None:
         """Write these lines now."""
-        now = time.time()
-        component, pid = ("Control", self.pid) if name == "control" else ("Server", self.server)
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        prefix = f"[{stamp}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
+        writer = ("Control", self.pid) if name == "control" else ("Server", self.server)
+        prefix = fake_mps_control.stamp(*writer)
         file = self.files.get(name)
         if file is None:
             file = self.files[name] = (self.logs / f"{name}.log").open("a")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,23 +213,32 @@ def _subject(exporter: Exporter, stack: ExitStack) -> Program | Tool:
 
 
 def compare(exporters: Sequence[Exporter], rounds: int = 30, interval: float = 1.0) -> list[Cost]:
-    """Start all; measure them without scrapes, and with paced scrapes; stop all."""
+    """Start all, measure them, and stop all."""
     with ExitStack() as stack:
-        subjects = [(_subject(one, stack), Cost(one.name)) for one in exporters]
-        for subject, _ in subjects * WARM_UP:
-            subject.scrape()
-        seconds = min(rounds * interval, IDLE_SECONDS)
-        before = [subject.cpu_seconds() for subject, _ in subjects]
-        time.sleep(seconds)
-        for (subject, cost), was in zip(subjects, before, strict=True):
-            if isinstance(subject, Program):
-                cost.idle_cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
-        _paced(subjects, rounds, interval)
-        for subject, cost in subjects:
-            lines = subject.scrape().splitlines()
-            cost.series = sum(1 for line in lines if line and not line.startswith("#"))
-            cost.rss_megabytes = subject.megabytes
-        return [cost for _, cost in subjects]
+        subjects = {one.name: _subject(one, stack) for one in exporters}
+        return measure(subjects, rounds, interval)
+
+
+def measure(
+    by_name: Mapping[str, Program | Tool], rounds: int, interval: float = 1.0
+) -> list[Cost]:
+    """Measure running programs without scrapes, and with paced scrapes."""
+    subjects = [(subject, Cost(name)) for name, subject in by_name.items()]
+    for subject, _ in subjects * WARM_UP:
+        subject.scrape()
+    time.sleep(interval)  # what a scrape has started ends
+    seconds = min(rounds * interval, IDLE_SECONDS)
+    before = [subject.cpu_seconds() for subject, _ in subjects]
+    time.sleep(seconds)
+    for (subject, cost), was in zip(subjects, before, strict=True):
+        if isinstance(subject, Program):
+            cost.idle_cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
+    _paced(subjects, rounds, interval)
+    for subject, cost in subjects:
+        lines = subject.scrape().splitlines()
+        cost.series = sum(1 for line in lines if line and not line.startswith("#"))
+        cost.rss_megabytes = subject.megabytes
+    return [cost for _, cost in subjects]
 
 
 def _paced(subjects: Sequence[tuple[Program | Tool, Cost]], rounds: int, interval: float) -> None:

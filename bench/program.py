@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.host import FullHost
-from bench.http import Program, started
+from bench.http import Cost, Program, measure, started
 from testing.ports import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -60,14 +59,16 @@ class Life:
     """Measurements of a running program."""
 
     first_scrape_seconds: float
-    megabytes: float
-    idle_percent: float
-    scraped_percent: float
-    scrape_ms: float
     threads: int
+    cost: Cost
+
+    @property
+    def idle_percent(self) -> float:
+        """CPU without scrapes, in percent of a core."""
+        return self.cost.idle_cpu_percent or 0.0
 
 
-def life(clients: int, seconds: float) -> Life:
+def life(clients: int, seconds: int) -> Life:
     """Run the program this long without scrapes, then this long with a scrape a second."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -77,33 +78,18 @@ def life(clients: int, seconds: float) -> Life:
         first = program.until_good('mps_control_up{daemon="')
         program.until_good("mps_client_contexts")
         time.sleep(2)
-        before = program.cpu_seconds()
-        time.sleep(seconds)
-        idle = (program.cpu_seconds() - before) / seconds
-        times = []
-        before, began = program.cpu_seconds(), time.monotonic()
-        while (now := time.monotonic()) < began + seconds:
-            program.scrape()
-            times.append(time.monotonic() - now)
-            time.sleep(max(0.0, 1.0 - times[-1]))
-        scraped = (program.cpu_seconds() - before) / (time.monotonic() - began)
-        return Life(
-            first_scrape_seconds=first,
-            megabytes=program.megabytes,
-            idle_percent=100 * idle,
-            scraped_percent=100 * scraped,
-            scrape_ms=1000 * statistics.median(times),
-            threads=program.status("Threads"),
-        )
+        (cost,) = measure({"mps-exporter": program}, seconds)
+        return Life(first, program.status("Threads"), cost)
 
 
 def report(clients: int, seen: Life) -> list[str]:
     """Return the lines of a report."""
+    cost = seen.cost
     return [
         f"the program with {clients} clients:",
         f"  start to first good scrape     {seen.first_scrape_seconds:6.2f} s",
-        f"  resident memory                {seen.megabytes:6.1f} MB, {seen.threads} threads",
-        f"  a scrape over HTTP, gzip       {seen.scrape_ms:6.1f} ms",
+        f"  resident memory                {cost.rss_megabytes:6.1f} MB, {seen.threads} threads",
+        f"  a scrape over HTTP, gzip       {cost.median_ms:6.1f} ms",
         f"  CPU without scrapes            {seen.idle_percent:6.2f} % of a core",
-        f"  CPU with a scrape a second     {seen.scraped_percent:6.2f} % of a core, tools included",
+        f"  CPU with a scrape a second     {cost.cpu_percent:6.2f} % of a core, tools included",
     ]

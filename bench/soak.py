@@ -140,9 +140,9 @@ class Truth:
             if (path := daemon.logs / f"{log}.log").exists() and path.stat().st_size
         }
 
-    def settle(self, scrape: Callable[[], str], seconds: float = SETTLE_SECONDS) -> list[str]:
+    def settle(self, scrape: Callable[[], str]) -> list[str]:
         """Wait until the exporter has counted all events; return the differences."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + SETTLE_SECONDS
         while (missing := self.differences(scrape())) and time.monotonic() < end:
             time.sleep(STEP_SECONDS)
         return missing

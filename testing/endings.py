@@ -54,5 +54,11 @@ def ended_pids(text: str) -> Iterator[tuple[int, str]]:
         before = _numbers(_SERVER.sub("", bare)) or before
 
 
+def ended_among(pids: set[int], text: str) -> Iterator[tuple[int, str]]:
+    """Each of these PIDs that a text ends, with the sentence; most texts name none of them."""
+    if not pids.isdisjoint(map(int, re.findall(r"\d+", text))):
+        yield from ((pid, sentence) for pid, sentence in ended_pids(text) if pid in pids)
+
+
 def _numbers(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"(?<![\w-])\d+\b", text)}

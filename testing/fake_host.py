@@ -10,14 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from testing import fake_mps_control
+from testing import fake_mps_control, fake_mps_daemon
 
-H200: Mapping[str, Any] = {
-    "ordinal": 0,
-    "pci": "0000:00.06.00",
-    "uuid": "GPU-00000000-1111-2222-3333-444444444444",
-    "name": "NVIDIA H200",
-}
+H200: Mapping[str, Any] = fake_mps_daemon.DEVICE
 
 
 def install_tool(directory: Path) -> Path:

@@ -179,16 +179,17 @@ def log_lines(commands: list[str], replies: list[list[str]]) -> list[str]:
     return [*lines, "UI closed"]
 
 
-def stamp(state: dict[str, Any]) -> str:
+def stamp(component: str, pid: int) -> str:
+    """The beginning of a line that is written to a log now."""
     now = time.time()
     seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    return f"[{seconds}.{int(now * 1000) % 1000:03d} Control {state.get('pid', 445):5d}] "
+    return f"[{seconds}.{int(now * 1000) % 1000:03d} {component} {pid:5d}] "
 
 
 def append_to_log(state: dict[str, Any], lines: list[str]) -> None:
     directory = state.get("log_directory")
     if directory:
-        prefix = stamp(state)
+        prefix = stamp("Control", state.get("pid", 445))
         text = "".join(f"{prefix}{line}\n" for line in lines)
         with open(f"{directory}/control.log", "a") as log:
             log.write(text)

@@ -48,6 +48,13 @@ def texts_of(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield from texts_of_processes(snapshot)
 
 
+def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield the name of each finding and recent incident, with its texts and commands."""
+    for one in (*findings(snapshot), *recent_incidents(snapshot)):
+        commands = [action.command for action in one.actions]
+        yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
+
+
 def texts_of_processes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield the doctor's texts for each process."""
     found = (*findings(snapshot), *recent_incidents(snapshot))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ from testing.page import Page
 from testing.waiting import PATIENCE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+"""Environment of the programs of this project."""
 SOCKET = "/run/exporter/exporter.sock"
 STAND_INS = "/run/stand-ins"
 PROGRAMS = f"{STAND_INS}/programs"
@@ -84,19 +86,12 @@ class Daemon:
         state = self.state
         state["servers"][0]["clients"].append({"pid": shown, "contexts": {"0": [1]}})
         self.be(**state)
-        me, server = state["pid"], self.server
         self.log(
-            "control",
-            "Control",
-            me,
-            "Accepting connection...",
-            f"NEW CLIENT {shown} from user {uid}: Server already exists",
+            "Accepting connection...", f"NEW CLIENT {shown} from user {uid}: Server already exists"
         )
         name_of = f"{{PID: {shown}, Context ID: %d}}"
-        self.log(
-            "server",
-            "Server",
-            server,
+        self.log_of_server(
+            self.server,
             f"Received new client request for {name_of % 0}",
             f"Client {name_of % 0} connected",
             f"Creating worker thread for client {name_of % 0}",
@@ -109,11 +104,8 @@ class Daemon:
 
     def queue(self, pid: int, uid: int) -> None:
         """A client is put into the queue behind the server's user; the server has clients."""
-        me, server = self.state["pid"], self.server
+        server = self.server
         self.log(
-            "control",
-            "Control",
-            me,
             "Accepting connection...",
             f"NEW CLIENT {0 if self.own_pids else pid} from user {uid}: "
             "Server is not ready, push client to pending list",
@@ -122,10 +114,44 @@ class Daemon:
             f"Control will try shutting down server {server} again in at most 51200ms",
         )
 
-    def log(self, name: str, component: str, pid: int, *lines: str) -> None:
-        """Write lines to its logs, as the daemon and its server do."""
+    def log(self, *lines: str) -> None:
+        """Write lines to control.log, as the daemon does."""
+        self._log("control", "Control", self.state["pid"], *lines)
+
+    def log_of_server(self, pid: int, *lines: str) -> None:
+        """Write lines to server.log, as its server of this PID does."""
+        self._log("server", "Server", pid, *lines)
+
+    def _log(self, name: str, component: str, pid: int, *lines: str) -> None:
         folder = self.seen / self.logs.lstrip("/")
         fake_mps_daemon.log(name, component, pid, *lines, folder=folder)
+
+    def crash(self, server: int) -> None:
+        """Log the start of a server with this PID, and its end by a signal."""
+        self.log(f"Starting new server {server} for user 0")
+        self._log("server", "Other", server, "Startup")
+        self.log(f"NEW SERVER {server}: Ready", f"Server {server} exited with status 0")
+
+    def kill(self) -> None:
+        self.host.signal(self.pid, signal.SIGKILL)
+
+    def value(self, metric: str, **labels: object) -> float | None:
+        """Scrape a metric of this daemon."""
+        return self.host.scrape().value(metric, daemon=self.pipe, **labels)
+
+    @property
+    def crashes(self) -> float | None:
+        """Number of crashes of its servers, as the exporter counts them."""
+        return self.value("mps_server_exits_total", cause="crashed")
+
+    def is_up(self) -> bool:
+        return self.value("mps_control_up") == 1
+
+    @property
+    def states(self) -> list[str]:
+        """Its state, as the exporter shows it."""
+        found = self.host.scrape().all("mps_control_state", daemon=self.pipe)
+        return [one.labels["mps_control_state"] for one in found if one.value]
 
 
 class OwnHost:
@@ -135,7 +161,7 @@ class OwnHost:
         self.init = init
         self._processes: list[subprocess.Popen[bytes]] = []
         self.exporters: list[subprocess.Popen[bytes]] = []
-        self.groups: list[Path] = []
+        self._groups: list[Path] = []
         """Control groups to remove at the end, in the order in which they were made."""
         self._youngest = 0.0
         """When the last server was started (Unix time)."""
@@ -143,6 +169,20 @@ class OwnHost:
     def outside(self, path: str) -> Path:
         """A path of this host, as the test reaches it."""
         return Path(f"/proc/{self.init}/root{path}")
+
+    def control_group(self, path: str) -> Path:
+        """Make a control group and its parents, which are removed at the end.
+
+        Raises:
+            OSError: If this machine has no control groups, or they cannot be made.
+        """
+        group = _cgroup_root()
+        for name in path.split("/"):
+            group /= name
+            if not group.exists():
+                group.mkdir()
+                self._groups.append(group)
+        return group
 
     def start(
         self,
@@ -230,11 +270,7 @@ class OwnHost:
         """Start a program of a user; return its PID."""
         before = self.pids()
         self.start(
-            f"{PROGRAMS}/train",
-            "3600",
-            environment=environment,
-            rights=[f"--reuid={uid}", f"--regid={uid}", "--clear-groups"],
-            cgroup=cgroup,
+            f"{PROGRAMS}/train", "3600", environment=environment, rights=as_user(uid), cgroup=cgroup
         )
         return wait_for(lambda: self._named("train", self.pids() - before))
 
@@ -275,7 +311,7 @@ class OwnHost:
             "--mps.query-timeout=20s",
             "--collector.timeout=60s",
             *flags,
-            environment={"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
+            environment=ENVIRONMENT,
             rights=rights,
             inside=inside,
         )
@@ -291,26 +327,22 @@ class OwnHost:
             return self.get("/-/ready")[0] == 200
         return False
 
-    def get(self, path: str) -> tuple[int, str]:
-        connection = _UnixConnection(str(self.outside(SOCKET)))
-        try:
+    @contextmanager
+    def _response(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        with closing(_UnixConnection(str(self.outside(SOCKET)))) as connection:
             connection.request("GET", path)
-            response = connection.getresponse()
+            yield connection.getresponse()
+
+    def get(self, path: str) -> tuple[int, str]:
+        with self._response(path) as response:
             return response.status, response.read().decode()
-        finally:
-            connection.close()
 
     @contextmanager
     def incidents(self) -> Iterator[Iterator[dict[str, Any]]]:
         """What happens from now on, as the event stream tells it."""
-        connection = _UnixConnection(str(self.outside(SOCKET)))
-        try:
-            connection.request("GET", "/api/v1/events")
-            response = connection.getresponse()
+        with self._response("/api/v1/events") as response:
             lines = (line for line in response if line.startswith(b"data: {"))
             yield (json.loads(line.removeprefix(b"data: ")) for line in lines)
-        finally:
-            connection.close()
 
     def scrape(self) -> Page:
         status, text = self.get("/metrics")
@@ -335,14 +367,23 @@ class OwnHost:
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-        for group in reversed(self.groups):
-            wait_for(partial(_is_empty, group))
-            group.rmdir()
+        for group in reversed(self._groups):
+            wait_for(partial(_removed, group))
 
 
-def _is_empty(group: Path) -> bool:
-    """Whether no process is in a control group, nor below it."""
-    return "populated 0" in (group / "cgroup.events").read_text()
+def _cgroup_root() -> Path:
+    """Return a place for control groups: version 2, or systemd's hierarchy of version 1."""
+    for candidate in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"):
+        if Path(candidate, "cgroup.procs").exists():
+            return Path(candidate)
+    raise OSError("no hierarchy of control groups is mounted below /sys/fs/cgroup")
+
+
+def _removed(group: Path) -> bool:
+    """Remove a control group; its processes may still be exiting."""
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -354,6 +395,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(PATIENCE_SECONDS)
         self.sock.connect(self._path)
+
+
+def as_user(uid: int, *capabilities: str) -> tuple[str, ...]:
+    """Return arguments of setpriv: a user with these capabilities and no others."""
+    bounding = ",".join(["-all", *(f"+{name}" for name in capabilities)])
+    words = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups", f"--bounding-set={bounding}")
+    if not capabilities:
+        return words
+    return (*words, f"--inh-caps={bounding}", f"--ambient-caps={bounding}")
 
 
 def inside(script: str, *namespaces: str) -> tuple[str, ...]:
@@ -454,6 +504,8 @@ def _furnish() -> None:
     sleep = shutil.which("sleep")
     assert sleep is not None
     (programs / "train").symlink_to(sleep)
+    (programs / "shell").mkdir()
+    (programs / "shell" / "nvidia-cuda-mps-control").symlink_to("/bin/sh")
     install_tool(Path(STAND_INS))
     shutil.copy(Path(__file__).with_name("fake_mps_daemon.py"), STAND_INS)
 

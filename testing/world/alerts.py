@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testing.endings import ended_pids
+from testing.endings import ended_among
 from testing.page import text_of
 from testing.promtool import Page, fired, page_of
 from testing.world.daemon import Daemon
@@ -106,9 +106,8 @@ async def wrong_alerts(seed: int, minutes: float, folder: Path) -> list[str]:
     fires: dict[float, set[Alert]] = {at: set() for at in expected}
     for one in fired(folder, "gpu01", pages, INTERVAL):
         fires[one.seconds].add((one.name, one.labels.get("daemon", "")))
-        for pid, sentence in ended_pids(one.annotations["description"]):
-            if pid in healthy[one.seconds]:
-                wrong.append(f"{one.name} ends {pid}: {sentence}")
+        for pid, sentence in ended_among(healthy[one.seconds], one.annotations["description"]):
+            wrong.append(f"{one.name} ends {pid}: {sentence}")
     return [*wrong, *_differences(expected, fires)]
 
 

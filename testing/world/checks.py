@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,16 +11,16 @@ from typing import Any, Literal
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
-from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings import ADVICE, recent_incidents
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
-from testing.endings import ended_pids
+from testing.endings import ended_among
 from testing.mps_logs import LOGS, numbers, summary
-from testing.outputs import texts_of, words_of
+from testing.outputs import texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon
 from testing.world.model import World
@@ -73,7 +72,6 @@ class Moment:
     """All texts are checked, too, which takes longer."""
 
 
-_NUMBER = re.compile(r"\d+")
 Check = Callable[[Moment], Iterator[str]]
 
 
@@ -109,6 +107,9 @@ def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
             yield daemon, shown
 
 
+Numbers = Mapping[tuple[str, int], float]
+
+
 def counters(moment: Moment) -> Iterator[str]:
     """Counters equal the truth; growing times do up to the exporter's settling time."""
     for daemon, shown in _knowable(moment):
@@ -122,54 +123,40 @@ def _counter_differences(truth: Truth, counted: LogMetricValues) -> Iterator[str
     for name in sorted(seen.keys() | true.keys()):
         shown, expected = seen.get(name), true.get(name)
         slack = truth.slack.get(name, 0)
-        if name in RUNNING:
-            if abs(_total(shown) - _total(expected)) > SETTLING_SECONDS + slack / 1000:
-                yield f"{name} is {shown}, not {expected}"
-        elif slack:
-            if not _nearly(name, shown, expected, slack):
-                yield f"{name} is {shown}, not {expected}, give or take {slack}"
-        elif not _equal(shown, expected):
-            yield f"{name} is {shown}, not {expected}"
+        if not _agree(name, _by_label(shown), _by_label(expected), slack):
+            yield f"{name} is {shown}, not {expected}, give or take {slack}"
     for log in LOGS:
         if counted["mps_control_log_unrecognized_lines_total"].get((log,)):
             yield f"unrecognized lines in {log}"
 
 
-def _nearly(name: str, shown: object, expected: object, slack: int) -> bool:
-    """Compare counts; what is not proved of a loss is its cause, which is never a wrong one."""
-    seen, true = _by_label(shown), _by_label(expected)
-    if name == "losses":
+def _agree(name: str, seen: Numbers, true: Numbers, slack: int) -> bool:
+    """Compare to the millisecond, or with slack.
+
+    What is not proved of a loss is its cause, which is never a wrong one.
+    """
+    if name in RUNNING:
+        difference = sum(seen.values()) - sum(true.values())
+        return abs(difference) <= SETTLING_SECONDS + slack / 1000
+    if name == "losses" and slack:
         wrong = [
             label
             for label, number in seen.items()
-            if number > true.get(label, 0) and not label.endswith("unattributed_fault")
+            if number > true.get(label, 0) and not label[0].endswith("unattributed_fault")
         ]
         return not wrong and sum(seen.values()) == sum(true.values())
     labels = seen.keys() | true.keys()
-    return all(abs(seen.get(one, 0) - true.get(one, 0)) <= slack for one in labels)
+    return all(abs(seen.get(one, 0) - true.get(one, 0)) < slack + 0.0005 for one in labels)
 
 
-def _by_label(value: object) -> dict[str, float]:
-    if isinstance(value, dict):
-        return value
-    return {"": value} if isinstance(value, int | float) else {}
-
-
-def _total(value: object) -> float:
-    return float(sum(_by_label(value).values()))
-
-
-def _equal(shown: object, expected: object) -> bool:
-    """Compare to the millisecond."""
-    if isinstance(shown, dict) and isinstance(expected, dict):
-        return shown.keys() == expected.keys() and all(
-            _equal(shown[key], expected[key]) for key in shown
-        )
-    if isinstance(shown, list) and isinstance(expected, list):
-        return len(shown) == len(expected) and all(map(_equal, shown, expected))
-    if isinstance(shown, int | float) and isinstance(expected, int | float):
-        return abs(shown - expected) < 0.0005
-    return shown == expected
+def _by_label(value: Any) -> Numbers:
+    """Return all numbers of a counter, or counts and sums of a histogram, by label and place."""
+    values = value if isinstance(value, dict) else {"": [] if value is None else value}
+    return {
+        (label, place): number
+        for label, found in values.items()
+        for place, number in enumerate(found if isinstance(found, list) else [found])
+    }
 
 
 def holders(moment: Moment) -> Iterator[str]:
@@ -226,19 +213,11 @@ def _leavers(world: World) -> set[int]:
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
     healthy = moment.world.healthy_pids()
-    texts = [*_advice(moment.snapshot), *(texts_of(moment.snapshot) if moment.thorough else ())]
+    snapshot = moment.snapshot
+    texts = [*texts_of_findings(snapshot), *(texts_of(snapshot) if moment.thorough else ())]
     for source, text in texts:
-        if healthy.isdisjoint(map(int, _NUMBER.findall(text))):
-            continue
-        for pid, sentence in ended_pids(text):
-            if pid in healthy:
-                yield f"{source} ends {pid}: {sentence}"
-
-
-def _advice(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    for one in (*findings(snapshot), *recent_incidents(snapshot)):
-        commands = [action.command for action in one.actions]
-        yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
+        for pid, sentence in ended_among(healthy, text):
+            yield f"{source} ends {pid}: {sentence}"
 
 
 # -- against itself

@@ -26,10 +26,9 @@ CONFIRMED_AFTER_MS = 1_600
 LONGEST_POLL_MS = 700
 FORGOTTEN_AFTER_MS = 100_000
 """An exporter shows a daemon for 120 s after its exit; later, another one would be a new one."""
-_NEW_CLIENT, _PENDING = (
-    "NEW CLIENT {} from user {}: {}",
-    "Server is not ready, push client to pending list",
-)
+_NEW_CLIENT = "NEW CLIENT {} from user {}: {}"
+_EXISTS = "Server already exists"
+_PENDING = "Server is not ready, push client to pending list"
 SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
 
 
@@ -93,15 +92,16 @@ class Daemon(Process):
     def after(self, milliseconds: int, event: Callable[[], None]) -> None:
         self.world.after(milliseconds, event)
 
-    def say(self, log: LogName, text: str, pid: int | None = None) -> None:
-        component = "Control" if log == "control" else "Server"
-        if text.startswith(("Startup", "Connecting to", "Initializing")):
-            component = "Other"
+    def say(self, log: LogName, *texts: str, pid: int | None = None) -> None:
         seconds, milliseconds = divmod(self.world.now_ms, 1000)
         stamp = f"{_day_and_time(seconds)}.{milliseconds:03d}"
         writer = self.pid if pid is None else pid
-        self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
-        self.truth.lines[log] += 1
+        for text in texts:
+            component = "Control" if log == "control" else "Server"
+            if text.startswith(("Startup", "Connecting to", "Initializing")):
+                component = "Other"
+            self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
+        self.truth.lines[log] += len(texts)
         self.world.settle()
 
     def account(self) -> None:
@@ -137,10 +137,13 @@ class Daemon(Process):
         self.pid, self.started_ms, self.exists = next(self._pids), self.world.now_ms, True
         self._accounted_ms = self.world.now_ms
         self.world.add(self)
-        self.say("control", f"Starting control daemon using socket {self.pipe}/control")
         variable = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}"
-        self.say("control", f"To connect CUDA applications to this daemon, set env {variable}")
-        self.say("control", "CUDA MPS Control binary version: 13000")
+        self.say(
+            "control",
+            f"Starting control daemon using socket {self.pipe}/control",
+            f"To connect CUDA applications to this daemon, set env {variable}",
+            "CUDA MPS Control binary version: 13000",
+        )
         self.truth.count("daemon_starts")
 
     def act(self, action: Action) -> bool:
@@ -210,13 +213,13 @@ class Daemon(Process):
         random = self.world.random(self.key, f"forge {self.world.now_ms}")
         for victim in random.sample(others, min(len(others), 3)):
             who = f"{{PID: {victim.pid}, Context"
-            for text in (
+            self.say(
+                "control",
                 _NEW_CLIENT.format(victim.pid, victim.uid, _PENDING),
                 f"Starting new server {victim.pid} for user {self.uid}",
                 f"NEW SERVER {victim.pid}: Ready",
                 f"Try shutting down server {victim.pid}, backoff is disabled",
-            ):
-                self.say("control", text)
+            )
             for text in (
                 f"Client {who} ID: 0}} connected",
                 f"Status of client {who} ID: 1}} is ACTIVE",
@@ -225,12 +228,11 @@ class Daemon(Process):
                 f"Client {who}: 1}} encountered a fatal GPU error.",
                 "User did not send valid credentials",
             ):
-                self.say("server", text, random.choice((self.pid, victim.pid)))
+                self.say("server", text, pid=random.choice((self.pid, victim.pid)))
 
     def _quit(self) -> None:
         """Drain the server, and exit (recordings/draining)."""
-        for text in ("Accepting connection...", "NEW UI", "Cmd:quit"):
-            self.say("control", text)
+        self.say("control", "Accepting connection...", "NEW UI", "Cmd:quit")
         self.quitting = True
         if self.server is None:
             self._exit()
@@ -291,8 +293,7 @@ class Daemon(Process):
     def _notice_given_up(self) -> None:
         gave_up, self._gave_up = self._gave_up, 0
         for _ in range(gave_up):
-            self.say("control", "Accepting connection...")
-            self.say("control", "Unable to accept connection")
+            self.say("control", "Accepting connection...", "Unable to accept connection")
 
     def _continue(self) -> None:
         """Go on after the end of a server."""
@@ -323,8 +324,7 @@ class Daemon(Process):
             self._gave_up += 1
             return None
         replies = [fake_mps_control.reply(self._state(), one) for one in commands]
-        for line in fake_mps_control.log_lines(list(commands), replies):
-            self.say("control", line)
+        self.say("control", *fake_mps_control.log_lines(list(commands), replies))
         if server is not None and any(one.startswith("device_query") for one in commands):
             server.say(f"Received device query command. There are {len(self.gpus)} devices")
         return replies
@@ -378,12 +378,11 @@ class Daemon(Process):
             return dead[0].shown_uid == uid and not waiting
         return True
 
-    def say_admission(self, client: Client, *, first: bool) -> None:
-        if first:
-            self.say("control", "Accepting connection...")
-            self.say("control", "User did not send valid credentials")
-        self.say("control", "Accepting connection...")
-        self.say("control", _new_client(client, "Server already exists"))
+    def say_admission(self, client: Client, what: str = _EXISTS, *, first: bool) -> None:
+        """Log a connection; the first of a process lacks its credentials."""
+        refused = ("Accepting connection...", "User did not send valid credentials")
+        words = _NEW_CLIENT.format(client.pid, client.shown_uid, what)
+        self.say("control", *(refused if first else ()), "Accepting connection...", words)
 
     def arrive(self, client: Client) -> None:
         server, uid = self.server, client.shown_uid
@@ -400,13 +399,7 @@ class Daemon(Process):
             server.expected += 1
             self.after(1, partial(self._send, server, client))
             return
-        for text in (
-            "Accepting connection...",
-            "User did not send valid credentials",
-            "Accepting connection...",
-            _new_client(client, _PENDING),
-        ):
-            self.say("control", text)
+        self.say_admission(client, _PENDING, first=True)
         client.queued_ms = self.world.now_ms
         self.queue.append(client)
         if self.uid and uid != self.uid:
@@ -443,12 +436,10 @@ class Daemon(Process):
         if action.kind == "fault":
             server.own_fault(client, action.values["pointer"])
         elif action.kind == "terminate":
-            for text in ("Accepting connection...", "NEW UI"):
-                self.say("control", text)
-            self.say("control", f"Cmd:terminate_client {server.pid} {client.pid}")
+            command = f"Cmd:terminate_client {server.pid} {client.pid}"
+            self.say("control", "Accepting connection...", "NEW UI", command)
             server.terminate(client)
-            self.say("control", "0")
-            self.say("control", "UI closed")
+            self.say("control", "0", "UI closed")
         return True
 
     def _end_client(self, client: Client, values: Mapping[str, Any]) -> bool:
@@ -512,8 +503,7 @@ class Daemon(Process):
         for _ in range(FORBIDDEN_STARTS):
             pid = next(self._pids)
             error = f"Failed to start server using uid {uid}, error: Operation not permitted"
-            self.say("control", f"Starting new server {pid} for user {uid}", pid)
-            self.say("control", error, pid)
+            self.say("control", f"Starting new server {pid} for user {uid}", error, pid=pid)
             self.say("control", f"Server {pid} exited with status 1")
             self.truth.count("server_starts", uid)
             self.truth.count("server_exits", "start_failed")
@@ -525,7 +515,7 @@ class Daemon(Process):
         self.account()
         server = self.server = Server(self, next(self._pids), uid)
         self.world.add(server)
-        self.say("control", f"Starting new server {server.pid} for user {uid}", server.pid)
+        self.say("control", f"Starting new server {server.pid} for user {uid}", pid=server.pid)
         self.truth.count("server_starts", uid)
         for client in self.queue:
             client.blocked |= client.shown_uid != uid
@@ -556,15 +546,14 @@ class Daemon(Process):
             self.truth.allow("handover_idle_seconds", 10_100)
         for client in living:
             server.request(client, 0)
-            server.say(f"Client {{PID: {client.pid}, Context ID: 0}} connected")
+            server.say(f"Client {client.named(0)} connected")
             server.add(client)
             server.request(client, 0)
         if not living:
             server.request(queued[0], 0)
         server.say("User did not send valid credentials")
         for client in living:
-            who = f"{{PID: {client.pid}, Context ID: 0}}"
-            server.say(f"Creating worker thread for client {who}")
+            server.say(f"Creating worker thread for client {client.named(0)}")
             gap = self.world.delay(client.key, "context", 13, 26)
             self.after(gap, partial(self._hang_at, server, client))
 
@@ -585,13 +574,13 @@ class Daemon(Process):
         server.say("Server has been notified to shutdown")
         if threads := server.threads:
             # recordings/samples/uid-wait: the back-off doubles from 200 ms
-            for text in (
+            again = f"Control will try shutting down server {server.pid} again in at most"
+            self.say(
+                "control",
                 f"Server {server.pid} has {threads} active worker threads. "
                 "Server will not shutdown.",
-                f"Control will try shutting down server {server.pid} again "
-                f"in at most {backoff_ms}ms",
-            ):
-                self.say("control", text)
+                f"{again} {backoff_ms}ms",
+            )
             server.say(f"Server was unable to shutdown due to {threads} active clients")
             longer = min(2 * backoff_ms, LAST_BACKOFF_MS)
             self.after(backoff_ms, partial(self._try_shutdown, server, longer, retry))
@@ -608,10 +597,6 @@ class Daemon(Process):
         self.say("control", f"Server {server.pid} exited with status 0")
         self.truth.count("server_exits", "requested")
         self._continue()
-
-
-def _new_client(client: Client, what: str) -> str:
-    return _NEW_CLIENT.format(client.pid, client.shown_uid, what)
 
 
 def _by_ordinal(client: Client) -> dict[str, list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -11,9 +11,10 @@ from typing import get_args
 
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
-from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, Observation
+from mps_exporter.observations import Observation
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.recording import Header, RecordingWriter
+from testing.mps_logs import LOGS
 from testing.world.checks import (
     CHECKS,
     EVERYTHING,
@@ -50,37 +51,14 @@ class Result:
     actions: tuple[Action, ...]
 
 
-class HalfBlindHost(WorldHost):
-    """A host one of whose logs the exporter may not read."""
-
-    def __init__(self, world: World, hidden: LogName) -> None:
-        super().__init__(world, history=True)
-        self._hidden = hidden
-
-    async def poll_logs(
-        self, daemons: Sequence[DaemonFacts], deadline_seconds: float
-    ) -> LogsObservation:
-        seen = await super().poll_logs(daemons, deadline_seconds)
-        states = tuple(
-            replace(state, readable=False) if state.log == self._hidden else state
-            for state in seen.states
-        )
-        chunks = tuple(chunk for chunk in seen.chunks if chunk.log != self._hidden)
-        return replace(seen, chunks=chunks, states=states)
-
-
 def _later(world: World, sight: Sight) -> Collector:
     """Return an exporter that starts now."""
-    match sight:
-        case "without server.log":
-            return Collector(HalfBlindHost(world, "server"), Settings())
-        case "without control.log":
-            return Collector(HalfBlindHost(world, "control"), Settings())
+    hidden = [log for log in LOGS if sight == f"without {log}.log"]
     settings = Settings(
         collector_control=sight != "without the control tool",
         collector_logs=sight != "without logs",
     )
-    return Collector(WorldHost(world, history=True), settings)
+    return Collector(WorldHost(world, history=True, hidden=hidden), settings)
 
 
 class Play:

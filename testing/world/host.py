@@ -40,10 +40,16 @@ SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
 class WorldHost:
     """The interface sources/host.Host over a world."""
 
-    def __init__(self, world: World, *, history: bool = False) -> None:
-        """With `history`, what is written now is from before the exporter's start."""
+    def __init__(
+        self, world: World, *, history: bool = False, hidden: Collection[LogName] = ()
+    ) -> None:
+        """With `history`, what is written now is from before the exporter's start.
+
+        The exporter may not read `hidden` logs.
+        """
         self._world = world
         self._history = history
+        self._hidden = hidden
         self._read: dict[tuple[str, LogName], tuple[int, int]] = {}
         """Bytes that were read of a log, and truncations that were noticed."""
         self._history_ends = {
@@ -166,7 +172,8 @@ class WorldHost:
         states = []
         for pipe in [one.pipe_directory for one in daemons]:
             for log in LOGS:
-                readable = (pipe, log) not in self._world.sight.gone_logs
+                gone = (pipe, log) in self._world.sight.gone_logs
+                readable = not gone and log not in self._hidden
                 states.append(LogState(pipe, log, f"/logs{pipe}/{log}.log", readable=readable))
                 if readable:
                     chunks += self._chunks(pipe, log)

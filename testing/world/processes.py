@@ -71,6 +71,10 @@ class Client(Process):
         """User in the logs: 0 for all clients of a server that serves every user."""
         return 0 if self.daemon.multiuser else self.uid
 
+    def named(self, context: int) -> str:
+        """Return what the logs call one of its contexts; 0: its process."""
+        return f"{{PID: {self.pid}, Context ID: {context}}}"
+
     def reserves(self, address: int | None) -> bool:
         return address is not None and any(a <= address < b for a, b in self.reservations)
 

@@ -71,8 +71,7 @@ class Server(Process):
         return "FAULT" if self.torn else "ACTIVE"
 
     def say(self, *texts: str) -> None:
-        for text in texts:
-            self.daemon.say("server", text, self.pid)
+        self.daemon.say("server", *texts, pid=self.pid)
 
     # -- start
 
@@ -122,7 +121,6 @@ class Server(Process):
 
     def refuse(self, client: Client) -> None:
         """Refuse it: contexts are torn down (recordings/fault-held), or no descriptor is left."""
-        who = f"{{PID: {client.pid}, Context ID: 0}}"
         self.request(client, 0)
         client.alive = False
         self._after(20, partial(self.world.end_process, client))
@@ -133,8 +131,8 @@ class Server(Process):
             self.truth.allow("rejections", 1)  # of a later process with its PID
             return
         self.say(
-            f"Server teardown in progress. Refusing to accept new client {who}",
-            f"Failed to accept client {who} with status 807",
+            f"Server teardown in progress. Refusing to accept new client {client.named(0)}",
+            f"Failed to accept client {client.named(0)} with status 807",
         )
         self.truth.count("rejections", f"{client.shown_uid} server_not_ready")
 
@@ -182,7 +180,7 @@ class Server(Process):
             self._refuse_context(client)
             return
         client.contexts[context] = ordinal
-        self.say(f"Status of client {{PID: {client.pid}, Context ID: {context}}} is ACTIVE")
+        self.say(f"Status of client {client.named(context)} is ACTIVE")
         if client.active_ms is None:
             client.active_ms = self.world.now_ms
             self.daemon.served.append(client)
@@ -240,11 +238,8 @@ class Server(Process):
         ordinal = client.contexts.pop(context)
         left = sum(ordinal in one.contexts.values() for one in self.clients)
         self._lost_connection(client, context)
-        self.say(*remarks)
-        self.say(
-            f"Client {{PID: {client.pid}, Context ID: {context}}} exiting. "
-            f"Number of active client contexts is {left}."
-        )
+        exiting = f"Client {client.named(context)} exiting."
+        self.say(*remarks, f"{exiting} Number of active client contexts is {left}.")
         if ordinal in self.torn and not any(
             one.torn and ordinal in one.contexts.values() for one in self.clients
         ):
@@ -255,7 +250,7 @@ class Server(Process):
     def _lost_connection(self, client: Client, context: int) -> None:
         self.say(
             "Server failed to recevie command with status 806, assuming client "
-            f"{{PID: {client.pid}, Context ID: {context}}} exit"
+            f"{client.named(context)} exit"
         )
 
     def _end(self, client: Client) -> None:
@@ -286,8 +281,7 @@ class Server(Process):
     def terminate(self, client: Client) -> None:
         """End it for an operator (recordings/samples/terminate-client)."""
         ((context, _),) = client.contexts.items()
-        who = f"{{PID: {client.pid}, Context ID: {context}}}"
-        self.say(f"MPS server requesting client {who} to exit")
+        self.say(f"MPS server requesting client {client.named(context)} to exit")
         self.truth.count("losses", f"{client.shown_uid} terminated")
         client.lost = True
         self.leave(client, least=14, most=16, remarks=["Client termination succeeded."])
@@ -395,10 +389,7 @@ class Server(Process):
             "encountered a fatal GPU error.",
             "Server is handling a fatal GPU error.",
         )
-        contexts = {
-            one.pid: f"Client {{PID: {one.pid}, Context ID: {_only(one.contexts)}}}"
-            for one in victims
-        }
+        contexts = {one.pid: f"Client {one.named(_only(one.contexts))}" for one in victims}
         self.say(*(f"{who} on device {ordinal} to be torn down" for who in contexts.values()))
         for pid, who in contexts.items():
             self.say(
@@ -439,7 +430,7 @@ class Server(Process):
 
 
 def _connected(client: Client, context: int) -> tuple[str, str]:
-    who = f"{{PID: {client.pid}, Context ID: {context}}}"
+    who = client.named(context)
     return f"Client {who} connected", f"Creating worker thread for client {who}"
 
 

@@ -302,8 +302,7 @@ async def dead_between_scrapes(lab: Lab, daemon: Daemon) -> None:
     lab.equal("dead after 2 s without a scrape", shown, [dead.pid])
     ends = [one.at - killed_at for one in view.incidents.snapshot() if one.kind == "wait_abandoned"]
     lab.facts["end_noticed_after_seconds"] = ends
-    ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
-    lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=ends)
+    _note_time_of_end(lab, ends)
     await lab.look()
     lab.check("mps_uid_waiting_dead_clients", 1, uid=1002)
     lab.check("mps_uid_waits_abandoned_total", 1, uid=1002)
@@ -348,6 +347,23 @@ async def wedge_times(lab: Lab, daemon: Daemon) -> None:
     await lab.left(third)
 
 
+async def _named(lab: Lab, done: Callable[[set[str]], bool], seconds: float) -> set[str]:
+    """Collect until the doctor names what is wanted; return the findings that it names."""
+    end = time.monotonic() + seconds
+    while True:
+        await lab.look()
+        named = {finding.advice.name for finding in findings(lab.seen.snapshot)}
+        if done(named) or time.monotonic() > end:
+            return named
+        await asyncio.sleep(0.2)
+
+
+def _note_time_of_end(lab: Lab, ends: list[float]) -> None:
+    """Check the only end of this kind; `ends` are seconds after the kill."""
+    ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
+    lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=ends)
+
+
 @scenario("a daemon is killed: its GPU is not served any more, and MPS would help again")
 async def served_after_death(lab: Lab) -> None:
     daemon = lab.daemon()
@@ -361,18 +377,11 @@ async def served_after_death(lab: Lab) -> None:
     died = [
         i.at - killed_at for i in lab.seen.snapshot.daemons[0].incidents if i.kind == "daemon_died"
     ]
-    ok = len(died) == 1 and 0.0 <= died[0] <= 0.1
-    lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=died)
+    _note_time_of_end(lab, died)
     await lab.left(client)
     neighbour = [lab.client("spin", 12, mps=False) for _ in range(2)]
     await lab.ready(*neighbour)
-    end = time.monotonic() + 10
-    while True:
-        await lab.look()
-        named = {finding.advice.name for finding in findings(lab.seen.snapshot)}
-        if "mps_would_help" in named or time.monotonic() > end:
-            break
-        await asyncio.sleep(0.5)
+    named = await _named(lab, lambda named: "mps_would_help" in named, 10)
     helps = "mps_would_help" in named
     lab.note("MPS would help", ok=helps, wanted="mps_would_help", got=sorted(named))
     lab.check("mps_gpu_served", None)
@@ -690,15 +699,10 @@ async def _training(lab: Lab, processes: int, *, mps: bool) -> None:
 
 
 for _count in (1, 5, 10):
-    for _mps in (False, True):
-
-        async def _act(lab: Lab, count: int = _count, mps: bool = _mps) -> None:
-            await _training(lab, count, mps=mps)
-
-        _words = (
-            f"the same small training {_count} times at once, {'with' if _mps else 'without'} MPS"
-        )
-        SCENARIOS[f"training-{_count}-{'mps' if _mps else 'direct'}"] = (_words, _act)
+    _words = f"the same small training {_count} times at once, %s MPS"
+    for _mps, _name, _how in ((False, "direct", "without"), (True, "mps", "with")):
+        _act = functools.partial(_training, processes=_count, mps=_mps)
+        SCENARIOS[f"training-{_count}-{_name}"] = (_words % _how, _act)
 
 
 @scenario(
@@ -757,15 +761,9 @@ async def quiet(lab: Lab) -> None:
 
 async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
     """Check that the doctor names these findings and, except for the lab's habits, no others."""
-    end = time.monotonic() + seconds
     expected = set(wanted)
     habits = {"not_exclusive_mode", "daemon_quit"}
-    while True:
-        await lab.look()
-        named = {finding.advice.name for finding in findings(lab.seen.snapshot)} - habits
-        if named == expected or time.monotonic() > end:
-            break
-        await asyncio.sleep(0.2)
+    named = await _named(lab, lambda named: named - habits == expected, seconds) - habits
     lab.note("the doctor names", ok=named == expected, wanted=sorted(expected), got=sorted(named))
 
 

@@ -9,7 +9,12 @@ import pytest
 
 from testing.own_host import OwnHost, own_host
 
-LONGEST_FIRST = ("test_alerts_e2e", "test_dashboards_queries")
+LONGEST_FIRST = (
+    "test_no_healthy_client_is_ended",
+    "test_alerts_e2e",
+    "test_hostile_users",
+    "test_dashboards_queries",
+)
 """Files that take longest: they begin first, whatever the order of the day, so that no worker is
 left alone with one at the end."""
 

@@ -256,7 +256,7 @@ def test_a_daemon_that_does_not_answer_well(host: Host, mode: str) -> None:
     host.daemon(101, pipe=host.folder / "second")
     host.daemon(101, mode=mode)
     second = str(host.folder / "second")
-    output = host.expect(3, [101], "--uid", "0", "--timeout", "10", "--pipe-directory", second)
+    output = host.expect(3, [101], "--uid", "0", "--timeout", "4", "--pipe-directory", second)
     assert output.count("are not known") == 1
     assert len(output.splitlines()) == 2
 
@@ -271,7 +271,7 @@ def test_after_a_client_that_hangs_the_daemon_is_left_alone(host: Host) -> None:
     for pid in (101, 102):
         host.process(pid)
     host.daemon(101, 102, each={"termination": "hang"})
-    done = host.run("--uid", "0", "--timeout", "10")
+    done = host.run("--uid", "0", "--timeout", "4")
     (line,) = done.stderr.splitlines()
     assert "no other client of this daemon was tried" in line
     assert done.returncode == 1

@@ -33,6 +33,6 @@ def test_exits_are_reported_without_a_scrape(host: OwnHost, container: bool) -> 
         assert killed <= died["at"] <= time.time()
         assert died["seconds"] == pytest.approx(died["at"] - began["at"], abs=0.002)
         killed = time.time()
-        host.signal(daemon.pid, signal.SIGKILL)
+        daemon.kill()
         assert killed <= next_of("daemon_died", incidents)["at"] <= time.time()
     assert host.scrape().value("mps_uid_waits_abandoned_total", uid="1002") == 1

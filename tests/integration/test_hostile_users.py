@@ -7,6 +7,7 @@ the hostile user are programs with the same name.
 from __future__ import annotations
 
 import gzip
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from testing.attacker import (
     SECRET,
     SLEEP,
     attack,
-    crash,
     crowd,
     fake,
     have_the_pid,
@@ -29,7 +29,7 @@ from testing.attacker import (
     lock_memory,
     take_the_pid,
 )
-from testing.own_host import ROOT, TOOL, Daemon, OwnHost, inside
+from testing.own_host import ENVIRONMENT, TOOL, Daemon, OwnHost, as_user, inside
 from testing.waiting import wait_for
 
 
@@ -40,22 +40,16 @@ def host(host: OwnHost) -> OwnHost:
     return host
 
 
-def crashes(host: OwnHost, daemon: str = PIPE) -> float | None:
-    return host.scrape().value("mps_server_exits_total", daemon=daemon, cause="crashed")
-
-
-def crash_is_counted(host: OwnHost, daemon: Daemon, pid: int) -> None:
+def crash_is_counted(daemon: Daemon, pid: int = 7001) -> None:
     """Let a server of a daemon crash, and wait until that is shown; the first crash here."""
-    crash(daemon, pid)
-    wait_for(lambda: crashes(host, daemon.pipe) == 1, 60)
+    daemon.crash(pid)
+    wait_for(lambda: daemon.crashes == 1, 60)
 
 
-def states_of(host: OwnHost, daemon: str) -> list[str]:
-    return [
-        sample.labels["mps_control_state"]
-        for sample in host.scrape()["mps_control_state"]
-        if sample.labels["daemon"] == daemon and sample.value
-    ]
+def ends(daemon: Daemon) -> None:
+    """Kill a daemon, and wait until that is shown."""
+    daemon.kill()
+    wait_for(lambda: daemon.states == ["absent"], 30)
 
 
 def users_of(host: OwnHost) -> set[str]:
@@ -67,8 +61,7 @@ def recorded(host: OwnHost) -> str:
     path = "/run/exporter/seen.rec.gz"
     words = [sys.executable, "-m", "mps_exporter", "record", path, "--duration=1s"]
     flags = [f"--mps.control-binary={TOOL}", "--no-collector.nvml"]
-    environment = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    assert host.start(*words, *flags, environment=environment).wait() == 0
+    assert host.start(*words, *flags, environment=ENVIRONMENT).wait() == 0
     return gzip.decompress(host.outside(path).read_bytes()).decode()
 
 
@@ -99,12 +92,8 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     # One of hers that is what it says, so that it is known when the logs were read.
     honest = host.daemon("/tmp/alice/pipe", "/tmp/alice/honest", rights=AS_ALICE)
     host.serve()
-    wait_for(
-        lambda: host.scrape().value(
-            "mps_control_log_readable", daemon="/tmp/alice/pipe", log="control"
-        )
-    )
-    crash_is_counted(host, honest, 7001)
+    wait_for(lambda: honest.value("mps_control_log_readable", log="control"))
+    crash_is_counted(honest)
     metrics = host.scrape()
     assert SECRET not in recorded(host)
     # (Without her mounts there may be an empty file of hers.)
@@ -116,9 +105,9 @@ def test_no_process_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
     daemon = host.daemon()
     have_the_pid(host, daemon.pid)
     host.serve()
-    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE))
-    crash_is_counted(host, daemon, 7001)
-    assert host.scrape().value("mps_control_log_readable", daemon=PIPE, log="control") == 1
+    wait_for(daemon.is_up)
+    crash_is_counted(daemon)
+    assert daemon.value("mps_control_log_readable", log="control") == 1
 
 
 @pytest.mark.parametrize("configured", [False, True])
@@ -154,14 +143,14 @@ def test_a_name_that_no_socket_can_have_is_no_daemons(host: OwnHost) -> None:
 def test_no_process_hides_the_exit_of_roots_daemon(host: OwnHost) -> None:
     daemon = host.daemon()
     host.serve(f"--mps.pipe-directory={PIPE}")
-    assert host.scrape().value("mps_control_up", daemon=PIPE) == 1
-    host.start("kill", "-9", str(daemon.pid)).wait()
+    assert daemon.is_up()
+    daemon.kill()
     wait_for(lambda: daemon.pid not in host.pids())
     variables = {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"}
     for code in (SLEEP, HOLD_THE_LOCK):  # its mode is 0666
         fake(host, variables, code)
     for _ in range(2):
-        assert states_of(host, PIPE) == ["absent"]
+        assert daemon.states == ["absent"]
         assert str(ALICE) not in users_of(host)
 
 
@@ -171,21 +160,19 @@ def test_a_pid_that_is_used_again_is_of_another_process(host: OwnHost) -> None:
     boxed = host.daemon("/tmp/boxed", inside=inside(mounts))
     daemon = host.daemon()
     host.serve()
-    wait_for(lambda: host.scrape().value("mps_control_up", daemon="/tmp/boxed"))
-    crash_is_counted(host, boxed, 7001)
-    host.start("kill", "-9", str(boxed.pid)).wait()
-    # Until the exporter knows of the end, it may look where the PID leads.
-    wait_for(lambda: states_of(host, "/tmp/boxed") == ["absent"])
+    wait_for(boxed.is_up)
+    crash_is_counted(boxed)
+    ends(boxed)  # until the exporter knows of the end, it may look where the PID leads
     take_the_pid(
         host,
         boxed.pid,
         {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/boxed", "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"},
     )
-    crash_is_counted(host, daemon, 7002)
+    crash_is_counted(daemon, 7002)
     for _ in range(2):
-        assert states_of(host, "/tmp/boxed") == ["absent"]
+        assert boxed.states == ["absent"]
         assert str(ALICE) not in users_of(host)
-        assert crashes(host, "/tmp/boxed") == 1  # below /proc/PID/root are the host's logs now
+        assert boxed.crashes == 1  # below /proc/PID/root are the host's logs now
 
 
 def test_no_directory_of_another_process_may_be_named(host: OwnHost) -> None:
@@ -256,15 +243,13 @@ def test_a_hung_file_system_delays_no_other_daemon(host: OwnHost) -> None:
     dead = {"CUDA_MPS_PIPE_DIRECTORY": "/run/dead/pipe", "CUDA_MPS_LOG_DIRECTORY": "/run/dead/logs"}
     fake(host, dead)
     host.serve("--mps.query-timeout=2s", "--collector.timeout=10s")
-    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE), 30)
-    later = host.daemon("/tmp/later", "/var/log/later")
-    wait_for(lambda: host.scrape().value("mps_control_up", daemon=later.pipe), 30)
-    crash_is_counted(host, root, 7001)
+    wait_for(root.is_up, 30)
+    wait_for(host.daemon("/tmp/later", "/var/log/later").is_up, 30)
+    crash_is_counted(root)
 
 
 CONFIGURED = (f"--mps.pipe-directory={PIPE}", "--mps.log-directory=/var/log/nvidia-mps")
 ALONE = ("--no-mps.discovery", "--no-collector.process")
-UNIT = ("--reuid=1001", "--regid=1001", "--clear-groups", "--bounding-set=-all")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +258,7 @@ UNIT = ("--reuid=1001", "--regid=1001", "--clear-groups", "--bounding-set=-all")
         pytest.param("nvidia-cuda-mps", True, (), (), id="a daemon's name"),
         pytest.param("nvidia-cuda-mps", True, CONFIGURED, (), id="configured"),
         pytest.param("nvidia-cuda-mps", True, (*CONFIGURED, *ALONE), (), id="nothing searched"),
-        pytest.param("nvidia-cuda-mps", True, (), UNIT, id="an exporter without rights"),
+        pytest.param("nvidia-cuda-mps", True, (), as_user(1001), id="an exporter without rights"),
         pytest.param("nvidia-cuda-mps", False, (), (), id="later"),
         pytest.param("train", False, (), (), id="a client of root's daemon"),
     ],
@@ -285,38 +270,38 @@ def test_a_process_that_cannot_be_read_hides_nothing(
     if first:
         lock_memory(host, name)
     host.serve(*flags, rights=rights)
-    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE))
+    wait_for(daemon.is_up)
     if not first:
         pid = lock_memory(host, name)
         daemon.connect(pid, ALICE)
-        wait_for(lambda: host.scrape().value("mps_client_info", daemon=PIPE, pid=str(pid)))
-    crash_is_counted(host, daemon, 7001)
+        wait_for(lambda: daemon.value("mps_client_info", pid=pid))
+    crash_is_counted(daemon)
     success = host.scrape()["mps_scrape_collector_success"]
     assert {one.labels["collector"]: one.value for one in success}.get("process", 1) == 1
     if ALONE[0] not in flags:
-        later = host.daemon("/tmp/later", "/var/log/later")
-        wait_for(lambda: host.scrape().value("mps_control_up", daemon=later.pipe), 30)
-    host.start("kill", "-9", str(daemon.pid)).wait()
-    wait_for(lambda: states_of(host, PIPE) == ["absent"], 30)
+        wait_for(host.daemon("/tmp/later", "/var/log/later").is_up, 30)
+    ends(daemon)
 
 
 def test_the_doctor_has_a_deadline_beside_a_process_that_cannot_be_read(host: OwnHost) -> None:
     host.daemon()
     pid = lock_memory(host)
 
-    def doctor(*words: str) -> str:
+    def doctor(*words: str) -> subprocess.Popen[bytes]:
         flags = [f"--mps.control-binary={TOOL}", "--no-collector.nvml"]
-        environment = {"PYTHONPATH": f"{ROOT}/exporter:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "mps_exporter", "doctor", *flags, *words]
-        text, _ = host.start(*command, environment=environment).communicate(timeout=60)
-        return text.decode()
+        return host.start(*command, environment=ENVIRONMENT)
 
-    wait_for(lambda: PIPE in doctor())
-    assert "processes_ignored" in doctor("--json")
-    assert "critical: no" in doctor("--check=critical")
-    assert "cannot be interrupted (state D)" in doctor(f"--pid={pid}")
-    for words in (f"--user={ALICE}", "--job=1", "--json"):
-        doctor(words)
+    wait_for(lambda: PIPE.encode() in doctor().communicate(timeout=60)[0])
+    expected = {
+        "--json": "processes_ignored",
+        "--check=critical": "critical: no",
+        f"--pid={pid}": "cannot be interrupted (state D)",
+        f"--user={ALICE}": "",
+        "--job=1": "",
+    }
+    for text, process in [(text, doctor(word)) for word, text in expected.items()]:
+        assert text in process.communicate(timeout=60)[0].decode()
 
 
 AS_TENANT = ("--bounding-set=-all", "--inh-caps=-all")
@@ -329,16 +314,15 @@ def test_root_of_a_container_does_not_take_the_place_of_roots_daemon(
     """Its container has the pipe directory mounted, as that of each client."""
     daemon = host.daemon()
     host.serve(*flags)
-    wait_for(lambda: host.scrape().value("mps_control_up", daemon=PIPE))
-    host.start("kill", "-9", str(daemon.pid)).wait()
-    wait_for(lambda: states_of(host, PIPE) == ["absent"])
+    wait_for(daemon.is_up)
+    ends(daemon)
     host.outside(f"{PIPE}/control").unlink()  # its socket, which a new daemon replaces
     container = inside("true", "--mount", "--pid", "--fork", "--mount-proc")
     tenant = host.daemon(PIPE, "/tmp/tenant", inside=container, rights=AS_TENANT)
-    crash(tenant, 7001)
+    tenant.crash(7001)
     for _ in range(3):
-        assert states_of(host, PIPE) == ["absent"]
-        assert not crashes(host)
+        assert daemon.states == ["absent"]
+        assert not daemon.crashes
 
 
 RIGHTS = """
@@ -360,18 +344,9 @@ def test_the_tool_meets_her_socket_with_her_rights(host: OwnHost, exporter: str)
     host.outside("/tmp/alice/pipe").chmod(0o777)
     host.daemon()
     host.outside(PIPE).chmod(0o777)
-    capabilities = "+sys_ptrace,+dac_read_search"
-    unit = (
-        "--reuid=1001",
-        "--regid=1001",
-        "--clear-groups",
-        f"--bounding-set=-all,{capabilities}",
-        f"--inh-caps={capabilities}",
-        f"--ambient-caps={capabilities}",
-    )
-    host.serve(
-        "--mps.control-binary=/run/stand-ins/rights", rights=() if exporter == "root" else unit
-    )
+    unit = as_user(1001, "sys_ptrace", "dac_read_search")
+    rights = () if exporter == "root" else unit
+    host.serve("--mps.control-binary=/run/stand-ins/rights", rights=rights)
     wait_for(lambda: host.scrape() and host.outside("/tmp/alice/pipe/rights.txt").exists())
     for pipe, uid in (("/tmp/alice/pipe", ALICE), (PIPE, 0)):
         wait_for(host.outside(f"{pipe}/rights.txt").read_text)
@@ -411,7 +386,7 @@ def test_all_of_it_at_once(host: OwnHost) -> None:
     host.serve(f"--mps.pipe-directory={PIPE}", "--mps.query-timeout=2s", "--collector.timeout=10s")
     attack(host, root)
     wait_for(lambda: host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)))
-    crash_is_counted(host, root, 7001)
+    crash_is_counted(root)
     for _ in range(10):
         metrics = host.scrape()
         assert metrics.value("mps_control_up", daemon=PIPE) == 1
@@ -421,5 +396,4 @@ def test_all_of_it_at_once(host: OwnHost) -> None:
     assert SECRET not in recorded(host)
     memory = host.scrape().value("process_resident_memory_bytes")
     assert (memory or 0) < 100e6
-    host.start("kill", "-9", str(root.pid)).wait()
-    wait_for(lambda: states_of(host, PIPE) == ["absent"], 30)
+    ends(root)

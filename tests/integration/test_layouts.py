@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from testing.own_host import Daemon, OwnHost, in_container, own_host
 from testing.page import Page
-from testing.waiting import wait_for
 
 PLUGIN = "/run/nvidia/mps/nvidia.com/gpu"
 CLAIM = "/var/lib/kubelet/plugins/gpu.nvidia.com/mps/claim-7f3a"
@@ -40,38 +38,6 @@ done
 mkdir -p $root/mps && mount --bind /run/nvidia/mps $root/mps && exec chroot $root "$@"
 """
 """The device plugin's layout: the driver's root with /mps in it, which is /run/nvidia/mps."""
-
-
-def cgroup_root() -> Path:
-    """Return a place for control groups: version 2, or systemd's hierarchy of version 1."""
-    for candidate in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd"):
-        if Path(candidate, "cgroup.procs").exists():
-            return Path(candidate)
-    pytest.fail("no hierarchy of control groups is mounted below /sys/fs/cgroup")
-
-
-@contextmanager
-def cgroup(path: str) -> Iterator[Path]:
-    """Create a control group and its parents; remove afterwards what was created."""
-    made = []
-    group = cgroup_root() / path
-    for one in [*reversed(group.relative_to(cgroup_root()).parents), Path(path)][1:]:
-        directory = cgroup_root() / one
-        if not directory.exists():
-            directory.mkdir()
-            made.append(directory)
-    try:
-        yield group
-    finally:
-        for directory in reversed(made):
-            wait_for(lambda directory=directory: _removed(directory))  # type: ignore[misc]
-
-
-def _removed(group: Path) -> bool:
-    """Remove a control group; its processes may still be exiting."""
-    with suppress(OSError):
-        group.rmdir()
-    return not group.exists()
 
 
 @dataclass
@@ -109,9 +75,9 @@ def seen() -> Iterator[tuple[Field, Page]]:
 def five_daemons() -> Iterator[Field]:
     mark = f"mps-exporter-test-{time.monotonic_ns()}"
     pods = f"{mark}/kubepods.slice/kubepods-burstable.slice"
-    with ExitStack() as stack:
+    with own_host() as host:
         groups = {
-            layout: stack.enter_context(cgroup(path))
+            layout: host.control_group(path)
             for layout, path in {
                 "plain": f"{mark}/user.slice/user-1002.slice/session-4.scope",
                 "slurm": f"{mark}/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0",
@@ -122,7 +88,6 @@ def five_daemons() -> Iterator[Field]:
                 "boxed": f"{mark}/system.slice/docker-{'c' * 64}.scope",
             }.items()
         }
-        host = stack.enter_context(own_host())
         box = ["unshare", "--pid", "--fork", "--mount", "--mount-proc"]
         plugin = ["unshare", "--mount", "sh", "-c", CHROOT, "sh"]
         mounts = {"/tmp/nvidia-mps": f"{CLAIM}/pipe", "/var/log/nvidia-mps": f"{CLAIM}/log"}
@@ -149,7 +114,7 @@ def five_daemons() -> Iterator[Field]:
         yield Field(host, daemons, clients)
 
 
-HUNG_SECONDS = 20.0
+HUNG_SECONDS = 10.0
 """Query timeout: the other daemons must reply within it, however busy the machine is."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from testing.attacker import LOGS, PIPE, crash
+from testing.attacker import LOGS, PIPE
 from testing.own_host import Daemon, OwnHost
 from testing.waiting import wait_for
 
@@ -16,10 +16,6 @@ KEPT = "/run/kept"
 
 def run(host: OwnHost, *command: str) -> None:
     assert host.start(*command).wait() == 0
-
-
-def crashes(host: OwnHost) -> float | None:
-    return host.scrape().value("mps_server_exits_total", daemon=PIPE, cause="crashed")
 
 
 def begin(host: OwnHost) -> Daemon:
@@ -32,9 +28,9 @@ def begin(host: OwnHost) -> Daemon:
         run(host, *command.split(" "))
     daemon = replace(host.daemon(), logs=KEPT)
     host.serve()
-    wait_for(lambda: host.scrape().value("mps_control_log_readable", daemon=PIPE, log="control"))
-    crash(daemon, 7001)
-    wait_for(lambda: crashes(host) == 1)
+    wait_for(lambda: daemon.value("mps_control_log_readable", log="control"))
+    daemon.crash(7001)
+    wait_for(lambda: daemon.crashes == 1)
     return daemon
 
 
@@ -50,30 +46,30 @@ def test_a_full_file_system(host: OwnHost) -> None:
     with pytest.raises(OSError, match="No space left on device"):
         host.outside(f"{LOGS}/fill").write_bytes(bytes(2 << 20))
     assert is_whole(host)
-    assert crashes(host) == 1
+    assert daemon.crashes == 1
     host.outside(f"{LOGS}/fill").unlink()
-    crash(daemon, 7002)
-    wait_for(lambda: crashes(host) == 2)
+    daemon.crash(7002)
+    wait_for(lambda: daemon.crashes == 2)
 
 
 def test_a_read_only_file_system(host: OwnHost) -> None:
     daemon = begin(host)
     run(host, "mount", "-o", "remount,ro", KEPT)
     assert is_whole(host)
-    assert crashes(host) == 1
+    assert daemon.crashes == 1
     run(host, "mount", "-o", "remount,rw", KEPT)
-    crash(daemon, 7002)
-    wait_for(lambda: crashes(host) == 2)
+    daemon.crash(7002)
+    wait_for(lambda: daemon.crashes == 2)
 
 
 def test_a_file_system_that_is_unmounted_and_mounted_again(host: OwnHost) -> None:
     """The daemon continues to write to its open files, and the exporter to read them."""
     daemon = begin(host)
     run(host, "umount", "--lazy", LOGS)
-    crash(daemon, 7002)
-    wait_for(lambda: crashes(host) == 2)
+    daemon.crash(7002)
+    wait_for(lambda: daemon.crashes == 2)
     assert is_whole(host)
     run(host, "mount", "--bind", KEPT, LOGS)
-    crash(daemon, 7003)
-    wait_for(lambda: crashes(host) == 3)
+    daemon.crash(7003)
+    wait_for(lambda: daemon.crashes == 3)
     assert is_whole(host)

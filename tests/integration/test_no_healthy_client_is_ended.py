@@ -23,8 +23,8 @@ from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
-from testing.endings import ended_pids
-from testing.outputs import texts_of, texts_of_processes
+from testing.endings import ended_among, ended_pids
+from testing.outputs import texts_of, texts_of_findings, texts_of_processes
 from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.promtool import fired, page_of
@@ -110,7 +110,9 @@ def told_by_programs(snapshots: Sequence[Snapshot]) -> Iterator[Told]:
         last = shape
         yield from (Told(number, *told) for told in texts_of(snapshot))
         for seen in worse(snapshot):
-            yield from (Told(number, *told) for told in texts_of_findings(seen))
+            # Only what differs in a worse state, which is less work.
+            worst = (*texts_of_findings(seen), *texts_of_processes(seen))
+            yield from (Told(number, *told) for told in worst)
 
 
 def is_healthy(client: Client) -> bool:
@@ -130,14 +132,6 @@ def healthy_pids(snapshot: Snapshot) -> tuple[set[int], set[int]]:
                 clients |= working
                 hosts |= {server.pid, daemon.pid}
     return clients - {0}, {pid for pid in hosts if pid}
-
-
-def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """Only what differs in a worse state, which is less work."""
-    for one in (*findings(snapshot), *recent_incidents(snapshot)):
-        commands = [action.command for action in one.actions]
-        yield one.advice.name, "\n".join((f"{one.evidence} {one.remedy}", *commands))
-    yield from texts_of_processes(snapshot)
 
 
 def pages_of(snapshots: list[Snapshot]) -> list[dict[str, str]]:
@@ -162,27 +156,21 @@ def mistakes(told: Iterable[Told], snapshots: Sequence[Snapshot]) -> list[str]:
     found = set()
     for one in told:
         clients, hosts = healthy[one.number]
-        for pid, sentence in ended_pids(one.text):
-            if pid in clients or (pid in hosts and "lost" not in sentence):
+        for pid, sentence in ended_among(clients | hosts, one.text):
+            if pid in clients or "lost" not in sentence:
                 found.add(f"{one.source} ends {pid}: {sentence}")
     return sorted(found)
 
 
 FILES = sorted(RECORDINGS.glob("*.rec.gz"))
-EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
 
 
-@EACH
-async def test_page_api_and_doctor_end_no_healthy_process(file: Path) -> None:
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
+async def test_nothing_ends_a_healthy_process(file: Path, tmp_path: Path) -> None:
+    """Page, API, doctor, and alerts."""
     snapshots = await moments_of(file)
     assert mistakes(told_by_programs(snapshots), snapshots) == []
-
-
-@EACH
-async def test_alerts_end_no_healthy_process(file: Path, tmp_path: Path) -> None:
-    snapshots = await moments_of(file)
-    told = alerts_told(tmp_path, pages_of(snapshots))
-    assert mistakes(told, snapshots) == []
+    assert mistakes(alerts_told(tmp_path, pages_of(snapshots)), snapshots) == []
 
 
 @pytest.mark.parametrize(

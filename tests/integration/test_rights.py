@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.own_host import Daemon, OwnHost, in_container, own_host
+from testing.own_host import Daemon, OwnHost, as_user, in_container, own_host
 from testing.page import Page
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
@@ -25,22 +25,14 @@ CLOSED = ("/tmp/mps-closed", "/tmp/log-closed")
 CONTAINER = "/var/lib/container"
 
 
-def user(*capabilities: str) -> tuple[str, ...]:
-    """Arguments of setpriv: an ordinary user with these capabilities and no others."""
-    bounding = ",".join(["-all", *(f"+{name}" for name in capabilities)])
-    words = ["--reuid=1001", "--regid=1001", "--clear-groups", f"--bounding-set={bounding}"]
-    if capabilities:
-        given = ",".join(f"+{name}" for name in capabilities)
-        words += [f"--inh-caps={given}", f"--ambient-caps={given}"]
-    return tuple(words)
-
-
 COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "root": ((), ()),
-    "user": (user(), ()),
-    "user + PTRACE": (user("sys_ptrace"), ()),
-    "user + both": (user("sys_ptrace", "dac_read_search"), ()),
-    "own PID namespace": (user(), ("unshare", "--pid", "--fork", "--mount", "--mount-proc")),
+    "user": (as_user(1001), ()),
+    "user + PTRACE": (as_user(1001, "sys_ptrace"), ()),
+    "user + both": (as_user(1001, "sys_ptrace", "dac_read_search"), ()),
+    "own PID namespace": (
+        *(as_user(1001), ("unshare", "--pid", "--fork", "--mount", "--mount-proc")),
+    ),
 }
 """Column of the table -> the arguments of setpriv, and a command inside which the exporter runs."""
 
