@@ -204,7 +204,6 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     """Return the processes by their role in MPS, for the lists that could be read.
 
     Only the MPS list, which old drivers lack, distinguishes a client from a process without MPS.
-    A server is known by its PID, wherever it is listed.
     """
     if gpu.processes is None:
         return {}

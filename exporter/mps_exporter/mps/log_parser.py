@@ -144,10 +144,7 @@ class LogMerger:
         log.add_chunk(chunk)
 
     def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
-        """Record that a log had no new data at this Unix time.
-
-        The logs of the `busy` servers are exempt.
-        """
+        """Record that a log had no new data at this Unix time, except those of `busy` servers."""
         if log == "control":
             self._control.mark_idle(until)
             return
@@ -189,10 +186,7 @@ _BufferedEntry = tuple[float, float, LogEntry]
 
 
 class _LogBuffer:
-    """A log: bytes that are not parsed yet, and entries that wait for the other log.
-
-    A long backlog is kept as bytes, not as entries: chunks are parsed one by one.
-    """
+    """A log: chunks that are not parsed yet, and entries that wait for the other log."""
 
     def __init__(self, name: LogName) -> None:
         self.name = name
@@ -231,10 +225,7 @@ class _LogBuffer:
         return self._entries.popleft()[2]
 
     def holds_back(self, key: float) -> bool:
-        """Return whether a line that belongs before this key may still come.
-
-        Called only for a log whose next line, if there is one, comes later.
-        """
+        """Return whether a line before this key may still come, if the log's next one is later."""
         return not self._entries and key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:

@@ -97,9 +97,9 @@ def with_servers(
     requested: Collection[int] = (),
     logged: Collection[int] = (),
 ) -> ServerAnswers:
-    """Apply a reconciliation. The map of devices, queried once in a server's life, is kept.
+    """Apply a reconciliation of the `requested` servers; `logged` are those in the log then.
 
-    `requested` are the servers that were queried, `logged` those in the log at that time.
+    The map of devices, queried once in a server's life, is kept.
     """
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
@@ -149,11 +149,9 @@ def servers_due(
     state: DaemonState,
     logs_readable: bool,
 ) -> tuple[int, ...]:
-    """Return the servers to query now, in the daemon's PID namespace.
+    """Return the servers to query now, in the daemon's PID namespace: all responsive ones, or none.
 
-    All responsive servers, if the interval has passed (if the logs cannot be read, the shorter
-    blind interval), or if the log and the daemon list different servers. None of them while the
-    daemon quits or has a ghost: either blocks it.
+    None while the daemon quits or has a ghost: either blocks it.
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
