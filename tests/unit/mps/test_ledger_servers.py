@@ -48,16 +48,6 @@ def exits(text: str) -> dict[str, int]:
     return found
 
 
-def test_a_client_that_left_just_before_a_crash_is_no_loss() -> None:
-    left = counts(HOLDER + leaves("00:04.990", 100, 110) + KILLED)
-    assert "losses" not in left
-    leaving = "00:04.990 S110 Client {PID: 100, Context ID: 1} exiting. \
-Number of active client contexts is 0.\n"
-    found = counts(HOLDER + leaving + KILLED)
-    assert "losses" not in found
-    assert found["disconnections"] == {"1001": 1}
-
-
 def test_a_shutdown_request_does_not_prove_an_orderly_end() -> None:
     requested = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
     assert exits(HOLDER + requested + KILLED) == {"crashed": 1}
@@ -86,12 +76,6 @@ def test_the_detail_of_a_crash_names_lost_lines() -> None:
 
     assert detail(0) == "exit status 0, no orderly end in server.log"
     assert detail(99) == "exit status 0, no orderly end in server.log, of which lines were lost"
-
-
-def test_clients_of_a_server_that_ends_by_force_are_terminated() -> None:
-    found = counts(HOLDER + server_ends("00:05.000", 110))
-    assert found["server_exits"] == {"requested": 1}
-    assert found["losses"] == {"1001 terminated": 1}
 
 
 def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
@@ -128,25 +112,6 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
 
 
 # ---------------------------------------------------------------- the daemon
-
-
-def test_a_daemon_missing_in_proc_died_once_the_log_is_read_up_to_then() -> None:
-    tracker = start(HOLDER)
-    tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
-    tracker.advance_to(at("00:05.500"))
-    assert tuple(tracker.state.servers) != ()
-    tracker.advance_to(at("00:06"))
-    view = tracker.state
-    assert view.daemon.died
-    assert view.daemon.ended_at == at("00:05")  # when it went, not when that was certain
-    assert tuple(view.servers) == ()
-    assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
-    again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
-    more(tracker, again)
-    found = summary(tracker.state.counters)
-    assert found["server_exits"] == {"daemon_died": 1}
-    assert found["daemon_starts"] == 2
-    assert not tracker.state.daemon.died
 
 
 def test_a_daemon_seen_again_was_only_missed() -> None:
@@ -277,32 +242,6 @@ def test_the_wording_of_2021() -> None:
     assert "sessions" not in found  # who left when is not known
 
 
-def test_the_wording_of_2021_when_the_server_writes_later() -> None:
-    text = OLD.replace("00:01.621 S17", "00:01.630 S17")
-    text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
-    view = read(text)
-    assert values(view, "mps_client_connections_total") == {(0,): 1}
-    text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
-    found = counts(text)
-    assert found["disconnections"] == {"0": 1}
-    assert found["sessions"] == {
-        "0": [1, pytest.approx(5.0 - 1.621)]
-    }  # no other client was connected
-
-
-def test_an_unnamed_disconnection_is_assigned_to_none_of_several_clients() -> None:
-    text = OLD.replace("00:01.621 S17", "00:01.630 S17").replace("NEW CLIENT 0", "NEW CLIENT 400")
-    text += "00:03.000 C6 NEW CLIENT 401 from user 0: Server already exists\n"
-    text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
-    view = read(text)
-    assert next(iter(view.servers)).clients.count == 1
-    assert values(view, "mps_client_disconnections_total") == {(0,): 1}
-    text += "00:06.000 S17 Volta MPS: Client process disconnected\n"
-    found = counts(text)
-    assert found["disconnections"] == {"0": 2}
-    assert "sessions" not in found  # which of the two left at which time is not known
-
-
 def test_without_an_exiting_line_control_log_decides() -> None:
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 0\n") == {"crashed": 1}
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 1\n") == {"crashed": 1}
@@ -347,21 +286,6 @@ def test_a_client_belongs_to_the_server_of_its_own_user() -> None:
     first, second = tracker.state.servers
     assert [one.pid for one in first.clients] == [100]
     assert [(one.pid, one.uid) for one in second.clients] == [(200, 1002), (202, 1002)]
-
-
-def test_the_first_wording() -> None:
-    text = """
-        00:00.000 C9 Start
-        00:01.000 C9 NEW CLIENT 14781 from user 1000: Server is not ready, push client \
-to pending list
-        00:01.000 C9 Starting new server 13929 for user 1000
-        00:01.300 C9 NEW SERVER 13929: Ready
-        00:01.300 S13929 New client 14781 connected
-        00:03.300 S13929 Client 14781 disconnected
-    """
-    found = counts(text)
-    assert found["connections"] == found["disconnections"] == {"1000": 1}
-    assert found["holding_seconds"] == {"1000": 2.0}
 
 
 CONTROL_ONLY: tuple[LogName, ...] = ("control",)
@@ -621,21 +545,6 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
     tracker.observe(at("00:10"), facts(), {}, [100])
     tracker.advance_to(at("00:12"))
     assert [server.ghost for server in tracker.state.servers] == [not lost]
-
-
-@pytest.mark.parametrize(("parent", "servers"), [(630, [110]), (1, [])])
-def test_a_child_of_the_daemon_is_its_server_whatever_the_clock(
-    parent: int, servers: list[int]
-) -> None:
-    tracker = start(HOLDER)
-    # /proc shows a start half a minute after the log's line of its start.
-    process = ProcessFacts(
-        110, at("00:31"), name="nvidia-cuda-mps-server", state="S", parent_pid=parent
-    )
-    daemon = replace(facts(), servers=(process,) if parent == 630 else ())
-    tracker.observe(at("00:40"), daemon, {110: process}, [110])
-    tracker.advance_to(at("00:42"))
-    assert [server.pid for server in tracker.state.servers] == servers
 
 
 @pytest.mark.parametrize("readable", [("control", "server"), ("server",)])

@@ -182,12 +182,6 @@ def test_a_run_is_judged_by_what_the_tool_says(text: str, kind: str | None) -> N
 # ------------------------------------------------------------------------------ what is left out
 
 
-def test_the_table_with_cut_pids_brings_no_client() -> None:
-    found = read(clients=published.CLIENTS_TABLE)
-    assert found.clients is None
-    assert found.not_understood == {("client_list", "reply"): 1}
-
-
 @pytest.mark.parametrize(
     ("query", "row"),
     [
