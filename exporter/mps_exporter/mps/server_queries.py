@@ -151,7 +151,7 @@ def servers_due(
 ) -> tuple[int, ...]:
     """Return the servers to query now, in the daemon's PID namespace: all responsive ones, or none.
 
-    None while the daemon quits or has a ghost: either blocks it.
+    No server while the daemon quits or has a ghost: either blocks it.
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()

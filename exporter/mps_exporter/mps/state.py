@@ -247,7 +247,8 @@ class DaemonState:
         """Start a control daemon, which ends the state of the last daemon."""
         daemon = self.daemon
         alive = daemon.started_at is not None and daemon.ended_at is None
-        if alive and daemon.pid == pid and self._is_second_start_line(when.at):
+        second_line = daemon.pid == pid and when.at - (daemon.started_at or 0.0) <= 1.0
+        if alive and second_line and not self._servers_at(when.at):
             return
         if alive or self._servers_at(when.at):
             died_at = min(when.at, daemon.missing_since or when.at)
@@ -257,9 +258,6 @@ class DaemonState:
         self.gpus.clear_ordinals()
         when.increment("mps_control_starts_total")
         when.add_incident(Incident(when.at, "daemon_started"))
-
-    def _is_second_start_line(self, at: float) -> bool:
-        return at - (self.daemon.started_at or 0.0) <= 1.0 and not self._servers_at(at)
 
     def _servers_at(self, at: float) -> list[TrackedServer]:
         return [server for server in self.servers if not server.only_seen_after(at)]
