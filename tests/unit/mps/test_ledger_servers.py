@@ -49,8 +49,7 @@ def exits(text: str) -> dict[str, int]:
 
 
 def test_a_shutdown_request_does_not_prove_an_orderly_end() -> None:
-    requested = "00:04.990 C630 Try shutting down server 110, backoff is enabled\n"
-    assert exits(HOLDER + requested + KILLED) == {"crashed": 1}
+    assert exits(HOLDER + TRIED + KILLED) == {"crashed": 1}
 
 
 def test_a_finishing_server_without_its_last_line_ended_orderly() -> None:
@@ -305,36 +304,19 @@ def test_without_server_log_control_log_and_proc_show_the_clients() -> None:
     assert counted(view.counters, "mps_client_session_seconds") == {}
 
 
+TRIED = "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
+DECLINED = "00:04.900 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
+
+
 @pytest.mark.parametrize(
     ("end", "cause"),
     [
-        ("00:05.000 C630 Server 110 exited with status 0\n", "crashed"),
-        (
-            "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
-            "00:05.000 C630 Server 110 exited with status 0\n",
-            "requested",
-        ),
-        (
-            "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
-            "00:05.000 C630 Server 110 exited with status 1\n",
-            "crashed",
-        ),
-        (
-            "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
-            "00:04.900 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
-            "00:05.000 C630 Server 110 exited with status 0\n",
-            "crashed",
-        ),
-        (
-            "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
-            "00:09.899 C630 Server 110 exited with status 0\n",
-            "requested",
-        ),
-        (
-            "00:04.900 C630 Try shutting down server 110, backoff is disabled\n"
-            "00:09.901 C630 Server 110 exited with status 0\n",
-            "crashed",
-        ),
+        (KILLED, "crashed"),
+        (TRIED + KILLED, "requested"),
+        (TRIED + KILLED.replace("status 0", "status 1"), "crashed"),
+        (TRIED + DECLINED + KILLED, "crashed"),
+        (TRIED + KILLED.replace("05.000", "09.899"), "requested"),
+        (TRIED + KILLED.replace("05.000", "09.901"), "crashed"),
     ],
 )
 def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause: str) -> None:
@@ -389,17 +371,9 @@ def test_a_server_that_proc_misses_while_control_log_is_unreadable() -> None:
 def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}, readable=()))
-    replies = [
-        ServerReply(
-            server_pid=110,
-            state="ACTIVE",
-            active_thread_ratio=0.5,
-            client_pids=(100, 101),
-            contexts={0: {100: 1, 101: 2}},
-            devices={0: GPU},
-        )
-    ]
-    reconcile(tracker.state, at("00:02"), [110], replies)
+    contexts = {0: {100: 1, 101: 2}}
+    reply = ServerReply(110, "ACTIVE", 0.5, (100, 101), contexts, devices={0: GPU})
+    reconcile(tracker.state, at("00:02"), [110], [reply])
     (server,) = tracker.state.servers
     assert [(c.pid, c.contexts_by_gpu) for c in server.clients] == [
         (100, {GPU: 1}),
