@@ -241,6 +241,19 @@ def test_the_wording_of_2021() -> None:
     assert "sessions" not in found  # who left when is not known
 
 
+def test_the_wording_of_2021_when_the_server_writes_later() -> None:
+    text = OLD.replace("00:01.621 S17", "00:01.630 S17")
+    text = text.replace("NEW CLIENT 0", "NEW CLIENT 400")
+    view = read(text)
+    assert values(view, "mps_client_connections_total") == {(0,): 1}
+    text += "00:05.000 S17 Volta MPS: Client process disconnected\n"
+    found = counts(text)
+    assert found["disconnections"] == {"0": 1}
+    assert found["sessions"] == {
+        "0": [1, pytest.approx(5.0 - 1.621)]
+    }  # no other client was connected
+
+
 def test_without_an_exiting_line_control_log_decides() -> None:
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 0\n") == {"crashed": 1}
     assert exits(OLD + "00:09.000 C6 Server 17 exited with status 1\n") == {"crashed": 1}

@@ -8,18 +8,7 @@ from mps_exporter.mps.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline
-from testing.mps_logs import (
-    Logs,
-    at,
-    counted,
-    incidents,
-    more,
-    read,
-    script,
-    start,
-    summary,
-    values,
-)
+from testing.mps_logs import Logs, at, counted, incidents, more, read, script, start, summary
 from testing.mps_script import HOLDER, client, leaves, pending, server_ends, server_starts
 
 
@@ -136,14 +125,6 @@ def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abando
     assert summary(counters)["waits"]["1002"][0] == 1
 
 
-def test_dead_waiters_do_not_count_as_idle_time() -> None:
-    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
-    look(tracker, "00:03", {200})
-    more(tracker, leaves("00:06.000", 100, 110))
-    tracker.advance_to(at("00:30"))
-    assert values(tracker.state, "mps_uid_handover_idle_seconds_total")[()] == 0.0
-
-
 GHOST = (
     HOLDER
     + pending("00:02.000", 200, 1002)
@@ -213,16 +194,6 @@ def test_a_server_with_another_queued_client_with_pid_0_is_no_ghost(text: str) -
     assert not server.is_ghost
 
 
-def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
-    tracker = start(GHOST)
-    (server,) = look(tracker, "00:06", set()).servers
-    assert not server.is_ghost
-    more(tracker, client("00:07.000", 200, 461))
-    (server,) = look(tracker, "00:09", {200}).servers
-    assert not server.is_ghost
-    assert counted(tracker.state.counters, "mps_uid_waits_abandoned_total") == {}
-
-
 def test_six_forbidden_starts_abandon_the_wait() -> None:
     text = HOLDER + leaves("00:02.000", 100, 110) + pending("00:03.000", 200, 0)
     text += server_ends("00:03.050", 110)
@@ -264,27 +235,6 @@ def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
 
 
 # ------------------------------------------------------------------ the last ten minutes
-
-
-def spans(view: DaemonState) -> list[tuple[str, int | None, float, float, bool]]:
-    return [
-        (one.kind, one.uid, one.start, one.end, one.ongoing)
-        for one in view.timeline.snapshot(0.0)[1]
-        if one.end - one.start > 0.01
-    ]
-
-
-def test_the_timeline_of_a_wait_and_its_hand_over() -> None:
-    text = HOLDER + pending("00:10.000", 200, 1002) + leaves("00:19.000", 100, 110)
-    text += server_ends("00:20.000", 110) + server_starts("00:20.000", "00:20.300", 210, 1002)
-    text += client("00:20.300", 200, 210) + leaves("00:30.000", 200, 210)
-    found = spans(read(text))
-
-    held, waited, idle, served = found[0], found[1], found[2], found[-1]
-    assert (held[:2], held[3]) == (("held", 1001), at("00:19.000"))
-    assert waited == ("waited", 1002, at("00:10.000"), at("00:20.300"), False)
-    assert idle == ("idle", 1001, at("00:19.000"), at("00:20.000"), False)
-    assert (served[:2], served[3]) == (("held", 1002), at("00:30.000"))
 
 
 def test_what_goes_on_is_ongoing_and_begins_with_the_first_line() -> None:
