@@ -48,6 +48,16 @@ def exits(text: str) -> dict[str, int]:
     return found
 
 
+def test_a_client_that_left_just_before_a_crash_is_no_loss() -> None:
+    left = counts(HOLDER + leaves("00:04.990", 100, 110) + KILLED)
+    assert "losses" not in left
+    leaving = "00:04.990 S110 Client {PID: 100, Context ID: 1} exiting. \
+Number of active client contexts is 0.\n"
+    found = counts(HOLDER + leaving + KILLED)
+    assert "losses" not in found
+    assert found["disconnections"] == {"1001": 1}
+
+
 def test_a_shutdown_request_does_not_prove_an_orderly_end() -> None:
     assert exits(HOLDER + TRIED + KILLED) == {"crashed": 1}
 
@@ -75,6 +85,12 @@ def test_the_detail_of_a_crash_names_lost_lines() -> None:
 
     assert detail(0) == "exit status 0, no orderly end in server.log"
     assert detail(99) == "exit status 0, no orderly end in server.log, of which lines were lost"
+
+
+def test_clients_of_a_server_that_ends_by_force_are_terminated() -> None:
+    found = counts(HOLDER + server_ends("00:05.000", 110))
+    assert found["server_exits"] == {"requested": 1}
+    assert found["losses"] == {"1001 terminated": 1}
 
 
 def test_the_reason_of_a_failed_start_is_that_of_the_logs() -> None:
@@ -111,6 +127,25 @@ def test_a_server_with_an_unread_start_is_accepted() -> None:
 
 
 # ---------------------------------------------------------------- the daemon
+
+
+def test_a_daemon_missing_in_proc_died_once_the_log_is_read_up_to_then() -> None:
+    tracker = start(HOLDER)
+    tracker.update_liveness(at("00:05"), lambda _pid, _at: False, daemon=False)
+    tracker.advance_to(at("00:05.500"))
+    assert tuple(tracker.state.servers) != ()
+    tracker.advance_to(at("00:06"))
+    view = tracker.state
+    assert view.daemon.died
+    assert view.daemon.ended_at == at("00:05")  # when it went, not when that was certain
+    assert tuple(view.servers) == ()
+    assert summary(view.counters)["server_exits"] == {"daemon_died": 1}
+    again = DAEMON.replace("00:00.000 C630", "00:09.000 C700")
+    more(tracker, again)
+    found = summary(tracker.state.counters)
+    assert found["server_exits"] == {"daemon_died": 1}
+    assert found["daemon_starts"] == 2
+    assert not tracker.state.daemon.died
 
 
 def test_a_daemon_seen_again_was_only_missed() -> None:

@@ -8,12 +8,32 @@ from mps_exporter.mps.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline
-from testing.mps_logs import Logs, at, counted, incidents, more, read, script, start, summary
-from testing.mps_script import HOLDER, client, leaves, pending, server_ends, server_starts
+from testing.mps_logs import (
+    Logs,
+    at,
+    counted,
+    incidents,
+    more,
+    read,
+    script,
+    start,
+    summary,
+    values,
+)
+from testing.mps_script import HOLDER, arrives, client, leaves, pending, server_ends, server_starts
 
 
 def waiting(view: DaemonState) -> list[tuple[int, int, float, int | None, bool]]:
     return [(w.pid, w.uid, w.since, w.behind_uid, w.dead) for w in view.waits]
+
+
+def test_an_overtaking_pid_that_is_reused_counts_again() -> None:
+    arrival = "C630 NEW CLIENT 101 from user 1001: Server already exists\n"
+    text = HOLDER + pending("00:02.000", 200, 1002)
+    for second in ("03", "05"):
+        text += f"00:{second}.000 {arrival}" + client(f"00:{second}.000", 101, 110)
+        text += leaves(f"00:{second}.500", 101, 110)
+    assert counted(read(text).counters, "mps_uid_overtakes_total") == {(1001,): 2}
 
 
 def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
@@ -214,6 +234,30 @@ def test_six_forbidden_starts_abandon_the_wait() -> None:
 
 
 # ---------------------------------------------------------------- what grows between lines
+
+
+@pytest.mark.parametrize("end", ["Exit with status 0", "Starting control daemon using socket /t"])
+def test_waits_are_abandoned_when_the_daemon_exits(end: str) -> None:
+    logs = script(HOLDER + pending("00:02.000", 200, 1002) + f"00:09.000 C630 {end}\n")
+    view = read(logs)
+    assert (view.waits, counted(view.counters, "mps_uid_waits_abandoned_total")) == (
+        (),
+        {(1002,): 1},
+    )
+
+
+def test_the_gpu_is_not_idle_while_an_admitted_client_connects() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + leaves("00:04.000", 100, 110)
+    text += arrives("00:05.000", 101, 1001)
+    tracker = start(text)
+    tracker.advance_to(at("00:06"))
+    idle = "mps_uid_handover_idle_seconds_total"
+    assert values(tracker.state, idle) == {(): 1.0}
+    more(tracker, client("00:07.000", 101, 110))
+    tracker.advance_to(at("00:08"))
+    counters = tracker.state.counters.snapshot()
+    assert counters[idle] == {(): 1.0}
+    assert counted(counters, "mps_uid_holding_seconds_total") == {(1001,): 2.8 + 1.0}
 
 
 def test_the_backoff_applies_only_while_a_client_waits() -> None:
