@@ -338,10 +338,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ControlObservation:
-    """The replies of one daemon to one probe or one reconciliation.
-
-    A probe has only queries that the daemon replies to alone; a reconciliation queries its servers.
-    """
+    """The replies to a probe, which needs the daemon alone, or to queries about its servers."""
 
     at: float
     pipe_directory: str
@@ -355,11 +352,7 @@ class ControlObservation:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes read from one log of one daemon, in order.
-
-    A reader at the end of the file has all that was written before the read: ``complete_until``.
-    This orders the events of two logs, however late and in whatever pieces their bytes arrive.
-    """
+    """Bytes read from one log of one daemon, in order; ``complete_until`` orders two logs."""
 
     at: float
     """Time of the read."""
@@ -373,7 +366,8 @@ class LogChunk:
     lost_bytes: int = 0
     """Bytes skipped before these because the backlog exceeded its limit."""
     complete_until: float | None = None
-    """Time at which the file was read to its end (None: more data is waiting)."""
+    """Time at which the file was read to its end, and so has all lines before it; None: it has more
+    data."""
     utc_offset_seconds: float | None = None
     """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
     and its last line, else the host's. None: no line has a timestamp yet."""

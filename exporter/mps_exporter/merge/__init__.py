@@ -13,7 +13,6 @@ from typing import get_args
 
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
-from mps_exporter.merge.policy import MAX_CLIENTS_PER_USER, MAX_LIMITED_CLIENTS
 from mps_exporter.merge.stranded import is_stranded, stranded_pids
 from mps_exporter.observations import (
     GpuObservation,
@@ -32,6 +31,12 @@ from mps_exporter.snapshot import (
 )
 
 __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
+
+MAX_CLIENTS_PER_USER = 256
+"""Maximum number of clients of one ordinary user's daemons that have metrics of their own."""
+
+MAX_LIMITED_CLIENTS = 1024
+"""Maximum number of such clients of all ordinary users together."""
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
@@ -199,7 +204,6 @@ def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[Pro
     """Return the processes by their role in MPS, for the lists that could be read.
 
     Only the MPS list, which old drivers lack, distinguishes a client from a process without MPS.
-    A server is known by its PID, wherever it is listed.
     """
     if gpu.processes is None:
         return {}

@@ -74,10 +74,7 @@ def merge_clients(
     reply: ServerReply,
     allowed: AllowedLimits,
 ) -> tuple[Client, ...] | None:
-    """Merge the facts about a server's clients; None if no source lists them.
-
-    The PIDs are those of this host, where processes are visible.
-    """
+    """Merge the facts about a server's clients, with host PIDs; None if no source lists them."""
     devices = daemon.device_uuids()
     if logged is not None and daemon.log_readable("server"):
         clients = [_logged_client(devices, client, allowed) for client in logged.clients]
@@ -324,10 +321,7 @@ def _namespace_limits(
 def in_partition(
     context: MergeContext, by_id: Mapping[str | None, SmPartition] | None, client: Client
 ) -> Client:
-    """Add the SM partition that a client's environment names.
-
-    by_id: ID -> partition of the client's daemon; None if the daemon did not list them.
-    """
+    """Add the SM partition that a client's environment names; `by_id` is None without a list."""
     process = context.processes.get(client.pid)
     environment = process.mps_environment if process is not None else None
     device, _, partition_id = (environment or {}).get(PARTITION_VARIABLE, "").partition("/")

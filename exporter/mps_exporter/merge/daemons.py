@@ -39,6 +39,10 @@ def merge_daemon(
 ) -> ControlDaemon:
     facts, logged, probe = inputs.facts, inputs.state, inputs.answers.probe
     process = facts.process
+    own: dict[str, Any] = {}
+    if process is not None:
+        own = {one: getattr(process, one) for one in ("pid", "uid", "user", "start_time_seconds")}
+        own |= {"binary_version": logged.daemon.binary_version, "multiuser": facts.multiuser}
     partitioning = _merge_partitioning(context, inputs)
     servers, servers_known = _merge_servers(context, inputs, partitioning)
     kept, dropped = _limit_clients(servers, clients_max)
@@ -49,13 +53,8 @@ def merge_daemon(
         log_directory=facts.log_directory,
         state=state,
         resumed=inputs.resumed,
-        pid=process.pid if process is not None else None,
-        uid=process.uid if process is not None else None,
-        user=process.user if process is not None else None,
-        start_time_seconds=process.start_time_seconds if process is not None else None,
-        binary_version=logged.daemon.binary_version if process is not None else None,
+        **own,
         protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,
-        multiuser=facts.multiuser if process is not None else None,
         visible_devices=inputs.visible_devices(),
         query_duration_seconds=_probe_seconds(inputs.probe),
         query_failures=inputs.query_failures,
@@ -238,11 +237,7 @@ def _merge_servers(
 
 
 def _server_pids(inputs: DaemonInputs) -> list[int]:
-    """Return the servers alive, in the daemon's PID namespace.
-
-    The log is newer than the tool's reply, which may be some seconds old. Without both, a child of
-    the daemon in /proc is still a server.
-    """
+    """Return the servers alive, in the daemon's PID namespace, by the newest source there is."""
     if inputs.log_names_servers():
         return [server.pid for server in inputs.state.servers]
     if inputs.answers.probe is not None:

@@ -51,11 +51,10 @@ def render(
 
 
 class SparseSeries:
-    """Omits the series of sparse metrics that have not begun.
+    """Omits the series of sparse metrics that have not begun: most of an idle GPU would be zeros.
 
-    Most series of an idle GPU would be zeros: errors and states that never occurred. Each costs
-    memory and time in Prometheus. A begun series is retained while it is on the pages. Series that
-    rules query with increase(), which misses the first value, are not sparse.
+    A begun series is retained while it is on the pages. Series that rules query with increase(),
+    which misses the first value, are not sparse.
     """
 
     def __init__(self) -> None:

@@ -73,24 +73,12 @@ def _reading_rows(page: Page) -> Rows[Readings]:
 
 
 def _identity_rows(page: Page) -> Rows[RawLabels]:
+    versions = page.snapshot.driver_version, page.snapshot.cuda_version
     for gpu in page.snapshot.gpus:
-        seen = gpu.observation
-        capability = seen.compute_capability
-        yield (
-            (gpu.index, gpu.uuid),
-            (
-                seen.parent_uuid,
-                seen.mig_instance,
-                seen.name,
-                seen.pci_bus_id,
-                seen.architecture,
-                None if capability is None else f"{capability[0]}.{capability[1]}",
-                page.snapshot.driver_version,
-                page.snapshot.cuda_version,
-                seen.vbios_version,
-                seen.serial,
-            ),
-        )
+        seen, capability = gpu.observation, gpu.observation.compute_capability
+        model = seen.parent_uuid, seen.mig_instance, seen.name, seen.pci_bus_id, seen.architecture
+        shown = None if capability is None else f"{capability[0]}.{capability[1]}"
+        yield (gpu.index, gpu.uuid), (*model, shown, *versions, seen.vbios_version, seen.serial)
 
 
 SHARED = Scope(SHARING, "gpu uuid", _gpu_rows)

@@ -126,10 +126,9 @@ class Page:
     _rows: dict[object, dict[Texts, Any]] = field(default_factory=dict)
 
     def rows(self, scope: Scope[T]) -> ItemsView[Texts, T]:
-        """Return the things of a scope by their label values as text.
+        """Return the things of a scope by their label values as text, the first of equal ones.
 
-        The first of two things with the same labels counts: Prometheus refuses a page that has two
-        samples with the same labels.
+        Prometheus refuses a page that has two samples with the same labels.
         """
         rows = self._rows.get(scope.rows)
         if rows is None:

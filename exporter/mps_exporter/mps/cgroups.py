@@ -60,10 +60,7 @@ _CONTAINER_SCOPE = re.compile(r"(?:libpod|crio)-conmon-.*")
 
 
 def unified_path(cgroup: str | None) -> str | None:
-    """Return the path in the version 2 hierarchy, "0::/…"; None if absent or above the root.
-
-    The kernel writes paths outside the reader's cgroup namespace with "..".
-    """
+    """Return the path in version 2; None if absent, or outside the reader's namespace ("..")."""
     for line in (cgroup or "").split("\n"):
         if line.startswith("0::/"):
             path = line.removeprefix("0::")
@@ -92,10 +89,7 @@ def with_parents(path: str) -> Iterator[str]:
 
 @lru_cache(maxsize=2048)
 def parse_cgroup(cgroup: str | None) -> Attribution:
-    """Parse the text of /proc/PID/cgroup. Never raises, whatever the text.
-
-    Clients rarely move, and parsing the paths of 384 clients takes a tenth of a collection's CPU.
-    """
+    """Parse the text of /proc/PID/cgroup. Never raises. Cached: clients rarely move."""
     paths = list(_paths(cgroup or ""))
 
     def first(read: Callable[[list[str]], str | None]) -> str | None:
@@ -105,9 +99,9 @@ def parse_cgroup(cgroup: str | None) -> Attribution:
 
 
 def _paths(cgroup: str) -> Iterator[list[str]]:
-    """Yield the components of each distinct path: version 2 first, then systemd's hierarchy.
+    """Yield the components of each path, to the first delegated group: users name those below.
 
-    A path ends at the first group that is delegated: an ordinary user names the groups below it.
+    Version 2 comes first, then systemd's hierarchy.
     """
     lines = [line.split(":", 2) for line in cgroup.split("\n")]
     hierarchies = [(parts[1], parts[2]) for parts in lines if len(parts) == 3]

@@ -16,10 +16,7 @@ _MEMORY_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_memory(text: str) -> int | None:
-    """Return the bytes of "10G" or "512M", as the control tool prints limits; None if malformed.
-
-    NVIDIA's manual names G and M only, so "10GB" (10^10 or 10 x 2^30) is malformed.
-    """
+    """Return the bytes of the control tool's "10G"; None if malformed, as the ambiguous "10GB"."""
     match = _MEMORY.fullmatch(text.strip())
     return None if match is None else int(match[1]) << _MEMORY_SHIFTS[match[2].upper()]
 

@@ -78,19 +78,15 @@ class TrackedClient:
         """Whether its last context is closed: it ends by itself."""
         return self.had_context and not self.contexts
 
-    def lose(self, cause: str, when: Moment) -> bool:
-        """Count an abnormal end, at most once. Return whether it was counted."""
-        if self.lost:
-            return False
+    def lose(self, cause: str, when: Moment) -> None:
         self.lost = True
         when.count_loss(self.uid, cause)
-        return True
 
     def count_termination(self, when: Moment) -> None:
-        if self.lose("terminated", when):
-            when.add_incident(
-                Incident(when.at, "client_terminated", uid=self.uid, pids=(self.pid,))
-            )
+        if not self.lost:
+            self.lose("terminated", when)
+            incident = Incident(when.at, "client_terminated", uid=self.uid, pids=(self.pid,))
+            when.add_incident(incident)
 
 
 class Associations:
@@ -182,10 +178,7 @@ class ServerClients:
         return self._clients.get(pid)
 
     def sole_new_client(self) -> int | None:
-        """Return the PID of the only client whose first context is being created, if any.
-
-        A refusal without a PID is about that client.
-        """
+        """Return the PID of the only client without a context yet: a refusal may name no PID."""
         new = [client.pid for client in self if client.creating and not client.had_context]
         return new[0] if len(new) == 1 and new[0] else None
 
@@ -380,7 +373,8 @@ class ServerClients:
         """
         lost = []
         for client in list(self)[self._unnamed_disconnections :]:
-            if self._lost_with_server(client, cause, ghost=ghost) and client.lose(cause, when):
+            if not client.lost and self._lost_with_server(client, cause, ghost=ghost):
+                client.lose(cause, when)
                 lost.append(client.pid)
             self._count_end(client, when, known_end=self._server.logs_pids is not False)
         self.admissions.expire(when, ended=True)

@@ -63,8 +63,7 @@ def stdin_text(commands: Iterable[str]) -> bytes:
 def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
     """Return the tool's arguments, its standard input and its environment for some queries.
 
-    A v3 query is the arguments of one run. The tool follows the protocol of the running daemon;
-    the variable is for what it prints without a daemon.
+    A v3 query is the arguments of one run. The variable is for what is printed without a daemon.
     """
     if len(commands) == 1 and commands[0] in READ_ONLY_V3:
         return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}
@@ -119,10 +118,7 @@ class Failure:
 def server_commands(
     server_pid: int, devices: Sequence[int] = (), *, map_devices: bool
 ) -> tuple[str, ...]:
-    """Return the queries about one server, and about its memory limits on these devices.
-
-    `map_devices` adds the UUIDs of the devices, which never change in a server's life.
-    """
+    """Return the queries about one server; `map_devices` adds its GPUs, which never change."""
     return (
         "get_default_client_priority",
         f"get_server_status {server_pid}",
@@ -198,10 +194,7 @@ def parse_probe(exchange: Exchange) -> ProbeReply | Failure:
 
 
 def parse_server(*exchanges: Exchange) -> ServerReply | Failure:
-    """Parse the replies to server_commands() and limit_commands() about one server.
-
-    Never raises, whatever the text. Return the first failure, if any.
-    """
+    """Parse the replies about one server, or return the first failure. Never raises."""
     server_pid = _server_of(exchanges[0].commands) if exchanges else None
     if server_pid is None:
         return Failure("unparsable", "nothing was asked about a server")
@@ -231,12 +224,12 @@ def _server_of(commands: Sequence[str]) -> int | None:
     return None
 
 
-def _unparsable(exchange: Exchange) -> Failure:
-    return Failure("unparsable", shorten(_output_of(exchange)))
-
-
 def _output_of(exchange: Exchange) -> str:
     return f"{exchange.stdout}\n{exchange.stderr}"
+
+
+def _unparsable(exchange: Exchange) -> Failure:
+    return Failure("unparsable", shorten(_output_of(exchange)))
 
 
 def failure_of(exchange: Exchange) -> Failure | None:

@@ -211,7 +211,6 @@ class ServerFaults:
         return bool(self._open)
 
     def process_ends(self, pid: int, when: Moment) -> None:
-        """Record that a client has closed its last connection: its process ends."""
         self.endings.process_ends(pid, when, in_fault=bool(self._undecided))
         for fault in list(self._undecided):
             self._decide(fault)
@@ -258,7 +257,6 @@ class ServerFaults:
                 fault.count_gpu(self._uuid_of(device))
 
     def tear_down_process(self, pid: int, _context: int, when: Moment) -> None:
-        """Record that a client is lost with the process that caused the error."""
         fault = self._reported(when)
         if pid:
             self._add_victim(fault, pid)
@@ -351,19 +349,13 @@ class ServerFaults:
             due = min(due, self._undecided[0].at + policy.FAULT_DECISION_SECONDS)
         return due
 
-    def run_timers(self, at: float) -> None:
-        """Close the report and decide the causes that are due."""
+    def run_timers(self, at: float = NEVER) -> None:
+        """Close the report and decide the causes that are due; all of them if the server exited."""
         if self._current is not None and self._current.at + policy.SAME_FAULT_SECONDS <= at:
             self.close_report()
         for fault in list(self._undecided):
             if fault.at + policy.FAULT_DECISION_SECONDS <= at:
                 self._decide(fault, final=True)
-
-    def decide_all(self) -> None:
-        """Decide all causes: the server has exited, so no more evidence follows."""
-        self.close_report()
-        for fault in list(self._undecided):
-            self._decide(fault, final=True)
 
     def _decide(self, fault: Fault, *, final: bool = False) -> None:
         """Decide the cause of a fault, and count its victims, once it is proved or too late."""

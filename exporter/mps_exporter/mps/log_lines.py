@@ -198,8 +198,7 @@ class ControlLogReader:
     """Applies the lines of control.log.
 
     The lines between a command and the daemon's next own line are the command's reply, whatever
-    their text. A line that another line must follow within 0.1 s (driver 580)
-    starts a silence: a stuck daemon does not write the other line.
+    their text. A line that another must follow within 0.1 s (driver 580) starts a silence.
     """
 
     def __init__(self, state: DaemonState) -> None:
@@ -422,10 +421,7 @@ class ServerLogReader:
             attrgetter(name)(self)(*values, when)
 
     def _find_server(self, name: str, when: Moment) -> bool:
-        """Find the server that wrote the line, and adopt it if its start is not in the log.
-
-        Return False if the server has ended, and the line is late.
-        """
+        """Find or adopt the server that wrote the line; False if it has ended: the line is late."""
         servers, pid = self._state.servers, self._pid
         server = servers.get(pid)
         if server is None:
@@ -437,10 +433,7 @@ class ServerLogReader:
         return True
 
     def server_process(self, when: Moment) -> None:
-        """Apply a server's first line: without control.log it shows that other servers have ended.
-
-        A daemon has one server at a time.
-        """
+        """Apply a server's first line: without control.log it shows that the last one has ended."""
         state = self._state
         if not state.readable["control"]:
             for other in state.servers:

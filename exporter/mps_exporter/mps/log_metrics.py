@@ -1,7 +1,6 @@
-"""Metrics counted from the logs: the only declaration of each metric.
+"""Metrics counted from the logs: the catalogue of metrics adds the label of the daemon.
 
-The catalogue of all metrics includes these declarations and adds the label of the daemon. At an
-event: ``when.increment("mps_uid_overtakes_total", uid=1001)``.
+At an event: ``when.increment("mps_uid_overtakes_total", uid=1001)``.
 """
 
 from __future__ import annotations

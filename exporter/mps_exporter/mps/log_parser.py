@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
 from typing import NamedTuple
 
 from mps_exporter.mps import policy
@@ -37,6 +36,7 @@ from mps_exporter.mps.log_lines import (
     UNRECOGNIZED,
     Event,
     LogEntry,
+    Shapes,
 )
 from mps_exporter.observations import LogChunk, LogName
 
@@ -48,7 +48,7 @@ _PREFIX = re.compile(
     re.ASCII | re.DOTALL,
 )
 # Drivers before 535 begin many messages of a server with one of these.
-_OLD_PREFIX = re.compile(r"Volta MPS Server: |Volta MPS: |MPS Server: ")
+_OLD_PREFIX = re.compile(r"^(?:Volta MPS Server: |Volta MPS: |MPS Server: )")
 
 # For searches in a log without parsing: no module but this and log_lines has wording of the logs.
 
@@ -95,32 +95,25 @@ def parse_line(line: str | bytes) -> Line:
         time = datetime.fromisoformat(found[1] + "Z")
     except ValueError:  # there is no such time
         return Line(None, "", 0, CONTINUATION)
-    component, message = found[2], found[4]
-    parse = _long_event if len(message) > policy.MAX_MESSAGE else _event
-    event = parse(component == "Control", message)
+    component, message = found[2], found[4].strip()
+    event = _control_event(message) if component == "Control" else _server_event(message)
     return Line(round(time.timestamp() * 1000), component, int(found[3]), event)
 
 
-def _long_event(control: bool, message: str) -> Event:
-    """Parse a message that is too long to be anything but a command or a reply."""
-    message = message.lstrip()
-    if control and message.startswith("Cmd:"):
+def _control_event(message: str) -> Event:
+    if message.startswith("Cmd:"):
         return Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED],))
-    return Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
+    return _event(CONTROL_LINES, message)
 
 
-@lru_cache(maxsize=policy.MESSAGE_CACHE_SIZE)
-def _event(control: bool, message: str) -> Event:
-    """Parse the message of a line that the control daemon wrote, or another process."""
-    message = message.strip()
-    if control and message.startswith("Cmd:"):
-        return _long_event(control, message)
-    if not control:
-        old = _OLD_PREFIX.match(message)
-        message = message if old is None else message[old.end() :]
+def _server_event(message: str) -> Event:
+    return _event(SERVER_LINES, _OLD_PREFIX.sub("", message, count=1))
+
+
+def _event(shapes: Shapes, message: str) -> Event:
     if message.isdigit() and message.isascii() and len(message) <= 10:
         return Event(NUMBER, (int(message),))
-    event = (CONTROL_LINES if control else SERVER_LINES).event(message)
+    event = shapes.event(message) if len(message) <= policy.MAX_MESSAGE else None
     return event or Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
 
 
@@ -151,10 +144,7 @@ class LogMerger:
         log.add_chunk(chunk)
 
     def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
-        """Record that a log had no new data at this Unix time.
-
-        The logs of the `busy` servers are exempt.
-        """
+        """Record that a log had no new data at this Unix time, except those of `busy` servers."""
         if log == "control":
             self._control.mark_idle(until)
             return
@@ -196,10 +186,7 @@ _BufferedEntry = tuple[float, float, LogEntry]
 
 
 class _LogBuffer:
-    """A log: bytes that are not parsed yet, and entries that wait for the other log.
-
-    A long backlog is kept as bytes, not as entries: chunks are parsed one by one.
-    """
+    """A log: chunks that are not parsed yet, and entries that wait for the other log."""
 
     def __init__(self, name: LogName) -> None:
         self.name = name
@@ -238,10 +225,7 @@ class _LogBuffer:
         return self._entries.popleft()[2]
 
     def holds_back(self, key: float) -> bool:
-        """Return whether a line that belongs before this key may still come.
-
-        Called only for a log whose next line, if there is one, comes later.
-        """
+        """Return whether a line before this key may still come, if the log's next one is later."""
         return not self._entries and key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:

@@ -18,9 +18,6 @@ MAX_MESSAGE = 512
 MAX_QUOTED = 120
 """Longest text that is kept of a message, in characters."""
 
-MESSAGE_CACHE_SIZE = 4096
-"""Parsed messages that are cached: most lines of a log repeat few messages."""
-
 WRITE_RACE_SECONDS = 0.1
 """Time between a line's timestamp and the write. A log read to its end at t is complete to t less
 this time."""

@@ -352,9 +352,9 @@ def _continues_command(query: str, titles: tuple[str, ...], line: str) -> bool:
 
 
 def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
-    """Parse the replies of a v3 daemon; None if none of the queries is of this interface.
+    """Parse the replies to v3 queries; None without any. Never raises.
 
-    Never raises, whatever the text. A list without a query or without a reply is None.
+    A list without a query or without a reply is None.
     """
     lists, counts, queried = dict[str, Any](), Counter[tuple[str, str]](), False
     for exchange in (one for observation in observations for one in observation.exchanges):
@@ -370,9 +370,9 @@ def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
 
 
 def _read_list(query: str, text: str, counts: Counter[tuple[str, str]]) -> tuple[Any, ...] | None:
-    """Parse one reply; None if it is empty (which does not prove an empty list) or has no header.
+    """Parse one reply; None without a header. Adds the omitted parts to `counts`.
 
-    Adds the omitted parts to `counts`.
+    An empty reply does not prove an empty list.
     """
     lines, cut = _split_lines(text)
     if not lines and not cut:

@@ -39,8 +39,8 @@ class BoundedDict(dict[K, V]):
 class Counters:
     """Counters, histograms and last timestamps of one daemon.
 
-    Every call must use the name and the labels that log_metrics.py declares, in their order.
-    Anything else raises. Users and GPUs beyond the quota count as unknown.
+    Every call must use the name and the labels that log_metrics.py declares, in their order: else
+    it raises. Users and GPUs beyond the quota count as unknown.
     """
 
     def __init__(self, quota: Quota = FULL) -> None:
@@ -59,10 +59,7 @@ class Counters:
         values[key] = values.get(key, 0) + by
 
     def observe(self, name: str, seconds: float | None, **labels: str | int | None) -> None:
-        """Count a duration; a negative duration (the clock was set back) counts as 0.
-
-        None counts nothing, but starts the user's counters.
-        """
+        """Count a duration, of at least 0; None counts nothing, but starts the user's counters."""
         key = self._key("histogram", name, labels)
         if seconds is None:
             return

@@ -14,15 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from mps_exporter.mps import policy
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply, parse_probe, server_replies
-from mps_exporter.mps.policy import (
-    CONTRADICTION_CONFIRM_SECONDS,
-    LOG_PRECEDENCE_SECONDS,
-    MAX_CONTEXTS,
-    MIN_QUERY_AGE_SECONDS,
-    RETRY_INTERVAL_SECONDS,
-)
 from mps_exporter.mps.protocol_v3 import joined, parse_v2_partitions, parse_v3
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
@@ -103,9 +97,9 @@ def with_servers(
     requested: Collection[int] = (),
     logged: Collection[int] = (),
 ) -> ServerAnswers:
-    """Apply a reconciliation. The map of devices, queried once in a server's life, is kept.
+    """Apply a reconciliation of the `requested` servers; `logged` are those in the log then.
 
-    `requested` are the servers that were queried, `logged` those in the log at that time.
+    The map of devices, queried once in a server's life, is kept.
     """
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
@@ -155,11 +149,9 @@ def servers_due(
     state: DaemonState,
     logs_readable: bool,
 ) -> tuple[int, ...]:
-    """Return the servers to query now, in the daemon's PID namespace.
+    """Return the servers to query now, in the daemon's PID namespace: all responsive ones, or none.
 
-    All responsive servers, if the interval has passed (if the logs cannot be read, the shorter
-    blind interval), or if the log and the daemon list different servers. None of them while the
-    daemon quits or has a ghost: either blocks it.
+    No server while the daemon quits or has a ghost: either blocks it.
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
@@ -187,7 +179,7 @@ def servers_due(
 def _is_starting(server: TrackedServer, now: float) -> bool:
     """Return whether a server is not ready yet, or was started a moment ago."""
     not_ready = server.ready_at is None and not server.start_unknown
-    return not_ready or 0 <= now - server.started_at < MIN_QUERY_AGE_SECONDS
+    return not_ready or 0 <= now - server.started_at < policy.MIN_QUERY_AGE_SECONDS
 
 
 def _is_retry_due(
@@ -195,9 +187,9 @@ def _is_retry_due(
 ) -> bool:
     """Return whether a server is unexplained, and was not queried just now."""
     unexplained = _unexplained(answers, responsive, logged)
-    interval = MIN_QUERY_AGE_SECONDS
+    interval = policy.MIN_QUERY_AGE_SECONDS
     if unexplained == answers.unexplained and answers.repeats:
-        interval = RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
+        interval = policy.RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
     return bool(unexplained) and age >= interval
 
 
@@ -256,13 +248,13 @@ def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int])
             state.advance_to(now.at)
             servers.adopt(pid, now.at).ready_at = now.at
     for server in servers:
-        if server.pid in listed or now.at - server.started_at <= LOG_PRECEDENCE_SECONDS:
+        if server.pid in listed or now.at - server.started_at <= policy.LOG_PRECEDENCE_SECONDS:
             continue
         if not state.readable["control"]:
             server.missing_since = server.missing_since or now.at
         elif server.ready_at is not None:
             server.unlisted_since = server.unlisted_since or now.at
-            if now.at - server.unlisted_since >= CONTRADICTION_CONFIRM_SECONDS:
+            if now.at - server.unlisted_since >= policy.CONTRADICTION_CONFIRM_SECONDS:
                 servers.mark_vanished(server)
 
 
@@ -280,7 +272,7 @@ def _reconcile_clients(server: TrackedServer, now: Moment, client_pids: Collecti
             for client in server.clients
             if client.pid
             and client.pid not in reported
-            and now.at - client.connected_at > LOG_PRECEDENCE_SECONDS
+            and now.at - client.connected_at > policy.LOG_PRECEDENCE_SECONDS
         ]
     for client in gone:
         state.advance_to(now.at)
@@ -298,7 +290,7 @@ def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> froze
     now = frozenset(reported ^ logged)
     if not before or at < since:
         server.contradiction = at, now
-    elif at - since >= CONTRADICTION_CONFIRM_SECONDS:
+    elif at - since >= policy.CONTRADICTION_CONFIRM_SECONDS:
         server.contradiction = at, now
         return now & before
     return frozenset()
@@ -319,5 +311,5 @@ def _without_log(server: TrackedServer, reply: ServerReply) -> None:
             owner = server.clients.get(pid)
             if owner is not None:
                 owner.had_context = True
-                for _ in range(min(count, MAX_CONTEXTS)):
+                for _ in range(min(count, policy.MAX_CONTEXTS)):
                     owner.contexts[len(owner.contexts)] = uuid

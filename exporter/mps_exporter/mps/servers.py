@@ -276,9 +276,8 @@ class TrackedServer:
     def only_seen_after(self, at: float) -> bool:
         """Return whether nothing shows that it ran before this time.
 
-        If logs are read late, as on a slow file system, their lines are older than the control
-        tool's list. And of two lines with equal timestamps the line of server.log is applied first,
-        although the daemon wrote of its own start before.
+        Logs that are read late have lines from before the control tool's list; and of two lines
+        with equal timestamps the line of server.log is applied first.
         """
         return self.start_unknown and self.started_at >= at
 
@@ -321,19 +320,17 @@ class TrackedServer:
         return cause, seen if status is None else f"{seen}, judged by control.log alone"
 
     def end(self, cause: str, when: Moment, detail: str) -> None:
-        self.faults.decide_all()
+        self.faults.run_timers()
         lost = tuple(self.clients.end(_LOSSES.get(cause, ""), when, ghost=self.ghost))
         when.counters.set_latest("mps_server_last_exit_timestamp_seconds", when.at, cause=cause)
         when.increment("mps_server_exits_total", cause=cause)
-        pid, uid = self.pid, self.uid
+        at, pid, uid = when.at, self.pid, self.uid
         if cause == "crashed":
-            when.add_incident(
-                Incident(when.at, "server_crashed", pid, uid, pids=lost, detail=detail)
-            )
+            when.add_incident(Incident(at, "server_crashed", pid, uid, pids=lost, detail=detail))
         elif cause == "ghost_ended":
-            when.add_incident(Incident(when.at, "ghost_ended", pid, uid))
+            when.add_incident(Incident(at, "ghost_ended", pid, uid))
         elif cause == "start_failed":
-            when.add_incident(Incident(when.at, "server_start_failed", uid=uid, detail=detail))
+            when.add_incident(Incident(at, "server_start_failed", uid=uid, detail=detail))
 
 
 class Servers:
@@ -362,9 +359,8 @@ class Servers:
 
     def adopt(self, pid: int, at: float) -> TrackedServer:
         """Add a running server whose start is not in the log."""
-        server = TrackedServer(pid, None, at, self._daemon, start_unknown=True)
-        self._servers[pid] = server
-        return server
+        self._servers[pid] = TrackedServer(pid, None, at, self._daemon, start_unknown=True)
+        return self._servers[pid]
 
     def start(self, pid: int, uid: int, when: Moment) -> None:
         server = self._servers.get(pid)
@@ -372,8 +368,7 @@ class Servers:
             # The timestamps are equal, and server.log came first.
             server.uid, server.started_at, server.start_unknown = uid, when.at, False
         else:
-            server = TrackedServer(pid, uid, when.at, self._daemon, start_unknown=False)
-            self._servers[pid] = server
+            server = self._servers[pid] = TrackedServer(pid, uid, when.at, self._daemon)
         self._daemon.queue.block_others(uid, when)
         for entry in self._daemon.queue:
             if entry.uid == uid:
@@ -400,7 +395,7 @@ class Servers:
 
     def mark_vanished(self, server: TrackedServer) -> None:
         """Remove a server that disappeared without a line in the log: its cause is unknown."""
-        server.faults.decide_all()
+        server.faults.run_timers()
         self.remove(server)
         self._vanished[server.pid] = server
 

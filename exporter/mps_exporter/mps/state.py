@@ -139,11 +139,7 @@ class DaemonState:
         return self.gpus.by_ordinal({d for server in self.servers for d in server.devices})
 
     def pids_to_watch(self) -> list[int]:
-        """Return the processes, as the logs number them, whose exit no log shows in time.
-
-        These are servers, queued clients, and the clients that a server was started for and that
-        have not connected.
-        """
+        """Return the processes, as the logs number them, whose exit no log shows in time."""
         pids = []
         for server in self.servers:
             pids += [server.pid, *server.awaited_pids()]
@@ -161,10 +157,9 @@ class DaemonState:
         return frozenset(pids - {0})
 
     def clients_to_map(self) -> list[int]:
-        """Return the clients whose address ranges must be read now, each once.
+        """Return the clients whose address ranges must be read now: a new context has reserved one.
 
-        A context reserves its range when it is made. The memory of a running client that caused a
-        fault may have grown since.
+        The memory of a running client that caused a fault may have grown since.
         """
         found = []
         for server in self.servers:
@@ -252,7 +247,8 @@ class DaemonState:
         """Start a control daemon, which ends the state of the last daemon."""
         daemon = self.daemon
         alive = daemon.started_at is not None and daemon.ended_at is None
-        if alive and daemon.pid == pid and self._is_second_start_line(when.at):
+        second_line = daemon.pid == pid and when.at - (daemon.started_at or 0.0) <= 1.0
+        if alive and second_line and not self._servers_at(when.at):
             return
         if alive or self._servers_at(when.at):
             died_at = min(when.at, daemon.missing_since or when.at)
@@ -262,9 +258,6 @@ class DaemonState:
         self.gpus.clear_ordinals()
         when.increment("mps_control_starts_total")
         when.add_incident(Incident(when.at, "daemon_started"))
-
-    def _is_second_start_line(self, at: float) -> bool:
-        return at - (self.daemon.started_at or 0.0) <= 1.0 and not self._servers_at(at)
 
     def _servers_at(self, at: float) -> list[TrackedServer]:
         return [server for server in self.servers if not server.only_seen_after(at)]
@@ -312,10 +305,7 @@ class DaemonState:
         self.daemon.backoff_seconds = None
 
     def server_exited(self, pid: int, status: int, when: Moment) -> None:
-        """End a server by control.log. Its status proves nothing: 0 is also written after SIGKILL.
-
-        A server that no earlier line names is added first.
-        """
+        """End a server by control.log, also one that no earlier line names."""
         self.daemon.served_at = when.at
         servers = self.servers
         server = servers.get(pid) or servers.restore_vanished(pid)
@@ -358,10 +348,9 @@ class DaemonState:
         self.daemon.backoff_seconds = milliseconds / 1000.0
 
     def credentials_missing(self, when: Moment) -> None:
-        """Record a caller whose first connection carried no credentials.
+        """Record a caller without credentials: a refusal only when no NEW CLIENT follows.
 
-        Every healthy client causes this line just before its first NEW CLIENT; it is a refusal only
-        when no NEW CLIENT follows.
+        Every healthy client causes this line just before its first NEW CLIENT.
         """
         self.daemon.missing_credentials.append(when.at)
 

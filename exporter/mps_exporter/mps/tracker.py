@@ -148,11 +148,7 @@ class DaemonTracker:
         processes: Mapping[int, ProcessFacts],
         requested: Collection[int],
     ) -> None:
-        """Apply an observation of /proc at `now`.
-
-        `processes` are the existing processes of those `requested`, by the host's PID; see
-        DaemonState.pids_to_look_up().
-        """
+        """Apply a scan of /proc: `processes` are those of the `requested` that exist, by PID."""
         started_at = self.state.daemon.started_at
         alive, daemon = _liveness(facts, processes, frozenset(requested), started_at)
         if facts.process is not None:
@@ -281,9 +277,8 @@ def _liveness(
 ) -> tuple[IsAlive, bool | None]:
     """Return which processes exist by /proc, and whether the daemon does.
 
-    Nothing is known about processes of a daemon whose PIDs are not the host's. If /proc shows a
-    later start of the daemon than the log, `started_at`, the clock was set forward since: older
-    timestamps make processes look too young.
+    Nothing is known of PIDs that are not the host's. If /proc shows a later start of the daemon
+    than the log, `started_at`, the clock was set forward: processes look too young.
     """
     daemon = facts.process
     if daemon is None:

@@ -84,11 +84,9 @@ class ClientQueue:
         return iter(list(self._entries))
 
     def push(self, pid: int, uid: int, when: Moment) -> QueuedClient:
-        """Add a client.
+        """Add a client, unless its user has it queued: the PID of another user was reused.
 
-        Clients with PID 0 cannot be distinguished: each has an entry of its own. A PID that is
-        queued already, for the same user, is the same client; for another user, it belongs to a new
-        process, so the older client is dead.
+        Clients with PID 0 cannot be distinguished: each has an entry of its own.
         """
         known = next((entry for entry in self._entries if pid and entry.pid == pid), None)
         if known is not None:
@@ -202,8 +200,7 @@ class _Span:
 class Timeline:
     """Spans in which users held the GPU or waited during the last ten minutes, oldest first.
 
-    Times are whole milliseconds, like the logs' timestamps, and do not depend on the steps in which
-    time is advanced.
+    Times are whole milliseconds: they do not depend on the steps in which time is advanced.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Snapshot, Wait
+from mps_exporter.snapshot import Client, Snapshot, Wait
 from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/nvidia-mps"
@@ -295,6 +295,20 @@ def test_a_client_with_the_share_of_its_server_has_the_limit_of_its_server() -> 
         assert (one.active_thread_ratio, one.limit_source) == (ratio, source)
 
 
+def only_client(
+    gpus: Sequence[GpuObservation],
+    server: LoggedServer,
+    answers: ServerAnswers,
+    devices: dict[int, str],
+    **environment: str,
+) -> Client:
+    facts, state = replace(RUNNING, servers=(SERVER,)), logged(server, devices=devices)
+    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), answers, state, READABLE)
+    found = merged(inputs, gpus=gpus, processes=(SERVER, client_facts(30, **environment)))
+    (client,) = found.daemons[0].servers[0].clients
+    return client
+
+
 @pytest.mark.parametrize(
     ("models", "environment", "limits", "ignored", "source"),
     [
@@ -316,24 +330,13 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     source: str,
 ) -> None:
     names = ("GPU-a", "GPU-b")
-    gpus = tuple(
-        replace(gpu(uuid=uuid), index=index, name=models[index]) for index, uuid in enumerate(names)
-    )
-    one = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
+    gpus = [replace(gpu(uuid=names[one]), index=one, name=models[one]) for one in (0, 1)]
     on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
     server = LoggedServer(clients=(logged_client(30, *on),), attributes={"thread_ratio": 1.0})
-    devices = {0: "GPU-b", 1: "GPU-a"}
-    reply = ServerReply(20, "ACTIVE", 1.0, (30,), {}, devices, {})
-    facts = replace(RUNNING, servers=(SERVER,))
-    inputs = DaemonInputs(
-        facts,
-        probe(Outcome.OK, RAN),
-        ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0),
-        logged(server),
-        READABLE,
-    )
-    found = merged(inputs, gpus=gpus, processes=(SERVER, one))
-    (client,) = found.daemons[0].servers[0].clients
+    reply = ServerReply(20, "ACTIVE", 1.0, (30,), devices={0: "GPU-b", 1: "GPU-a"})
+    answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
+    environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment}
+    client = only_client(gpus, server, answers, {}, **environment)
     assert client.memory_limit_bytes == limits
     assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
     assert client.active_thread_ratio == 1.0
@@ -446,27 +449,15 @@ def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_o
 def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
     mapped: bool, daemon_s: tuple[str, ...], mig: bool, source: str
 ) -> None:
-    gpus = tuple(
-        replace(
-            gpu(uuid=uuid),
-            index=index,
-            name="H200",
-            parent_uuid="GPU-whole" if mig and uuid == "GPU-b" else None,
-        )
-        for index, uuid in enumerate(("GPU-a", "GPU-b"))
-    )
+    whole = replace(gpu(), name="H200")
+    parent = "GPU-whole" if mig else None
+    gpus = [whole, replace(whole, uuid="GPU-b", index=1, parent_uuid=parent)]
     ordinals = dict(enumerate(daemon_s))
-    devices = dict(ordinals)
-    answers = ServerAnswers(servers={20: ServerReply(20, devices=devices)} if mapped else {})
-    on = ("GPU-b",) if daemon_s else ()
-    state = logged(
-        LoggedServer(clients=(logged_client(30, *on),)), devices={} if mapped else ordinals
-    )
-    facts = replace(RUNNING, servers=(SERVER,))
-    limited = client_facts(30, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=f"{max(len(daemon_s) - 1, 0)}=1G")
-    inputs = DaemonInputs(facts, answers=answers, state=state, logs=READABLE)
-    found = merged(inputs, gpus=gpus, processes=(SERVER, limited))
-    (client,) = found.daemons[0].servers[0].clients
+    answers = ServerAnswers(servers={20: ServerReply(20, devices=ordinals)} if mapped else {})
+    server = LoggedServer(clients=(logged_client(30, *daemon_s[-1:]),))
+    text = f"{max(len(daemon_s) - 1, 0)}=1G"
+    shown = {} if mapped else ordinals
+    client = only_client(gpus, server, answers, shown, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=text)
     limits = {"GPU-b": GIB} if source == "server" else {}
     assert (client.limit_source, client.memory_limit_bytes) == (source, limits)
     assert client.memory_limit_ignored is None

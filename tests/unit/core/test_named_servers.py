@@ -72,22 +72,6 @@ def clients(daemon: ControlDaemon) -> dict[int, Client]:
     return {one.pid: one for server in daemon.servers for one in server.clients}
 
 
-def test_a_server_is_known_from_its_daemon_and_its_process() -> None:
-    found = merged(
-        partitioning(clients=(NamespaceClient(51, "serving"),)),
-        process(41, "nvidia-cuda-mps-server"),
-        listed=(GpuProcess(41, "compute", GIB),),
-    )
-    training, serving = found.servers
-    assert (training.pid, training.uid, training.user) == (40, 1000, "ann")
-    assert (training.start_time_seconds, training.confirmed) == (None, False)
-    assert (training.clients_connected, training.clients) == (0, ())
-    assert (serving.uid, serving.user, serving.start_time_seconds) == (1000, "ann", 5.0)
-    assert (serving.confirmed, serving.memory_used_bytes) == (True, {A: GIB})
-    assert (serving.clients_connected, [one.pid for one in serving.clients]) == (1, [51])
-    assert found.servers_count == 2
-
-
 def test_values_without_a_list_are_unknown() -> None:
     found = merged(partitioning(servers=None))
     assert (found.servers, found.servers_count) == ((), None)
@@ -249,10 +233,3 @@ def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:
     listed = (GpuProcess(51, "compute", GIB),)
     one = in_partition(f"{B}/Kp8A", partition=on_b, listed=listed)
     assert one.sm_partition_fault == "other_gpu"
-
-
-def test_partitions_of_a_v2_daemon_are_of_all_its_servers() -> None:
-    found = merged(Partitioning("2", partitions=(SmPartition("GPU-aaaa", partition_id="Kp8A"),)))
-    assert found.partitioning is not None
-    assert found.partitioning.partitions == (SmPartition(A, partition_id="Kp8A"),)
-    assert (found.protocol, found.servers) == (None, ())

@@ -228,17 +228,6 @@ def test_the_reference_pages_are_up_to_date(
     assert (generate_docs.main(), capsys.readouterr().out) == (0, "")
 
 
-def test_a_server_has_a_state_if_the_state_is_known() -> None:
-    servers = (Server(20, state="FAULT"), Server(21))
-    daemon = ControlDaemon("/p", "/l", "answering", servers=servers)
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
-    assert found["mps_server_state"].samples == (
-        (("/p", "20", "INITIALIZING"), 0),
-        (("/p", "20", "ACTIVE"), 0),
-        (("/p", "20", "FAULT"), 1),
-    )
-
-
 # ---------------------------------------------------------- all metrics
 
 D, U = "/run/mps", "GPU-a"

@@ -284,21 +284,6 @@ def test_no_command_removes_anything_but_itself(command: str, understood: bool) 
     assert found == {key: value for key, value in TRUTH.items() if key != "left out"}
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        *("314...,opal,0,gold,x", "0,opal,0,gold,x", "-7,opal,0,gold,x", ",opal,0,gold,x"),
-        *("8000000,opal,0,gold,x", "4294967295,opal,0,gold,x", "314,1002,opal,0,gold,x"),
-        *("3141002,op...,0,gold,x", "3141002,Opal,0,gold,x", '3141002,"opal,0,gold,x'),
-        *("3141002,a/b,0,gold,x", f"3141002,{'o' * 65},0,gold,x", "3141002,-,0,gold,x"),
-        *("3141002,opal,0", "3141002,opal\x00,0,gold,x", "\u0663,opal,0,gold,x"),
-    ],
-)
-def test_a_client_without_pid_or_server_is_left_out(row: str) -> None:
-    text = re.sub("3141002.*", row.replace("\\", ""), REPLIES[CLIENTS])
-    check(CLIENTS, text, ("row", 1), **NO_COUNTS, pids=TRUTH["pids"] - {3141002})
-
-
 def test_a_client_in_an_unknown_namespace_makes_those_of_its_server_unknown() -> None:
     known = {key: value for key, value in TRUTH["namespaces"].items() if key[0] == "onyx"}
     for name in ("GOLD", "onyx/gold (1)", "go...", "g\x00ld"):

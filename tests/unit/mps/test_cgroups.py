@@ -26,7 +26,6 @@ EXAMPLES = {
         f"11:devices:/docker/{A}\n1:name=systemd:/docker/{A}\n0::/system.slice/containerd.service",
         Attribution(DOCKER),
     ),
-    "docker, systemd, v1": (f"10:devices:/system.slice/docker-{A}.scope\n", Attribution(DOCKER)),
     "docker, v2": (f"0::/system.slice/docker-{A}.scope\n", Attribution(DOCKER)),
     "docker of old, at the root": (f"9:perf_event:/{A}\n", Attribution(DOCKER)),
     "docker of another name": (f"13:pids:/docker-ce/docker/{A}\n", Attribution(DOCKER)),
@@ -43,10 +42,6 @@ EXAMPLES = {
     "kubernetes, systemd, containerd": (
         "0::/kubepods.slice/kubepods-besteffort.slice/"
         f"kubepods-besteffort-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(CONTAINERD, POD),
-    ),
-    "kubernetes, guaranteed": (
-        f"0::/kubepods.slice/kubepods-pod{POD_}.slice/cri-containerd-{A}.scope\n",
         Attribution(CONTAINERD, POD),
     ),
     "kubernetes, static pod": (
@@ -127,10 +122,6 @@ EXAMPLES = {
         "0::/system.slice/node7_slurmstepd.scope/job_42/step_batch/user/task_special\n",
         Attribution(slurm_job_id="42", systemd_unit="node7_slurmstepd.scope"),
     ),
-    "slurm, v2, somebody logged in": (
-        "0::/system.slice/slurmstepd.scope/job_42/step_extern/user\n",
-        Attribution(slurm_job_id="42", systemd_unit="slurmstepd.scope"),
-    ),
     "slurm, v1": (
         "10:devices:/slurm/uid_2101171/job_280678/step_interactive/task_0\n"
         "1:name=systemd:/system.slice/slurmd.service\n",
@@ -140,7 +131,6 @@ EXAMPLES = {
         "4:memory:/slurm_node7/uid_1000/job_5/step_3/task_1\n",
         Attribution(slurm_job_id="5"),
     ),
-    "slurm, no step": ("4:memory:/slurm/uid_1000/job_5\n", Attribution(slurm_job_id="5")),
     "a directory called job_5 is no slurm job": ("0::/work/job_5/step_1\n", Attribution()),
     "a service": ("0::/system.slice/nvidia-mps.service\n", unit("nvidia-mps.service")),
     "an instance of a template, escaped": (
@@ -152,11 +142,6 @@ EXAMPLES = {
         unit("session-3.scope"),
     ),
     "a user's service": (f"0::{USER}/app.slice/notebook.service\n", unit("user@1000.service")),
-    "a user's terminal": (
-        f"0::{USER}/app.slice/app-org.gnome.Terminal.slice/"
-        "vte-spawn-f22f14d2-3d44-4304-9879-3fdd0df7b08e.scope",
-        unit("user@1000.service"),
-    ),
     "only a user's slice": (
         "1:name=systemd:/user.slice/user-1000.slice\n",
         unit("user-1000.slice"),

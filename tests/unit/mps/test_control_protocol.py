@@ -149,18 +149,6 @@ def test_failed_probes(more: dict[str, Any], kind: str) -> None:
 # ------------------------------------------------------------------------------ servers
 
 
-def test_a_server_for_the_first_time() -> None:
-    assert parse_server(asked(FIRST, map_devices=True)) == ServerReply(
-        server_pid=468,
-        state="ACTIVE",
-        active_thread_ratio=1.0,
-        client_pids=(1135, 1132, 1133, 1134),
-        contexts={0: {1135: 1, 1132: 2, 1134: 1, 1133: 1}},
-        devices=H200,
-        default_client_priority=0,
-    )
-
-
 def test_clients_of_another_pid_namespace_are_all_zero() -> None:
     reply = parse_server(asked("0\nACTIVE\n50.0\n0\n0\n[0] 00:00.0, X\n0.1\n0.1\n"))
     assert isinstance(reply, ServerReply)

@@ -66,18 +66,6 @@ BOTH_RESET = FAULT.replace(
 )
 
 
-def test_a_fault_counts_on_the_gpu_that_it_hit_whatever_else_is_reset() -> None:
-    recovered = RECOVERY + RECOVERY.replace("device 1", "device 0").replace(".794", ".799")
-    view = read(TWO_GPUS + BOTH_RESET + recovered)
-    found = summary(view.counters)
-    assert found["faults"] == {GPU_TWO: 1}
-    assert found["recoveries"] == [1, 0.031]  # with the last GPU
-    incidents = {
-        i.kind: i.gpu_uuids for i in view.incidents.snapshot() if i.kind.startswith("fault")
-    }
-    assert incidents == {"fault": (GPU_TWO,), "fault_recovered": (GPU_TWO,)}
-
-
 def test_two_clients_blamed_on_two_gpus_are_a_fault_on_each() -> None:
     second = "    00:06.768 S1909 Client {PID: 1903, Context: 1} encountered a fatal GPU error.\n"
     view = read(TWO_GPUS + second + BOTH_RESET)
@@ -106,34 +94,6 @@ def test_a_fault_on_an_unknown_gpu_counts_on_none(anonymous: str) -> None:
     view = read(TWO_GPUS + text + RECOVERY)
     assert summary(view.counters)["faults"] == {"": 1}
     assert [i.gpu_uuids for i in view.incidents.snapshot() if i.kind == "fault"] == [()]
-
-
-def test_a_responsible_client_that_stays_keeps_the_server_in_fault() -> None:
-    tracker = start(TWO_GPUS + FAULT + leaves("00:06.790", 1904, 1909))
-    (server,) = tracker.state.servers
-    assert server.state == "FAULT"
-    assert [(c.pid, *c.state) for c in server.clients] == [
-        (1903, "active", at("00:01.3")),
-        (1905, "torn_down", at("00:06.768")),
-    ]
-    more(
-        tracker,
-        arrives("00:08.000", 591, 1001)
-        + """
-        00:08.000 S1909 Server teardown in progress. Refusing to accept new client \
-{PID: 591, Context ID: 0}
-        00:08.000 S1909 Failed to accept client {PID: 591, Context ID: 0} with status 807
-        """,
-    )
-    view = tracker.state
-    assert summary(view.counters)["rejections"] == {"1001 server_not_ready": 1}
-    assert [c.pid for c in next(iter(view.servers)).clients] == [1903, 1905]
-    more(tracker, leaves("00:14.768", 1905, 1909) + RECOVERY.replace("00:06.794", "00:14.788"))
-    view = tracker.state
-    found = summary(view.counters)
-    assert found["recoveries"] == [1, 8.02]
-    assert found["losses"] == {"1001 unattributed_fault": 2}
-    assert next(iter(view.servers)).state == "ACTIVE"
 
 
 @pytest.mark.parametrize("later", ["00:08.000", "00:08.001"])

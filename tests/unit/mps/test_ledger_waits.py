@@ -12,7 +12,6 @@ from testing.mps_logs import (
     Logs,
     at,
     counted,
-    counts,
     incidents,
     more,
     read,
@@ -47,21 +46,6 @@ def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
 def test_a_client_queued_twice_waits_once_since_the_first_time() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1002)
     assert waiting(read(text)) == [(200, 1002, at("00:02"), 1001, False)]
-
-
-def test_clients_with_pid_0_are_counted_by_user() -> None:
-    text = HOLDER + pending("00:02.000", 0, 1002) * 2 + pending("00:02.500", 0, 1003)
-    assert [(w.pid, w.uid) for w in read(text).waits] == [(0, 1002), (0, 1002), (0, 1003)]
-    text += leaves("00:03.000", 100, 110) + server_ends("00:03.500", 110)
-    text += server_starts("00:03.500", "00:04.000", 210, 1002)
-    text += client("00:04.000", 0, 210) * 2
-    view = read(text)
-    assert [(w.pid, w.uid) for w in view.waits] == [(0, 1003)]
-    assert summary(view.counters)["waits"] == {"1002": [2, 4.0]}
-    assert counted(view.counters, "mps_client_connections_total") == {(1001,): 1, (1002,): 2}
-    text += leaves("00:06.000", 0, 210)
-    (server,) = read(text).servers
-    assert len(tuple(server.clients)) == server.clients.count == 1
 
 
 def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
@@ -161,14 +145,6 @@ def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abando
     assert summary(counters)["waits"]["1002"][0] == 1
 
 
-def test_dead_waiters_do_not_count_as_idle_time() -> None:
-    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
-    look(tracker, "00:03", {200})
-    more(tracker, leaves("00:06.000", 100, 110))
-    tracker.advance_to(at("00:30"))
-    assert values(tracker.state, "mps_uid_handover_idle_seconds_total")[()] == 0.0
-
-
 GHOST = (
     HOLDER
     + pending("00:02.000", 200, 1002)
@@ -177,18 +153,6 @@ GHOST = (
     + server_starts("00:05.000", "00:05.300", 461, 1002)
 )
 """A server for user 1002, whose only queued client has died: no client connects."""
-
-
-def test_a_ghost_is_a_server_for_a_dead_client() -> None:
-    tracker = start(GHOST)
-    (server,) = look(tracker, "00:20", {200}).servers
-    assert server.is_ghost
-    assert counted(look(tracker, "00:21", {200}).counters, "mps_uid_wait_seconds") == {}
-    counters = look(tracker, "00:22", {200}).counters.snapshot()
-    assert counted(counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
-    assert counters["mps_uid_handovers_total"][()] == 0
-    kinds = [incident.kind for incident in tracker.state.incidents.snapshot()]
-    assert kinds.count("ghost") == 1
 
 
 def test_a_ghost_whose_process_has_exited_is_not_reported() -> None:
@@ -208,77 +172,12 @@ def test_a_server_that_serves_is_no_ghost_when_its_descriptors_run_out() -> None
     assert not incidents(served, "ghost")
 
 
-def test_a_ghost_shows_in_its_log_without_proc() -> None:
-    text = GHOST + "00:05.300 S461 User did not send valid credentials\n"
-    tracker = start(text)
-    tracker.advance_to(at("00:30"))
-    (server,) = tracker.state.servers
-    assert server.is_ghost
-
-
-DEAF = (
-    HOLDER
-    + pending("00:02.000", 200, 1002)
-    + pending("00:03.000", 201, 1002)
-    + leaves("00:04.000", 100, 110)
-    + server_ends("00:05.000", 110)
-    + server_starts("00:05.000", "00:05.300", 461, 1002)
-    + """
-        00:05.301 S461 Client {PID: 201, Context ID: 0} connected
-        00:05.301 S461 User did not send valid credentials
-    """
-)
-"""The same user tries again after 200 has died: the server is deaf, 201 never has a context."""
-
-
-def test_a_ghost_remains_a_ghost_whatever_connects() -> None:
-    text = DEAF + "00:09.000 S461 Client {PID: 202, Context ID: 0} connected\n"
-    tracker = start(text)
-    view = look(tracker, "00:20", {200})
-    (server,) = view.servers
-    assert (server.is_ghost, [client.state[0] for client in server.clients]) == (
-        True,
-        ["connecting"] * 2,
-    )
-    assert waiting(view) == [(201, 1002, at("00:03"), 1002, False)]
-    assert (
-        counted(view.counters, "mps_uid_wait_seconds"),
-        values(view, "mps_uid_handovers_total")[()],
-    ) == ({}, 0)
-    (incident,) = incidents(view, "ghost")
-    assert incident.pids == (200,)
-
-
 def test_a_ghost_needs_no_control_log_and_no_names() -> None:
     text = "00:01.000 S461 Received new client request\n"
     text += "00:01.001 S461 User did not send valid credentials\n"
     logs = Logs(b"", script(text).server)
     (server,) = start(logs, readable=("server",)).state.servers
     assert server.is_ghost
-
-
-def test_a_wait_is_served_once_there_is_a_context() -> None:
-    text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
-    text += server_starts("00:05.000", "00:05.300", 210, 1002)
-    text += "00:05.300 S210 Client {PID: 200, Context ID: 0} connected\n"
-    view = read(text)
-    assert (
-        view.waits,
-        counted(view.counters, "mps_uid_wait_seconds"),
-        values(view, "mps_uid_handovers_total")[()],
-    ) == ((), {}, 0)
-    late = text + "00:25.000 S210 Client {PID: 200, Context ID: 1} connected\n"
-    assert counted(read(late).counters, "mps_uid_wait_seconds") == {}
-    late += "00:25.000 S210 Status of client {PID: 200, Context ID: 1} is ACTIVE\n"
-    found = counts(late)
-    assert (found["waits"], found["handovers"]) == ({"1002": [1, 3.3]}, 1)  # until it was ready
-    gone = read(text + "00:25.000 S210 Client process 200 disconnected\n")
-    assert (
-        counted(gone.counters, "mps_uid_wait_seconds"),
-        counted(gone.counters, "mps_uid_waits_abandoned_total"),
-    ) == ({}, {(1002,): 1})
-    (incident,) = incidents(gone, "wait_abandoned")
-    assert (incident.detail, incident.seconds) == ("no_context", 23.0)
 
 
 def test_the_lines_of_a_context_may_come_in_any_order() -> None:
@@ -315,40 +214,6 @@ def test_a_server_with_another_queued_client_with_pid_0_is_no_ghost(text: str) -
     assert not server.is_ghost
 
 
-def test_a_server_whose_client_is_only_slow_is_no_ghost() -> None:
-    tracker = start(GHOST)
-    (server,) = look(tracker, "00:06", set()).servers
-    assert not server.is_ghost
-    more(tracker, client("00:07.000", 200, 461))
-    (server,) = look(tracker, "00:09", {200}).servers
-    assert not server.is_ghost
-    assert counted(tracker.state.counters, "mps_uid_waits_abandoned_total") == {}
-
-
-def test_a_client_behind_a_ghost_is_served_after_the_ghost_is_killed() -> None:
-    tracker = start(GHOST)
-    look(tracker, "00:20", {200})
-    more(
-        tracker,
-        pending("00:30.000", 300, 1003)
-        + "00:30.000 C630 Try shutting down server 461, backoff is disabled\n",
-    )
-    view = look(tracker, "00:40", {200})
-    assert waiting(view) == [(300, 1003, at("00:30"), 1002, False)]
-    assert next(iter(view.servers)).is_ghost
-    text = "00:50.000 C630 Server 461 exited with status 0\n"
-    text += server_starts("00:50.001", "00:50.200", 504, 1003) + client("00:50.200", 300, 504)
-    more(tracker, text)
-    found = summary(tracker.state.counters)
-    assert found["server_exits"] == {"requested": 1, "ghost_ended": 1}
-    assert "losses" not in found
-    kinds = [incident.kind for incident in tracker.state.incidents.snapshot()]
-    assert kinds[-2:] == ["ghost_ended", "wait_served"]
-    assert "server_crashed" not in kinds
-    assert found["waits"] == {"1003": [1, 20.2]}
-    assert found["handovers"] == 1
-
-
 def test_six_forbidden_starts_abandon_the_wait() -> None:
     text = HOLDER + leaves("00:02.000", 100, 110) + pending("00:03.000", 200, 0)
     text += server_ends("00:03.050", 110)
@@ -368,6 +233,9 @@ def test_six_forbidden_starts_abandon_the_wait() -> None:
     assert incident.count == 6
 
 
+# ---------------------------------------------------------------- what grows between lines
+
+
 @pytest.mark.parametrize("end", ["Exit with status 0", "Starting control daemon using socket /t"])
 def test_waits_are_abandoned_when_the_daemon_exits(end: str) -> None:
     logs = script(HOLDER + pending("00:02.000", 200, 1002) + f"00:09.000 C630 {end}\n")
@@ -376,9 +244,6 @@ def test_waits_are_abandoned_when_the_daemon_exits(end: str) -> None:
         (),
         {(1002,): 1},
     )
-
-
-# ---------------------------------------------------------------- what grows between lines
 
 
 def test_the_gpu_is_not_idle_while_an_admitted_client_connects() -> None:
@@ -414,27 +279,6 @@ def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
 
 
 # ------------------------------------------------------------------ the last ten minutes
-
-
-def spans(view: DaemonState) -> list[tuple[str, int | None, float, float, bool]]:
-    return [
-        (one.kind, one.uid, one.start, one.end, one.ongoing)
-        for one in view.timeline.snapshot(0.0)[1]
-        if one.end - one.start > 0.01
-    ]
-
-
-def test_the_timeline_of_a_wait_and_its_hand_over() -> None:
-    text = HOLDER + pending("00:10.000", 200, 1002) + leaves("00:19.000", 100, 110)
-    text += server_ends("00:20.000", 110) + server_starts("00:20.000", "00:20.300", 210, 1002)
-    text += client("00:20.300", 200, 210) + leaves("00:30.000", 200, 210)
-    found = spans(read(text))
-
-    held, waited, idle, served = found[0], found[1], found[2], found[-1]
-    assert (held[:2], held[3]) == (("held", 1001), at("00:19.000"))
-    assert waited == ("waited", 1002, at("00:10.000"), at("00:20.300"), False)
-    assert idle == ("idle", 1001, at("00:19.000"), at("00:20.000"), False)
-    assert (served[:2], served[3]) == (("held", 1002), at("00:30.000"))
 
 
 def test_what_goes_on_is_ongoing_and_begins_with_the_first_line() -> None:

@@ -253,30 +253,6 @@ def test_no_bytes_raise(data: bytes) -> None:
     parse_line(b"[2026-11-21 08:55:42.578 Server   634] " + data)
 
 
-WORDS = st.sampled_from(
-    [
-        "NEW",
-        "CLIENT",
-        "SERVER",
-        "from",
-        "user",
-        "{PID:",
-        "Context",
-        "ID:",
-        "1}",
-        "999999999999",
-        ":",
-    ]
-)
-
-
-@settings(max_examples=300)
-@given(st.lists(WORDS | st.integers(-(10**12), 10**12).map(str), max_size=9).map(" ".join))
-def test_no_words_raise(message: str) -> None:
-    control(message)
-    server(message)
-
-
 @pytest.mark.parametrize(
     ("lines", "reader"), [(CONTROL_LINES, ControlLogReader), (SERVER_LINES, ServerLogReader)]
 )

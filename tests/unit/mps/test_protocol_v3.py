@@ -32,7 +32,7 @@ from mps_exporter.mps.protocol_v3 import (
     parse_v3,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from mps_exporter.snapshot import NamespaceClient, Partitioning, SmPartition
+from mps_exporter.snapshot import NamespaceClient, Partitioning
 from testing import fake_mps_v3 as published
 
 LARGE = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
@@ -182,12 +182,6 @@ def test_a_run_is_judged_by_what_the_tool_says(text: str, kind: str | None) -> N
 # ------------------------------------------------------------------------------ what is left out
 
 
-def test_the_table_with_cut_pids_brings_no_client() -> None:
-    found = read(clients=published.CLIENTS_TABLE)
-    assert found.clients is None
-    assert found.not_understood == {("client_list", "reply"): 1}
-
-
 @pytest.mark.parametrize(
     ("query", "row"),
     [
@@ -269,25 +263,6 @@ def test_a_refused_list_is_counted() -> None:
 
 
 # ------------------------------------------------------------------------------ v2 partitions
-
-
-def test_lspart_as_it_was_captured() -> None:
-    found = parse_v2_partitions(replied(lspart=published.LSPART_CAPTURE))
-    assert found == Partitioning(
-        "2",
-        partitions=(
-            SmPartition("GPU-aa", chunks=5, sms=52, status="unallocated"),
-            SmPartition(
-                "GPU-aa",
-                partition_id="D/79e/DgwYMDAAAAAAAAAAAAAAAAAAAAAAAAAA",
-                chunks=10,
-                sms=80,
-                status="created",
-                has_clients=True,
-            ),
-        ),
-        not_understood={},
-    )
 
 
 def test_a_last_row_of_lspart_that_may_be_cut_is_not_believed() -> None:
