@@ -1,9 +1,8 @@
 """The minutes before an incident: the last observations in memory, and recordings of them.
 
-Observations are compressed in segments of a minute, off the event loop. An incident writes the
-segments and the minute after it as a recording that ``mps-exporter demo FILE`` plays. What is older
-is reduced to the last observation of each source and to the logs, from which a replay builds the
-state of the daemons.
+Observations are compressed off the event loop. An incident writes them and the minute after it as a
+recording that ``mps-exporter demo FILE`` plays. What is older is reduced to the last observation of
+each source and to the logs, from which a replay builds the state of the daemons.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import re
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,18 +38,15 @@ KEPT_SECONDS = 600.0
 AFTER_SECONDS = 60.0
 """Time after an incident that is recorded with it."""
 
-SEGMENT_SECONDS = 60.0
-"""Duration of a segment."""
-
 ENCODE_INTERVAL_SECONDS = 5.0
 """Interval between compressions, and least time between two observations of one source that are
 kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
 
 OLD_LOGS_RATIO = 0.25
-"""Part of the memory for log lines that are older than the segments."""
+"""Part of the memory for older lines of logs."""
 
 MAX_OLD_STREAMS = 256
-"""Maximum number of sources whose last observation before the segments is kept."""
+"""Maximum number of sources whose last older observation is kept."""
 
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20
 """Limits of the directory. The oldest recordings are removed."""
@@ -60,28 +55,6 @@ _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
 _STAMP = "%Y%m%dT%H%M%SZ"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Segment:
-    """Observations of a minute, compressed."""
-
-    began_at: float
-    streams: list[str] = field(default_factory=list)
-    """Source of each line."""
-    data: bytearray = field(default_factory=bytearray)
-    _zip: zlib._Compress = field(default_factory=zlib.compressobj)
-
-    def add(self, stream: str, line: bytes) -> None:
-        self.streams.append(stream)
-        self.data += self._zip.compress(line)
-
-    def flush(self) -> None:
-        self.data += self._zip.flush(zlib.Z_SYNC_FLUSH)
-
-    def lines(self) -> Iterator[tuple[str, bytes]]:
-        found = zlib.decompressobj().decompress(bytes(self.data)).splitlines(keepends=True)
-        return zip(self.streams, found, strict=True)
 
 
 class Hindsight:
@@ -98,10 +71,14 @@ class Hindsight:
         self._waiting: list[Observation] = []
         self._kept: dict[str, tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
-        self._segments: deque[_Segment] = deque()
+        self._recent: deque[tuple[float, str, bytes]] = deque()
+        """Time, source and compressed line of each observation."""
+        self._size = 0
+        """Bytes of these lines."""
         self._old_logs: deque[bytes] = deque()
+        """Compressed older lines of logs."""
         self._old: dict[str, bytes] = {}
-        """Source -> its last observation before the segments."""
+        """Source -> its last older line, compressed."""
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None
         """The first incident that waits to be written."""
@@ -145,49 +122,29 @@ class Hindsight:
     def _encode(self, waiting: list[Observation]) -> None:
         with self._lock:
             for observation in waiting:
-                now = observation.at
-                last = self._segments[-1] if self._segments else None
-                if last is None or now >= last.began_at + SEGMENT_SECONDS:
-                    if last is not None:
-                        last.flush()
-                    # A segment is complete: the segments before it may be removed.
-                    self._encoder.forget()
-                    self._segments.append(_Segment(now))
                 if isinstance(observation, NvmlObservation):
                     self._gpus = observation
                 if line := self._encoder.observation(observation):
-                    self._segments[-1].add(stream_of(observation), line)
-            if self._segments:
-                self._segments[-1].flush()
+                    stream, data = stream_of(observation), zlib.compress(line)
+                    self._recent.append((observation.at, stream, data))
+                    self._size += len(data)
             self._remove_old()
 
     def _remove_old(self) -> None:
-        limit = OLD_LOGS_RATIO * self._max_bytes
-        while sum(map(len, self._old_logs)) > limit:
+        """Keep of the time before the recent minutes what a replay needs to begin."""
+        begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
+        while self._recent and (self._size > self._max_bytes or self._recent[0][0] < begin):
+            _, stream, data = self._recent.popleft()
+            self._size -= len(data)
+            if stream in ("logs", "kernel"):
+                self._old_logs.append(data)
+            else:
+                self._old.pop(stream, None)
+                self._old[stream] = data
+        while sum(map(len, self._old_logs)) > OLD_LOGS_RATIO * self._max_bytes:
             self._old_logs.popleft()
-        while len(self._segments) > 1 and (
-            self._size() > self._max_bytes
-            or self._segments[1].began_at < self._now() - KEPT_SECONDS - AFTER_SECONDS
-        ):
-            logs = []
-            for stream, line in self._segments.popleft().lines():
-                if stream in ("logs", "kernel"):
-                    logs.append(line)
-                else:
-                    self._old.pop(stream, None)
-                    self._old[stream] = zlib.compress(line)
-            if logs:
-                self._old_logs.append(zlib.compress(b"".join(logs)))
-            while len(self._old) > MAX_OLD_STREAMS:
-                del self._old[next(iter(self._old))]
-
-    def _size(self) -> int:
-        """Return the bytes that are kept."""
-        return (
-            sum(len(segment.data) for segment in self._segments)
-            + sum(map(len, self._old_logs))
-            + sum(map(len, self._old.values()))
-        )
+        while len(self._old) > MAX_OLD_STREAMS:
+            del self._old[next(iter(self._old))]
 
     def _find(self, at: float) -> bytes | None:
         for path in reversed(_files(self._directory)):
@@ -196,26 +153,22 @@ class Hindsight:
                 with suppress(OSError):
                     return path.read_bytes()
         with self._lock:
-            kept = bool(self._segments) and at >= self._segments[0].began_at
+            kept = bool(self._recent) and at >= self._recent[0][0]
             return self._recording("an incident") if kept else None
 
     def _recording(self, scenario: str) -> bytes:
         """Return the recording of all that is kept."""
-        begin, now = self._segments[0].began_at, self._now()
+        begin, now = self._recent[0][0], self._now()
         header = make_header(self._gpus, begin, scenario, anonymised=self._anonymised)
-        old = b"".join(map(zlib.decompress, (*self._old_logs, *self._old.values())))
         earliest = begin - MAX_RECORDING_EARLY_SECONDS
-        return gzip.compress(
-            b"".join(
-                (
-                    self._encoder.header(header),
-                    *(_not_before(earliest, line) for line in old.splitlines(keepends=True)),
-                    *(line for segment in self._segments for _, line in segment.lines()),
-                    self._encoder.line({"kind": "end", "at": now}),
-                )
-            ),
-            mtime=0,
+        lines = [self._encoder.header(header)]
+        lines += (
+            _not_before(earliest, zlib.decompress(data))
+            for data in (*self._old_logs, *self._old.values())
         )
+        lines += (zlib.decompress(data) for _, _, data in self._recent)
+        lines.append(self._encoder.line({"kind": "end", "at": now}))
+        return gzip.compress(b"".join(lines), mtime=0)
 
     def _write(self, directory: Path, incident: Incident) -> None:
         """Write a recording. A failure loses only the recording."""

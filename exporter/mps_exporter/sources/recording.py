@@ -312,10 +312,6 @@ class RecordEncoder:
         text = line if self._anonymiser is None else self._anonymiser.text(line)
         return f"{text}\n".encode()
 
-    def forget(self) -> None:
-        """Write the next observation of each stream, also if it is a repetition."""
-        self._previous.clear()
-
     def _known_lines(self, chunk: LogChunk) -> LogChunk:
         stream = chunk.pipe_directory, chunk.log, chunk.server_name
         lines = self._log_filters.setdefault(stream, LogFilter())
