@@ -22,10 +22,9 @@ from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, SparseSeries, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 from mps_exporter.snapshot import Snapshot
 
-ENCODER = Encoder()
 SPARSE = SparseSeries()
 BUILD = Build("bench", "", "")
 
@@ -109,7 +108,7 @@ async def _whole(collector: Collector) -> None:
 
 
 async def _page(snapshot: Snapshot) -> bytes:
-    return ENCODER.encode(SPARSE.shown(render(snapshot, BUILD)), (), TEXT_0_0_4)
+    return encode(SPARSE.shown(render(snapshot, BUILD)), (), TEXT_0_0_4)
 
 
 def _check_complete(full: FullHost, snapshot: Snapshot) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 from mps_exporter.snapshot import Snapshot
 
 
@@ -45,4 +45,4 @@ class Page(dict[str, list[Sample]]):
 def text_of(snapshot: Snapshot, **settings: Any) -> str:
     """Return the page that shows a snapshot, rendered with these settings."""
     families = render(snapshot, Build("test", "", ""), **settings)
-    return Encoder().encode(families, [], TEXT_0_0_4).decode()
+    return encode(families, [], TEXT_0_0_4).decode()

@@ -21,7 +21,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.hindsight import Hindsight
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
-from mps_exporter.metrics.exposition import Encoder
+from mps_exporter.metrics.exposition import encode
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Recording
@@ -186,7 +186,6 @@ class CollectorBackend:
     """Implements mps_exporter.web.Backend."""
 
     def __init__(self, settings: Settings, playlist: Playlist | None = None) -> None:
-        self._encoder = Encoder()
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
         self._renderers = ThreadPoolExecutor(policy.RENDER_THREADS, thread_name_prefix="render")
@@ -248,7 +247,7 @@ class CollectorBackend:
         wall = snapshot.recording.viewer_time if snapshot.recording is not None else None
         families = render(snapshot, build(), wall=wall, clients=self._clients)
         own = () if self._process is None else self._process.collect()
-        page = self._encoder.encode(self._sparse.shown(families), own, content_type)
+        page = encode(self._sparse.shown(families), own, content_type)
         return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
     async def recording(self, at: float) -> bytes | None:

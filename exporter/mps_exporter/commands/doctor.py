@@ -188,7 +188,7 @@ async def expose_once(settings: Settings) -> int:
 def _encode_once(snapshot: Snapshot) -> bytes:
     from mps_exporter.backend import build
     from mps_exporter.metrics import SparseSeries, render
-    from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+    from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 
     # Counters begin at 0 with each start of the exporter: a short run has nothing to count.
     families = [
@@ -196,7 +196,7 @@ def _encode_once(snapshot: Snapshot) -> bytes:
         for family in render(snapshot, build())
         if family.spec.kind not in {"counter", "histogram"}
     ]
-    return Encoder().encode(SparseSeries().shown(families), (), TEXT_0_0_4)
+    return encode(SparseSeries().shown(families), (), TEXT_0_0_4)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -1,12 +1,12 @@
 """The text format and OpenMetrics, byte for byte as prometheus-client prints them.
 
-The library's encoders take 10 times as long, mostly for labels that are the same on each page. Here
-the beginning of a line (name and labels) is cached until a page has other lines.
+The library's encoders take 5 times as long, mostly for labels that are the same on each page. Here
+the beginning of a line (name and labels) is cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -33,6 +33,9 @@ TEXT_TYPES = {"info": "gauge", "stateset": "gauge"}
 LIBRARY = "prometheus-client"
 """Section of the library's metrics, which have no units."""
 
+MAX_CACHED_LINES = 16_384
+"""Lines of two pages of a full host."""
+
 format_number: Callable[[float], str] = floatToGoString
 
 
@@ -46,56 +49,21 @@ class Style(NamedTuple):
         return name.replace("_", "__") if self.dots else name
 
 
-class Beginnings(NamedTuple):
-    """The text of a family on the last page, without the numbers."""
-
-    keys: Sequence[Texts]
-    """Label values; for a histogram, the end of the line's name comes first."""
-    head: str
-    lines: Sequence[str]
+def encode(families: Iterable[Family], extra: Iterable[Metric], content_type: str) -> bytes:
+    """Return a page; `extra` are metrics of the library without labels, for its end."""
+    style = Style("openmetrics" in content_type, content_type.endswith("dots"))
+    parts = [_text(style, family) for family in (*families, *_library_families(extra))]
+    return "".join([*parts, "# EOF\n" if style.openmetrics else ""]).encode()
 
 
-class Encoder:
-    """Encodes pages, and caches the beginnings of the last page's lines.
-
-    Several threads may use an encoder: a cache entry is only replaced as a whole.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Style, MetricSpec], Beginnings] = {}
-
-    def encode(
-        self, families: Iterable[Family], extra: Iterable[Metric], content_type: str
-    ) -> bytes:
-        """Return the page; `extra` are metrics of the library without labels, for its end."""
-        style = Style("openmetrics" in content_type, content_type.endswith("dots"))
-        numbers: dict[float, str] = {}
-        everything = (*families, *_library_families(extra))
-        parts = [self._family(style, family, numbers) for family in everything]
-        return "".join([*parts, "# EOF\n" if style.openmetrics else ""]).encode()
-
-    def _family(self, style: Style, family: Family, numbers: dict[float, str]) -> str:
-        keys, values = _lines(family)
-        beginnings = self._beginnings(style, family.spec, keys)
-        parts = [beginnings.head]
-        for line, value in zip(beginnings.lines, values, strict=True):
-            text = numbers.get(value)
-            if text is None:
-                text = format_number(value)
-                if value:  # 0.0 and -0.0 are equal, and are printed differently
-                    numbers[value] = text
-            parts.append(f"{line}{text}\n")
-        return "".join(parts)
-
-    def _beginnings(self, style: Style, spec: MetricSpec, keys: Sequence[Texts]) -> Beginnings:
-        kept = self._kept.get((style, spec))
-        if kept is None or kept.keys != keys:
-            before = dict(zip(kept.keys, kept.lines, strict=True)) if kept else {}
-            lines = [before.get(key) or _beginning(style, spec, key) for key in keys]
-            kept = self._kept[style, spec] = Beginnings(keys, _head(style, spec), lines)
-        return kept
+def _text(style: Style, family: Family) -> str:
+    spec = family.spec
+    return _head(style, spec) + "".join(
+        f"{_beginning(style, spec, key)}{format_number(value)}\n" for key, value in _lines(family)
+    )
 
 
+@lru_cache(maxsize=MAX_CACHED_LINES)
 def _beginning(style: Style, spec: MetricSpec, key: Texts) -> str:
     """Return ``name{label="value",…} ``, sorted by label, or ``name `` without labels."""
     name = spec.name
@@ -122,15 +90,12 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _lines(family: Family) -> tuple[Sequence[Texts], Sequence[float]]:
-    lines: list[tuple[Texts, float]] = []
+def _lines(family: Family) -> Iterator[tuple[Texts, float]]:
     for labels, value in family.samples:
         if isinstance(value, Histogram):
-            lines += _histogram_lines(labels, value)
+            yield from _histogram_lines(labels, value)
         else:
-            lines.append((labels, value))
-    keys, numbers = zip(*lines, strict=True) if lines else ((), ())
-    return keys, numbers
+            yield labels, value
 
 
 def _histogram_lines(labels: Texts, value: Histogram) -> Iterator[tuple[Texts, float]]:

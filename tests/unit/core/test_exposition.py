@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from mps_exporter.metrics import CATALOGUE
-from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0, Encoder
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0, encode
 from mps_exporter.metrics.spec import Family, MetricSpec
 from mps_exporter.snapshot import Histogram
 from testing.library_form import encode_metrics, to_metric
@@ -79,10 +79,9 @@ pages = st.lists(st.lists(families(catalogued | invented), max_size=3), min_size
 @settings(max_examples=30, deadline=None)
 @given(series=pages)
 def test_each_of_several_pages_equals_the_library_s(form: str, series: list[list[Family]]) -> None:
-    encoder = Encoder()
     for page in [*series, *series]:
         expected = encode_metrics([to_metric(family) for family in page], form)
-        assert encoder.encode(page, (), form) == expected
+        assert encode(page, (), form) == expected
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -104,21 +103,11 @@ def test_a_page_with_all_metrics_and_the_library_s_own_equals_the_library_s(form
     ProcessCollector(registry=registry)
     own = list(registry.collect())
     expected = encode_metrics([*(to_metric(family) for family in page), *own], form)
-    assert Encoder().encode(page, own, form) == expected
+    assert encode(page, own, form) == expected
     assert expected.count(b"# EOF") == ("openmetrics" in form)
-
-
-def test_the_encoder_retains_no_line_of_a_client_that_has_exited() -> None:
-    spec = CATALOGUE["mps_client_start_time_seconds"]
-    encoder = Encoder()
-    for pid in range(100):
-        samples = ((("/a", "1", str(pid)), 1.0), (("/a", "2", "7"), 2.0))
-        encoder.encode([Family(spec, samples)], (), TEXT_0_0_4)
-    (kept,) = encoder._kept.values()
-    assert (len(kept.keys), len(kept.lines)) == (2, 2)
 
 
 def test_both_zeros_of_a_page_are_printed() -> None:
     family = Family(CATALOGUE["mps_control_servers"], ((("a",), -0.0), (("b",), 0.0)))
-    page = Encoder().encode([family], (), TEXT_0_0_4)
+    page = encode([family], (), TEXT_0_0_4)
     assert [line.split()[-1] for line in page.splitlines()[2:]] == [b"-0.0", b"0.0"]

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import mps_exporter
 from mps_exporter.commands import doctor_report
 from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, Encoder
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, encode
 from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, label_values
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
 from mps_exporter.snapshot import Gpu, Snapshot
@@ -65,7 +65,7 @@ def snapshot(given_readings: Iterable[Reading]) -> Snapshot:
 
 def text_page(given_readings: Iterable[Reading]) -> str:
     families = render(snapshot(given_readings), Build("", "", ""))
-    return Encoder().encode(families, (), TEXT_0_0_4).decode()
+    return encode(families, (), TEXT_0_0_4).decode()
 
 
 def all_of_them(value: float) -> list[Reading]:
@@ -85,7 +85,7 @@ def all_of_them(value: float) -> list[Reading]:
 def test_no_reading_breaks_a_page(several: list[Reading]) -> None:
     seen = snapshot(several)
     families = render(seen, Build("", "", ""))
-    Encoder().encode(families, (), OPENMETRICS_1_0_0)
+    encode(families, (), OPENMETRICS_1_0_0)
     found = {one.name for one in text_string_to_metric_families(text_page(several))}
     assert "mps_exporter_build" in {name.removesuffix("_info") for name in found}
     status = make_status(seen, WebOptions())

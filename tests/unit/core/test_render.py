@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from mps_exporter.metrics import CATALOGUE, Build, ClientSeries, render
-from mps_exporter.metrics.exposition import TEXT_0_0_4, Encoder
+from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import Family
 from mps_exporter.mps.record import Counters
@@ -211,7 +211,7 @@ def test_no_program_name_breaks_the_page(name: str) -> None:
         daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
         collectors=(CollectorResult("nvml", success=True, duration_seconds=0.1),),
     )
-    page = Encoder().encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
+    page = encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
     parsed = {family.name: family for family in text_string_to_metric_families(page)}
     (sample,) = parsed["mps_client_info"].samples
     assert set(sample.labels) == set(CATALOGUE["mps_client_info"].labels)
