@@ -231,7 +231,7 @@ def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
         until_it_says(process, "listening")
         (tmp_path / "web.yml").write_text("junk\n")
         process.send_signal(signal.SIGHUP)
-        until_it_says(process, "SIGHUP: checking the web configuration")
+        until_it_says(process, "SIGHUP: the web configuration is checked")
         until_it_says(process, "the web configuration cannot be used")  # without a request
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))

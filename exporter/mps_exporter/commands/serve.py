@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -84,7 +84,8 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
     jump = player.jump if player is not None and player.playlist.chapters else None
     app = create_app(backend, options, jump=jump)
     watch = app.get(WEB_CONFIG)
-    _install_sighup_handler(stop, None if watch is None else watch.check_files)
+    # On a terminal, SIGHUP means that it has closed.
+    on_signals(stop.set if sys.stderr.isatty() else _note_sighup, signal.SIGHUP)
     work = asyncio.create_task(backend.run(), name="follow")
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(backend.collect(None, None), name="first collection")
@@ -138,23 +139,8 @@ def _log_start(settings: Settings, *, replay: bool) -> None:
     _log.info("starting mps-exporter", extra={"fields": fields})
 
 
-def _install_sighup_handler(
-    stop: asyncio.Event, check_files: Callable[[], Coroutine[None, None, None]] | None
-) -> None:
-    """On SIGHUP check the web configuration; on a terminal, which has closed, stop."""
-    if sys.stderr.isatty():
-        on_signals(stop.set, signal.SIGHUP)
-        return
-    checks: set[asyncio.Task[None]] = set()
-
-    def check() -> None:
-        _log.info("SIGHUP: checking the web configuration; other settings need a restart")
-        if check_files is not None:
-            task = asyncio.create_task(check_files(), name="web configuration")
-            checks.add(task)
-            task.add_done_callback(checks.discard)
-
-    on_signals(check, signal.SIGHUP)
+def _note_sighup() -> None:
+    _log.info("SIGHUP: the web configuration is checked every second; restart for other settings")
 
 
 # --------------------------------------------------------------- messages about a replay

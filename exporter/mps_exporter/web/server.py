@@ -192,17 +192,15 @@ def _inherited(descriptor: int) -> socket.socket:
 # -------------------------------------------------------------------------------- serving
 
 
-class _ClientErrorFilter(logging.Filter):
-    """Keeps clients' errors out of the log, which any client could fill otherwise."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        of_clients = HttpProcessingError, web.RequestPayloadError, ConnectionError
-        return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)
+def _is_of_the_server(record: logging.LogRecord) -> bool:
+    """Keep clients' errors out of the log, which any client could fill otherwise."""
+    error = record.exc_info[1] if record.exc_info else None
+    of_clients = HttpProcessingError, web.RequestPayloadError, ConnectionError
+    return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)
 
 
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
-_protocol_log.addFilter(_ClientErrorFilter())
+_protocol_log.addFilter(_is_of_the_server)
 
 
 def _runner(app: web.Application, options: WebOptions) -> web.AppRunner:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 
 from mps_exporter.web.guard import network_of
 from mps_exporter.web.webconfig import WebConfigError, WebConfigWatch
-from mps_exporter.web.webconfig import reload as watching
 from mps_exporter.web.webconfig.auth import Passwords
 from mps_exporter.web.webconfig.config import TLS12_SUITES
-from mps_exporter.web.webconfig.reload import Loaded, load_web_config
+from mps_exporter.web.webconfig.reload import load_web_config
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import TLS, write_certificates
 
@@ -133,28 +131,6 @@ async def test_tls_that_is_switched_on_while_the_program_runs_is_an_error_of_thi
     path.write_text(TLS)
     await watch.check_files()
     assert str(watch.error).startswith(f"{path}: tls_server_config: TLS cannot be switched on")
-
-
-async def test_a_signal_during_a_check_causes_another_check(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "web.yml").write_text("")
-    watch = WebConfigWatch(str(folder / "web.yml"))
-    entered, released, checks = threading.Event(), threading.Event(), list[Loaded]()
-
-    def slow(_: str, before: Loaded) -> Loaded:
-        entered.set()
-        released.wait(PATIENCE_SECONDS)
-        checks.append(before)
-        return before
-
-    monkeypatch.setattr(watching, "load_web_config", slow)
-    first = asyncio.create_task(watch.check_files())
-    assert await asyncio.to_thread(entered.wait, PATIENCE_SECONDS)
-    second = asyncio.create_task(watch.check_files())
-    released.set()
-    await asyncio.gather(first, second)
-    assert len(checks) == 2
 
 
 def make_huge(path: Path) -> None:
