@@ -1,6 +1,6 @@
-"""The scripts that end jobs: which clients they terminate, and that they never hang.
+"""The programs that end jobs: which clients they terminate, and that they never hang.
 
-The scripts run unchanged, except for the path of /proc: a copy reads a synthetic /proc, so that
+mps-terminate runs unchanged, except for the path of /proc: a copy reads a synthetic /proc, so that
 jobs, users, PID namespaces and processes that exit at the wrong time can be acted out.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from mps_exporter import terminate
 from testing.commands import output_of
 from testing.fake_host import install_tool, server, set_daemon
 from testing.fake_proc import HOST_NAMESPACE, FakeProc
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
-SCRIPT = "mps-terminate-clients.sh"
 INNER_NAMESPACE = 4026532261
 SERVER = 990
 IN_JOB_7 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
@@ -36,23 +36,22 @@ PATIENT = ("--timeout", "60", "--deadline", "240")
 
 
 class Host:
-    """A host with daemons and processes, and the script that is to be tested."""
+    """A host with daemons and processes, and the program that is to be tested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pipe, self.log = folder, folder / "pipe", folder / "log"
         self.log.mkdir()
         self.tool = install_tool(folder)
         self.proc = FakeProc(folder / "proc")
-        (self.proc.root / "uptime").symlink_to("/proc/uptime")
+        (self.proc.root / "uptime").write_text(f"{NOW:.2f} 5.00\n")
         self.look_from(HOST_NAMESPACE)
         self.process(SERVER, argv=("nvidia-cuda-mps-server",))
-        self.script = folder / SCRIPT
-        text = (JOBS / SCRIPT).read_text("utf-8").replace("/proc", str(self.proc.root))
-        self.script.write_text(text, "utf-8")
-        self.script.chmod(0o755)
+        self.program = folder / "terminate.py"  # alone, as in a container of a pod
+        text = Path(terminate.__file__).read_text("utf-8")
+        self.program.write_text(text.replace("/proc", str(self.proc.root)), "utf-8")
 
     def look_from(self, namespace: int) -> None:
-        """Run the script in this PID namespace."""
+        """Run the program in this PID namespace."""
         self.proc.remove(4)
         here = self.proc.add(4, argv=("cat",), started=NOW, pid_namespace=namespace)
         link = self.proc.root / "self"
@@ -78,8 +77,9 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         given = (f"--pipe-directory={self.pipe}".split("=")) if pipe else []
         return output_of(
-            "dash",
-            self.script,
+            sys.executable,
+            "-ISB",
+            self.program,
             "--control",
             self.tool,
             *PATIENT,
@@ -90,7 +90,7 @@ class Host:
         )
 
     def expect(self, status: int, pids: list[int], *arguments: str, says: str = "") -> str:
-        """Run the script, check status, terminated clients and output, and return the output."""
+        """Run the program, check status, terminated clients and output, and return the output."""
         done = self.run(*arguments)
         assert (done.returncode, done.stdout, self.terminated()) == (status, "", pids)
         assert says in done.stderr
