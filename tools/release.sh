@@ -71,7 +71,7 @@ fetch_wheels() { # MACHINE FOLDER
 }
 
 stage_root() { # MACHINE
-  local wheels name file
+  local wheels name
   wheels="$ROOT/build/wheels/$1-$(sha256sum "$TREE/requirements.lock" | cut -c1-16)"
   local python="$ROOTFS/usr/lib/mps-exporter/python" doc=usr/share/doc/mps-exporter
   if ! [ -e "$wheels/.complete" ]; then
@@ -83,11 +83,14 @@ stage_root() { # MACHINE
   "$PYTHON" "$TREE/deploy/packages/bundle.py" "$python" "$wheels"/*.whl "$OUT"/*.whl
   put 644 deploy/packages/__main__.py usr/lib/mps-exporter/python/__main__.py
   put 755 deploy/packages/mps-exporter.sh usr/bin/mps-exporter
-  while read -r file; do
-    put 755 "$file" "usr/lib/mps-exporter/jobs/${file##*/}"
-  done < <(files deploy/jobs | grep '\.sh$')
-  sed -i 's#/usr/local/sbin/mps-terminate#/usr/lib/mps-exporter/jobs/mps-terminate#' \
-    "$ROOTFS"/usr/lib/mps-exporter/jobs/*.sh
+  ln -s mps-exporter "$ROOTFS/usr/bin/mps-terminate"
+  put 755 deploy/jobs/mps-slurm-epilog.sh usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
+  for name in mps-run mps-scancel; do
+    put 755 "deploy/jobs/$name.sh" "usr/bin/$name"
+  done
+  for name in mps-run mps-scancel mps-terminate; do
+    put 644 "deploy/jobs/$name.1" "usr/share/man/man1/$name.1"
+  done
   for name in service socket; do
     put 644 "deploy/systemd/mps-exporter.$name" "usr/lib/systemd/system/mps-exporter.$name"
   done
@@ -102,7 +105,7 @@ stage_root() { # MACHINE
   put 644 LICENSE "$doc/copyright"
   put 644 CHANGELOG.md "$doc/CHANGELOG.md"
   put 644 docs/mps-exporter.1 usr/share/man/man1/mps-exporter.1
-  gzip --no-name -9 "$ROOTFS/usr/share/man/man1/mps-exporter.1"
+  gzip --no-name -9 "$ROOTFS"/usr/share/man/man1/*.1
   find "$ROOTFS" -type d -exec chmod 755 {} +
   find "$ROOTFS/usr/lib/mps-exporter/python" -type f -exec chmod 644 {} +
 }

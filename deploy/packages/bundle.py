@@ -25,8 +25,8 @@ OF_ONE_WHEEL = {"RECORD", "WHEEL"}
 def is_needed(name: str) -> bool:
     """Whether the exporter can make use of a file of a wheel when it runs."""
     path = PurePosixPath(name)
-    # Man pages: the packages have them in the system's folder.
-    if name.endswith("/") or ".data/data/share/man/" in name:
+    # Man pages and scripts: the packages have them in the system's folders.
+    if name.endswith("/") or ".data/data/share/man/" in name or ".data/scripts/mps-" in name:
         return False
     if path.parts[0].endswith(".dist-info"):
         return path.name not in OF_ONE_WHEEL

@@ -262,7 +262,7 @@ class Daemon:
 def can_be_asked(server: str) -> str:
     """Return "" if a server answers, else its state.
 
-    A question to one that is stopped, dead or deaf would block its daemon for every user.
+    A query to a stopped, dead or deaf server would block its daemon for every user.
     """
     if read(server, "comm").strip() != b"nvidia-cuda-mps":
         return ""  # it cannot be seen from here
@@ -366,7 +366,7 @@ class Run:
             if state := can_be_asked(server):
                 text = f"server {server} does not run (state {state}); it was not asked"
                 raise RefusedError(text)
-        # Nothing else tells of which PID namespace the PIDs of a v3 daemon are.
+        # A v3 daemon does not report the PID namespace of its PIDs: it is that of its servers.
         here = namespace_of("self")
         if v3 and (own or any(namespace_of(one) != here for one in servers)):
             raise RefusedError("a v3 daemon's PIDs cannot be compared with those seen from here")
@@ -391,7 +391,7 @@ class Run:
         ):
             return None
         process = look(pid)
-        # Started later: another process, with the PID of one that ended.
+        # A process that started later has the PID of a client that ended.
         if process is None or process.started > listed_at:
             return None
         return process if wanted.uid in (None, process.owner) else None
@@ -445,8 +445,8 @@ class Run:
 
     def terminate(self, daemon: Daemon, client: Client, process: Process | None, where: str) -> str:
         """Terminate a client; return why it was not, or ""."""
-        # Is it still the one that was looked at? In a container its process cannot be looked up,
-        # but the server gives every client an ID of its own.
+        # Check that this is the same client still. In a container its process cannot be seen, but
+        # the server gives every client an ID of its own.
         if process is None:
             if client not in daemon.clients():
                 return ""

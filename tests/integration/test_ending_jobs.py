@@ -183,6 +183,39 @@ def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
     assert ("was not terminated" in output) == bool(status)
 
 
+CLIENTS_V3 = """\
+PID,SERVER,DEVICE,MAWS NS,CMD
+101,srv,GPU-0,srv/default (0),"python, train"
+102,srv,GPU-0,srv/default (0),python3
+103,srv,GPU-0,srv/default (0),python3
+103,srv,GPU-1,srv/default (0),python3
+"""
+
+
+@pytest.mark.parametrize("server_namespace", [HOST_NAMESPACE, INNER_NAMESPACE])
+def test_a_v3_daemon(host: Host, server_namespace: int) -> None:
+    """It lists no PID namespaces: that of its server decides whether the PIDs are those here."""
+    argv = ("nvidia-cuda-mps-server",)
+    host.process(SERVER, argv=argv, pid_namespace=server_namespace)
+    host.process(101, cgroup=IN_JOB_7)
+    host.process(102, cgroup=IN_JOB_70)
+    host.process(103, cgroup=IN_JOB_7)
+    lists = {
+        "server list --format=csv": f"name,uid,pid,status\nsrv,1000,{SERVER},Ready\nnew,1000,-,-\n",
+        "client list --all --format=csv": CLIENTS_V3,
+        "client terminate 101": "",
+        "client terminate 103": "Insufficient privileges for UID 1000",
+    }
+    host.daemon(v3=lists)
+    if server_namespace != HOST_NAMESPACE:
+        host.expect(3, [], "--slurm-job", "7", says="cannot be compared")
+        return
+    says = host.expect(1, [], "--slurm-job", "7", says="terminated client 101 of server srv")
+    assert "client 103 of server srv" in says
+    assert "answered 'Insufficient privileges for UID 1000'" in says
+    assert "102" not in says
+
+
 # ----------------------------------------------------------------- a container's preStop hook
 
 
