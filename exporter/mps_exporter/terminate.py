@@ -72,7 +72,7 @@ class Process(NamedTuple):
     owner: int
 
 
-class Client(NamedTuple):
+class ListedClient(NamedTuple):
     """A row of a daemon's list, as text. Other users choose the column behind these."""
 
     pid: str
@@ -231,7 +231,7 @@ class Daemon:
             raise RefusedError(f"the answer is not understood: {' '.join(lines)}")
         return found
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[ListedClient]:
         columns: dict[str, int] = {}
         found, fenced = [], False
         reply = self.ask("ps", FENCE)
@@ -245,7 +245,7 @@ class Daemon:
                 if None in wanted:
                     raise RefusedError(reply)
                 row = dict(enumerate(words))
-                found.append(Client(*(row.get(one or 0, "") for one in wanted)))
+                found.append(ListedClient(*(row.get(one or 0, "") for one in wanted)))
         if not fenced:
             raise RefusedError(reply)
         return found
@@ -276,7 +276,7 @@ def can_be_asked(server: str) -> str:
     return "D"
 
 
-def find_directories(uid: int | None) -> Iterator[str]:
+def likely_directories(uid: int | None) -> Iterator[str]:
     """Yield pipe directories.
 
     Daemons of other users are left out: they decide what is answered there, and when.
@@ -321,7 +321,7 @@ class Run:
 
     def run(self) -> int:
         """Terminate what is selected, and return the exit status."""
-        found = self.options.pipe_directory or find_directories(self.options.uid)
+        found = self.options.pipe_directory or likely_directories(self.options.uid)
         directories = [one for one in dict.fromkeys(found) if one and "\n" not in one]
         for directory in directories:
             daemon = Daemon(directory, self.options, self.end)
@@ -355,7 +355,7 @@ class Run:
             text = "of them are in a PID namespace that the daemon cannot see"
             self.give_up(daemon, f"{len(hidden)} {text}; start it with the host's")
 
-    def clients_of(self, daemon: Daemon) -> tuple[list[Client], int]:
+    def clients_of(self, daemon: Daemon) -> tuple[list[ListedClient], int]:
         """Return the clients of a daemon, and a moment before it listed them, in ticks."""
         own = self.options.own_pid_namespace
         try:
@@ -376,10 +376,10 @@ class Run:
         if v3 and servers:
             rows = daemon.rows_v3(CLIENTS_V3, "pid", "server")
             # A row for each GPU.
-            return [Client(pid, "", name, "") for pid, name in dict.fromkeys(rows)], listed_at
+            return [ListedClient(pid, "", name, "") for pid, name in dict.fromkeys(rows)], listed_at
         return (daemon.clients() if servers else []), listed_at
 
-    def selected(self, client: Client, listed_at: int) -> Process | None:
+    def selected(self, client: ListedClient, listed_at: int) -> Process | None:
         """Return the process of a client if it meets every condition, else None."""
         wanted, pid = self.options, client.pid
         job = rf".*/(([^/]*_)?slurmstepd\.scope|slurm|slurm/.*|slurm_.*)/job_{wanted.slurm_job}/"
@@ -396,7 +396,7 @@ class Run:
             return None
         return process if wanted.uid in (None, process.owner) else None
 
-    def why_not(self, client: Client, process: Process) -> str:
+    def why_not(self, client: ListedClient, process: Process) -> str:
         """Return why a selected client must be left alone, or ""."""
         if client.namespace and not namespace_of(client.pid):
             return "its PID namespace cannot be read; run this as root or as its user"
@@ -405,7 +405,7 @@ class Run:
         return ""
 
     def end_client(
-        self, daemon: Daemon, client: Client, found: list[Client], listed_at: int
+        self, daemon: Daemon, client: ListedClient, found: list[ListedClient], listed_at: int
     ) -> bool:
         """Terminate a client if it is selected. Return False to ask this daemon nothing more."""
         own = self.options.own_pid_namespace
@@ -443,7 +443,9 @@ class Run:
         self.failed += 1
         complain(f"{visible(where)} was not terminated: {why}")
 
-    def terminate(self, daemon: Daemon, client: Client, process: Process | None, where: str) -> str:
+    def terminate(
+        self, daemon: Daemon, client: ListedClient, process: Process | None, where: str
+    ) -> str:
         """Terminate a client; return why it was not, or ""."""
         # Check that this is the same client still. In a container its process cannot be seen, but
         # the server gives every client an ID of its own.
@@ -475,7 +477,7 @@ class Run:
         return ""
 
 
-def is_same(client: Client, process: Process) -> bool:
+def is_same(client: ListedClient, process: Process) -> bool:
     now = look(client.pid)
     return now is not None and now.started == process.started
 
@@ -549,7 +551,7 @@ _CONDITIONS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_terminate(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
     made = parser()
     options = made.parse_args(arguments)
@@ -568,4 +570,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_terminate())
