@@ -70,15 +70,31 @@ fetch_wheels() { # MACHINE FOLDER
   done
 }
 
-stage_root() { # MACHINE
-  local wheels name
+# Sets $wheels, to the folder with those of a machine.
+find_wheels() { # MACHINE
   wheels="$ROOT/build/wheels/$1-$(sha256sum "$TREE/requirements.lock" | cut -c1-16)"
-  local python="$ROOTFS/usr/lib/mps-exporter/python" doc=usr/share/doc/mps-exporter
   if ! [ -e "$wheels/.complete" ]; then
     mkdir -p "$wheels"
     fetch_wheels "$1" "$wheels"
     touch "$wheels/.complete"
   fi
+}
+
+# One file for a host without a network. Its two backports are needed by Python 3.10 alone.
+one_file() {
+  local wheels backports
+  find_wheels x86_64
+  backports="$ROOT/build/wheels/python310-$(sha256sum "$TREE/deploy/packages/python310.lock" | cut -c1-16)"
+  [ -d "$backports" ] || "$ROOT/.venv/bin/pip" download --quiet --disable-pip-version-check --no-deps \
+    --require-hashes --only-binary :all: --dest "$backports" -r "$TREE/deploy/packages/python310.lock"
+  "$PYTHON" "$TREE/deploy/packages/bundle.py" "$OUT/mps-exporter.pyz" \
+    "$wheels"/*.whl "$backports"/*.whl "$OUT"/*.whl
+}
+
+stage_root() { # MACHINE
+  local wheels name
+  local python="$ROOTFS/usr/lib/mps-exporter/python" doc=usr/share/doc/mps-exporter
+  find_wheels "$1"
   mkdir -p "$python"
   "$PYTHON" "$TREE/deploy/packages/bundle.py" "$python" "$wheels"/*.whl "$OUT"/*.whl
   put 644 deploy/packages/__main__.py usr/lib/mps-exporter/python/__main__.py
@@ -147,6 +163,7 @@ for tool in nfpm helm; do
   [ -x "$BIN/$tool" ] || "$ROOT/tools/install-go-tools.sh" "$tool"
 done
 step 'sdist and wheel' python_package
+step 'mps-exporter.pyz' one_file
 step 'packages for amd64' linux_packages x86_64 amd64
 step 'packages for arm64' linux_packages aarch64 arm64
 step 'the chart' chart
