@@ -100,7 +100,9 @@ stage_root() { # MACHINE
   put 644 deploy/packages/__main__.py usr/lib/mps-exporter/python/__main__.py
   put 755 deploy/packages/mps-exporter.sh usr/bin/mps-exporter
   ln -s mps-exporter "$ROOTFS/usr/bin/mps-terminate"
-  put 755 deploy/jobs/mps-slurm-epilog.sh usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
+  for name in epilog health; do
+    put 755 "deploy/jobs/mps-slurm-$name.sh" "usr/lib/mps-exporter/jobs/mps-slurm-$name.sh"
+  done
   for name in mps-run mps-scancel; do
     put 755 "deploy/jobs/$name.sh" "usr/bin/$name"
   done

@@ -6,6 +6,7 @@ jobs, users, PID namespaces and processes that exit at the wrong time can be act
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -466,6 +467,55 @@ def test_an_epilog_never_fails(recorder: Path) -> None:
     environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1001"}
     subprocess.run(epilog, env=environment, check=True, stderr=subprocess.DEVNULL)
     assert calls(recorder.parent)[0] == "--slurm-job 7 --uid 1001 --deadline 20"
+
+
+CRITICAL = {"name": "ghost", "severity": "critical", "ordinary_user": False, "evidence": "a\nb"}
+NODE, ONE_GPU = {**CRITICAL, "gpu": None, "uuid": None}, {**CRITICAL, "gpu": "0", "uuid": "GPU-0"}
+USERS = {**NODE, "ordinary_user": True}
+DRAINED = ["scontrol update nodename=n1 state=drain reason=mps-exporter: ghost: a b"]
+RESUMED = ["scontrol show node n1", "scontrol update nodename=n1 state=resume"]
+
+
+@pytest.mark.parametrize(
+    ("findings", "gpus", "setting", "state", "expected"),
+    [
+        ([NODE], 2, "", "IDLE", DRAINED),
+        ([ONE_GPU], 1, "", "IDLE", DRAINED),
+        ([ONE_GPU], 2, "", "IDLE", RESUMED[:1]),
+        ([ONE_GPU], 2, "1", "IDLE", DRAINED),
+        ([USERS], 1, "", "IDLE", RESUMED[:1]),
+        ([], 1, "", "IDLE+DRAIN Reason=mps-exporter: ghost", RESUMED),
+        ([], 1, "", "IDLE+DRAIN Reason=disk", RESUMED[:1]),
+        (None, 1, "", "IDLE+DRAIN Reason=mps-exporter: ghost", []),
+    ],
+)
+def test_a_node_is_drained_and_resumed(
+    tmp_path: Path,
+    findings: list[dict[str, Any]] | None,
+    gpus: int,
+    setting: str,
+    state: str,
+    expected: list[str],
+) -> None:
+    """With None, a source could not be read."""
+    unread = {"nvml": "no answer"} if findings is None else {}
+    report = json.dumps({"findings": findings or [], "not_seen": unread})
+    listed = "GPU\n" * gpus
+    programs = {
+        "mps-exporter": f"cat <<'END'\n{report}\nEND",
+        "nvidia-smi": f"printf '{listed}'",
+        "scontrol": f"echo scontrol \"$@\" >>'{tmp_path}/calls'\necho 'State={state}'",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURMD_NODENAME": "n1",
+        "MPS_HEALTH_DRAIN_FOR_ONE_GPU": setting,
+    }
+    subprocess.run([str(JOBS / "mps-slurm-health.sh")], env=environment, check=True)
+    assert calls(tmp_path) == expected
 
 
 def slurm(folder: Path, srun_status: int) -> dict[str, str]:
