@@ -89,6 +89,7 @@ one_file() {
     --require-hashes --only-binary :all: --dest "$backports" -r "$TREE/deploy/packages/python310.lock"
   "$PYTHON" "$TREE/deploy/packages/bundle.py" "$OUT/mps-exporter.pyz" \
     "$wheels"/*.whl "$backports"/*.whl "$OUT"/*.whl
+  "$PYTHON" "$TREE/deploy/image/sbom.py" "$OUT/mps-exporter.pyz" >"$OUT/mps-exporter_${VERSION}_pyz.cdx.json"
 }
 
 stage_root() { # MACHINE

@@ -40,7 +40,7 @@ def test_everything_is_there_with_its_sum(release: Path) -> None:
         f"mps-exporter-monitoring-{VERSION}.tar.gz",
         *(f"mps-exporter_{VERSION}-1_{one}.deb" for one in ("amd64", "arm64")),
         *(f"mps-exporter-{VERSION}-1.{one}.rpm" for one in ("x86_64", "aarch64")),
-        *(f"mps-exporter_{VERSION}_{one}.cdx.json" for one in ("amd64", "arm64")),
+        *(f"mps-exporter_{VERSION}_{one}.cdx.json" for one in ("amd64", "arm64", "pyz")),
     }
     summed = {line.split()[1] for line in (release / "SHA256SUMS").read_text().splitlines()}
     assert summed == made - {"SHA256SUMS"}
