@@ -11,7 +11,6 @@ One file for the standard library of Python 3.9: a pod's preStop hook runs a cop
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import re
 import resource
@@ -185,7 +184,7 @@ class Daemon:
         for _ in range(MAX_TRIES):
             status, reply = self._run(arguments, text)
             if "Cannot find MPS control daemon" in reply:
-                raise NoDaemonError
+                raise NoDaemonError("no daemon runs there")
             if text and V3_REFUSAL.search(reply):
                 raise SpeaksV3Error(reply)
             if status == 0 and (reply or arguments):
@@ -218,7 +217,7 @@ class Daemon:
                 output.seek(0)
                 reply = output.read().replace(b"\0", b"").decode("utf-8", "replace").strip()
         if status in (126, NO_TOOL) and not (Path(self.directory) / "control").is_socket():
-            raise NoDaemonError
+            raise NoDaemonError("no daemon runs there")
         return status, reply
 
     def servers(self) -> list[str]:
@@ -251,12 +250,16 @@ class Daemon:
         return found
 
     def rows_v3(self, command: str, *wanted: str) -> list[tuple[str, ...]]:
-        """Return these columns of a list of a v3 daemon."""
-        header, *rows = csv.reader(self.ask_v3(command).splitlines() or [""])
-        names = [one.strip().lower() for one in header]
-        if not {*wanted} <= {*names} or any(len(row) < len(names) for row in rows):
-            raise RefusedError(" ".join(header))
-        return [tuple(row[names.index(one)].strip() for one in wanted) for row in rows]
+        """Return these columns of a list of a v3 daemon, "" where a row is too short.
+
+        They stand before the names that users choose, whose quotes must not hide further rows.
+        """
+        header, *lines = self.ask_v3(command).split("\n")
+        names = [one.strip().lower() for one in header.split(",")]
+        if not {*wanted} <= {*names}:
+            raise RefusedError(header)
+        rows = [dict(zip(names, map(str.strip, line.split(",")))) for line in lines]  # noqa: B905
+        return [tuple(row.get(one, "") for one in wanted) for row in rows]
 
 
 def can_be_asked(server: str) -> str:
@@ -430,7 +433,7 @@ class Run:
             return True
         try:
             why = why or self.terminate(daemon, client, process, visible(where))
-        except RefusedError as error:
+        except (NoDaemonError, RefusedError) as error:
             silent = isinstance(error, SilentError)
             why = visible(str(error)) + "; no other client of this daemon was tried" * silent
             self.leave(where, why)

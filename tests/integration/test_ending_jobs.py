@@ -187,7 +187,7 @@ def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
 CLIENTS_V3 = """\
 PID,SERVER,DEVICE,MAWS NS,CMD
 101,srv,GPU-0,srv/default (0),"python, train"
-102,srv,GPU-0,srv/default (0),python3
+102,srv,GPU-0,srv/default (0),"python3
 103,srv,GPU-0,srv/default (0),python3
 103,srv,GPU-1,srv/default (0),python3
 """
