@@ -46,6 +46,11 @@ demo: install-runtime ## Try it without a GPU: a recorded host, replayed (ARGS="
 run: install-runtime ## Run it on this machine, against its GPUs and its MPS (ARGS="--help")
 	@mps-exporter $(ARGS)
 
+# make ends with 2 whatever doctor's exit status is, and prints that as "Error N".
+.PHONY: doctor
+doctor: install-runtime ## Diagnose this machine, or one process (PID=N)
+	@mps-exporter doctor $(if $(PID),--pid $(PID)) $(ARGS)
+
 ##@ Develop
 
 .PHONY: install

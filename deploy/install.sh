@@ -6,12 +6,14 @@
 #   --port PORT          listen on PORT in place of 9400, which is also dcgm-exporter's
 #   --set NAME=VALUE     a setting of /etc/default/mps-exporter: MPS_EXPORTER_...; repeatable
 #   --least              run without the capabilities
-#   --slurm-epilog DIR   link the epilog for MPS clients into DIR, a folder of Slurm's Epilog=
+#   --slurm-epilog PATH  add the epilog for MPS clients to PATH, a folder of Slurm's Epilog=; where that is
+#                        one file, print the line to add to it
 #   --remove             remove the package with its settings and its user; needs no PACKAGE
+#   --help
 #
-# It needs root and systemd, and no network where Python 3.11 or newer is installed. A second run with
-# other options changes the settings. For many hosts, copy this file and the package there and run it
-# with pdsh, clush or ansible (-m script).
+# It needs root and systemd, and no network where Python 3.11 or newer is installed. A second run with the
+# same package and settings changes and restarts nothing; other options change the settings. For many
+# hosts, copy this file and the package there and run it with pdsh, clush or ansible (-m script).
 set -eu
 
 fail() {
@@ -53,11 +55,31 @@ install_package() { # FILE
   esac
 }
 
+is_installed() { # FILE: the same package, not only the same version
+  case $1 in
+    *.deb)
+      dpkg-deb --ctrl-tarfile "$1" | tar -xO ./md5sums 2>/dev/null |
+        cmp -s - /var/lib/dpkg/info/mps-exporter.md5sums &&
+        [ "$(dpkg-query -W -f '${Version}${db:Status-Status}' mps-exporter)" = \
+          "$(dpkg-deb -f "$1" Version)installed" ]
+      ;;
+    *.rpm)
+      [ "$(rpm -q --qf '%{SHA256HEADER}' mps-exporter)" = \
+        "$(rpm -qp --nosignature --qf '%{SHA256HEADER}' "$1")" ]
+      ;;
+  esac
+}
+
+all_settings() {
+  cat "$settings" "$units"/mps-exporter.socket.d/*.conf "$units"/mps-exporter.service.d/*.conf 2>/dev/null | cksum
+}
+
 write_setting() { # NAME=VALUE
   case $1 in
     MPS_EXPORTER_*=*) ;;
     *) fail "--set $1: a setting is MPS_EXPORTER_...=VALUE" ;;
   esac
+  ! grep -qxF "$1" "$settings" 2>/dev/null || return 0
   touch "$settings"
   { grep -v "^${1%%=*}=" "$settings" || true; } >"$settings.new"
   echo "$1" >>"$settings.new"
@@ -81,7 +103,7 @@ ready() { # PORT
 port='' package='' least='' epilog='' wanted=''
 settings=/etc/default/mps-exporter
 units=/etc/systemd/system
-[ $# -gt 0 ] || fail 'usage: install.sh [OPTION...] PACKAGE; the first lines of this file have the options'
+[ $# -gt 0 ] || fail 'usage: install.sh [OPTION...] PACKAGE; --help has the options'
 while [ $# -gt 0 ]; do
   case $1 in
     --port) port=${2:?"--port needs a number"} && shift ;;
@@ -90,6 +112,10 @@ while [ $# -gt 0 ]; do
     --least) least=yes ;;
     --slurm-epilog) epilog=${2:?"--slurm-epilog needs a folder"} && shift ;;
     --remove) remove && exit ;;
+    --help | -h)
+      sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+      exit
+      ;;
     -*) fail "unknown option: $1" ;;
     *) package=$1 ;;
   esac
@@ -98,7 +124,8 @@ done
 [ "$(id -u)" -eq 0 ] || fail 'this needs root'
 [ -r "$package" ] || fail "there is no package ${package:-(none was given)}"
 case $port in *[!0-9]*) fail "--port $port: not a number" ;; esac
-[ -z "$epilog" ] || [ -d "$epilog" ] || fail "--slurm-epilog: there is no folder $epilog"
+[ -z "$epilog" ] || [ -e "$epilog" ] || fail "--slurm-epilog: there is no $epilog"
+before=$(all_settings)
 
 # Before the package: it starts the service.
 if [ -n "$port" ]; then
@@ -110,15 +137,26 @@ if [ -n "$least" ]; then
   printf '[Service]\nAmbientCapabilities=\nCapabilityBoundingSet=\n' \
     >"$units/mps-exporter.service.d/least.conf"
 fi
-install_package "$(readlink -f "$package")"
+package=$(readlink -f "$package")
+changed=''
+is_installed "$package" || {
+  install_package "$package"
+  changed=yes
+}
 printf '%s' "$wanted" | while read -r setting; do
   write_setting "$setting"
 done
-if [ -n "$epilog" ]; then
-  ln -sf /usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh "$epilog/mps-exporter.sh"
+script=/usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
+if [ -d "$epilog" ]; then
+  ln -sf "$script" "$epilog/mps-exporter.sh"
+elif [ -n "$epilog" ] && ! grep -qF "$script" "$epilog"; then
+  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes: $script" >&2
 fi
-systemctl daemon-reload
-systemctl restart mps-exporter.socket mps-exporter.service
+if [ -n "$changed" ] || [ "$(all_settings)" != "$before" ] ||
+  ! systemctl is-active --quiet mps-exporter.socket || ! systemctl is-active --quiet mps-exporter.service; then
+  systemctl daemon-reload
+  systemctl restart mps-exporter.socket mps-exporter.service
+fi
 
 [ -n "$port" ] || port=$(systemctl show --property Listen mps-exporter.socket | sed -n 's/.*[=:]\([0-9]*\) .*/\1/p')
 tries=30

@@ -70,24 +70,46 @@ fetch_wheels() { # MACHINE FOLDER
   done
 }
 
-stage_root() { # MACHINE
-  local wheels name file
+# Sets $wheels, to the folder with those of a machine.
+find_wheels() { # MACHINE
   wheels="$ROOT/build/wheels/$1-$(sha256sum "$TREE/requirements.lock" | cut -c1-16)"
-  local python="$ROOTFS/usr/lib/mps-exporter/python" doc=usr/share/doc/mps-exporter
   if ! [ -e "$wheels/.complete" ]; then
     mkdir -p "$wheels"
     fetch_wheels "$1" "$wheels"
     touch "$wheels/.complete"
   fi
+}
+
+# One file for a host without a network. Its two backports are needed by Python 3.10 alone.
+one_file() {
+  local wheels backports
+  find_wheels x86_64
+  backports="$ROOT/build/wheels/python310-$(sha256sum "$TREE/deploy/packages/python310.lock" | cut -c1-16)"
+  [ -d "$backports" ] || "$ROOT/.venv/bin/pip" download --quiet --disable-pip-version-check --no-deps \
+    --require-hashes --only-binary :all: --dest "$backports" -r "$TREE/deploy/packages/python310.lock"
+  "$PYTHON" "$TREE/deploy/packages/bundle.py" "$OUT/mps-exporter.pyz" \
+    "$wheels"/*.whl "$backports"/*.whl "$OUT"/*.whl
+  "$PYTHON" "$TREE/deploy/image/sbom.py" "$OUT/mps-exporter.pyz" >"$OUT/mps-exporter_${VERSION}_pyz.cdx.json"
+}
+
+stage_root() { # MACHINE
+  local wheels name
+  local python="$ROOTFS/usr/lib/mps-exporter/python" doc=usr/share/doc/mps-exporter
+  find_wheels "$1"
   mkdir -p "$python"
   "$PYTHON" "$TREE/deploy/packages/bundle.py" "$python" "$wheels"/*.whl "$OUT"/*.whl
   put 644 deploy/packages/__main__.py usr/lib/mps-exporter/python/__main__.py
   put 755 deploy/packages/mps-exporter.sh usr/bin/mps-exporter
-  while read -r file; do
-    put 755 "$file" "usr/lib/mps-exporter/jobs/${file##*/}"
-  done < <(files deploy/jobs | grep '\.sh$')
-  sed -i 's#/usr/local/sbin/mps-terminate#/usr/lib/mps-exporter/jobs/mps-terminate#' \
-    "$ROOTFS"/usr/lib/mps-exporter/jobs/*.sh
+  ln -s mps-exporter "$ROOTFS/usr/bin/mps-terminate"
+  for name in epilog health; do
+    put 755 "deploy/jobs/mps-slurm-$name.sh" "usr/lib/mps-exporter/jobs/mps-slurm-$name.sh"
+  done
+  for name in mps-run mps-scancel; do
+    put 755 "deploy/jobs/$name.sh" "usr/bin/$name"
+  done
+  for name in mps-run mps-scancel mps-terminate; do
+    put 644 "deploy/jobs/$name.1" "usr/share/man/man1/$name.1"
+  done
   for name in service socket; do
     put 644 "deploy/systemd/mps-exporter.$name" "usr/lib/systemd/system/mps-exporter.$name"
   done
@@ -102,7 +124,7 @@ stage_root() { # MACHINE
   put 644 LICENSE "$doc/copyright"
   put 644 CHANGELOG.md "$doc/CHANGELOG.md"
   put 644 docs/mps-exporter.1 usr/share/man/man1/mps-exporter.1
-  gzip --no-name -9 "$ROOTFS/usr/share/man/man1/mps-exporter.1"
+  gzip --no-name -9 "$ROOTFS"/usr/share/man/man1/*.1
   find "$ROOTFS" -type d -exec chmod 755 {} +
   find "$ROOTFS/usr/lib/mps-exporter/python" -type f -exec chmod 644 {} +
 }
@@ -144,6 +166,7 @@ for tool in nfpm helm; do
   [ -x "$BIN/$tool" ] || "$ROOT/tools/install-go-tools.sh" "$tool"
 done
 step 'sdist and wheel' python_package
+step 'mps-exporter.pyz' one_file
 step 'packages for amd64' linux_packages x86_64 amd64
 step 'packages for arm64' linux_packages aarch64 arm64
 step 'the chart' chart

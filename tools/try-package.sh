@@ -166,9 +166,27 @@ check 'metrics are served on port 9401' metrics 9401
 check 'the setting holds' inside sh -c "curl -s http://localhost:9401/metrics >/dev/null &&
   tr '\0' '\n' </proc/\$(systemctl show --property MainPID --value mps-exporter.service)/environ |
   grep -qx MPS_EXPORTER_COLLECTOR_CLIENTS_MAX=200"
-inside systemctl stop other-exporter
-
+started() { inside systemctl show --property InvocationID mps-exporter.service mps-exporter.socket; }
+started >"$PLACE/started"
+traces >"$PLACE/installed"
+check 'the same installation again succeeds' inside sh /root/install.sh --port 9401 \
+  --set MPS_EXPORTER_COLLECTOR_CLIENTS_MAX=200 /root/package.deb
+started >"$PLACE/started-again"
+traces >"$PLACE/installed-again"
+check 'it restarts nothing' diff "$PLACE/started" "$PLACE/started-again"
+check 'it changes nothing' diff "$PLACE/installed" "$PLACE/installed-again"
+check 'mps-terminate, mps-run and mps-scancel are on PATH' inside sh -c \
+  'mps-terminate --uid 0 && mps-run true && ! mps-scancel 2>/dev/null'
 check 'removed with its settings' inside sh /root/install.sh --remove
+
+check 'the first installation finds the port in use' inside apt-get install -y /root/package.deb
+check 'and takes 9401' metrics 9401
+check 'a listen address is refused' not inside sh /root/install.sh \
+  --set MPS_EXPORTER_WEB_LISTEN_ADDRESS=:9500 /root/package.deb
+check 'and the log has the reason' inside sh -c \
+  'journalctl -u mps-exporter | grep -q "the socket unit has the address"'
+inside systemctl stop other-exporter
+check 'removed again' inside sh /root/install.sh --remove
 traces >"$PLACE/after"
 check 'no trace is left' diff "$PLACE/before" "$PLACE/after"
 say "$SUITE: passed"

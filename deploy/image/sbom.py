@@ -22,7 +22,16 @@ from typing import Any
 
 PACKAGES = Path("/var/lib/dpkg/status")
 SYSTEM = Path("/etc/os-release")
-LICENCES = {"Apache-2.0", "Apache 2.0", "BSD", "BSD-2-Clause", "BSD-3-Clause", "MIT", "PSF-2.0"}
+LICENCES = {
+    "Apache-2.0",
+    "Apache 2.0",
+    "Apache 2",
+    "BSD",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "MIT",
+    "PSF-2.0",
+}
 """Licences that permit what the image and the packages do, as their authors write them."""
 
 

@@ -3,11 +3,11 @@
 # CUDA work, through the MPS control daemon, then its process. A program that is killed while its
 # kernels run can end every other client of its MPS server; see docs/slurm.md, "Ending jobs".
 #
-#   srun mps-run.sh python train.py
+#   srun mps-run python train.py
 #
 # The program starts with SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 ignored, so that a signal to
 # the whole job does not end it before this script has acted. A program that sets handlers of its own
-# gets its signals as ever. Give every process that uses CUDA its own mps-run.sh: a launcher in
+# gets its signals as ever. Give every process that uses CUDA its own mps-run: a launcher in
 # between that handles signals (torchrun) hands its workers the default ones again.
 #
 # SIGTERM, SIGINT and SIGHUP stop it. Settings, as environment variables:
@@ -15,7 +15,7 @@
 #                          CUDA work is terminated: for one that saves its state then (default 0)
 #   MPS_RUN_GRACE          seconds that it has after that until SIGKILL; its next CUDA call fails
 #                          with error 810 (default 5)
-#   MPS_TERMINATE_CLIENTS  path of mps-terminate-clients.sh (default: next to this script, else PATH)
+#   MPS_TERMINATE_CLIENTS  path of mps-terminate (default: found on PATH)
 # All of it, with 15 s at most for the daemon, must fit into KillWait (30 s) or the pod's grace period.
 #
 # Exit status: the program's; 128 and the signal's number when it was stopped; 2 for wrong usage.
@@ -26,14 +26,13 @@ wrong_usage() {
   exit 2
 }
 
-[ $# -gt 0 ] || wrong_usage 'usage: mps-run.sh PROGRAM [ARGUMENT...]'
+[ $# -gt 0 ] || wrong_usage 'usage: mps-run PROGRAM [ARGUMENT...]'
 seconds_to_wait=${MPS_RUN_WAIT:-0} grace=${MPS_RUN_GRACE:-5}
 for seconds in "$seconds_to_wait" "$grace"; do
   case $seconds in *[!0-9]* | ?????*) wrong_usage "'$seconds' is no number of seconds" ;; esac
 done
-terminate=${MPS_TERMINATE_CLIENTS:-${0%/*}/mps-terminate-clients.sh}
-[ -x "$terminate" ] || terminate=$(command -v mps-terminate-clients.sh) ||
-  wrong_usage 'mps-terminate-clients.sh was not found'
+terminate=$(command -v "${MPS_TERMINATE_CLIENTS:-mps-terminate}") ||
+  wrong_usage 'mps-terminate was not found'
 
 has_ended() {
   { read -r stat <"/proc/$child/stat"; } 2>/dev/null || return 0

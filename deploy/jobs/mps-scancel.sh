@@ -1,20 +1,20 @@
 #!/bin/sh
 # Cancels Slurm jobs in the right order: on each of their nodes the MPS clients of the job are
 # terminated through their control daemon, and only then is the job cancelled. For jobs that do not
-# run under mps-run.sh; see docs/slurm.md, "Ending jobs".
+# run under mps-run; see docs/slurm.md, "Ending jobs".
 #
-#   mps-scancel.sh JOB...
+#   mps-scancel JOB...
 #
-# The user must be allowed to start a step in the job (its owner is), and mps-terminate-clients.sh
-# must be installed on the nodes. A job whose clients could not be terminated is not cancelled; with
+# The user must be allowed to start a step in the job (its owner is), and mps-terminate must
+# be on PATH on the nodes, or MPS_TERMINATE_CLIENTS its path there. A job whose clients could not be terminated is not cancelled; with
 # MPS_SCANCEL_ANYWAY=1 it is.
 #
 # Exit status: 0 when every job was cancelled, 1 when not, 2 usage.
 set -u
 
-terminate=${MPS_TERMINATE_CLIENTS:-/usr/local/sbin/mps-terminate-clients.sh}
+terminate=${MPS_TERMINATE_CLIENTS:-mps-terminate}
 if [ $# -eq 0 ]; then
-  echo 'Usage: mps-scancel.sh JOB...' >&2
+  echo 'Usage: mps-scancel JOB...' >&2
   exit 2
 fi
 for job; do

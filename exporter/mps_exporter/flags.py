@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 from mps_exporter.snapshot import COLLECTORS
 
 PROGRAM = "mps-exporter"
+DEFAULT_LISTEN_ADDRESS = (":9400",)
+DEMO_LISTEN_ADDRESS = ("127.0.0.1:9400",)
+"""The demo takes another free port where this one is taken."""
+
 ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
 
 REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
@@ -148,7 +152,7 @@ class Flag:
     def default_of(self, command: str) -> Any:
         """Return the default for a command: a demo is for the user who starts it."""
         demo = (command, self.name) == ("demo", "web.listen-address")
-        return ("127.0.0.1:9400",) if demo else self.default
+        return DEMO_LISTEN_ADDRESS if demo else self.default
 
     def default_text(self, command: str = "serve") -> str:
         """Return the default in the form that documentation shows; "" if an option has none."""
@@ -230,6 +234,9 @@ def _one_of(metavar: str, *words: str) -> Kind:
     return Kind(metavar, "|".join(words), f"must be one of {', '.join(words)}")
 
 
+_LOG_LEVEL = _one_of("LEVEL", "debug", "info", "warn", "error")._replace(
+    pattern="debug|info|warn(ing)?|error", convert=lambda word: word.removesuffix("ing")
+)
 _ABSOLUTE = "/.*", "must be an absolute path", lambda path: path.rstrip("/") or "/"
 _NOT_EMPTY = ".+", "must not be empty"
 _SWITCH = Kind(
@@ -280,7 +287,9 @@ class Settings:
     """
 
     web_listen_address: tuple[str, ...] = _web(
-        (":9400",), _ADDRESS, "Address to listen on: host:port, :port, [IPv6]:port or unix:/path."
+        DEFAULT_LISTEN_ADDRESS,
+        _ADDRESS,
+        "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
     )
     web_telemetry_path: str = _web("/metrics", _URL_PATH, "Path of the metrics.")
     web_config_file: str | None = _web(
@@ -370,9 +379,7 @@ class Settings:
         False, _SWITCH, "Export the serial numbers of boards.", name="collector.nvml.serials"
     )
     log_level: str = _logging(
-        "info",
-        _one_of("LEVEL", "debug", "info", "warn", "error"),
-        "Minimum severity to log: debug, info, warn or error.",
+        "info", _LOG_LEVEL, "Minimum severity to log: debug, info, warn or error."
     )
     log_format: str = _logging(
         "logfmt", _one_of("FORMAT", "logfmt", "json"), "Form of log lines: logfmt or json."
@@ -525,7 +532,7 @@ def _check_variables(environment: Mapping[str, str]) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message: the known flag or variable that was probably meant, or ""."""
-    name = {"--port": "listen"}.get(word, word.lstrip("-"))
+    name = "listen" if word == "-p" or word.endswith("port") else word.lstrip("-")
     close = [one for one in known if len(name) > 2 and name in one]
     close = close or difflib.get_close_matches(word, list(known), 1, 0.7)
     return f": did you mean {close[0]}?" if close else ""
@@ -546,6 +553,12 @@ def _check_together(settings: Settings) -> None:
         raise InvalidSettingError(
             f"--mps.log-directory: given {extra} more time(s) than --mps.pipe-directory; each log "
             "directory belongs to the pipe directory at the same position"
+        )
+    if settings.web_systemd_socket and settings.web_listen_address != DEFAULT_LISTEN_ADDRESS:
+        raise InvalidSettingError(
+            "--web.listen-address: with --web.systemd-socket the socket unit has the address: "
+            "systemctl edit mps-exporter.socket, with the lines [Socket], ListenStream=, and "
+            "ListenStream= with the port"
         )
     if not settings.enabled_collectors():
         raise InvalidSettingError("every collector is switched off: nothing to export")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable
 from importlib import resources
@@ -32,12 +33,12 @@ SCHEMAS = {
 }
 
 
-def run_helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return output_of(program("helm"), *arguments, cwd=ROOT)
+def run_helm(*arguments: str, values: str = "") -> subprocess.CompletedProcess[str]:
+    return output_of(program("helm"), *arguments, cwd=ROOT, input=values)
 
 
-def helm(*arguments: str) -> str:
-    result = run_helm(*arguments)
+def helm(*arguments: str, values: str = "") -> str:
+    result = run_helm(*arguments, values=values)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -148,8 +149,7 @@ def test_rules_in_the_cluster_are_the_rules_of_the_project() -> None:
     files = (ROOT / "prometheus" / "rules").glob("*.yml")
     of_project = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in files}
     for rule in rules_of(of_project.values()):
-        for name in ("runbook_url", "dashboard_url"):
-            rule.get("annotations", {}).pop(name, None)
+        rule.get("annotations", {}).pop("dashboard_url", None)
     assert in_cluster == of_project
 
 
@@ -163,8 +163,85 @@ def alerts(*values: str) -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules_of(specs) if "alert" in rule}
 
 
+SITES = {
+    "kube-prometheus-stack": (
+        "podMonitor: {additionalLabels: {release: prometheus}}\n"
+        "prometheusRule: {additionalLabels: {release: prometheus}}",
+        ["release: prometheus", "scheme: http\n", "prometheus/runbooks/MpsServerCrashed.md"],
+    ),
+    "Flux": (
+        "namespaceOverride: gpu\nfullnameOverride: mps\ncommonLabels: {team: gpu}",
+        ["namespace: gpu", "name: mps\n", "team: gpu"],
+    ),
+    "DRA": ("layout: dra", ['nvidia.com/gpu.present: "true"', "SYS_PTRACE"]),
+    "plain": (
+        "layout: plain\nplain: {directories: [{pipe: /tmp/nvidia-mps, log: /var/log/nvidia-mps}]}",
+        ["--mps.pipe-directory=/tmp/nvidia-mps", "--mps.log-directory=/var/log/nvidia-mps"],
+    ),
+    "TLS": (
+        "web: {configSecret: web}\npodMonitor: {tlsConfig: {insecureSkipVerify: true}}",
+        ["scheme: https\n", "insecureSkipVerify: true", "tcpSocket"],
+    ),
+    "passwords alone": (
+        "web: {configSecret: web}\n"
+        "podMonitor: {scheme: http, basicAuth: {username: {name: s, key: u}}}",
+        ["scheme: http\n", "username:"],
+    ),
+    "least rights": ("rights: least", ["allowPrivilegeEscalation: false"]),
+    "no rules": ("prometheusRule: {enabled: false}\ndashboards: {enabled: false}", ["PodMonitor"]),
+    "ServiceMonitor": (
+        "podMonitor: {enabled: false}\nserviceMonitor: {enabled: true, honorLabels: true}",
+        ["kind: Service\n", "honorLabels: true"],
+    ),
+    "air-gapped registry": (
+        f"global: {{imageRegistry: registry.local:5000}}\nimage: {{digest: 'sha256:{'0' * 64}'}}\n"
+        "imagePullSecrets: [{name: pull}]",
+        [f"registry.local:5000/registry.example.org/mps-exporter@sha256:{'0' * 64}", "name: pull"],
+    ),
+    "two node pools": (
+        "nodeSelector: {pool: a}\ntolerations: [{operator: Exists}]\nextraManifests:\n"
+        "- {apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-more'}}",
+        ["pool: a", "operator: Exists", "name: 'mps-exporter-more'"],
+    ),
+}
+"""Value file of a kind of site, and parts of what it renders to."""
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_the_values_of_each_kind_of_site(schemas: Path, site: str) -> None:
+    values, parts = SITES[site]
+    text = helm(*words("podMonitor.interval=15s"), "--values", "-", values=values)
+    assert [part for part in parts if part not in text] == []
+    assert {*conform(schemas, "1.30.0", text).values()} <= {"statusValid", "statusSkipped"}
+
+
+@pytest.mark.parametrize(
+    ("values", "hints"),
+    [
+        (
+            (),
+            ["podMonitor.additionalLabels and prometheusRule.additionalLabels it may find nothing"],
+        ),
+        (("web.configSecret=w",), ["scrapes by HTTPS: set podMonitor.tlsConfig"]),
+        (("podMonitor.enabled=false", "prometheusRule.enabled=false"), ["Nothing scrapes it yet"]),
+    ],
+)
+def test_the_notes_say_what_may_be_missing(
+    tmp_path: Path, values: tuple[str, ...], hints: list[str]
+) -> None:
+    """Helm shows them only with a cluster: here they are rendered as a manifest."""
+    chart = shutil.copytree(CHART, tmp_path / "mps-exporter")
+    text = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}')
+    (chart / "templates" / "notes.yaml").write_text('notes: {{ include "notes" . | toJson }}\n')
+    arguments = [str(chart) if word == str(CHART) else word for word in words(*values)]
+    show = helm(*arguments, "--show-only", "templates/notes.yaml")
+    notes = " ".join(yaml.safe_load(show)["notes"].split())
+    assert [hint for hint in hints if hint not in notes] == []
+
+
 def test_alerts_have_no_links_that_lead_nowhere() -> None:
-    text = template("dashboards.enabled=false")
+    text = template("dashboards.enabled=false", "prometheusRule.runbookUrl=")
     assert "runbook_url" not in text
     assert "dashboard_url" not in text
     assert "localhost:3000" not in text

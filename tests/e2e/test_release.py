@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -31,13 +33,14 @@ def test_everything_is_there_with_its_sum(release: Path) -> None:
         "SHA256SUMS",
         "NOTES.md",
         "install.sh",
+        "mps-exporter.pyz",
         f"mps_exporter-{VERSION}.tar.gz",
         f"mps_exporter-{VERSION}-py3-none-any.whl",
         f"mps-exporter-chart-{VERSION}.tgz",
         f"mps-exporter-monitoring-{VERSION}.tar.gz",
         *(f"mps-exporter_{VERSION}-1_{one}.deb" for one in ("amd64", "arm64")),
         *(f"mps-exporter-{VERSION}-1.{one}.rpm" for one in ("x86_64", "aarch64")),
-        *(f"mps-exporter_{VERSION}_{one}.cdx.json" for one in ("amd64", "arm64")),
+        *(f"mps-exporter_{VERSION}_{one}.cdx.json" for one in ("amd64", "arm64", "pyz")),
     }
     summed = {line.split()[1] for line in (release / "SHA256SUMS").read_text().splitlines()}
     assert summed == made - {"SHA256SUMS"}
@@ -72,6 +75,40 @@ def test_the_package_runs_with_nothing_but_python(release: Path, tmp_path: Path)
     assert result.returncode in (0, 1, 2), result.stderr
     json.loads(result.stdout)
     assert list(tmp_path.rglob("__pycache__")) == [], "it writes nothing"
+
+
+PYTHONS = [
+    *(path for path in map(shutil.which, (f"python3.{one}" for one in range(10, 16))) if path)
+]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_one_file_runs_with_every_python(release: Path, tmp_path: Path, python: str) -> None:
+    """Diagnosis, and the demo with its pages; users of a web configuration need bcrypt."""
+    if output_of(python, "-V").returncode:
+        pytest.skip("this Python is a name only")
+    file = release / "mps-exporter.pyz"
+    run: list[str | Path] = [python, "-I", "-B", file]
+    recording = ROOT / "tests" / "recordings" / "quiet.rec.gz"
+    doctor = output_of(*run, "doctor", "--recording", recording, "--json")
+    assert doctor.returncode in (0, 1, 2), doctor.stderr
+    json.loads(doctor.stdout)
+    assert output_of(*run, "explain", "error 810").returncode == 0
+    users = tmp_path / "web.yml"
+    users.write_text(f"basic_auth_users: {{a: '$2y$10${'a' * 53}'}}\n")
+    refused = output_of(*run, "demo", f"--web.config.file={users}", "--web.listen-address=:0")
+    assert refused.returncode == 1
+    assert "needs the Python package bcrypt" in refused.stderr
+    address = f"unix:{tmp_path / 'socket'}"
+    with subprocess.Popen([*run, "demo", f"--web.listen-address={address}"]) as demo:
+        try:
+            get = ["curl", "-sSf", "--retry", "60", "--retry-all-errors", "--retry-delay", "1"]
+            for path in ("/metrics", "/", "/docs/"):
+                socket = ["--unix-socket", tmp_path / "socket"]
+                output_of(*get, *socket, f"http://localhost{path}", check=True)
+        finally:
+            demo.terminate()
+    assert demo.returncode == 0
 
 
 def test_rules_for_a_prometheus_have_no_links_that_lead_nowhere(

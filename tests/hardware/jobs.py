@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_
 from tests.hardware.scenarios import scenario, served
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
-TERMINATE = SCRIPTS / "mps-terminate-clients.sh"
+TERMINATE = HERE.parents[1] / "exporter" / "mps_exporter" / "terminate.py"
 IN_FLIGHT = ("device", "200", "100", "pause", "60")
 """Kernels of 0.2 s that write device memory: 100 of them are queued."""
 
@@ -42,7 +43,14 @@ async def _busy_neighbours_lost(
 
 async def _script(lab: Lab, daemon: Daemon, *arguments: str, uid: int = 0) -> None:
     """Run the script as a user, and note what it said."""
-    script = ("sh", str(TERMINATE), *arguments, "--pipe-directory", str(daemon.pipe))
+    script = (
+        sys.executable,
+        "-ISB",
+        str(TERMINATE),
+        *arguments,
+        "--pipe-directory",
+        str(daemon.pipe),
+    )
     command = [*as_user(uid), *script]
     done = await run(*command, environment={"PATH": os.environ["PATH"]})
     output = f"{done.returncode}: {done.stderr.strip()}"
@@ -64,7 +72,8 @@ async def _as_its_user(lab: Lab, daemon: Daemon, leaver: Client) -> None:
 async def _in_its_container(lab: Lab, daemon: Daemon, leaver: Client) -> None:
     """A preStop hook: it has the PIDs of the container, the daemon those of the host."""
     inner = inner_pid(leaver.pid)
-    inside = ["nsenter", f"--target={inner}", "--pid", "--mount", "sh", str(TERMINATE)]
+    python = [sys.executable, "-ISB", str(TERMINATE)]
+    inside = ["nsenter", f"--target={inner}", "--pid", "--mount", *python]
     hook = ("--own-pid-namespace", "--pipe-directory", str(daemon.pipe))
     done = await run(*inside, *hook, environment={"PATH": os.environ["PATH"]})
     output = f"{done.returncode}: {done.stderr.strip()}"

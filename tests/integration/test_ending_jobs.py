@@ -1,11 +1,12 @@
-"""The scripts that end jobs: which clients they terminate, and that they never hang.
+"""The programs that end jobs: which clients they terminate, and that they never hang.
 
-The scripts run unchanged, except for the path of /proc: a copy reads a synthetic /proc, so that
+mps-terminate runs unchanged, except for the path of /proc: a copy reads a synthetic /proc, so that
 jobs, users, PID namespaces and processes that exit at the wrong time can be acted out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,12 +19,12 @@ from typing import Any
 
 import pytest
 
+from mps_exporter import terminate
 from testing.commands import output_of
 from testing.fake_host import install_tool, server, set_daemon
 from testing.fake_proc import HOST_NAMESPACE, FakeProc
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
-SCRIPT = "mps-terminate-clients.sh"
 INNER_NAMESPACE = 4026532261
 SERVER = 990
 IN_JOB_7 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
@@ -36,23 +37,22 @@ PATIENT = ("--timeout", "60", "--deadline", "240")
 
 
 class Host:
-    """A host with daemons and processes, and the script that is to be tested."""
+    """A host with daemons and processes, and the program that is to be tested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pipe, self.log = folder, folder / "pipe", folder / "log"
         self.log.mkdir()
         self.tool = install_tool(folder)
         self.proc = FakeProc(folder / "proc")
-        (self.proc.root / "uptime").symlink_to("/proc/uptime")
+        (self.proc.root / "uptime").write_text(f"{NOW:.2f} 5.00\n")
         self.look_from(HOST_NAMESPACE)
         self.process(SERVER, argv=("nvidia-cuda-mps-server",))
-        self.script = folder / SCRIPT
-        text = (JOBS / SCRIPT).read_text("utf-8").replace("/proc", str(self.proc.root))
-        self.script.write_text(text, "utf-8")
-        self.script.chmod(0o755)
+        self.program = folder / "terminate.py"  # alone, as in a container of a pod
+        text = Path(terminate.__file__).read_text("utf-8")
+        self.program.write_text(text.replace("/proc", str(self.proc.root)), "utf-8")
 
     def look_from(self, namespace: int) -> None:
-        """Run the script in this PID namespace."""
+        """Run the program in this PID namespace."""
         self.proc.remove(4)
         here = self.proc.add(4, argv=("cat",), started=NOW, pid_namespace=namespace)
         link = self.proc.root / "self"
@@ -78,8 +78,9 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         given = (f"--pipe-directory={self.pipe}".split("=")) if pipe else []
         return output_of(
-            "dash",
-            self.script,
+            sys.executable,
+            "-ISB",
+            self.program,
             "--control",
             self.tool,
             *PATIENT,
@@ -90,7 +91,7 @@ class Host:
         )
 
     def expect(self, status: int, pids: list[int], *arguments: str, says: str = "") -> str:
-        """Run the script, check status, terminated clients and output, and return the output."""
+        """Run the program, check status, terminated clients and output, and return the output."""
         done = self.run(*arguments)
         assert (done.returncode, done.stdout, self.terminated()) == (status, "", pids)
         assert says in done.stderr
@@ -181,6 +182,39 @@ def test_the_answer_decides(host: Host, answer: str, status: int) -> None:
     host.daemon(101, each={"termination": answer})
     output = host.expect(status, [101], "--pid", "101")
     assert ("was not terminated" in output) == bool(status)
+
+
+CLIENTS_V3 = """\
+PID,SERVER,DEVICE,MAWS NS,CMD
+101,srv,GPU-0,srv/default (0),"python, train"
+102,srv,GPU-0,srv/default (0),"python3
+103,srv,GPU-0,srv/default (0),python3
+103,srv,GPU-1,srv/default (0),python3
+"""
+
+
+@pytest.mark.parametrize("server_namespace", [HOST_NAMESPACE, INNER_NAMESPACE])
+def test_a_v3_daemon(host: Host, server_namespace: int) -> None:
+    """It lists no PID namespaces: that of its server decides whether the PIDs are those here."""
+    argv = ("nvidia-cuda-mps-server",)
+    host.process(SERVER, argv=argv, pid_namespace=server_namespace)
+    host.process(101, cgroup=IN_JOB_7)
+    host.process(102, cgroup=IN_JOB_70)
+    host.process(103, cgroup=IN_JOB_7)
+    lists = {
+        "server list --format=csv": f"name,uid,pid,status\nsrv,1000,{SERVER},Ready\nnew,1000,-,-\n",
+        "client list --all --format=csv": CLIENTS_V3,
+        "client terminate 101": "",
+        "client terminate 103": "Insufficient privileges for UID 1000",
+    }
+    host.daemon(v3=lists)
+    if server_namespace != HOST_NAMESPACE:
+        host.expect(3, [], "--slurm-job", "7", says="cannot be compared")
+        return
+    says = host.expect(1, [], "--slurm-job", "7", says="terminated client 101 of server srv")
+    assert "client 103 of server srv" in says
+    assert "answered 'Insufficient privileges for UID 1000'" in says
+    assert "102" not in says
 
 
 # ----------------------------------------------------------------- a container's preStop hook
@@ -433,6 +467,55 @@ def test_an_epilog_never_fails(recorder: Path) -> None:
     environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1001"}
     subprocess.run(epilog, env=environment, check=True, stderr=subprocess.DEVNULL)
     assert calls(recorder.parent)[0] == "--slurm-job 7 --uid 1001 --deadline 20"
+
+
+CRITICAL = {"name": "ghost", "severity": "critical", "ordinary_user": False, "evidence": "a\nb"}
+NODE, ONE_GPU = {**CRITICAL, "gpu": None, "uuid": None}, {**CRITICAL, "gpu": "0", "uuid": "GPU-0"}
+USERS = {**NODE, "ordinary_user": True}
+DRAINED = ["scontrol update nodename=n1 state=drain reason=mps-exporter: ghost: a b"]
+RESUMED = ["scontrol show node n1", "scontrol update nodename=n1 state=resume"]
+
+
+@pytest.mark.parametrize(
+    ("findings", "gpus", "setting", "state", "expected"),
+    [
+        ([NODE], 2, "", "IDLE", DRAINED),
+        ([ONE_GPU], 1, "", "IDLE", DRAINED),
+        ([ONE_GPU], 2, "", "IDLE", RESUMED[:1]),
+        ([ONE_GPU], 2, "1", "IDLE", DRAINED),
+        ([USERS], 1, "", "IDLE", RESUMED[:1]),
+        ([], 1, "", "IDLE+DRAIN Reason=mps-exporter: ghost", RESUMED),
+        ([], 1, "", "IDLE+DRAIN Reason=disk", RESUMED[:1]),
+        (None, 1, "", "IDLE+DRAIN Reason=mps-exporter: ghost", []),
+    ],
+)
+def test_a_node_is_drained_and_resumed(
+    tmp_path: Path,
+    findings: list[dict[str, Any]] | None,
+    gpus: int,
+    setting: str,
+    state: str,
+    expected: list[str],
+) -> None:
+    """With None, a source could not be read."""
+    unread = {"nvml": "no answer"} if findings is None else {}
+    report = json.dumps({"findings": findings or [], "not_seen": unread})
+    listed = "GPU\n" * gpus
+    programs = {
+        "mps-exporter": f"cat <<'END'\n{report}\nEND",
+        "nvidia-smi": f"printf '{listed}'",
+        "scontrol": f"echo scontrol \"$@\" >>'{tmp_path}/calls'\necho 'State={state}'",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURMD_NODENAME": "n1",
+        "MPS_HEALTH_DRAIN_FOR_ONE_GPU": setting,
+    }
+    subprocess.run([str(JOBS / "mps-slurm-health.sh")], env=environment, check=True)
+    assert calls(tmp_path) == expected
 
 
 def slurm(folder: Path, srun_status: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -19,7 +20,7 @@ import mps_exporter
 from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
-from mps_exporter.flags import Settings, StartError
+from mps_exporter.flags import DEMO_LISTEN_ADDRESS, InvalidSettingError, Settings
 from mps_exporter.logging import print_output, print_status, show_progress
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
@@ -42,17 +43,34 @@ _log = logging.getLogger(__name__)
 
 async def demo(settings: Settings) -> int:
     """Serve the metrics of a recording, or of the built-in recordings, until stopped."""
-    settings = replace(settings, replay=settings.demo_file, replay_speed=settings.demo_speed)
+    settings = replace(
+        settings,
+        replay=settings.demo_file,
+        replay_speed=settings.demo_speed,
+        web_listen_address=free_address(settings.web_listen_address),
+    )
     if settings.demo_file is not None:
         if settings.demo_chapter is not None:
-            raise StartError("--chapter: only the built-in recordings have chapters")
+            raise InvalidSettingError("--chapter: only the built-in recordings have chapters")
         return await serve(settings)
     playlist = built_in_playlist()
     name = settings.demo_chapter or FIRST_CHAPTER
     position = next((one.at_seconds for one in playlist.chapters if one.name == name), None)
     if position is None:
-        raise StartError(f"no chapter {name!r}: --list-chapters lists them")
+        raise InvalidSettingError(f"no chapter {name!r}: --list-chapters lists them")
     return await serve(settings, playlist, position)
+
+
+def free_address(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the addresses, or a free one where the demo's default is taken."""
+    if addresses != DEMO_LISTEN_ADDRESS:
+        return addresses
+    for port in (9400, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return (f"127.0.0.1:{probe.getsockname()[1]}",)
+    return addresses
 
 
 def list_chapters() -> int:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from mps_exporter.cli import main
-from mps_exporter.flags import COMMANDS, FLAGS, PROGRAM, grouped, options_of
+from mps_exporter.cli import main, parse_words
+from mps_exporter.commands.serve import free_address
+from mps_exporter.flags import (
+    COMMANDS,
+    DEMO_LISTEN_ADDRESS,
+    FLAGS,
+    PROGRAM,
+    grouped,
+    load,
+    options_of,
+)
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"--(?:no-|\[no-\])?[a-z][a-z.-]*[a-z]")
@@ -71,6 +82,14 @@ def test_the_version(words: str, capfd: pytest.CaptureFixture[str]) -> None:
     [
         ("doctr", 2, "COMMAND: invalid choice: 'doctr' (choose from "),
         ("--port=9401", 2, "unknown flag --port: did you mean --web.listen-address?"),
+        ("--web.port=9401", 2, "unknown flag --web.port: did you mean --web.listen-address?"),
+        ("-p 9401", 2, "unknown flag -p: did you mean --web.listen-address?"),
+        (
+            "--web.systemd-socket --web.listen-address=:9401",
+            2,
+            "--web.listen-address: with --web.systemd-socket the socket unit has the address: "
+            "systemctl edit mps-exporter.socket, ",
+        ),
         ("--listen=:9401", 2, "unknown flag --listen: did you mean --web.listen-address?"),
         (
             "--web.listen-adress=:1",
@@ -94,7 +113,7 @@ def test_the_version(words: str, capfd: pytest.CaptureFixture[str]) -> None:
         ("--log.level", 2, "--log.level: expected one argument"),
         ("record", 2, "the following arguments are required: FILE"),
         ("record x --duratoin=1s", 2, "unknown flag --duratoin: did you mean --duration?"),
-        ("demo --chapter=xyz", 1, "no chapter 'xyz': --list-chapters lists them"),
+        ("demo --chapter=xyz", 2, "no chapter 'xyz': --list-chapters lists them"),
     ],
 )
 def test_wrong_usage_is_one_line_with_the_nearest(
@@ -112,6 +131,24 @@ def test_a_misspelt_variable_is_named_with_the_nearest(
     monkeypatch.setenv("MPS_EXPORTER_WEB_LISTEN_ADRESS", ":1")
     assert main([]) == 2
     assert "did you mean MPS_EXPORTER_WEB_LISTEN_ADDRESS?" in capfd.readouterr().err
+
+
+def test_the_level_of_other_programs_is_understood() -> None:
+    given = parse_words(["serve", "--log.level=warning"])
+    assert given is not None
+    assert load(given, {}, "serve").log_level == "warn"
+
+
+def test_a_demo_takes_a_free_port_unless_one_was_given() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # it is taken already
+            other.bind(("127.0.0.1", 9400))
+            other.listen()
+        (address,) = free_address(DEMO_LISTEN_ADDRESS)
+        assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", address)
+        assert address not in DEMO_LISTEN_ADDRESS
+        assert free_address((":9400",)) == (":9400",)
 
 
 def test_the_chapters_are_listed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,10 @@
 {{- end -}}
 {{- end }}
 
+{{- define "mps-exporter.namespace" -}}
+{{- .Values.namespaceOverride | default .Release.Namespace -}}
+{{- end }}
+
 {{- define "mps-exporter.selector" -}}
 app.kubernetes.io/name: {{ include "mps-exporter.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -145,7 +149,10 @@ nvidia.com/gpu.present: "true"
 port: metrics
 interval: {{ $monitor.interval }}
 scrapeTimeout: {{ $monitor.scrapeTimeout }}
-scheme: {{ $monitor.scheme }}
+scheme: {{ $monitor.scheme | default (ternary "https" "http" (ne .root.Values.web.configSecret "")) }}
+{{- if $monitor.honorLabels }}
+honorLabels: true
+{{- end }}
 {{- with $monitor.tlsConfig }}
 tlsConfig:
   {{- toYaml . | nindent 2 }}
@@ -177,7 +184,7 @@ selector:
     {{- include "mps-exporter.selector" .root | nindent 4 }}
 {{- with $monitor.namespace }}
 namespaceSelector:
-  matchNames: [{{ $.root.Release.Namespace }}]
+  matchNames: [{{ include "mps-exporter.namespace" $.root }}]
 {{- end }}
 {{- with $monitor.sampleLimit }}
 sampleLimit: {{ . | int }}
@@ -187,7 +194,7 @@ sampleLimit: {{ . | int }}
 {{/* Name, namespace and labels of an object next to the exporter; `more` are labels of its own. */}}
 {{- define "mps-exporter.metadata" -}}
 name: {{ include "mps-exporter.fullname" .root }}{{ .suffix }}
-namespace: {{ .namespace | default .root.Release.Namespace }}
+namespace: {{ .namespace | default (include "mps-exporter.namespace" .root) }}
 labels:
   {{- toYaml (merge (include "mps-exporter.labels" .root | fromYaml) (.more | default dict)) | nindent 2 }}
 {{- end }}

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
-import bcrypt
 from aiohttp import web
 
 from mps_exporter.web import Handler, text_response
@@ -34,6 +33,8 @@ _ROUNDING_SECONDS = 1e-9
 
 
 def has_hash(hashed: str, password: bytes) -> bool:
+    import bcrypt  # late: mps-exporter.pyz is without it, and refuses a configuration with users
+
     try:
         return bcrypt.checkpw(password[:MAX_PASSWORD_BYTES], hashed.encode())
     except ValueError:

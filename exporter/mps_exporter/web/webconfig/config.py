@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypeVar, get_type_hints
 
 import yaml
@@ -312,6 +313,8 @@ def _problems(config: WebConfig) -> Iterator[Problem]:
             yield key, f"must be {' or '.join(allowed)}"
         elif not value.isprintable():
             yield key, "must be one line of printable characters"
+    if config.basic_auth_users and find_spec("bcrypt") is None:
+        yield "basic_auth_users", "needs the Python package bcrypt, which is not installed"
     for name, hashed in config.basic_auth_users.items():
         if not _HASH.fullmatch(hashed):
             reason = (

@@ -1,0 +1,41 @@
+#!/bin/sh
+# HealthCheckProgram of slurm.conf: drains this node while `mps-exporter doctor` finds something
+# critical, and resumes it once that is gone. It resumes no node that was drained for another reason.
+#
+# Trouble of one GPU drains a node that has more of them only with MPS_HEALTH_DRAIN_FOR_ONE_GPU=1.
+# Daemons of ordinary users do not count. What cannot be seen changes nothing.
+#
+# Exit status: always 0. Slurm ignores it.
+set -u
+PATH=${PATH:-}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # Slurm sets none
+node=${SLURMD_NODENAME:-$(hostname -s)}
+
+# "drain REASON", "well", or nothing if it is not known.
+verdict=$(mps-exporter doctor --json | python3 -c '
+import json, subprocess, sys
+
+seen = json.load(sys.stdin)
+critical = [
+    one for one in seen["findings"] if one["severity"] == "critical" and not one["ordinary_user"]
+]
+gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+if sys.argv[1] != "1" and len(gpus) > 1:
+    of_gpus = {one["uuid"] or one["gpu"] for one in critical if one["gpu"]}
+    if len(of_gpus) < len(gpus):
+        critical = [one for one in critical if not one["gpu"]]
+if critical:
+    text = critical[0]["name"] + ": " + critical[0]["evidence"]
+    print("drain mps-exporter: " + "".join(c if c.isprintable() else " " for c in text)[:100])
+elif not seen["not_seen"]:
+    print("well")
+' "${MPS_HEALTH_DRAIN_FOR_ONE_GPU:-}" 2>/dev/null)
+
+case $verdict in
+  'drain '*) scontrol update nodename="$node" state=drain reason="${verdict#drain }" ;;
+  well)
+    case $(scontrol show node "$node" 2>/dev/null) in
+      *DRAIN*'Reason=mps-exporter: '*) scontrol update nodename="$node" state=resume ;;
+    esac
+    ;;
+esac
+exit 0
