@@ -180,12 +180,12 @@ class Hindsight:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_room(directory, len(data))
-            part = path.with_suffix(".part")
+            part = path.with_name(f".{path.name}")
             os.close(create_private(part, data))
             part.replace(path)
         except OSError as error:
             with suppress(OSError):
-                path.with_suffix(".part").unlink()
+                path.with_name(f".{path.name}").unlink()
             fields["err"] = str(error)
             _log.warning("cannot write the recording of an incident", extra={"fields": fields})
         else:
