@@ -4,7 +4,7 @@
 # versions of the same modules are used. Nothing else that is installed for that Python is imported
 # (-I -S), and nothing is written (-B).
 lib=$(dirname -- "$(readlink -f -- "$0")")/../lib/mps-exporter/python
-[ "${0##*/}" != mps-terminate ] || lib=$lib/mps_exporter/terminate.py
+[ "${0##*/}" != mps-terminate ] || lib=$lib/mps_terminate.py
 for python in "$(readlink -f /usr/bin/python3)" /usr/bin/python3.1[1-9]; do
   case ${python##*/} in
     python3.1[1-9]) [ ! -x "$python" ] || exec "$python" -I -S -B "$lib" "$@" ;;

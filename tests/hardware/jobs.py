@@ -13,7 +13,7 @@ from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_
 from tests.hardware.scenarios import scenario, served
 
 SCRIPTS = HERE.parents[1] / "deploy" / "jobs"
-TERMINATE = HERE.parents[1] / "exporter" / "mps_exporter" / "terminate.py"
+TERMINATE = HERE.parents[1] / "deploy" / "jobs" / "mps_terminate.py"
 IN_FLIGHT = ("device", "200", "100", "pause", "60")
 """Kernels of 0.2 s that write device memory: 100 of them are queued."""
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import terminate
 from testing.commands import output_of
 from testing.fake_host import install_tool, server, set_daemon
 from testing.fake_proc import HOST_NAMESPACE, FakeProc
@@ -48,7 +47,7 @@ class Host:
         self.look_from(HOST_NAMESPACE)
         self.process(SERVER, argv=("nvidia-cuda-mps-server",))
         self.program = folder / "terminate.py"  # alone, as in a container of a pod
-        text = Path(terminate.__file__).read_text("utf-8")
+        text = (JOBS / "mps_terminate.py").read_text("utf-8")
         self.program.write_text(text.replace("/proc", str(self.proc.root)), "utf-8")
 
     def look_from(self, namespace: int) -> None:

@@ -152,7 +152,9 @@ def test_the_pod_runs_as_an_ordinary_user_who_only_looks(name: str) -> None:
     assert set(security["capabilities"]["add"]) == RIGHTS
     assert security["readOnlyRootFilesystem"] is True
     assert "privileged" not in security
-    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    written = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert written == {"incidents"}
+    assert {"name": "incidents", "emptyDir": {"sizeLimit": "80Mi"}} in pod["volumes"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }

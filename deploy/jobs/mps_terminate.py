@@ -4,10 +4,11 @@ A client that is killed while its kernels run leaves that work behind: about 0.2
 server meets a fatal fault, and every busy client on it dies (driver 580: 3 of 3 neighbours; with
 this first: 0 of 3). Documentation: docs/slurm.md, "Ending jobs".
 
-The exporter only reads: it imports nothing of this module, and this module nothing of the exporter.
+The exporter only reads, so this program is no part of it.
 One file for the standard library of Python 3.9: a pod's preStop hook runs a copy of it.
 """
 
+# ruff: noqa: INP001 - a program of its own
 from __future__ import annotations
 
 import argparse
