@@ -46,7 +46,7 @@ LOSS_CAUSES = (
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
 
-LimitSource = Literal["client", "server", "unknown"]
+LimitSource = Literal["client", "server", "per_context", "unknown"]
 LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
 
 ProcessKind = Literal["mps_client", "mps_server", "direct", "graphics"]
@@ -381,9 +381,10 @@ class Client:
     systemd_unit: str | None = None
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
-    """Owner of the lower active thread percentage. "unknown": the environment is not readable, or
-    the GPU of the memory limit is unknown. All limits of a client are upper bounds: a program may
-    lower its own at its start (os.environ), invisibly from outside."""
+    """Owner of the lower active thread percentage; "per_context": each context has one. "unknown":
+    the environment is not readable, or the GPU of the memory limit is unknown. All limits of a
+    client are upper bounds: a program may lower its own at its start (os.environ), invisibly from
+    outside."""
     environment_readable: bool | None = None
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)

@@ -25,6 +25,8 @@ from mps_exporter.snapshot import (
 )
 
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
+PER_CONTEXT_VARIABLE = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
+"""With it, each context of a client may have a percentage of its own."""
 
 
 class AllowedLimits(NamedTuple):
@@ -224,7 +226,8 @@ def _limits(
     own = client_limits.parse_active_thread_percentage(percentage)
     own_memory = client_limits.client_memory_limits(memory_text, visible, uuids, allowed.gpus)
     ratio = None
-    if allowed.ratio is not None:
+    per_context = environment.get(PER_CONTEXT_VARIABLE, "0") not in ("", "0")
+    if allowed.ratio is not None and not per_context:
         ratio = client_limits.effective_ratio(own.ratio, allowed.ratio)
     fields: dict[str, Any] = {
         "active_thread_ratio": ratio,
@@ -243,6 +246,8 @@ def _limits(
             for uuid in uuids
             if (known := [memory[uuid] for memory in limits if uuid in memory])
         }
+    if per_context:
+        fields["limit_source"] = "per_context"
     return fields
 
 

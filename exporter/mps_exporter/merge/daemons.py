@@ -282,7 +282,12 @@ def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) 
         ghost=logged.is_ghost if logged is not None and not unproved else None,
         clients_connected=count,
         contexts=contexts,
-        contexts_limit=_contexts_limits(context, logged, (*uuids, *contexts)),
+        contexts_limit=_contexts_limits(
+            context,
+            logged,
+            (*uuids, *contexts),
+            raised=_connections_raised(context, daemon, clients),
+        ),
         active_thread_ratio=allowed.ratio,
         pinned_memory_limit_bytes=allowed.memory,
         memory_used_bytes=context.memory_used(pid),
@@ -301,18 +306,32 @@ def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]
 
 
 def _contexts_limits(
-    context: MergeContext, logged: TrackedServer | None, uuids: Iterable[str]
+    context: MergeContext, logged: TrackedServer | None, uuids: Iterable[str], *, raised: bool
 ) -> dict[str, int]:
-    """Return the documented limit, or the number that the log showed at the last rejection."""
+    """Return the number that the log showed at the last rejection, or the documented limit.
+
+    The limit of a MIG instance is not documented, nor that with raised connections.
+    """
     found = {}
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
-        capability = gpu.compute_capability if gpu is not None else None
         limit = logged.client_limit if logged is not None else None
-        limit = limit or client_limits.context_limit(capability, context.nvml.driver_version)
+        if limit is None and gpu is not None and gpu.parent_uuid is None and not raised:
+            version = context.nvml.driver_version
+            limit = client_limits.context_limit(gpu.compute_capability, version)
         if limit is not None:
             found[uuid] = limit
     return found
+
+
+def _connections_raised(
+    context: MergeContext, daemon: DaemonInputs, clients: Iterable[Client] | None
+) -> bool:
+    """Return whether a client has a CUDA_DEVICE_MAX_CONNECTIONS above the default of 2."""
+    found = (context.process(daemon.facts, client.pid) for client in clients or ())
+    environments = (one.mps_environment or {} for one in found if one is not None)
+    numbers = (one.get("CUDA_DEVICE_MAX_CONNECTIONS", "") for one in environments)
+    return any(number.isdecimal() and int(number) > 2 for number in numbers)
 
 
 # ---------------------------------------------------------------------------------- partitions

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
+from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.observations import (
@@ -293,6 +294,26 @@ def test_a_client_with_the_share_of_its_server_has_the_limit_of_its_server() -> 
         found = snapshot(facts, processes=ALL, server=server)
         (one,) = found.daemons[0].servers[0].clients
         assert (one.active_thread_ratio, one.limit_source) == (ratio, source)
+
+
+@pytest.mark.parametrize(("value", "per_context"), [("1", True), ("0", False), ("", False)])
+def test_a_share_of_each_context_is_no_share_of_the_client(value: str, per_context: bool) -> None:
+    variables = {PER_CONTEXT_VARIABLE: value, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes={"thread_ratio": 1.0})
+    found = snapshot(client_facts(30, **variables), processes=ALL, server=server)
+    (one,) = found.daemons[0].servers[0].clients
+    expected = (None, {}, "per_context") if per_context else (0.5, {"GPU-a": 66}, "client")
+    assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == expected
+
+
+@pytest.mark.parametrize(("connections", "limit"), [("2", 48), ("8", None), ("x", 48)])
+def test_the_context_limit_is_not_known_with_more_connections(
+    connections: str, limit: int | None
+) -> None:
+    facts = client_facts(30, CUDA_DEVICE_MAX_CONNECTIONS=connections)
+    server = LoggedServer(clients=(logged_client(30, "GPU-a"),))
+    (found,) = snapshot(facts, processes=ALL, server=server).daemons[0].servers
+    assert found.contexts_limit.get("GPU-a") == limit
 
 
 def only_client(
