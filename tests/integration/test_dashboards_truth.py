@@ -92,7 +92,7 @@ async def test_boards_state_what_the_api_states(stage: Stage, name: str) -> None
     prometheus, began = stage
     player = Player(RECORDINGS / f"{name}.rec.gz")
     scrapes = int(player.recording.duration_seconds / SCRAPE_SECONDS - 0.01)
-    # As it was scraped: how often is looked decides when an exit is seen.
+    # With the intervals of the scrapes, because they decide when an exit is seen.
     played = [
         _truths(await player.to(player.recording.header.started_at + step * SCRAPE_SECONDS))
         for step in range(scrapes + 1)
