@@ -406,7 +406,7 @@ def timeline(
 
 
 def status_history(
-    title: str, description: str, query: Query, *, states: tuple[style.State, ...], height: int
+    title: str, description: str, *queries: Query, states: tuple[style.State, ...], height: int
 ) -> Panel:
     """Draw the states of many series over time: a row for each, a cell for each step."""
     options = {
@@ -419,7 +419,7 @@ def status_history(
     kind = "status-history"
     defaults = _states(states)
     return Panel(
-        kind, title, description, (query,), 24, height, defaults, options=options, points=80
+        kind, title, description, queries, 24, height, defaults, options=options, points=80
     )
 
 

@@ -112,11 +112,14 @@ class Page:
         return answer["result"].get("value")
 
     async def screenshot(self, path: Path, height: float | None = None) -> None:
-        """Take a picture of the page, in full or down to this height in pixels."""
+        """Take a picture of the page: in full, or of the window down to this height in pixels.
+
+        In full, the page is laid out and drawn again: what draws itself late is missing.
+        """
         size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
         bottom = size["height"] if height is None else height
         clip = {"x": 0, "y": 0, "width": size["width"], "height": bottom, "scale": 1}
-        capture = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        capture = {"format": "png", "captureBeyondViewport": height is None, "clip": clip}
         picture = await self.call("Page.captureScreenshot", **capture)
         path.write_bytes(base64.b64decode(picture["data"]))
 

@@ -156,7 +156,7 @@ ALERTS = table(
     ),
     (
         Column("Severity", "A", states=_SEVERITIES, width=95),
-        Column("Alert", "alertname", width=200, links=(shared.to_runbook(),)),
+        Column("Alert", "alertname", width=225, links=(shared.to_runbook(),)),
         Column(
             "Host",
             "instance",
@@ -182,14 +182,20 @@ ALERTS = table(
 _STEPS = "max_over_time(instance:mps_host_state:worst[$__interval])"
 _WORST = "max_over_time(instance:mps_host_state:worst[$__range] @ end())"
 
+_SHOWN = f"topk(60, {_WORST})"
+_LOST = next(state.code for state in style.HOST_STATES if state.text == "clients lost")
+"""The first state that is red."""
+
 HISTORY = status_history(
     "Worst state of each host",
     "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
-    "hosts that were worst in this time range. Grey is unreachable or gone, grey-blue has no MPS. "
-    "A gap is a time before the exporter was known. Without this project's recording rules a cell "
-    "is the state at the step's end, of any 60 hosts.",
+    "hosts that were worst in this time range, those that were red or unreachable first. "
+    "Grey is unreachable or gone, grey-blue has no MPS. A gap is a time before the exporter was "
+    "known. Without this project's recording rules a cell is the state at the step's end, of any "
+    "60 hosts.",
+    Query(f"{_STEPS} and on ({shared.HOSTS}) {_SHOWN} >= {_LOST}", "{{instance}}"),
     Query(
-        f"({_STEPS} and on ({shared.HOSTS}) topk(60, {_WORST})"
+        f"({_STEPS} and on ({shared.HOSTS}) {_SHOWN} < {_LOST}"
         f" or topk(60, ({shared.HOST_STATE}) unless on () count({_WORST}))"
         f" or {shared.GONE})",
         "{{instance}}",

@@ -41,20 +41,22 @@ TILES = (
         "Needs reset",
         "Healthy: 0. GPUs for which the driver asks for a recovery action.",
         'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
-        f" == 1) or {NOTHING}",
+        " == 1) or 0 * count(mps_gpu_recovery_action)",
         steps=style.at_most(1),
+        none="not reported",
     ),
     events_tile(
         "ECC errors",
         "Healthy: 0. Uncorrected memory errors in this time range; each cost a program its result.",
         UNCORRECTED,
-        NOTHING,
+        f"0 * count({UNCORRECTED})",
     ),
     tile(
         "Row failures",
         "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
-        f"sum(mps_gpu_row_remap_failure) or {NOTHING}",
+        "sum(mps_gpu_row_remap_failure)",
         steps=style.at_most(1),
+        none="not reported",
     ),
     events_tile(
         "Xid errors",

@@ -28,6 +28,15 @@ REJECTIONS = "mps_client_rejections_total"
 FAULTS = "mps_server_faults_total"
 XIDS = "mps_gpu_xid_errors_total"
 
+# A daemon that is no longer there keeps its last events in the time range, as its counters do.
+LAST_EXIT = (
+    'last_over_time(mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"}'
+    "[$__range])"
+)
+LAST_FAULT = "last_over_time(mps_server_last_fault_timestamp_seconds[$__range])"
+LAST_XID = "last_over_time(mps_gpu_last_xid_timestamp_seconds[$__range])"
+LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
+
 NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
@@ -70,8 +79,7 @@ TILES = (
         "Most recent",
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
-        "time() - topk(1, max by (instance) (mps_server_last_fault_timestamp_seconds"
-        ' or mps_server_last_exit_timestamp_seconds{cause!~"requested|ghost_ended"}))',
+        f"time() - topk(1, max by (instance) ({LAST_FAULT} or {LAST_EXIT}))",
         style.SECONDS,
         none="none seen",
         name="{{instance}}",
@@ -127,15 +135,14 @@ LAST = table(
     "range; the 100 most recent. Orderly ends and those of ghost servers are left out.",
     (
         "topk(100, "
-        f'{_ENDS} (mps_server_last_exit_timestamp_seconds{{cause!~"requested|ghost_ended"}})'
-        f" or {_ENDS} (label_replace(mps_server_last_fault_timestamp_seconds,"
-        ' "cause", "fatal GPU error", "", ""))'
+        f"{_ENDS} ({LAST_EXIT})"
+        f' or {_ENDS} (label_replace({LAST_FAULT}, "cause", "fatal GPU error", "", ""))'
         " or max by (job, instance, gpu, cause)"
-        ' (label_replace(mps_gpu_last_xid_timestamp_seconds, "cause", "Xid $1", "xid", "(.*)"))'
+        f' (label_replace({LAST_XID}, "cause", "Xid $1", "xid", "(.*)"))'
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=style.AGO, width=130),
+        Column("When", "A", unit=style.AGO, width=150),
         Column("What", "cause", width=180, texts=_CAUSES),
         Column(
             "Host",
@@ -170,10 +177,10 @@ BLAST = (
         (
             f"topk(50, {_LOST})",
             f"({_LOST}) * 0 + on ({shared.DAEMONS}) group_left ()"
-            f" max by ({shared.DAEMONS}) (mps_client_last_loss_timestamp_seconds) * 1000",
+            f" max by ({shared.DAEMONS}) ({LAST_LOSS}) * 1000",
         ),
         (
-            Column("When", "B", unit=style.AGO, width=130),
+            Column("When", "B", unit=style.AGO, width=150),
             Column("User", "uid", width=80, links=(shared.to_user("${__data.fields.User}"),)),
             Column("Lost", "A", steps=style.at_most(1), width=65, decimals=0),
             Column("By whom", "cause", texts=_BY_WHOM, width=260),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grafana.style import Json
 from testing.devtools import Page
 
 DRAWN_SECONDS = 60.0
@@ -41,6 +43,7 @@ PANELS = """[...document.querySelectorAll('section[data-testid^="data-testid Pan
     const words = document.createRange();
     if (title) words.selectNodeContents(title);
     const at = panel.getBoundingClientRect();
+    const drawn = (panel.querySelector('canvas') ?? content ?? panel).getBoundingClientRect();
     return {
       title: (title?.title || title?.textContent
         || panel.dataset.testid.replace('data-testid Panel header ', '')).trim(),
@@ -48,11 +51,25 @@ PANELS = """[...document.querySelectorAll('section[data-testid^="data-testid Pan
         || words.getBoundingClientRect().width > title.getBoundingClientRect().width),
       error: badge ? badge.getAttribute('aria-label') || 'error' : '',
       marks: panel.querySelectorAll('[data-testid="data-testid annotation-marker"]').length,
-      canvas: [...panel.querySelectorAll('canvas')].some((c) => c.width > 0 && c.height > 0),
       text: (content ?? panel).innerText.replace(/\\s+/g, ' ').trim().slice(0, 300),
-      y: Math.round(at.top + scrollY), height: Math.round(at.height),
+      bottom: Math.round(at.bottom),
+      area: [drawn.left, drawn.top, drawn.width, drawn.height].map(Math.round),
     };
   })"""
+
+BLANK = """(async () => {
+  const bytes = Uint8Array.from(atob('%s'), (letter) => letter.charCodeAt(0));
+  const picture = await createImageBitmap(new Blob([bytes], {type: 'image/png'}));
+  const paper = new OffscreenCanvas(picture.width, picture.height)
+    .getContext('2d', {willReadFrequently: true});
+  paper.drawImage(picture, 0, 0);
+  return %s.map(([x, y, width, height]) => {
+    if (!width || !height) return true;
+    const pixels = new Uint32Array(paper.getImageData(x, y, width, height).data.buffer);
+    return pixels.every((pixel) => pixel === pixels[0]);
+  });
+})()"""
+"""Whether each of these rectangles of a picture has only one colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,8 @@ class Sight:
     panel: str
     error: str
     cut: bool
-    canvas: bool
+    blank: bool
+    """The picture shows nothing where the panel's content should be."""
     text: str
     marks: int = 0
     """Number of annotations drawn over the panel."""
@@ -77,8 +95,8 @@ class Sight:
             yield "title cut"
         if self.marks > MOST_MARKS:
             yield f"covered by {self.marks} annotations"
-        if not self.canvas and not self.text:
-            yield "nothing drawn, no text"
+        if self.blank:
+            yield "blank in the picture"
         if self.text.startswith(("Data does not have", "Data is missing", "An unexpected error")):
             yield f"reads as an error: {self.text}"
 
@@ -102,55 +120,58 @@ class Shot:
         )
 
 
-async def _until_drawn(tab: Page) -> None:
-    deadline = time.monotonic() + DRAWN_SECONDS
-    still, before = 0, -1
-    while still < 4 and time.monotonic() < deadline:
-        await asyncio.sleep(SETTLED_SECONDS / 3)
-        panels = await tab.evaluate(f"{PANELS}.length")
-        loading = await tab.evaluate(LOADING)
-        still = still + 1 if panels and panels == before and not loading else 0
-        before = panels
-
-
-async def look(tab: Page, shot: Shot, address: str, folder: Path) -> list[Sight]:
+async def look(
+    tab: Page, shot: Shot, address: str, folder: Path, width: int = WIDTH
+) -> list[Sight]:
     """Take a picture of the dashboard as it opens, then with all rows opened; read the panels."""
-    # Grafana draws only what is in the window, and again when the window changes: so the window is
-    # as high as any dashboard.
-    await tab.look(WIDTH, HIGHEST, dark=True)
+    # Grafana draws only what is in the window: so the window is as high as any dashboard.
+    await tab.look(width, HIGHEST, dark=True)
     await tab.open(f"{address}/robots.txt")
     for key in ("docked", "open"):
         await tab.evaluate(f"localStorage.setItem('grafana.navigation.{key}', 'false')")
     await tab.open(shot.url(address))
-    await _until_drawn(tab)
-    await _picture(tab, folder / f"{shot.name}.png")
+    sights = await _picture(tab, shot, folder / f"{shot.name}.png")
     if await tab.evaluate(OPEN_ALL_ROWS):
-        await _until_drawn(tab)
-        await _picture(tab, folder / f"{shot.name}-open.png")
-    sights = await _sights(tab, shot)
-    if any(True for sight in sights for _ in sight.faults):
-        # On a busy machine a slow query shows a button next to the title, which is cut meanwhile.
-        await _until_drawn(tab)
-        sights = await _sights(tab, shot)
+        opened = await _picture(tab, shot, folder / f"{shot.name}-open.png")
+        # What is wrong as it opens is not hidden by what is right later.
+        sights = [*(sight for sight in sights if any(sight.faults)), *opened]
     return sights
 
 
-async def _sights(tab: Page, shot: Shot) -> list[Sight]:
-    found = await tab.evaluate(PANELS)
+async def _picture(tab: Page, shot: Shot, path: Path) -> list[Sight]:
+    """Take the picture until each panel is drawn in it, or DRAWN_SECONDS are over."""
+    deadline = time.monotonic() + DRAWN_SECONDS
+    still, before = 0, -1
+    while True:
+        await asyncio.sleep(SETTLED_SECONDS / 3)
+        panels = await tab.evaluate(PANELS)
+        is_late = time.monotonic() > deadline
+        loading = await tab.evaluate(LOADING)
+        still = still + 1 if panels and len(panels) == before and not loading else 0
+        before = len(panels)
+        if still < 4 and not is_late:
+            continue
+        bottom = max((each["bottom"] for each in panels), default=900)
+        await tab.screenshot(path, min(HIGHEST, bottom + 16))
+        sights = await _sights(tab, shot, panels, path)
+        # A slow query shows a button next to the title, which is cut meanwhile.
+        if is_late or not any(True for sight in sights for _ in sight.faults):
+            return sights
+
+
+async def _sights(tab: Page, shot: Shot, panels: list[Json], path: Path) -> list[Sight]:
+    picture = base64.b64encode(path.read_bytes()).decode()
+    areas = [panel["area"] for panel in panels]
+    blank = await tab.evaluate(BLANK % (picture, areas))
     return [
         Sight(
             dashboard=shot.dashboard,
-            panel=one["title"],
-            **{name: one[name] for name in ("error", "cut", "canvas", "text", "marks")},
+            panel=panel["title"],
+            blank=is_blank,
+            **{name: panel[name] for name in ("error", "cut", "text", "marks")},
         )
-        for one in found
+        for panel, is_blank in zip(panels, blank, strict=True)
     ]
-
-
-async def _picture(tab: Page, path: Path) -> None:
-    await asyncio.sleep(SETTLED_SECONDS)
-    bottom = max((each["y"] + each["height"] for each in await tab.evaluate(PANELS)), default=900)
-    await tab.screenshot(path, min(HIGHEST, bottom + 16))
 
 
 def _matters(complaint: str) -> bool:
@@ -162,8 +183,8 @@ def report(sights: Iterable[Sight], complaints: Iterable[str]) -> Iterator[str]:
     """Yield a line for each panel, then the faults."""
     faults = []
     for sight in sights:
-        drawn = "drawn" if sight.canvas else "text" if sight.text else "empty"
-        yield f"  {drawn:6} {sight.panel}: {sight.text[:100]}"
+        drawn = "blank" if sight.blank else "drawn"
+        yield f"  {drawn} {sight.panel}: {sight.text[:100]}"
         faults += [f"{sight.dashboard} / {sight.panel}: {fault}" for fault in sight.faults]
     faults += [f"console: {each}" for each in complaints if _matters(each)]
     yield from (f"{_FAULT}{fault}" for fault in faults)

@@ -34,10 +34,10 @@ async def test_many_replayed_hosts_are_behind_one_port(v3: Player) -> None:
 @pytest.mark.parametrize(
     ("sight", "fault"),
     [
-        (Sight("b", "p", "", cut=False, canvas=True, text="server in FAULT"), ""),
-        (Sight("b", "p", "bad query", cut=False, canvas=True, text=""), "error badge: bad query"),
-        (Sight("b", "p", "", cut=True, canvas=True, text=""), "title cut"),
-        (Sight("b", "p", "", cut=False, canvas=False, text=""), "nothing drawn, no text"),
+        (Sight("b", "p", "", cut=False, blank=False, text="server in FAULT"), ""),
+        (Sight("b", "p", "bad query", cut=False, blank=False, text=""), "error badge: bad query"),
+        (Sight("b", "p", "", cut=True, blank=False, text=""), "title cut"),
+        (Sight("b", "p", "", cut=False, blank=True, text="x"), "blank in the picture"),
     ],
 )
 def test_the_report_names_what_is_wrong_with_a_panel(sight: Sight, fault: str) -> None:
