@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """``mps-terminate``: ends the CUDA work of chosen MPS clients through their control daemon.
 
 A client that is killed while its kernels run leaves that work behind: about 0.2 s later the MPS
@@ -8,7 +9,6 @@ The exporter only reads, so this program is no part of it.
 One file for the standard library of Python 3.9: a pod's preStop hook runs a copy of it.
 """
 
-# ruff: noqa: INP001 - a program of its own
 from __future__ import annotations
 
 import argparse

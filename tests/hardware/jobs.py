@@ -100,7 +100,10 @@ async def ending_jobs(lab: Lab) -> None:
     await lab.until("mps_control_up", 1)
     ways: dict[str, tuple[End, tuple[str, ...]]] = {
         "the script, then SIGKILL": (_by_the_script, ()),
-        "mps-run.sh and SIGTERM to all": (_by_a_signal_to_the_job, (str(SCRIPTS / "mps-run.sh"),)),
+        "mps-run.sh and SIGTERM to all": (
+            _by_a_signal_to_the_job,
+            ("env", f"MPS_TERMINATE_CLIENTS={TERMINATE}", str(SCRIPTS / "mps-run.sh")),
+        ),
         "a preStop hook in a PID namespace": (
             _in_its_container,
             ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
