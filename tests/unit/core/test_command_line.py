@@ -114,13 +114,6 @@ def test_a_misspelt_variable_is_named_with_the_nearest(
     assert "did you mean MPS_EXPORTER_WEB_LISTEN_ADDRESS?" in capfd.readouterr().err
 
 
-def test_the_chapters_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--list-chapters"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert len(lines) == 7
-    assert re.fullmatch(r"wait +0:13  A user waits behind another user's server", lines[1])
-
-
 # --------------------------------------------------------------------------------- man page
 
 

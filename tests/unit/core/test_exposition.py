@@ -116,9 +116,3 @@ def test_the_encoder_retains_no_line_of_a_client_that_has_exited() -> None:
         encoder.encode([Family(spec, samples)], (), TEXT_0_0_4)
     (kept,) = encoder._kept.values()
     assert (len(kept.keys), len(kept.lines)) == (2, 2)
-
-
-def test_both_zeros_of_a_page_are_printed() -> None:
-    family = Family(CATALOGUE["mps_control_servers"], ((("a",), -0.0), (("b",), 0.0)))
-    page = Encoder().encode([family], (), TEXT_0_0_4)
-    assert [line.split()[-1] for line in page.splitlines()[2:]] == [b"-0.0", b"0.0"]
