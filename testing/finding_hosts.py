@@ -90,9 +90,7 @@ BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no l
 NO_TOOL = start_error_text("nvidia-cuda-mps-control", FileNotFoundError())
 REFUSED = "get_server_list and 1 more: Cannot send command to MPS control daemon process"
 QUIT = Incident(at=0.5, kind="daemon_quit")
-NOWHERE = LogState(PIPE, "control", "", readable=False, error="nothing tells")
 GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
-PLACELESS = DaemonFacts(PIPE, "", process=DAEMON, log_directory_assumed=True)
 
 LEFT = PossibleUnfinishedWork(30, 1001, ended_at=5.0, seconds=0.195)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_tail import last_activity
-from mps_exporter.sources.processes import observations_by_exit
 from testing import fake_mps_control
 from testing.fake_host import H200
 from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -59,8 +58,6 @@ class ScriptedHost:
             lock_tested=True,
             lock_holder_pid=DAEMON,
         )
-        self.more_facts: tuple[DaemonFacts, ...] = ()
-        self.alive: set[int] = {SERVER, CLIENT}
         self.answers: dict[str, Any] = {
             "servers": [{"pid": SERVER, "clients": [{"pid": CLIENT, "contexts": {"0": [1]}}]}],
             "devices": [H200],
@@ -69,20 +66,10 @@ class ScriptedHost:
         self.hangs_on = ""
         self.gate: asyncio.Event | None = None
         """While it is closed, no run of the control tool ends."""
-        self.edit: Callable[[str], str] = lambda answer: answer
         self.gpus: NvmlObservation | None = None
-        self.while_identifying: Callable[[], None] = lambda: None
-        self.ended_at: dict[int, float] = {}
-        """Exits that were not reported yet: PID -> Unix time."""
         self.watched: list[int] = []
-        self.discoveries = 0
-        self.looks_at_logs = 0
         self.runs: list[list[str]] = []
         """The commands of each run of the control tool."""
-        self.kernel = KernelObservation(0.0, readable=False)
-        """The next observation of the kernel log."""
-        self.mapped: dict[int, int | None] = {}
-        """Processes whose address ranges were requested."""
         self._logs: dict[LogName, bytes] = {}
         self.write(script(HOLDER) if logs is None else logs)
         self.control = ControlTool(
@@ -99,10 +86,6 @@ class ScriptedHost:
     def write(self, logs: Logs) -> None:
         for log in LOGS:
             self._logs[log] = self._logs.get(log, b"") + logs[log]
-
-    @property
-    def server_query_count(self) -> int:
-        return sum(any("get_server_status" in line for line in run) for run in self.runs)
 
     async def _run(
         self,
@@ -121,7 +104,7 @@ class ScriptedHost:
             self.passes(timeout_seconds)
             return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
         lines = [line for one in commands for line in fake_mps_control.reply(self.answers, one)]
-        return ProcessResult(0, self.edit("".join(f"{line}\n" for line in lines)).encode())
+        return ProcessResult(0, "".join(f"{line}\n" for line in lines).encode())
 
     # -- the interface Host
 
@@ -130,39 +113,27 @@ class ScriptedHost:
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         del deadline_seconds
-        self.discoveries += 1
-        return (*((self.facts,) if self.facts.process is not None else ()), *self.more_facts)
+        return (self.facts,) if self.facts.process is not None else ()
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         del deadline_seconds
-        self.while_identifying()
-        there = {
-            one.pid: one
-            for one in (self.server, self.client)
-            if one.pid in pids and one.pid in self.alive
-        }
+        there = {one.pid: one for one in (self.server, self.client) if one.pid in pids}
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.wall, daemons=(self.facts,), processes=there, gone=gone)
 
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """Return the exits of a test with their times."""
-        ended, self.ended_at = self.ended_at, {}
+        """Note which processes are watched; none of them ends."""
+        del others, deadline_seconds
         self.watched = list(watched)
-        if not ended:
-            return ()
-        self.passes(0.05)  # it takes a moment to look
-        return observations_by_exit(
-            await self.identify({*watched, *others}, deadline_seconds), ended
-        )
+        return ()
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         """What was written since."""
         del daemons, deadline_seconds
-        self.looks_at_logs += 1
         written, self._logs = self._logs, {}
         found = observation(self.wall, written, readable=self.readable)
         for chunk in found.chunks:
@@ -171,9 +142,8 @@ class ScriptedHost:
         return found
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
-        self.mapped |= clients
-        found, self.kernel = self.kernel, replace(self.kernel, lines=(), ranges=())
-        return replace(found, at=self.now())
+        del clients
+        return KernelObservation(self.now(), readable=False)
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         del deadline_seconds

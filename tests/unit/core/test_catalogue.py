@@ -62,12 +62,6 @@ def test_names_follow_the_rules(spec: MetricSpec) -> None:
     assert "hostname" not in spec.labels
 
 
-def test_advice_includes_states_and_no_incidents() -> None:
-    names = CATALOGUE["mps_advice"].values["advice"]
-    assert "ghost_server" in names
-    assert "server_crashed" not in names
-
-
 @pytest.mark.parametrize(
     ("name", "unit"),
     [

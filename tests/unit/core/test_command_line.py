@@ -11,17 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.cli import main, parse_words
+from mps_exporter.cli import main
 from mps_exporter.commands.serve import free_address
-from mps_exporter.flags import (
-    COMMANDS,
-    DEMO_LISTEN_ADDRESS,
-    FLAGS,
-    PROGRAM,
-    grouped,
-    load,
-    options_of,
-)
+from mps_exporter.flags import COMMANDS, DEMO_LISTEN_ADDRESS, FLAGS, PROGRAM, grouped, options_of
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"--(?:no-|\[no-\])?[a-z][a-z.-]*[a-z]")
@@ -133,12 +125,6 @@ def test_a_misspelt_variable_is_named_with_the_nearest(
     assert "did you mean MPS_EXPORTER_WEB_LISTEN_ADDRESS?" in capfd.readouterr().err
 
 
-def test_the_level_of_other_programs_is_understood() -> None:
-    given = parse_words(["serve", "--log.level=warning"])
-    assert given is not None
-    assert load(given, {}, "serve").log_level == "warn"
-
-
 def test_a_demo_takes_a_free_port_unless_one_was_given() -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -149,13 +135,6 @@ def test_a_demo_takes_a_free_port_unless_one_was_given() -> None:
         assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", address)
         assert address not in DEMO_LISTEN_ADDRESS
         assert free_address((":9400",)) == (":9400",)
-
-
-def test_the_chapters_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--list-chapters"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert len(lines) == 7
-    assert re.fullmatch(r"wait +0:13  A user waits behind another user's server", lines[1])
 
 
 # --------------------------------------------------------------------------------- man page

@@ -19,41 +19,26 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
-from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.metrics import Build, render
-from mps_exporter.observations import (
-    CgroupMemory,
-    DaemonFacts,
-    GpuObservation,
-    LogsObservation,
-    LogState,
-    ProcessFacts,
-    Reading,
-)
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts, Reading
 from mps_exporter.snapshot import (
     Client,
     ClientState,
-    CollectorResult,
     ControlDaemon,
     Gpu,
     Handover,
     Incident,
     Server,
     Snapshot,
-    Wait,
 )
-from mps_exporter.sources.recording import read_recording
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.finding_hosts import (
     DAEMON,
     IDLE_SMS,
     LARGE,
-    NO_TOOL,
-    NOWHERE,
     OVER,
     PIPE,
-    PLACELESS,
     QUIT,
     RECORDED,
     SYNTHETIC,
@@ -64,7 +49,7 @@ from testing.finding_hosts import (
     job,
     process,
 )
-from testing.player import RECORDINGS, Player, snapshot_at
+from testing.player import snapshot_at
 
 
 def names(snapshot: Snapshot) -> list[str]:
@@ -91,38 +76,6 @@ def test_every_finding_has_a_host() -> None:
     of_the_page = {name for name, advice in ADVICE.items() if advice.kind in ("news", "trace")}
     of_the_page.add("web_configuration_unusable")
     assert SYNTHETIC.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
-
-
-DEAF = Server(
-    510,
-    uid=1002,
-    user="bob",
-    state="ACTIVE",
-    ghost=True,
-    clients_connected=1,
-    clients=(Client(503, 510, uid=1002, state="connecting", state_since=1.0),),
-)
-HUNG_USER = Wait(503, 1002, since=1.0, behind_uid=1002)
-
-
-def test_every_remedy_ends_the_ghost() -> None:
-    waits = (HUNG_USER,)
-    seen = host(daemon(state="unresponsive", servers=(DEAF,), waits=waits), at=25.0)
-    found = findings(seen)
-    assert [one.advice.name for one in found] == [
-        "ghost_server",
-        "daemon_unresponsive",
-        "several_users_one_daemon",
-    ]
-    for one in found:
-        assert one.remedy.startswith("End server 510 (with SIGKILL")
-        assert "also end process 503, which is connected to that server" in one.remedy
-        assert [action.command for action in one.actions] == [
-            "ps -o args= -p 510 | grep nvidia-cuda-mps-server && kill -9 510",
-            "kill 503",
-        ]
-    assert "process 503 and all later clients hang" in found[0].evidence
-    assert any("server 510  ghost  for bob" in line for line in diagnosis_lines(Diagnosis(seen)))
 
 
 @pytest.mark.parametrize(
@@ -233,51 +186,6 @@ def test_what_frees_a_daemon_ends_nothing_that_may_be_healthy(
     assert not re.search(r"(?i)(end|kill)[^.]*\b(10|30|40)\b", remedy)
 
 
-def test_only_the_daemons_of_this_gpu_are_named() -> None:
-    neighbour = replace(daemon(), pipe_directory="/tmp/of-another-gpu")
-    for lost in (process(1), process(1, CUDA_MPS_PIPE_DIRECTORY="/else")):
-        snapshot = host(daemon(), neighbour, gpus=(gpu(lost),))
-        (finding,) = findings(snapshot)
-        assert PIPE in finding.remedy
-        assert "/tmp/of-another-gpu" not in finding.remedy
-
-
-def test_no_kill_is_offered_once_the_log_shows_that_the_daemon_serves_again() -> None:
-    # The ghost 863 of daemon 826 is killed after 13.1 s. The recorder asked again after 20 s only.
-    for at, wanted in ((12.0, "kill -9 863"), (13.6, ""), (16.0, ""), (19.0, "")):
-        snapshot = snapshot_at("wait-abandoned-sigkill", 12.0, at)
-        offered = {each.command for one in findings(snapshot) for each in one.actions}
-        requested = [command for command in offered if "kill -9" in command]
-        assert all(wanted and wanted in remedy for remedy in requested)
-        assert bool(requested) is bool(wanted)
-        assert not any("826" in remedy for remedy in requested)
-
-
-def test_a_daemon_with_an_unknown_log_directory() -> None:
-    snapshot = host(daemon(facts=PLACELESS, logs=(NOWHERE,)))
-    (finding,) = findings(snapshot)
-    assert finding.advice.name == "logs_unreadable"
-    assert finding.evidence.startswith(
-        f"The log directory of the daemon {PIPE} cannot be determined"
-    )
-    assert "--mps.log-directory" in finding.remedy
-
-
-def test_a_missing_tool_is_reported_once() -> None:
-    failed = CollectorResult("control", success=False, duration_seconds=0.1, error=NO_TOOL)
-    requested = f"get_server_list and 1 more: {NO_TOOL}"
-    snapshot = host(daemon(state=None, error=requested), collectors=(failed,))
-    (finding,) = findings(snapshot)
-    assert finding.advice.name == "tool_missing"
-    assert finding.evidence.startswith("The control tool nvidia-cuda-mps-control is not there:")
-
-
-def test_environments_of_other_processes_cannot_be_read() -> None:
-    assert names(Snapshot(1.0, unreadable_environments=2)) == ["environment_unreadable"]
-    clients = client(environment_readable=False)
-    assert names(host(clients, unreadable_environments=2)) == ["environment_unreadable"]
-
-
 def test_only_confirmed_processes_are_in_commands() -> None:
     """A log can name any PID; it is in a command only when /proc shows that it is what it says."""
     clients = [
@@ -297,25 +205,8 @@ def test_only_confirmed_processes_are_in_commands() -> None:
         (one,) = findings(snapshot)
         assert str(pid) not in one.remedy.replace("510", "")
         assert not one.actions
-
-
-def test_a_client_of_a_ghost_is_ended_after_the_ghost() -> None:
-    hung = [
-        Client(30, 20, state="connecting"),
-        Client(31, 20, state="connecting", confirmed=False),
-        Client(2, 20, state="connecting"),
-    ]
-    ghost = Server(20, state="ACTIVE", ghost=True, clients=(*hung,))
-    snapshot = host(daemon(servers=(ghost,)))
-    (one,) = findings(snapshot)
-    assert "does not answer 5 s later, also end process 30, which" in one.remedy
-    assert one.evidence.endswith("clients hang.")
-    for state, words in (
-        ("answering", "will hang as soon as"),
-        ("unresponsive", "hangs on it, and"),
-    ):
-        alone = replace(ghost, clients=())
-        assert words in evidence(host(daemon(servers=(alone,), state=state)), "ghost_server")
+    hung = (*(replace(one, state="connecting") for one in clients),)
+    (one,) = findings(host(daemon(servers=(Server(20, state="ACTIVE", ghost=True, clients=hung),))))
     assert [action.command for action in one.actions] == [
         "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20",
         "kill 30",
@@ -489,19 +380,6 @@ def test_the_sums_of_ordinary_users_clients_are_no_verdict_about_the_node() -> N
     assert status_of_check(snapshot, "memory_overcommitted")[0] == HEALTHY
 
 
-def test_users_with_too_many_daemons_are_named() -> None:
-    (finding,) = findings(Snapshot(1.0, ignored_processes={2001: 992, 2002: 1}))
-    assert finding.advice.name == "processes_ignored"
-    assert "2 users, by UID: 2001 (992); 2002 (1)" in finding.evidence
-
-
-def test_many_processes_of_one_kind_are_one_finding() -> None:
-    crowd = gpu(*(process(pid) for pid in range(1, 9)))
-    (finding,) = findings(host(daemon(), gpus=(crowd,)))
-    assert finding.evidence.count("process ") == 5
-    assert finding.evidence.endswith("; and 3 more.")
-
-
 def test_names_from_users_cannot_control_the_terminal() -> None:
     rude = "\x1b[2Jtrain\u202e"
     running = client(command=rude, user=rude, percentage_ignored=rude)
@@ -520,19 +398,6 @@ def test_a_host_with_unknown_facts_is_not_reported_healthy() -> None:
     assert list(diagnosis_lines(Diagnosis(unasked)))[-1] == (
         "Nothing wrong was seen, but whether the daemon answers is not known."
     )
-
-
-async def test_a_daemon_that_drains_is_not_refusing_without_its_logs() -> None:
-    """A recording without the observations of the logs."""
-    whole = read_recording(RECORDINGS / "draining.rec.gz")
-    blind = tuple(one for one in whole.observations if not isinstance(one, LogsObservation))
-    player = Player(replace(whole, observations=blind))
-    metrics = await player.to(whole.header.started_at + 6)
-    (seen,) = metrics.snapshot.daemons
-    assert seen.state is None
-    assert metrics.value("mps_control_state") is None
-    assert "daemon_state_unknown" in names(metrics.snapshot)
-    assert "daemon_refuses" not in names(metrics.snapshot)
 
 
 GIB = 1 << 30
@@ -597,28 +462,3 @@ def test_limits_that_leave_a_gpu_idle(
     assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == expected
     beside = replace(one, direct_pids=(9,))
     assert "limit_idles_gpu" not in names(Snapshot(1.0, gpus=(beside,)))
-
-
-@pytest.mark.parametrize(
-    ("visible", "named"), [("7", True), ("0", False), (None, False)], ids=["none", "one", "all"]
-)
-def test_a_server_cannot_start_without_a_gpu(visible: str | None, named: bool) -> None:
-    failed = Incident(at=0.5, kind="server_start_failed", uid=1001)
-    broken = daemon(visible_devices=visible, incidents=(failed,))
-    (found,) = recent_incidents(host(broken, gpus=(gpu(),)))
-    assert ("names no GPU of this host" in found.evidence) == named
-
-
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"hard_unlimited": True}, "no hard limit"),
-        ({"hard_limit_bytes": 1 << 30}, "hard limit 1.0 GiB"),
-        ({}, "1.0 GiB used"),
-    ],
-)
-def test_memory_limits_of_a_control_group(limits: dict[str, Any], words: str) -> None:
-    memory = CgroupMemory("/job", "0000:06:00.0", used_bytes=1 << 30, **limits)
-    shown = client(cgroup="/job")
-    (line,) = partitioning_lines(shown, host(shown, cgroup_memory={"/job": {"GPU-a": memory}}))
-    assert line.endswith(words)

@@ -105,9 +105,3 @@ def test_a_page_with_all_metrics_and_the_library_s_own_equals_the_library_s(form
     expected = encode_metrics([*(to_metric(family) for family in page), *own], form)
     assert encode(page, own, form) == expected
     assert expected.count(b"# EOF") == ("openmetrics" in form)
-
-
-def test_both_zeros_of_a_page_are_printed() -> None:
-    family = Family(CATALOGUE["mps_control_servers"], ((("a",), -0.0), (("b",), 0.0)))
-    page = encode([family], (), TEXT_0_0_4)
-    assert [line.split()[-1] for line in page.splitlines()[2:]] == [b"-0.0", b"0.0"]

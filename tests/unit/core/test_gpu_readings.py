@@ -134,13 +134,6 @@ def test_a_reading_with_other_labels_has_no_metric(
     assert label_values("ecc_errors", labels) == (shown if expected else None)
 
 
-def test_the_label_of_a_stateset_names_the_state() -> None:
-    lines = text_page([Reading("recovery_action", 1.0, (("state", "gpu_reset"),))]).splitlines()
-    active = [line for line in lines if line.startswith("mps_gpu_recovery") and line[-3:] == "1.0"]
-    assert len(active) == 1
-    assert 'mps_gpu_recovery_action="gpu_reset"' in active[0]
-
-
 def test_all_quantities_that_the_exporter_uses_exist() -> None:
     source = "".join(path.read_text("utf-8") for path in PROGRAM.rglob("*.py"))
     requested = set(re.findall(r'\.reading\(\s*"(\w+)"', source))

@@ -160,11 +160,6 @@ def test_another_process_is_not_to_be_ended(seen: dict[str, Any]) -> None:
     assert "1835" not in found.evidence + found.remedy
 
 
-def test_a_stopped_daemon_is_continued_first() -> None:
-    snapshot = host(control=replace(CONTROL, state="T"))
-    assert [one.command for one in unresponsive(snapshot).actions] == ["kill -CONT 1763"]
-
-
 def test_init_is_never_to_be_ended() -> None:
     log = HUNG.replace(b"CLIENT 1835", b"CLIENT 1")
     assert "process 1," not in unresponsive(host(log, client=replace(CLIENT, pid=1))).remedy

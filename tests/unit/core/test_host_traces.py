@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,16 +194,6 @@ def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
     assert fits not in other.evidence
     assert "has 108 bytes; a socket's path has at most 107." in other.evidence
     assert other.remedy.startswith("Set a shorter CUDA_MPS_PIPE_DIRECTORY")
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_a_real_zombie_is_seen(tmp_path: Path) -> None:
-    program = tmp_path / SERVER
-    program.symlink_to(sys.executable)
-    with subprocess.Popen([program, "-c", ""], stdout=subprocess.DEVNULL) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        found = find_leftovers(())
-        assert child.pid in [one.pid for one in found.zombies]
 
 
 def test_the_doctor_looks_around_while_it_waits(

@@ -42,12 +42,6 @@ def test_a_line_is_logfmt(log: tuple[logging.Logger, io.StringIO]) -> None:
     assert line.endswith(' level=warn source=test msg="it\'s late" daemon="/tmp/a b" tries=2\n')
 
 
-def test_booleans_are_lower_case(log: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = log
-    logger.warning("listening", extra={"fields": {"tls": False, "port": 9400}})
-    assert stream.getvalue().rstrip().endswith("msg=listening tls=false port=9400")
-
-
 def test_lines_below_the_level_are_dropped(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     logger.debug("nobody reads this")

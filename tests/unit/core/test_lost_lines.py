@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.findings import findings, recent_incidents
+from mps_exporter.findings import findings
 from mps_exporter.observations import LogChunk, LogsObservation
 from mps_exporter.sources.recording import Recording, read_recording
 from testing.player import RECORDINGS, Metrics, Player
@@ -164,13 +164,3 @@ async def test_whether_a_server_is_a_ghost_is_not_known_without_its_log() -> Non
     looks = await played(unreadable(recording("deaf-server")))
     assert any(look.snapshot.daemons[0].servers for look in looks if look.snapshot.daemons)
     assert not any(value == 0.0 for look in looks for _, value in look.all("mps_server_ghost"))
-
-
-async def test_why_a_server_could_not_start_is_known_after_its_daemon_has_quit() -> None:
-    evidence = [
-        one.evidence
-        for one in recent_incidents((await played(recording("crash-loop")))[-1].snapshot)
-        if one.advice.name == "server_start_failed"
-    ]
-    assert evidence
-    assert all("may not start servers for other users" in one for one in evidence)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
+from mps_exporter.merge import DaemonInputs, control_state, merge
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
@@ -23,7 +23,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Client, Snapshot, Wait
+from mps_exporter.snapshot import Snapshot, Wait
 from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/nvidia-mps"
@@ -241,15 +241,6 @@ def test_an_unreadable_list_changes_no_process_kind(
     assert found.stranded_clients == (0 if "mps_client" in reported else None)
 
 
-def test_a_client_that_no_server_has_is_stranded() -> None:
-    neighbour = (*ALL, (32, "compute", 5), (32, "mps", 5))
-    assert snapshot(client_facts(30), processes=neighbour).gpus[0].stranded_clients == 1
-    alone = ((32, "compute", 5), (32, "mps", 5))
-    assert snapshot(processes=alone).gpus[0].stranded_clients == 1
-    # Without a log the owners of the clients are unknown.
-    assert snapshot(client_facts(30), processes=neighbour, logs=()).gpus[0].stranded_clients is None
-
-
 @pytest.mark.parametrize("server", [(), ((20, "compute", GIB),)])
 def test_a_client_in_the_queue_is_not_stranded(server: tuple[tuple[int, str, int], ...]) -> None:
     queued = ((32, "compute", 5), (32, "mps", 5))
@@ -257,43 +248,6 @@ def test_a_client_in_the_queue_is_not_stranded(server: tuple[tuple[int, str, int
     waits = (Wait(32, 1002, 5.0, 1001),)
     found = snapshot(processes=(*server, *queued, *neighbour), waits=waits).gpus[0]
     assert (found.stranded_pids, found.stranded_clients) == ((33,), 1)
-
-
-def test_limits_are_the_lower_of_client_and_server() -> None:
-    low = client_facts(
-        30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G"
-    )
-    free = client_facts(31)
-    server = LoggedServer(
-        clients=(logged_client(30, "GPU-a"), logged_client(31, "GPU-a", thread_ratio=1.0)),
-        attributes={"thread_ratio": 0.5, "memory_limits": {0: 3 * GIB}},
-    )
-    found = snapshot(low, free, processes=ALL, server=server)
-    one, other = found.daemons[0].servers[0].clients
-    assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == (
-        0.25,
-        {"GPU-a": 32},
-        "client",
-    )
-    assert one.memory_limit_bytes == {"GPU-a": 2 * GIB}
-    # It connected when the server still gave everything, and keeps that.
-    assert (other.active_thread_ratio, other.sm_limit, other.limit_source) == (
-        1.0,
-        {"GPU-a": 132},
-        "server",
-    )
-    assert other.memory_limit_bytes == {"GPU-a": 3 * GIB}
-    assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
-    assert found.gpus[0].client_memory_committed_bytes == 5 * GIB
-
-
-def test_a_client_with_the_share_of_its_server_has_the_limit_of_its_server() -> None:
-    server = LoggedServer(clients=(logged_client(30, "GPU-a"),), attributes={"thread_ratio": 0.5})
-    for percentage, ratio, source in (("49", 0.49, "client"), ("50", 0.5, "server")):
-        facts = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
-        found = snapshot(facts, processes=ALL, server=server)
-        (one,) = found.daemons[0].servers[0].clients
-        assert (one.active_thread_ratio, one.limit_source) == (ratio, source)
 
 
 @pytest.mark.parametrize(("value", "per_context"), [("1", True), ("0", False), ("", False)])
@@ -403,85 +357,10 @@ def test_an_ordinary_users_clients_are_bounded_over_all_daemons_and_counted_by_u
     assert found.ignored_processes == {2001: 2 * 200 - 256 + 2 * 3}
 
 
-def test_without_logs_the_control_tool_is_used() -> None:
-    (daemon,) = snapshot(client_facts(31), processes=ALL, logs=(), answers=ANSWERS).daemons
-    (server,) = daemon.servers
-    assert (server.state, server.active_thread_ratio) == ("FAULT", 0.5)
-    assert (server.clients_connected, server.contexts) == (1, {"GPU-a": 2})
-    assert server.contexts_limit == {"GPU-a": 48}
-    assert server.pinned_memory_limit_bytes == {"GPU-a": GIB}
-
-
 def test_without_any_source_there_are_no_numbers() -> None:
     (daemon,) = merged(DaemonInputs(UNKNOWN)).daemons
     assert daemon.state is None
     assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
-
-
-def test_processes_that_a_source_names_are_identified() -> None:
-    state = logged(LoggedServer(clients=(logged_client(30),)))
-    inputs = DaemonInputs(replace(RUNNING, servers=(replace(SERVER, pid=21),)), state=state)
-    observation = NvmlObservation(1.0, Outcome.OK, gpus=(gpu((40, "compute", 1)),))
-    assert pids_of_interest(observation, [inputs]) == {21, 40}  # the log's are looked up anyway
-
-
-def test_a_client_of_another_daemon_is_not_given_to_one_that_cannot_number_its_own() -> None:
-    """Daemon /a lives in a container and calls its two clients 0; NVML lists one of them."""
-    listed = gpu(
-        *((pid, "compute", 1) for pid in (50, 60, 800, 900)), (800, "mps", 1), (900, "mps", 1)
-    )
-
-    def daemon(
-        name: str, pids: tuple[int, ...], server: ProcessFacts, *clients: int
-    ) -> DaemonInputs:
-        number = server.namespace_pids[-1]
-        connected = tuple(logged_client(pid, "GPU-a") for pid in clients)
-        process = ProcessFacts(pids[0], 0.0, namespace_pids=pids, pid_namespace=len(pids))
-        return DaemonInputs(
-            DaemonFacts(name, "/l", process=process, servers=(server,)),
-            state=logged(LoggedServer(number, connected)),
-            logs=tuple(replace(state, pipe_directory=name) for state in READABLE),
-        )
-
-    program = "nvidia-cuda-mps-server"
-    inner = ProcessFacts(50, 0.0, name=program, namespace_pids=(50, 3))
-    outer = ProcessFacts(60, 0.0, name=program, namespace_pids=(60,))
-    daemons = daemon("/a", (40, 1), inner, 0, 0), daemon("/b", (41,), outer, 900)
-    found = merged(*daemons, gpus=[listed], processes=(inner, outer))
-    clients = {
-        one.pipe_directory: [client.pid for client in one.servers[0].clients]
-        for one in found.daemons
-    }
-    assert clients == {"/a": [0, 0], "/b": [900]}
-
-
-@pytest.mark.parametrize(
-    ("mapped", "daemon_s", "mig", "source"),
-    [
-        # The tool's map has all GPUs of the daemon; the log only those that were used.
-        (True, ("GPU-b",), False, "server"),
-        (False, ("GPU-b",), False, "unknown"),
-        (False, ("GPU-a", "GPU-b"), False, "server"),
-        (True, ("GPU-b",), True, "server"),
-        (True, ("GPU-a", "GPU-b"), True, "unknown"),
-        (False, (), False, "unknown"),
-    ],
-)
-def test_a_limit_by_ordinal_needs_the_order_of_all_gpus(
-    mapped: bool, daemon_s: tuple[str, ...], mig: bool, source: str
-) -> None:
-    whole = replace(gpu(), name="H200")
-    parent = "GPU-whole" if mig else None
-    gpus = [whole, replace(whole, uuid="GPU-b", index=1, parent_uuid=parent)]
-    ordinals = dict(enumerate(daemon_s))
-    answers = ServerAnswers(servers={20: ServerReply(20, devices=ordinals)} if mapped else {})
-    server = LoggedServer(clients=(logged_client(30, *daemon_s[-1:]),))
-    text = f"{max(len(daemon_s) - 1, 0)}=1G"
-    shown = {} if mapped else ordinals
-    client = only_client(gpus, server, answers, shown, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=text)
-    limits = {"GPU-b": GIB} if source == "server" else {}
-    assert (client.limit_source, client.memory_limit_bytes) == (source, limits)
-    assert client.memory_limit_ignored is None
 
 
 # ------------------------------------------------------------------------------ one source missing
@@ -519,20 +398,6 @@ def test_a_number_that_was_given_to_another_program_is_not_the_server(
     assert (server.start_time_seconds, server.user, server.confirmed) == (7.0, "ann", True)
 
 
-def test_a_user_whose_name_one_process_does_not_show_keeps_it() -> None:
-    nameless = ProcessFacts(99, 1.0, 1001, None, "x", "S")
-    (server,) = one_daemon(client_facts(98), nameless).daemons[0].servers
-    assert server.user == "ann"
-
-
-@pytest.mark.parametrize(("visible", "index"), [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3"}, "")])
-def test_a_gpu_that_only_a_daemon_names_has_its_number_unless_it_chose_its_gpus(
-    visible: dict[str, str], index: str
-) -> None:
-    facts = replace(RUNNING, process=replace(PROCESS, mps_environment=visible))
-    assert one_daemon(facts=facts).gpu_indexes == {"GPU-a": index}
-
-
 NEIGHBOUR = (*ALL, (32, "compute", 5), (32, "mps", 5))
 
 
@@ -567,16 +432,6 @@ def test_without_a_known_daemon_no_client_of_a_server_is_stranded(hidden: bool) 
     processes = (client_facts(32),) if hidden else (client_facts(32), STRANGER)
     found = merged(gpus=[gpu(*listed)], processes=processes).gpus[0]
     assert (found.stranded_clients, found.stranded_pids) == (None, None)
-
-
-def test_what_only_server_log_shows_is_absent_if_it_was_never_readable() -> None:
-    inputs = DaemonInputs(RUNNING, state=logged(), logs=READABLE, was_readable=True)
-    whole = merged(inputs).daemons[0].counters
-    part = merged(replace(inputs, server_log_was_readable=False)).daemons[0].counters
-    assert whole is not None
-    assert part is not None
-    assert "mps_server_fault_recovery_seconds" in whole.keys() - part.keys()
-    assert {"mps_server_exits_total", "mps_uid_handovers_total"} <= part.keys()
 
 
 def with_users_daemon(logs: tuple[LogState, ...], server: LoggedServer, *waits: Wait) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Short runs: the pause between two collections, the checks, and the file for node_exporter."""
+"""Short runs: the checks, and the file for node_exporter."""
 
 from __future__ import annotations
 
@@ -11,21 +11,10 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.cli import main
-from mps_exporter.commands.doctor import CONFIRMING_SECONDS, MEASURING_SECONDS, write_atomically
-from mps_exporter.commands.doctor_report import (
-    CHECKS,
-    HEALTHY,
-    UNHEALTHY,
-    UNKNOWN,
-    Diagnosis,
-    diagnosis_lines,
-    status_of_check,
-)
+from mps_exporter.commands.doctor import write_atomically
+from mps_exporter.commands.doctor_report import CHECKS, HEALTHY, UNHEALTHY, UNKNOWN, status_of_check
 from mps_exporter.findings import ADVICE
-from mps_exporter.merge.stranded import STRANDED_SECONDS
-from mps_exporter.mps.policy import MIN_QUERY_AGE_SECONDS
-from mps_exporter.snapshot import CollectorResult, Snapshot
-from mps_exporter.sources.nvml.policy import MIN_SAMPLE_INTERVAL_SECONDS
+from mps_exporter.snapshot import Snapshot
 from testing.player import RECORDINGS, snapshot_at
 
 ROOT = Path(__file__).parents[3]
@@ -41,14 +30,6 @@ def blind(snapshot: Snapshot, source: str) -> Snapshot:
             for one in snapshot.collectors
         ),
     )
-
-
-# -------------------------------------------------------------------------------- the pause
-
-
-def test_gpus_are_measured_and_findings_confirmed_between_two_collections() -> None:
-    assert MEASURING_SECONDS > MIN_SAMPLE_INTERVAL_SECONDS
-    assert max(MIN_QUERY_AGE_SECONDS, STRANDED_SECONDS) < CONFIRMING_SECONDS
 
 
 # ------------------------------------------------------------------------------ the checks
@@ -125,16 +106,6 @@ def test_node_problem_detector_is_configured_with_checks_that_exist() -> None:
     critical = {name for name, advice in ADVICE.items() if advice.severity == "critical"}
     assert checked == critical.intersection(CHECKS)
     assert document["pluginConfig"]["max_output_length"] >= 120
-
-
-# --------------------------------------------------------------------------- without a driver
-
-
-def test_a_missing_driver_is_reported_first() -> None:
-    error = "libnvidia-ml.so.1 was not found: install the NVIDIA driver"
-    result = CollectorResult("nvml", success=False, duration_seconds=0.1, error=error)
-    lines = list(diagnosis_lines(Diagnosis(Snapshot(taken_at=1000.0, collectors=(result,)))))
-    assert lines[0] == f"GPUs: {error}"
 
 
 # ------------------------------------------------------------------------------- the file

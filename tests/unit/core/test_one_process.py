@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -30,7 +29,7 @@ from mps_exporter.snapshot import Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
-from testing.fake_host import IDLE, idle_process
+from testing.fake_host import idle_process
 from testing.player import RECORDINGS, snapshot_at
 from testing.process_views import process_using
 
@@ -179,51 +178,6 @@ def test_whether_a_newcomer_waits(
     assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
-def test_a_possible_wait_is_reported_without_logs() -> None:
-    """A user may ask of his own process, and see whose servers run, but not the daemon's logs."""
-    snapshot = snapshot_at("wait-served", 0.6)
-    (daemon,) = snapshot.daemons
-    blind = replace(
-        daemon, waits=(), logs=tuple(replace(log, readable=False) for log in daemon.logs)
-    )
-    view = newcomer(snapshot, CUDA_MPS_LOG_DIRECTORY="/srv/log s")
-    found = answer(replace(snapshot, daemons=(blind,)), 705, replace(view, uid=1002))
-    assert "The daemon serves user 1001 now: a process of user 1002 waits until" in found.text
-    assert "--mps.log-directory='/srv/log s'" in found.remedy
-
-
-@pytest.mark.parametrize(("waits", "words"), [(True, "1002 has waited"), (False, "no PID of this")])
-def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
-    """Its log numbers no process as this host does."""
-    snapshot = snapshot_at("wait-served", 0.6)
-    (daemon,) = snapshot.daemons
-    assert daemon.facts is not None
-    assert daemon.facts.process is not None
-    inside = replace(daemon.facts.process, namespace_pids=(daemon.facts.process.pid, 1))
-    changed = replace(
-        daemon,
-        facts=replace(daemon.facts, process=inside),
-        waits=tuple(replace(wait, pid=0) for wait in daemon.waits if waits),
-    )
-    view = replace(newcomer(snapshot), uid=1002)
-    found = answer(replace(snapshot, daemons=(changed,)), 705, view)
-    assert words in found.text
-    assert ("a dead queue entry hangs" in found.remedy) == waits
-
-
-def test_a_refused_process_that_is_not_reaped() -> None:
-    snapshot = snapshot_at("fault-held", 2.9)
-    view = replace(newcomer(snapshot), pid=1201, state="Z", parent_pid=9, pipe_directory=None)
-    found = answer(snapshot, 1201, view)
-    assert found.page == "cuda-error-807-mps-server-not-ready"
-    assert answer(snapshot, 1201, replace(view, state="", present=False)) == found
-
-
-def test_a_client_refused_by_a_full_server() -> None:
-    snapshot = snapshot_at("context-limit", 12.0)
-    assert answer(snapshot, 1538, ProcessView(1538, present=False)).page == TOO_MANY
-
-
 def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
     snapshot = snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
@@ -284,12 +238,6 @@ def test_visible_devices_that_name_no_gpu_of_the_daemon(
     assert works.outcome == "ok", "it has a context: it has set the variable itself"
 
 
-def test_a_process_whose_proc_is_that_of_another_namespace(snapshot: Snapshot) -> None:
-    view = replace(newcomer(snapshot), own_proc=False)
-    assert answer(snapshot, 77, view).page == "cuda-error-304-operating-system"
-    assert answer(snapshot, 1797, replace(view, pid=1797)).outcome == "ok", "it has a context"
-
-
 def test_a_percentage_of_less_than_two_sms(snapshot: Snapshot) -> None:
     gpu = snapshot.gpus[0]
     for capability, percentage, expected in (((8, 6), "16", True), ((8, 6), "20", False)):
@@ -302,13 +250,6 @@ def test_a_percentage_of_less_than_two_sms(snapshot: Snapshot) -> None:
     assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
         "8 SMs, measured"
     )
-
-
-def test_a_client_that_connected_before_the_daemon_was_configured(snapshot: Snapshot) -> None:
-    daemons = tuple(replace(one, default_active_thread_ratio=0.5) for one in snapshot.daemons)
-    found = answer(replace(snapshot, daemons=daemons), 1797)
-    assert (found.outcome, found.page) == ("problem", "a-limit-has-no-effect")
-    assert "may use 100 % of the SMs, where the default is 50 %" in found.text
 
 
 def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
@@ -348,42 +289,10 @@ def test_processes_of_a_user() -> None:
     assert pids_of(snapshot, uid=None, job="17") == []
 
 
-def test_the_report_begins_with_the_conclusion() -> None:
-    checks = [
-        Check("process", "ok", "It runs."),
-        Check("connection", "problem", "It waits.", "Wait.", "a-program-hangs-in-cuinit"),
-        Check("variables", "warning", "CUDA_PROFILE is set.", "Unset it.", "", "unset X"),
-    ]
-    lines = list(doctor_report.check_lines(7, checks))
-    assert lines[:3] == [
-        "Process 7: It waits.",
-        "    do:    Wait.",
-        "    see:   mps-exporter explain a-program-hangs-in-cuinit",
-    ]
-    assert lines[5:] == [
-        "  ok        process: It runs.",
-        "  PROBLEM   connection: It waits.",
-        "  warning   variables: CUDA_PROFILE is set.",
-        "            do: Unset it.",
-        "            run: unset X",
-    ]
-    assert doctor_report.checks_exit_status({7: checks[:1], 8: checks}) == 1
-    assert doctor_report.checks_exit_status({7: checks[:1]}) == 0
-
-
 def viewed(*daemons: DaemonFacts, **environment: str) -> ProcessView:
     """The view of a process with this environment."""
     with idle_process(**environment) as pid:
         return view_process(pid, daemons)
-
-
-def test_a_relative_directory_begins_where_the_process_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pipe").mkdir()
-    monkeypatch.chdir(tmp_path)
-    view = viewed(DaemonFacts(str(tmp_path / "pipe"), ""), CUDA_MPS_PIPE_DIRECTORY="pipe")
-    assert (view.path_error, view.daemon_directory) == (None, str(tmp_path / "pipe"))
 
 
 def test_a_control_socket_that_is_closed_to_the_user(tmp_path: Path) -> None:
@@ -449,30 +358,6 @@ def test_why_a_directory_cannot_be_used(tmp_path: Path, directory: str, why: str
     assert view.path_error == why.format(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_folder_closed_to_the_user_of_the_process(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    (closed / "pipe").mkdir(parents=True)
-    closed.chmod(0o700)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder != Path("/") and folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
-            folder.chmod(0o755)
-    process = subprocess.Popen(
-        ["setpriv", "--reuid=1002", "--clear-groups", "cat"],
-        stdin=subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(closed / "pipe"), "PATH": os.environ["PATH"]},
-    )
-    with process:
-        comm = Path(f"/proc/{process.pid}/comm")
-        while comm.read_text() != "cat\n":  # setpriv becomes it
-            assert process.poll() is None
-        view = view_process(process.pid, [])
-        process.kill()
-    assert view.uid == 1002
-    assert view.path_error == f"{closed} is closed to user 1002 (mode 0700)"
-    assert view.closed_folder == ClosedFolder(str(closed), view.path_error, os.geteuid())
-
-
 def test_what_a_daemon_left_and_a_library_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text("445\n")
     (tmp_path / "control_lock").touch()
@@ -510,35 +395,6 @@ def test_a_process_that_sees_the_proc_of_another_namespace(
     assert view_process(11, [], str(tmp_path / "proc")).own_proc is None, "no procfs is there"
     (there / "stat").touch()
     assert view_process(11, [], str(tmp_path / "proc")).own_proc is own
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
-@pytest.mark.parametrize(("more", "own"), [((), False), (("--mount-proc",), True)])
-def test_the_proc_of_a_real_pid_namespace(more: tuple[str, ...], own: bool) -> None:
-    words = ["unshare", "--pid", "--fork", "--kill-child", *more]
-    tried = subprocess.run([*words, "true"], capture_output=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"no namespace can be made: {tried.stderr.decode().strip()}")
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*words, *IDLE], stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None
-        process.stdout.readline()  # it runs, with the /proc that it was given
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        view = view_process(int(children), [])
-        process.communicate(b"\n")
-    assert view.own_proc is own
-
-
-def test_a_process_that_is_not_there() -> None:
-    with idle_process() as pid:
-        pass
-    assert not view_process(pid, []).present
-
-
-def test_the_default_directory_need_not_be_there(tmp_path: Path) -> None:
-    view = viewed(PATH="/bin")
-    assert (view.pipe_directory, view.names_directory) == ("/tmp/nvidia-mps", False)
-    assert view.path_error is None
 
 
 def doctor(*words: str) -> int:

@@ -27,9 +27,7 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.sources import policy
-from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, read_recording
-from mps_exporter.sources.replay_host import ReplayHost
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
 HEADER = Header(
@@ -162,45 +160,6 @@ def test_repeated_observations_are_not_written(tmp_path: Path) -> None:
     assert recording.ended_at == 1003.0
 
 
-class Replay(ReplayHost):
-    """A recording at a moment that the test sets."""
-
-    def __init__(self, path: Path, *seen: Observation) -> None:
-        self.at = HEADER.started_at
-        super().__init__(read_recording(written(path, *seen)), clock=lambda: self.at)
-
-
-async def test_a_source_returns_its_latest_observation(tmp_path: Path) -> None:
-    one = NvmlObservation(1010.0, Outcome.OK, driver_version="1")
-    two = NvmlObservation(1020.0, Outcome.OK, driver_version="2")
-    replay = Replay(tmp_path / "x", one, two)
-    with pytest.raises(SourceError):
-        await replay.read_gpus(1.0)
-    for moment, seen in ((1006.0, one), (1019.9, one), (1500.0, two)):  # the first took a while
-        replay.at = moment
-        assert await replay.read_gpus(1.0) == seen
-    assert await replay.discover(1.0) == ()
-
-
-async def test_logs_are_kept_until_they_are_followed(tmp_path: Path) -> None:
-    first, second = chunk(1001.0, SERVER + b"Exiting\n"), chunk(1005.0, SERVER + b"Exiting\n")
-    seen = (LogsObservation(one.at, (one,), STATES) for one in (first, second))
-    replay, daemon = Replay(tmp_path / "x", *seen), DaemonFacts("/p", "/l")
-
-    async def chunks(at: float, *daemons: DaemonFacts) -> tuple[LogChunk, ...]:
-        replay.at = at
-        return (await replay.poll_logs(daemons, 1.0)).chunks
-
-    assert await chunks(1002.0) == ()
-    assert await chunks(1002.5, daemon) == (first,)
-    (silence,) = await chunks(1003.0, daemon)
-    assert (silence.data, silence.complete_until) == (b"", 1003.0)
-    # Soon lines come of which some may have been written before this moment.
-    (silence,) = await chunks(1004.9, daemon)
-    assert silence.complete_until == 1004.0
-    assert await chunks(1005.0, daemon) == (second,)
-
-
 def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     """docs/recordings.md and record --help list what it keeps."""
     home = "/nfs/staff/Alice Liddell"
@@ -276,25 +235,6 @@ def zipped(text: str) -> bytes:
     return gzip.compress(text.encode(), mtime=0)
 
 
-async def test_an_exit_reported_after_a_later_observation_is_replayed_at_its_own_time(
-    tmp_path: Path,
-) -> None:
-    looks = [
-        ProcfsObservation(1001.0, processes={7: ProcessFacts(7, 900.0)}),
-        ProcfsObservation(1003.0, gone=(7, 8)),
-        ProcfsObservation(1002.5, gone=(7,)),
-    ]
-    recording = read_recording(written(tmp_path / "x", *looks))
-    clock = 0.0
-    host = ReplayHost(recording, clock=lambda: clock)
-    seen = []
-    for clock in (0.0, 2.0, 2.7, 3.0):
-        seen.append([one.at for one in await host.exit_observations([7], [], 1.0)])
-        if clock == 2.7:
-            assert (await host.identify([7], 1.0)).gone == (7,)
-    assert seen == [[], [1001.0], [1002.5], [1003.0]]
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -365,16 +305,6 @@ def test_an_older_recording_stays_until_there_is_something_to_replace_it(
 
 def full(*_: object) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_what_was_flushed_can_be_read_while_it_grows(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    writer = RecordingWriter(path, HEADER)
-    for number in range(3):
-        writer.add(NvmlObservation(1000.0 + number, Outcome.OK, driver_version=str(number)))
-        writer.flush()
-        assert len(read_recording(path).observations) == number + 1
-    writer.close()
 
 
 def test_a_full_disk_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,35 +44,6 @@ def test_an_empty_snapshot_has_only_the_build_info() -> None:
     assert set(found) == {"mps_exporter_build_info"}
 
 
-def test_clients_that_are_not_active_have_a_state_and_a_timestamp() -> None:
-    clients = (
-        Client(30, 20, uid=1001, state="active", state_since=1.0),
-        Client(31, 20, uid=1001, state="creating_context", state_since=2.0),
-        Client(32, 20, uid=1001),
-        Client(503, 20, uid=1002, state="connecting", state_since=3.0),
-    )
-    waits = (
-        Wait(40, 1002, 4.0, 1001),
-        Wait(41, 1002, 5.0, 1001, dead=True),
-        Wait(0, 1002, 6.0, 1001),
-        Wait(503, 1002, 7.0, 1002),
-    )
-    server = Server(20, uid=1001, clients=clients)
-    daemon = ControlDaemon("/p", "/l", "answering", servers=(server,), waits=waits)
-    found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
-    assert [labels[1:] for labels, _ in found["mps_client_state"].samples] == [
-        ("20", "31", "1001", "creating_context"),
-        ("20", "503", "1002", "connecting"),
-        ("", "40", "1002", "waiting"),
-    ]
-    since = found["mps_client_state_since_timestamp_seconds"].samples
-    assert [(labels[2], value) for labels, value in since] == [
-        ("31", 2.0),
-        ("503", 3.0),
-        ("40", 4.0),
-    ]
-
-
 def _of_clients(level: ClientSeries) -> dict[str, int]:
     """Series of single clients, by metric."""
     client = Client(
@@ -130,25 +101,6 @@ def test_client_series_are_full_summary_or_off() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("contexts", "sms", "shown"),
-    [
-        ({"GPU-a": 1}, {"GPU-a": 8}, False),
-        ({"GPU-a": 1}, {}, True),
-        ({"GPU-a": 1, "GPU-b": 1}, {"GPU-a": 8}, True),
-        ({}, {}, True),
-    ],
-)
-def test_a_client_has_a_ratio_if_its_sms_are_unknown(
-    contexts: dict[str, int], sms: dict[str, int], shown: bool
-) -> None:
-    client = Client(30, 20, contexts=contexts, sm_limit=sms, active_thread_ratio=0.1, priority=0)
-    daemon = ControlDaemon("/p", "/l", "answering", servers=(Server(20, clients=(client,)),))
-    found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
-    assert ("mps_client_active_thread_ratio" in found) is shown
-    assert "mps_client_priority" not in found, "normal"
-
-
 def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:
     server = Server(20, start_time_seconds=100.0, clients=(Client(30, 20, connected_at=110.0),))
     snapshot = Snapshot(
@@ -191,15 +143,6 @@ def test_the_first_of_two_things_with_the_same_labels_counts() -> None:
     daemon = ControlDaemon("/p", "/l", "answering", servers=(Server(20, clients=clients),))
     found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
     assert found["mps_client_start_time_seconds"].samples == ((("/p", "20", "30"), 5.0),)
-
-
-def test_a_label_value_is_cut_after_its_control_characters_are_escaped() -> None:
-    server = Server(20, clients=(Client(30, 20, command="\x01" * 150 + "end"),))
-    daemon = ControlDaemon("/p", "/l", "answering", servers=(server,))
-    ((labels, _),) = families(Snapshot(taken_at=1.0, daemons=(daemon,)))["mps_client_info"].samples
-    command = labels[CATALOGUE["mps_client_info"].labels.index("command")]
-    assert command.startswith("\\x01" * 45)
-    assert len(command) == 200
 
 
 @given(st.text(max_size=300))
@@ -308,11 +251,6 @@ def test_no_label_is_long() -> None:
             len(value) for family in found for labels, _ in family.samples for value in labels
         }
         assert max(lengths) == 200
-
-
-def test_an_unknown_setting_of_a_daemon_is_an_empty_label() -> None:
-    found = families(Snapshot(1.0, daemons=(ControlDaemon(D, "/l", None, pid=10),)))
-    assert found["mps_control_info"].samples == (((D, "10", "", "", "/l", "", "", "", ""), 1),)
 
 
 def test_faults_of_a_gpu_remain_after_the_daemon_has_stopped_serving_it() -> None:

@@ -78,17 +78,6 @@ async def test_a_chapter_shows_what_it_is_called(
     assert re.search(shows, headline(opened, await moment_of(playlist, begin + seconds)))
 
 
-async def test_the_first_chapter_shows_limits(playlist: Playlist) -> None:
-    snapshot = await moment_of(playlist, playlist.chapters[0].at_seconds)
-    (server,) = snapshot.daemons[0].servers
-    assert sorted(client.active_thread_ratio or 0 for client in server.clients) == [
-        0.1,
-        0.25,
-        0.5,
-        1.0,
-    ]
-
-
 def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> None:
     for scene in playlist.scenes:
         recorded, shown = read_recording(scene.path), playlist.recording(scene)

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter.commands import doctor_report
-from mps_exporter.findings import findings, recent_incidents
-from mps_exporter.findings.one_process import check_process, conclusion
+from mps_exporter.findings import recent_incidents
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_daemon
 from testing.player import snapshot_at
-from testing.process_views import process_using
 
 
 def failed(**changes: object) -> Snapshot:
@@ -134,24 +131,6 @@ def test_what_only_may_be_the_cause_is_called_so() -> None:
     assert "Possible: the daemon has a PID namespace of its own" in evidence
     assert "GPU 0 is older than Volta" in evidence
     assert "hostPID" in remedy
-
-
-def test_a_process_that_waits_for_it_is_told() -> None:
-    snapshot = failed()
-    found = (*findings(snapshot), *recent_incidents(snapshot))
-    (daemon,) = snapshot.daemons
-    view = process_using(daemon.pipe_directory)
-    answer = conclusion(check_process(77, snapshot, found, view))
-    assert (answer.outcome, answer.page) == ("problem", "server-encountered-a-fatal-exception")
-    assert "Cause: " in answer.text
-
-
-def test_it_counts_until_a_server_has_started() -> None:
-    snapshot = failed(pid=992, servers=())
-    seen = doctor_report.Diagnosis(snapshot, recent_incidents(snapshot))
-    assert doctor_report.diagnosis_exit_status(seen) == 2
-    lines = list(doctor_report.diagnosis_lines(seen))
-    assert "In the last five minutes:" in lines
 
 
 def made_up_daemon(folder: Path) -> DaemonFacts:

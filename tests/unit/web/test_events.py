@@ -6,7 +6,7 @@ import json
 import pytest
 from aiohttp import ClientResponse
 
-from mps_exporter.snapshot import Incident, Snapshot
+from mps_exporter.snapshot import Incident
 from mps_exporter.web import events, policy
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS
@@ -93,15 +93,6 @@ async def test_a_reconnected_reader_gets_all_past_events(
     assert [json.loads(one["data"])["daemon"] for one in got] == [
         str(number) for number in range(10, policy.REPLAYED_EVENTS + 10)
     ]
-
-
-def test_a_shared_snapshot_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted, told = list[Snapshot](), events.Events()
-    monkeypatch.setattr(told.history, "add", noted.append)
-    first, second = Snapshot(taken_at=1.0), Snapshot(taken_at=1.0)
-    for snapshot in (first, first, second, second):
-        told.note(snapshot)
-    assert [id(one) for one in noted] == [id(first), id(second)]
 
 
 async def test_one_address_leaves_streams_for_others(make_client: MakeClient) -> None:

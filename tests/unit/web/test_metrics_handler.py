@@ -189,18 +189,6 @@ async def test_a_cancelled_request_takes_no_slot() -> None:
     await scrape(0.0)
 
 
-async def test_same_bytes_are_rendered_once(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.gate = asyncio.Event()
-    client = await make_client(max_requests=0)  # no limit
-
-    asking = [asyncio.create_task(client.get("/metrics")) for _ in range(60)]
-    await until(lambda: len(backend.collections) == 60)
-    backend.gate.set()
-    await asyncio.gather(*asking)
-
-    assert len(backend.renderings) == 1
-
-
 async def test_a_failing_collection_is_a_line_of_text(
     backend: FakeBackend, make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -235,15 +223,6 @@ async def test_health(backend: FakeBackend, make_client: MakeClient) -> None:
 
     backend.ready = True
     assert (await client.get("/-/ready")).status == 200
-
-
-async def test_other_methods_are_not_allowed(make_client: MakeClient) -> None:
-    client = await make_client()
-
-    answer = await client.post("/metrics", data="x")
-
-    assert answer.status == 405
-    assert answer.headers["Allow"] == "GET,HEAD"
 
 
 async def test_every_response_has_the_security_headers(make_client: MakeClient) -> None:

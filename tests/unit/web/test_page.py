@@ -1,4 +1,4 @@
-"""What the page draws: numbers, lanes, lines, groups, commands; and what it must not do."""
+"""What the page draws: numbers, lanes, lines, groups; and what it must not do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter import findings
-from mps_exporter.findings.finding import Action
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
@@ -71,20 +69,6 @@ def test_an_unknown_number_is_not_zero() -> None:
     )
 
 
-def test_incidents_are_those_of_a_day_that_matter() -> None:
-    happened = tuple(
-        Incident(at=NOW - age, kind=kind, uid=1001)  # type: ignore[arg-type]
-        for age, kind in (
-            (90_000, "fault"),
-            (80_000, "server_crashed"),
-            (70, "daemon_started"),
-            (60, "wait_started"),
-            (50, "client_terminated"),
-        )
-    )
-    assert number(hosts.snapshot(hosts.daemon(incidents=happened)), "Incidents in 24 h")[0] == "2"
-
-
 # ---------------------------------------------------------------------- lanes
 
 
@@ -111,17 +95,6 @@ def test_a_lane_for_each_user_and_marks_where_something_broke() -> None:
         ("waited", 500, 500)
     ]
     assert waiter.summary == "waited 5 min"
-
-
-@pytest.mark.parametrize(
-    ("known", "window"), [(5, 60), (61, 120), (290, 300), (301, 600), (4000, 600), (None, 600)]
-)
-def test_the_lanes_show_what_is_known_but_ten_minutes_at_most(
-    known: float | None, window: float
-) -> None:
-    since = None if known is None else NOW - known
-    status = status_of(hosts.snapshot(hosts.daemon(timeline_since=since)))
-    assert status_page.lane_window(status) == window
 
 
 def test_the_time_before_the_exporter_started_is_marked_as_unknown() -> None:
@@ -165,17 +138,6 @@ def test_a_missing_reading_is_a_gap() -> None:
     assert line(history_of((0, None)), 0) == ""
 
 
-def test_distant_scrapes_are_still_a_line() -> None:
-    assert "M" not in line(history_of((0, 0.5), (60, 0.5), (120, 0.5)), 120)[1:]
-
-
-def test_few_collections_are_called_sparse() -> None:
-    status = status_of(at(60), history_of((0, 0.5), (60, 0.5)))
-    assert (
-        "Lines: the last 10 minutes, 2 collections: sparse, nothing is read between scrapes."
-    ) in status_page.render_page(status, WebOptions())
-
-
 def test_the_history_is_bounded() -> None:
     history = history_of(*((second / 4, 0.5) for second in range(4 * 900)))
     kept = history.samples(UUID, NOW + 900)
@@ -191,13 +153,6 @@ def test_a_restarted_replay_begins_a_new_history() -> None:
     history = history_of((0, 0.5), (10, 0.5), (-50, 0.5))
     assert [one.at for one in history.samples(UUID, NOW)] == [NOW - 50]
     assert history.began_at == NOW - 50
-
-
-def test_a_scrape_of_other_collectors_is_no_gap() -> None:
-    history = history_of((0, 0.5))
-    only = CollectorResult("logs", success=True, duration_seconds=0.1)
-    history.add(replace(at(10), gpus=(), collectors=(only,)))
-    assert len(history.samples(UUID, NOW + 10)) == 1
 
 
 def test_a_failed_source_shows_its_last_reading() -> None:
@@ -254,38 +209,6 @@ def test_everything_beyond_the_first_few_is_folded() -> None:
     page = page_of(hosts.snapshot(hosts.daemon(hosts.server(*many), waits=waits)))
     assert "43 more programs, 43 clients" in page
     assert "36 more clients in the queue" in page
-
-
-# ---------------------------------------------------------------------- commands
-
-
-def found_of(snapshot: Snapshot, name: str) -> tuple[Action, ...]:
-    found = findings.findings(snapshot)
-    return next(one for one in found if one.advice.name == name).actions
-
-
-@pytest.mark.parametrize(
-    ("directory", "command"),
-    [
-        (
-            "/tmp/mps",
-            "CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d",
-        ),
-        (
-            "/tmp/$(reboot) `id`",
-            "CUDA_MPS_PIPE_DIRECTORY='/tmp/$(reboot) `id`' "
-            "CUDA_MPS_LOG_DIRECTORY=/l nvidia-cuda-mps-control -d",
-        ),
-        ("/tmp/x\nreboot", None),
-        ("/tmp/x\u202e", None),
-    ],
-)
-def test_a_path_in_a_command_is_quoted_or_there_is_no_command(
-    directory: str, command: str | None
-) -> None:
-    gone = hosts.daemon(state="absent", pid=None, pipe_directory=directory, log_directory="/l")
-    found = found_of(hosts.snapshot(gone), "daemon_absent")
-    assert [one.command for one in found] == ([] if command is None else [command])
 
 
 # ---------------------------------------------------------------------- hostile names

@@ -1,25 +1,20 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from mps_exporter import findings
 from mps_exporter.findings import ADVICE
-from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.observations import LogChunk, LogsObservation, LogState
-from mps_exporter.snapshot import CollectorResult, Incident, RecordingInfo, Snapshot
-from mps_exporter.web import handlers, policy
+from mps_exporter.snapshot import CollectorResult, Incident, Snapshot
+from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import View, make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
-from testing.finding_hosts import PIPE
-from testing.waiting import PATIENCE_SECONDS, until
+from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend, PageReader
 
@@ -136,14 +131,6 @@ def test_the_page_claims_no_absence_without_evidence() -> None:
         assert doubt in text
 
 
-def test_old_crashes_are_history() -> None:
-    old = Incident(at=NOW - 3600, kind="server_crashed", server_pid=1, uid=1001)
-    snapshot = hosts.snapshot(hosts.daemon(incidents=(old,)))
-
-    assert headline(snapshot)[0] == "ok"
-    assert [one.kind for one in status_of(snapshot).incidents] == ["server_crashed"]
-
-
 def test_the_newest_incident_leads() -> None:
     crash = Incident(at=NOW - 200, kind="server_crashed", server_pid=1, uid=1001)
     refused = Incident(at=NOW - 2, kind="server_start_failed", uid=1002)
@@ -196,53 +183,6 @@ async def test_names_outlive_the_processes(
     backend.snapshot = hosts.snapshot(hosts.daemon(incidents=(crash,)))
 
     assert "Alice&#39;s server 634 crashed" in await (await client.get("/")).text()
-
-
-@pytest.mark.parametrize("history", [True, False])
-def test_a_crash_while_the_exporter_was_down_is_told_once(history: bool) -> None:
-    lines = (
-        b"[2026-11-21 08:00:00.000 Control    10] Starting new server 634 for user 1001\n"
-        b"[2026-11-21 08:00:00.200 Control    10] NEW SERVER 634: Ready\n"
-        b"[2026-11-21 08:00:09.000 Control    10] Server 634 exited with status 139\n"
-    )
-    at = datetime(2026, 11, 21, 8, 1, tzinfo=UTC).timestamp()
-    chunk = LogChunk(at, PIPE, "control", lines, complete_until=at, history=history)
-    tracker = DaemonTracker(PIPE)
-    tracker.add_logs(
-        LogsObservation(at, (chunk,), (LogState(PIPE, "control", "/l", readable=True),))
-    )
-    tracker.advance(at + 60)
-    incidents = tracker.state.incidents.snapshot()
-    status = status_of(replace(hosts.snapshot(hosts.daemon(incidents=incidents)), taken_at=at + 60))
-    (crash,) = (one for one in status.incidents if one.kind == "server_crashed")
-    assert crash.counted is not history
-    text = PageReader(render_page(status, WebOptions())).text
-    assert text.count("Seen in the log, not counted") == history * len(status.incidents)
-    exits = tracker.state.counters.snapshot()["mps_server_exits_total"]
-    assert exits["crashed",] == (not history)
-
-
-def test_blind_spots_have_a_remedy() -> None:
-    found = make_status(hosts.blind(), WebOptions(), "web.yml:3: broken").blind_spots
-
-    assert [one.text.split(":")[0] for one in found] == [
-        "The GPUs could not be read",
-        "/var/log/nvidia-mps/control.log cannot be read",
-        "The web configuration cannot be used; the previous one stays in force",
-        "The environment of 3 processes cannot be read",
-    ]
-    assert all(one.remedy for one in found)
-
-
-def test_a_suggestion_is_not_the_headline() -> None:
-    open_to_all = replace(
-        hosts.gpu(), observation=replace(hosts.gpu().observation, compute_mode="default")
-    )
-    status = status_of(replace(hosts.healthy(), gpus=(open_to_all,)))
-
-    assert status.headline.text.startswith("All is well")
-    (note,) = status.findings
-    assert (note.severity, note.name, note.uuid) == ("info", "not_exclusive_mode", hosts.UUID)
 
 
 def test_the_page_shows_the_findings_of_the_doctor() -> None:
@@ -309,37 +249,6 @@ async def test_the_page_shows_who_uses_what(backend: FakeBackend, make_client: M
         assert words in text, words
 
 
-async def test_the_page_shows_who_waits(backend: FakeBackend, make_client: MakeClient) -> None:
-    backend.snapshot = hosts.waiting()
-
-    text = (await page(make_client)).text
-
-    assert "Bob has waited 4 min behind alice's server 634." in text
-    assert "Do not kill process" in text
-    assert "bob process 700\nhas waited 4 min behind alice server 634" in text
-
-
-async def test_the_page_shows_the_state_of_a_stuck_client(
-    backend: FakeBackend, make_client: MakeClient
-) -> None:
-    states = ("active", "connecting", "creating_context", "torn_down")
-    clients = (
-        hosts.client(641 + index, state=state, state_since=hosts.NOW - 100.0 - index)
-        for index, state in enumerate(states)
-    )
-    backend.snapshot = hosts.snapshot(hosts.daemon(hosts.server(*clients)))
-
-    text = (await page(make_client)).text
-
-    for words in (
-        "connected, without a context for 2 min",
-        "creating its context for 2 min",
-        "torn down by a fatal GPU error for 2 min",
-        "kill 644",
-    ):
-        assert text.count(words) == 1, words
-
-
 async def test_without_nvml_the_daemons_are_there(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
@@ -354,16 +263,6 @@ async def test_without_nvml_the_daemons_are_there(
     assert "at most 25 % of the SMs" in text
     assert "some SM limits not known" in text
     assert "no NVML library" in text
-
-
-async def test_a_demo_is_marked(backend: FakeBackend, make_client: MakeClient) -> None:
-    info = RecordingInfo("three limited clients", "1 x NVIDIA H200", "580", "2026-11-21", speed=4)
-    backend.snapshot = replace(hosts.healthy(), recording=info)
-
-    text = (await page(make_client)).text
-
-    assert "Demo. This is a recording of another host, not this one: Three limited clients." in text
-    assert "4 times its speed" in text
 
 
 async def test_names_of_others_are_printable(backend: FakeBackend, make_client: MakeClient) -> None:
@@ -394,26 +293,6 @@ async def test_requests_in_a_row_share_a_collection(
         await (await client.get("/api/v1/status")).read()
 
     assert len(backend.collections) == 1
-
-
-async def test_concurrent_requests_share_a_page(
-    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = list[Any]()
-
-    def counted(*given: Any) -> Any:
-        made.append(given)
-        return make_status(*given)
-
-    monkeypatch.setattr(handlers, "make_status", counted)
-    backend.gate = asyncio.Event()
-    client = await make_client()
-
-    asking = [asyncio.create_task(client.get("/")) for _ in range(10)]
-    await until(lambda: client.server.app[handlers.PAGE_LIMITER]._all._value == 30)
-    backend.gate.set()
-    assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
-    assert len(made) == 1
 
 
 async def test_own_files(make_client: MakeClient) -> None:
