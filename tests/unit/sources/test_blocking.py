@@ -95,17 +95,6 @@ def test_a_later_round_returns_a_late_result_and_marks_it(gate: Gate) -> None:
         assert some.old == old
 
 
-def test_an_idle_thread_is_reused() -> None:
-    some, seen = BlockingCalls[threading.Thread](), list[threading.Thread]()
-
-    def is_reused() -> bool:
-        thread = run_round(some, {"a": (0, threading.current_thread)})["a"]
-        seen.append(thread)
-        return thread in seen[:-1]
-
-    wait_for(is_reused)
-
-
 def test_an_error_does_not_affect_other_results() -> None:
     def fails() -> str:
         raise OSError(24, "Too many open files")
@@ -185,17 +174,3 @@ async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> Non
     calls.start(calls_of_round)
     await calls.wait_async(PATIENCE_SECONDS * 10, 0.01)
     assert calls.results(calls_of_round) == {"b": "now"}
-
-
-def test_a_closed_event_loop_does_no_harm(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
-    calls = BlockingCalls[str]()
-
-    async def abandon() -> None:
-        with pytest.raises(SourceTimeoutError):
-            await calls.call("disk", gate, seconds=0.02)
-
-    asyncio.run(abandon())
-    gate.open.set()
-    wait_for(lambda: not calls.is_under_way("disk"))
-    assert asyncio.run(calls.call("disk", at_once, seconds=PATIENCE_SECONDS)) == "now"
-    assert not caplog.records

@@ -59,14 +59,6 @@ def test_no_more_groups_are_asked_for_than_a_bound() -> None:
     assert made.calls[MEMORY_LIMITS] == MAX_CGROUPS
 
 
-def test_before_nvml_is_open_nothing_is_asked() -> None:
-    made = library()
-    with opened(made) as nvml:
-        assert not nvml.has_memory_limits
-        assert nvml.memory_limits(ROOT, ["/limited"]) == ()
-    assert made.calls[MEMORY_LIMITS] == 0
-
-
 Made = tuple[LiveHost, FakeNvml]
 
 

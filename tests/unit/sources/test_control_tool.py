@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -165,18 +164,6 @@ async def test_several_short_runs_are_a_hang(desk: Desk) -> None:
     replies = HUNG, HUNG, OK, HUNG, HUNG, HUNG
     outcomes = [await desk.probe(reply, seconds=0.8) for reply in replies]
     assert outcomes == ["skipped", "skipped", "ok", "skipped", "skipped", "timeout"]
-
-
-async def test_a_second_try_needs_less_time(desk: Desk) -> None:
-    desk.answers = [REFUSED, OK]
-    tool = desk.tool()
-
-    async def slow(*arguments: Any, **_: Any) -> ProcessResult:
-        desk.time += 0.3
-        return await desk.run(*arguments)
-
-    tool._run = slow
-    assert (await tool.probe(DAEMON, 0.55)).outcome is Outcome.OK
 
 
 async def test_another_process_in_the_same_directory_is_queried(desk: Desk) -> None:
@@ -373,17 +360,6 @@ async def test_a_failure_and_the_recovery_are_logged_once(
     assert vars(caplog.records[0])["fields"]["daemon"] == "/tmp/mps"
 
 
-async def test_the_state_of_an_absent_daemon_is_dropped(desk: Desk) -> None:
-    desk.answers = [HUNG, OK]
-    tool = desk.tool()
-    await tool.probe(DAEMON, 5)
-    tool.forget(["/tmp/mps"])
-    assert tool.counts("/tmp/mps") == (1, {"timeout": 1})
-    tool.forget([])
-    assert tool.counts("/tmp/mps") == (0, {})
-    assert (await tool.probe(DAEMON, 5)).outcome is Outcome.OK
-
-
 # ------------------------------------------------------------------------------ MPS v3, partitions
 
 V3 = replace(DAEMON, protocol="3")
@@ -468,15 +444,6 @@ async def test_a_missing_list_of_a_driver_is_accepted(desk: Desk) -> None:
         Outcome.OK,
         "exit status 1, said sm-partition: not supported",
     )
-
-
-async def test_a_v3_list_that_hangs_is_the_last_query(desk: Desk) -> None:
-    desk.answers = [manual, manual, HUNG]
-    tool = desk.tool()
-    await tool.probe(V3, 5)
-    details = await tool.reconcile(V3, [], 5)
-    assert details.outcome is Outcome.TIMEOUT
-    assert desk.asked[-1] == [CLIENTS]
 
 
 STATIC = replace(DAEMON, static_partitioning=True)

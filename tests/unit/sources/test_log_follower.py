@@ -201,22 +201,6 @@ async def test_a_daemon_without_a_thread_does_not_hang(
     }
 
 
-async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> None:
-    site.add("a", "b")
-    await site.poll()
-    gate = await site.lose("a")
-    targets, site.targets = site.targets, []
-    await site.poll()
-    assert site.logs._daemons.keys() == {"/a"}
-    gate.set()
-    await site.returned("a")
-    await site.poll()
-    await site.poll()
-    assert not site.logs._daemons
-    site.targets = targets
-    assert (await site.poll()).keys() == {"a", "b"}
-
-
 # ------------------------------------------------------------------------------ this host
 
 

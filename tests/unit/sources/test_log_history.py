@@ -75,14 +75,6 @@ def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(host: Lo
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
 
 
-def test_old_lines_of_a_log_that_appears_late_are_history(host: LogFolder) -> None:
-    """For example, /var/log is mounted after the exporter's start."""
-    assert host.read("control") == []
-    host.write("control", OLD, mtime=at("00:03"))
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (script(START.format("00:03.000")).control, True)
-
-
 def test_in_a_log_that_appears_late_what_is_new_is_counted(host: LogFolder) -> None:
     host.read("control")
     host.write("control", OLD)
@@ -149,41 +141,3 @@ def test_another_log_directory_is_judged_by_its_stamps(host: LogFolder, tmp_path
     host.write("control", OLD.replace("630", "640"), mtime=at("00:03"))
     (chunk,) = host.read("control")
     assert (chunk.history, chunk.restarted) == (True, True)
-
-
-def test_a_replaced_file_is_counted_in_full(host: LogFolder) -> None:
-    host.write("control", OLD, mtime=at("00:03"))
-    host.read("control")
-    (host.folder / "control.log").rename(host.folder / "control.log.1")
-    new_lines_appear(host)
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
-
-
-def test_a_log_that_fails_at_the_first_look_is_read_in_full_later(host: LogFolder) -> None:
-    host.write("control", OLD, mtime=at("00:03"))
-    with failing("pread", errno.EIO):
-        found = host.poll()
-    assert [one.error for one in found.states] == ["input/output error", "no such file"]
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (script(START.format("00:03.000")).control, True)
-
-
-def test_a_size_that_the_file_does_not_have_is_not_waited_for(
-    host: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS caches sizes: missing data must not cause polls without a pause."""
-    host.write("control", OLD, mtime=at("00:03"))
-    host.read("control")
-    real = os.fstat
-
-    def longer(descriptor: int) -> os.stat_result:
-        found = list(real(descriptor))
-        found[6] += 100
-        return os.stat_result(found)
-
-    monkeypatch.setattr(os, "fstat", longer)
-    new_lines_appear(host)
-    chunks = [chunk for _ in range(4) for chunk in host.chunks("control")]
-    assert b"".join(chunk.data for chunk in chunks) == script(NEWS).control
-    assert chunks[-1].complete_until == host.now

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -60,15 +59,6 @@ def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Pa
     assert [(chunk.history, chunk.data.count(b"\n")) for chunk in second] == [(False, 2)]
     assert first[0].complete_until is None  # more is waiting
     assert second[0].complete_until == host.now
-
-
-def test_a_log_that_appears_later_is_new(host: LogFolder) -> None:
-    observation = host.poll()
-    assert [one.readable for one in observation.states] == [False, False]
-    assert state(observation, "control").error == "no such file"
-    host.write("control", START.format("00:01.000"))
-    (chunk,) = host.chunks("control")
-    assert not chunk.history
 
 
 def test_a_backlog_is_bounded(tmp_path: Path) -> None:
@@ -156,19 +146,6 @@ def test_the_end_of_a_truncated_log_is_read_from_its_copy(host: LogFolder, name:
     ]
 
 
-def test_a_large_copy_is_read_in_parts(tmp_path: Path) -> None:
-    host = LogFolder(tmp_path, poll_bytes=100)
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    lines = script("58:00.000 C630 NEW UI").control * 5
-    host.write("control", lines)
-    shutil.copy(host.folder / "control.log", host.folder / "control.log.1")
-    os.truncate(host.folder / "control.log", 0)
-    found = [host.chunks("control")[0] for _ in range(9)]
-    assert b"".join(one.data for one in found) == lines
-    assert [one.restarted for one in found].count(True) == 1
-
-
 def test_what_a_truncation_loses_is_counted(tmp_path: Path) -> None:
     host = LogFolder(tmp_path, poll_bytes=100)
     host.write("control", START.format("00:01.000"))
@@ -212,29 +189,6 @@ def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogF
     with (host.folder / "control.log.1").open("ab") as file:
         file.write(b"[and more\n")
     assert host.data("control") == b"[and more\n"
-
-
-def test_a_directory_that_vanishes_and_comes_back(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    shutil.rmtree(host.folder)
-    assert state(host.poll(), "control").readable  # the file is still held
-    host.folder.mkdir()
-    host.write("control", "59:00.000 C630 UI closed")
-    assert host.data("control") == script("59:00.000 C630 UI closed").control
-
-
-def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.write("control", START.format("00:01.000"))
-
-    def forbidden(*_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", forbidden)  # root may read everything
-        assert state(host.poll(), "control").error == "permission denied"
-    assert state(host.poll(), "control").readable
-    assert poll_all(host.tails, own_logs(PIPE, host.folder)).states[0].error is None
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
@@ -361,18 +315,6 @@ def test_the_zone_is_learnt_from_the_files_own_time(host: LogFolder, hours: floa
     host.write("control", START.format("00:01.000"), mtime=at("00:01") - hours * 3600.0 + 0.02)
     (chunk,) = host.chunks("control")
     assert chunk.utc_offset_seconds == hours * 3600.0
-
-
-def test_a_copied_file_reveals_no_zone(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Asia/Kathmandu")
-    time.tzset()
-    try:
-        host.write("control", START.format("00:01.000"), mtime=at("00:01") + 4321.0)
-        (chunk,) = host.chunks("control")
-        assert chunk.utc_offset_seconds == 5.75 * 3600.0  # the host's own
-    finally:
-        monkeypatch.undo()
-        time.tzset()
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

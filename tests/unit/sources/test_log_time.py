@@ -11,7 +11,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk, LogsObservation
-from mps_exporter.sources.log_follower import LogFollower
 from mps_exporter.sources.log_tail import stamps_in
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all
 
@@ -68,18 +67,6 @@ def test_a_history_from_before_a_change_keeps_its_times(tmp_path: Path, zone: Zo
     written = (WINTER, WINTER + 60.0, SUMMER, SUMMER + 5.0, LATE)
     folder.add("control", *written)
     assert folder.moments("control") == list(written)
-
-
-def test_a_log_that_is_idle_since_before_sets_no_zone_for_the_other(
-    tmp_path: Path, zone: ZoneInfo
-) -> None:
-    folder = Folder(tmp_path, zone, now=SUMMER + 5.0)
-    folder.add("control", WINTER, SUMMER)
-    folder.add("server", WINTER)
-    assert folder.moments("control") == [WINTER, SUMMER]
-    poll_all(folder.tails)
-    folder.tails = LogFollower(clock=lambda: folder.now)
-    assert folder.moments("server") == [WINTER]
 
 
 def back(zone: ZoneInfo) -> float:

@@ -11,13 +11,12 @@ import pytest
 
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.policy import (
-    MAX_LOST_RETRY_SECONDS,
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
-from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries
-from testing.fake_nvml import FakeDevice, FakeNvml, recorded
+from mps_exporter.sources.nvml.pynvml_api import Code
+from testing.fake_nvml import FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, of, only, opened, pass_time
 
 QUIET = replace(OPTIONS, xid_events=False)
@@ -72,57 +71,6 @@ def test_a_lost_gpu_costs_the_others_a_tick_for_each_retry(scrape: float) -> Non
         assert openings(library) <= 10, "at growing intervals"
 
 
-def test_nvml_is_reopened_just_after_a_collection() -> None:
-    lost, well = gpu("GPU-lost"), gpu("GPU-well")
-    library = FakeNvml(lost, well)
-    with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        lost.gone = Code.GPU_IS_LOST
-        nvml.observe()
-        for _ in range(10):
-            pass_time(library, nvml, 60)
-            library.calls.clear()
-            assert "sm_activity" in of(nvml.observe(), "GPU-well")
-            assert not openings(library)
-        nvml.tick()
-        library.calls.clear()
-        for _ in range(2):
-            pass_time(library, nvml, MAX_LOST_RETRY_SECONDS)
-            nvml.observe()
-            assert not openings(library), "the next collection may be near"
-            pass_time(library, nvml, 1)
-            assert openings(library) == 1
-            library.calls.clear()
-
-
-def test_mig_instances_of_another_gpu_are_present_after_reopening() -> None:
-    lost, divided = gpu("GPU-lost"), gpu("GPU-divided")
-    divided.replies = {
-        **divided.replies,
-        "nvmlDeviceGetMigMode()": [1, 1],
-        "nvmlDeviceGetMaxMigDeviceCount()": 7,
-    }
-    replies = {"nvmlDeviceGetGpuInstanceId()": 7, "nvmlDeviceGetComputeInstanceId()": 0}
-    divided.instances = {0: FakeDevice("MIG-a", replies, busy=lambda now: now, metrics=GPM)}
-    library = FakeNvml(lost, divided)
-    name = "sm_active_time"
-    with opened(library, QUIET) as nvml:
-        warmed(library, nvml)
-        before = of(nvml.observe(), "MIG-a")
-        began = library.now
-        lost.gone = Code.GPU_IS_LOST
-        nvml.observe()
-        for _ in range(8):
-            pass_time(library, nvml, 15)
-            nvml.observe()
-        assert openings(library) == 2
-        after = of(nvml.observe(), "MIG-a")
-        assert after.keys() == before.keys()
-        missed = gap(after, name) - gap(before, name)
-        assert missed <= 6
-        assert after[name] - before[name] + missed == pytest.approx(library.now - began)
-
-
 def test_a_gpu_is_never_both_present_and_lost_when_indexes_shift() -> None:
     first, second, third = gpu("GPU-a"), gpu("GPU-b"), gpu("GPU-c")
     library = FakeNvml(first, second, third)
@@ -165,33 +113,6 @@ def test_counters_that_cannot_be_counted_are_absent(code: Code) -> None:
         for counter in COUNTERS:
             missed = gap(after, counter) - gap(before, counter)
             assert after[counter] - before[counter] + missed == pytest.approx(took, abs=LAG)
-
-
-def test_ratios_end_while_a_gpu_is_divided() -> None:
-    device = gpu(share=1.0)
-    library = FakeNvml(device)
-    with opened(library, QUIET) as nvml:
-        before, began = warmed(library, nvml), library.now
-        assert before["sm_activity"] == 1
-        whole = device.replies
-        device.replies = {
-            **whole,
-            "nvmlDeviceGetMigMode()": [1, 1],
-            "nvmlDeviceGetMaxMigDeviceCount()": 0,
-        }
-        for function in ("nvmlGpmQueryDeviceSupport", "nvmlDeviceGetSamples"):
-            library.fail(function, Code.NOT_SUPPORTED)
-        pass_time(library, nvml, 120)
-        assert not measured(only(nvml.observe()))
-        device.replies = whole
-        for function in ("nvmlGpmQueryDeviceSupport", "nvmlDeviceGetSamples"):
-            library.fail(function, None)
-        pass_time(library, nvml, 60)
-        after, took = only(nvml.observe()), library.now - began
-        for counter in COUNTERS:
-            missed = gap(after, counter) - gap(before, counter)
-            assert missed >= 100
-            assert after[counter] - before[counter] + missed == pytest.approx(took, abs=0.5)
 
 
 def test_a_short_failure_loses_no_time() -> None:
@@ -335,20 +256,3 @@ def test_a_batch_of_fields_that_is_refused_for_one_field_costs_only_this_field(
             library.now += REFUSED_RETRY_INTERVAL_SECONDS
         monkeypatch.setattr(library, "fields", healthy)
         assert memory in only(nvml.observe())
-
-
-def test_a_refusal_holds_until_a_reply(caplog: pytest.LogCaptureFixture) -> None:
-    queries = DeviceQueries(FakeNvml(), Device(object()), "GPU 0")
-    queries.record_refusal("query", Code.NO_PERMISSION, 0.0)
-    assert not queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS - 1)
-    assert queries.is_due("query", REFUSED_RETRY_INTERVAL_SECONDS)
-    assert not queries.is_supported("query"), "a replacement stays in use"
-    assert queries.get("query", lambda: 7, REFUSED_RETRY_INTERVAL_SECONDS) == 7
-    assert queries.is_supported("query")
-    queries.record_refusal("query", Code.UNKNOWN, 0.0)
-    for now in (1.0, 2.0):
-        assert queries.get("query", lambda: int(math.inf), now) is None
-    assert [one.levelname for one in caplog.records] == ["WARNING"], "a defect is logged once"
-    assert queries.get("query", lambda: 7, 3.0, 10.0) == 7
-    assert queries.get("query", lambda: 8, 12.9, 10.0) == 7
-    assert queries.get("query", lambda: 9, 13.0, 10.0) == 9

@@ -118,15 +118,3 @@ def test_rarely_read_lists_are_read_again_when_the_compute_list_changes() -> Non
     lists.library.now += SLOW
     lists.read()
     assert lists.library.calls[MPS] == lists.library.calls[GRAPHICS] == 1
-
-
-def test_lists_are_renewed_between_collections() -> None:
-    lists = Lists(Compute=[ListedProcess(7, MIB)])
-    lists.reader.renew(lists.library.now)
-    assert not lists.library.calls[MPS], "no collections"
-    lists.read()
-    for _ in range(20):
-        lists.library.now += 1
-        lists.reader.renew(lists.library.now)
-        lists.read()
-        assert not lists.library.calls[MPS]

@@ -59,11 +59,6 @@ def test_values_of_an_h200() -> None:
     assert not [name for name in found if name.startswith(absent)]
 
 
-@pytest.mark.parametrize(("after", "shown"), [(0.2, True), (0.05, False)])
-def test_activity_needs_the_minimum_interval(after: float, shown: bool) -> None:
-    assert ("sm_activity" in values(observed(after_seconds=after))) is shown
-
-
 def test_all_readings_have_a_metric_with_their_labels() -> None:
     xid = (("xid", "31"),)
     xids = (Reading("xid_errors", 1, xid), Reading("last_xid_at", 1.0, xid))

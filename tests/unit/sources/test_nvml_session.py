@@ -13,45 +13,18 @@ from hypothesis import strategies as st
 
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import Clock, NvmlSession
-from mps_exporter.sources.nvml.accumulators import PCIE_FIELDS
 from mps_exporter.sources.nvml.policy import (
-    EACH,
     MAX_TICK_AGE_SECONDS,
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
 from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess, NvmlError, NvmlEvent
-from mps_exporter.sources.nvml.readings import FIELDS, ROWS
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, gpu, only, opened, pass_time, values
 from testing.waiting import wait_for
 
 # Cost of a collection
-
-
-def test_a_collection_waits_for_no_slow_query() -> None:
-    slow_calls = {row.call.split("(")[0] for row in ROWS if row.every > EACH}
-    slow_calls |= {"nvmlDeviceGetMigMode", "nvmlGpmQueryDeviceSupport"}
-    slow_calls -= {"nvmlDeviceGetFieldValues"}
-    slow_fields = {row.field for row in FIELDS if row.every > EACH} | {*range(160, 166)}
-    library = FakeNvml(gpu())
-    with opened(library) as nvml:
-        nvml.observe()
-        for step in range(130):
-            library.now += 0.5
-            library.calls.clear()
-            library.fields_queried.clear()
-            nvml.tick()
-            assert not library.calls["nvmlDeviceGetPowerUsage"]
-            assert slow_fields >= set(library.fields_queried) - {*PCIE_FIELDS.values()}
-            library.now += 0.5
-            library.calls.clear()
-            library.fields_queried.clear()
-            seen = only(nvml.observe())
-            assert not slow_calls & set(library.calls), f"step {step}"
-            assert not slow_fields & set(library.fields_queried), f"step {step}"
-            assert seen.keys() >= {"energy", "pcie_errors,lane"}
 
 
 def test_without_ticks_a_collection_reads_slow_values_itself() -> None:
@@ -61,38 +34,6 @@ def test_without_ticks_a_collection_reads_slow_values_itself() -> None:
             library.now += seconds
             nvml.observe()
             assert library.calls["nvmlDeviceGetTotalEnergyConsumption"] == calls
-
-
-SAMPLED = ("nvmlDeviceGetSamples", "nvmlGpmSampleGet", "nvmlGpmMetricsGet")
-
-
-def test_between_ticks_a_collection_shows_the_samples_of_the_last_tick() -> None:
-    library = FakeNvml(gpu(share=1.0))
-    with opened(library) as nvml:
-        nvml.observe()
-        pass_time(library, nvml, 2)
-        for step in range(20):
-            library.now += 0.3
-            library.calls.clear()
-            seen = only(nvml.observe())
-            assert not library.calls.keys() & set(SAMPLED), f"step {step}"
-            assert seen["sm_activity"] == 1
-            library.now += 0.7
-            nvml.tick()
-            library.now += 0.6
-            again = only(nvml.observe())
-            assert again["busy_time"] - seen["busy_time"] >= 0.8, "not older than the last tick"
-            library.now -= 0.6
-
-
-def test_ticks_read_utilization_samples_rarely_between_rare_collections() -> None:
-    library = FakeNvml(gpu())
-    with opened(library) as nvml:
-        nvml.observe()
-        pass_time(library, nvml, 20)
-        library.calls.clear()
-        pass_time(library, nvml, 60)
-        assert 10 <= library.calls["nvmlDeviceGetSamples"] <= 13
 
 
 # Counters
@@ -251,17 +192,6 @@ def test_gpus_are_added_and_removed(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert values(back)["busy_time"] >= first["busy_time"]
     output = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in output] == ["GPU GPU-0 is lost", "GPU GPU-0 is back"]
-
-
-def test_a_gpu_that_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    library = FakeNvml(gpu("GPU-0"), gpu("GPU-1"))
-    library.gpus[1].gone = Code.GPU_IS_LOST
-    with opened(library) as nvml:
-        for _ in range(5):
-            seen = nvml.observe()
-            assert [(one.uuid, one.lost) for one in seen.gpus] == [("GPU-0", False), ("", True)]
-            library.now += 61
-    assert sum("cannot be opened" in one.getMessage() for one in caplog.records) == 1
 
 
 # MIG

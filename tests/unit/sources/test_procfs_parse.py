@@ -55,11 +55,6 @@ def test_status_has_the_effective_user() -> None:
     assert not parse_status(raw.replace(b"1001", b"1000")).several_uids
 
 
-@pytest.mark.parametrize("raw", [b"", b"Uid:", b"Uid:\tx\ty\n", b"Uid: 1\nNSpid:\n", b"\0:\0"])
-def test_what_is_no_status(raw: bytes) -> None:
-    assert parse_status(raw) == ProcessStatus()
-
-
 def test_arguments() -> None:
     assert parse_arguments(b"nvidia-cuda-mps-control\0-d\0") == ("nvidia-cuda-mps-control", "-d")
     assert parse_arguments(b"a\0\0b\0") == ("a", "", "b")
@@ -158,9 +153,3 @@ def test_stat_is_read_as_written(comm: bytes, parent: int, ticks: int) -> None:
     found = parse_stat(b"7 (%s) Z %s 0 0\n" % (comm, fields))
     assert found is not None
     assert (found.state, found.parent_pid, found.start_ticks) == ("Z", parent, ticks)
-
-
-@given(st.dictionaries(st.from_regex(r"CUDA_MPS_[A-Z]{1,9}", fullmatch=True), st.text("abc=/,")))
-def test_the_environment_is_read_as_written(variables: dict[str, str]) -> None:
-    raw = b"".join(f"{name}={value}\0".encode() for name, value in variables.items())
-    assert parse_mps_environment(raw + b"OTHER=1\0") == variables
