@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,8 +114,6 @@ async def test_a_probe_gets_a_minimal_environment(
     [
         (REFUSED, True, "Cannot send command to MPS control daemon process"),
         (GARBAGE, True, "\\xff"),
-        (ProcessResult(0, b""), True, "it said nothing"),
-        (ProcessResult(139), True, ""),
         (ProcessResult(None, b"x" * 9000, output_exceeded=True), True, "more than 1048576"),
         (ABSENT, False, ""),
     ],
@@ -169,13 +168,10 @@ async def test_several_short_runs_are_a_hang(desk: Desk) -> None:
 async def test_another_process_in_the_same_directory_is_queried(desk: Desk) -> None:
     desk.answers = [OK, OK, OK]
     tool = desk.tool(5.0)
-    for daemon in (
-        replace(DAEMON, process=ProcessFacts(7, 1.0)),
-        replace(DAEMON, process=ProcessFacts(7, 2.0)),
-        replace(DAEMON, lock_holder_pid=9, lock_tested=True),
-    ):
-        await tool.probe(daemon, 5)
-    assert len(desk.asked) == 3
+    for start in (1.0, 2.0):
+        await tool.probe(replace(DAEMON, process=ProcessFacts(7, start)), 5)
+    await tool.probe(replace(DAEMON, lock_holder_pid=9, lock_tested=True), 5)
+    assert not desk.answers
 
 
 async def test_the_pause_doubles_with_each_hang(desk: Desk) -> None:
@@ -265,16 +261,11 @@ async def test_a_reconciliation_queries_the_devices_once_a_server(desk: Desk) ->
     desk.answers = [LIVE] * 7
     tool = desk.tool()
     first = await tool.reconcile(DAEMON, [468, 469], 5)
-    assert first.outcome is Outcome.OK
-    assert first.kind == "reconciliation"
-    assert [exchange.commands[-1] for exchange in first.exchanges] == [
-        "device_query 468 --csv",
-        "get_default_device_pinned_mem_limit 0",
-        "device_query 469 --csv",
-        "get_default_device_pinned_mem_limit 0",
-    ]
-    again = await tool.reconcile(DAEMON, [468], 5)
-    (exchange,) = again.exchanges
+    assert (first.outcome, first.kind) == (Outcome.OK, "reconciliation")
+    last = [exchange.commands[-1] for exchange in first.exchanges]
+    assert last[::2] == ["device_query 468 --csv", "device_query 469 --csv"]
+    assert last[1::2] == ["get_default_device_pinned_mem_limit 0"] * 2
+    (exchange,) = (await tool.reconcile(DAEMON, [468], 5)).exchanges
     assert "get_device_pinned_mem_limit 468 0" in exchange.commands
     assert not any("device_query" in command for command in exchange.commands)
     # 469 is gone; should a server of that number come, it is another one.
@@ -303,8 +294,8 @@ async def test_a_server_that_hangs_again_is_queried_less_often(desk: Desk) -> No
     assert await desk.reconcile(LIVE, LIVE) == "ok"
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-async def test_queries_of_one_daemon_are_serialized(*, forgotten: bool) -> None:
+async def test_queries_of_one_daemon_are_serialized() -> None:
+    """Also while its state is forgotten, and while another process takes its place."""
     inside, most = 0, 0
 
     async def run(*_: object, **__: object) -> ProcessResult:
@@ -316,34 +307,28 @@ async def test_queries_of_one_daemon_are_serialized(*, forgotten: bool) -> None:
         return OK
 
     tool = ControlTool("tool", 2.0, 0.0, run=run)
-    restarted = replace(DAEMON, lock_holder_pid=1)  # by then another process answers
+    restarted = replace(DAEMON, lock_holder_pid=1)
     asked = []
     for number in range(6):
         asked.append(asyncio.ensure_future(tool.probe((DAEMON, restarted)[number % 2], 5)))
         await asyncio.sleep(0)
-        if forgotten:
-            tool.forget(())
+        tool.forget(())
     assert {one.outcome for one in await asyncio.gather(*asked)} == {Outcome.OK}
     assert most == 1
     tool.forget(())
     assert not tool._daemons
+    assert tool.counts(DAEMON.pipe_directory) == (0, {})
 
 
-async def test_a_query_that_waits_too_long_is_skipped(desk: Desk) -> None:
-    gate = asyncio.Event()
-
+async def test_a_query_that_waits_too_long_is_skipped() -> None:
     async def run(*_: object, **__: object) -> ProcessResult:
-        await gate.wait()
+        await asyncio.sleep(0.1)
         return OK
 
     tool = ControlTool("tool", 2.0, 0.0, run=run)
-    first = asyncio.ensure_future(tool.probe(DAEMON, 5))
-    await asyncio.sleep(0)
-    second = await tool.probe(DAEMON, 0.02)
-    assert second.outcome is Outcome.SKIPPED
+    first, second = await asyncio.gather(tool.probe(DAEMON, 5), tool.probe(DAEMON, 0.02))
+    assert (first.outcome, second.outcome) == (Outcome.OK, Outcome.SKIPPED)
     assert second.error == "not asked: another question to it is still under way"
-    gate.set()
-    assert (await first).outcome is Outcome.OK
 
 
 async def test_a_failure_and_the_recovery_are_logged_once(
@@ -374,33 +359,20 @@ def manual(commands: list[str]) -> ProcessResult:
 
 
 async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
-    desk.answers = [manual] * 12
+    more = published.MANUAL[SERVERS] + "serving,1000,48300,Ready,/run/nvidia-mps/serving,-,-\n"
+    desk.answers = [manual] * 8 + [ProcessResult(0, more.encode())] + [manual] * 5
     tool = desk.tool()
-    probe = await tool.probe(V3, 5)
-    assert probe.outcome is Outcome.OK
+    assert (await tool.probe(V3, 5)).outcome is Outcome.OK
     assert desk.asked == [[SERVERS], [NAMESPACES]]
     assert desk.environments[0]["CUDA_MPS_PROTOCOL_VERSION"] == "3"
     details = await tool.reconcile(V3, [], 5)
     assert details.outcome is Outcome.OK
-    assert [one.commands for one in details.exchanges] == [
-        (CLIENTS,),
-        (PARTITIONS,),
-        (DEVICES,),
-        (FEATURES,),
-    ]
+    commands = [one.commands for one in details.exchanges]
+    assert commands == [(CLIENTS,), (PARTITIONS,), (DEVICES,), (FEATURES,)]
     # Values that change only with the servers are not queried again.
     again = await tool.reconcile(V3, [], 5)
     assert desk.asked[6:] == [[CLIENTS], [PARTITIONS]]
     assert again.exchanges[2:] == details.exchanges[2:]
-
-
-async def test_other_servers_have_other_devices(desk: Desk) -> None:
-    desk.answers = [manual] * 6
-    tool = desk.tool()
-    await tool.probe(V3, 5)
-    await tool.reconcile(V3, [], 5)
-    more = published.MANUAL[SERVERS] + "serving,1000,48300,Ready,/run/nvidia-mps/serving,-,-\n"
-    desk.answers = [ProcessResult(0, more.encode()), *[manual] * 5]
     await tool.probe(V3, 5)
     await tool.reconcile(V3, [], 5)
     assert desk.asked[-2:] == [[DEVICES], [FEATURES]]
@@ -438,12 +410,8 @@ async def test_a_missing_list_of_a_driver_is_accepted(desk: Desk) -> None:
     tool = desk.tool()
     await tool.probe(V3, 5)
     details = await tool.reconcile(V3, [], 5)
-    assert details.outcome is Outcome.OK
-    partitions = details.exchanges[1]
-    assert (partitions.outcome, partitions.error) == (
-        Outcome.OK,
-        "exit status 1, said sm-partition: not supported",
-    )
+    assert details.outcome is details.exchanges[1].outcome is Outcome.OK
+    assert details.exchanges[1].error == "exit status 1, said sm-partition: not supported"
 
 
 STATIC = replace(DAEMON, static_partitioning=True)
@@ -472,18 +440,18 @@ async def test_an_ordinary_users_daemon_that_fails_is_queried_less_often(desk: D
     """Each run costs the exporter's time, and any process may have the name of a daemon."""
     process = ProcessFacts(9, 1.0, uid=2001)
     daemon = replace(DAEMON, limited=True, owner_uid=2001, process=process)
-    tool, pauses, asked_at = desk.tool(), list[float](), desk.time
+    tool, asked_at = desk.tool(), list[float]()
     desk.answers = [ABSENT] * 7
     while desk.answers:
+        left = len(desk.answers)
         await tool.probe(daemon, 5, since=desk.time)
-        if len(desk.asked) > len(pauses) + 1:
-            pauses.append(desk.time - asked_at)
-            asked_at = desk.time
+        if len(desk.answers) < left:
+            asked_at.append(desk.time)
         desk.time += 1.0
+    pauses = [after - before for before, after in itertools.pairwise(asked_at)]
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     desk.time += 60.0
-    desk.answers = [OK]
+    desk.answers = [OK, OK]
     assert (await tool.probe(daemon, 5)).outcome is Outcome.OK  # and nothing is remembered
-    desk.answers = [OK]
     await tool.probe(daemon, 5)
     assert desk.answers == []
