@@ -103,9 +103,8 @@ def test_without_the_controller_nothing_is_shown(root: Path) -> None:
 
 def test_nothing_outside_the_mount_is_read(root: Path) -> None:
     (root / "elsewhere").mkdir()
-    assert unified_path("0::/../../kubepods/pod1\n") is None
-    assert unified_path("4:memory:/docker/1\n") is None
-    assert unified_path(None) is None
+    for cgroup in ("0::/../../kubepods/pod1\n", "4:memory:/docker/1\n", None):
+        assert unified_path(cgroup) is None
     group(root, "/outside", 1, 2, 3)
     assert memory_partitions(str(root / "elsewhere"), ["0::/../outside\n"]) == ()
 
@@ -142,9 +141,7 @@ def link(folder: Path, name: str) -> None:
         (f"anna-notebook-0_research_lab-{ID}.log", ("research", "anna-notebook-0", "lab")),
         (f"a.b_n_c-{ID}.log", ("n", "a.b", "c")),
         (f"a_b_c-{OTHER}.log", None),
-        (f"{ID}.log", None),
         (f"a_b-{ID}.log", None),
-        (f"a_b_c-{ID[:-1]}.log", None),
         (f"A_b_c-{ID}.log", None),
         (f"a_b_c-{ID}.log.gz", None),
         (f'a"_b_c-{ID}.log', None),
@@ -158,9 +155,6 @@ def test_a_container_is_named_by_its_link(
     link(tmp_path / "containers", name)
     found = () if expected is None else (ContainerName(container, *expected),)
     assert container_names(folder, [container]) == found
-    assert container_names(folder, []) == ()
-    (tmp_path / "containers" / name).unlink()
-    assert container_names(folder, [container]) == ()
 
 
 def test_the_containers_of_processes_are_named(tmp_path: Path) -> None:

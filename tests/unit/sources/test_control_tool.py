@@ -360,7 +360,7 @@ def manual(commands: list[str]) -> ProcessResult:
 
 async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
     more = published.MANUAL[SERVERS] + "serving,1000,48300,Ready,/run/nvidia-mps/serving,-,-\n"
-    desk.answers = [manual] * 8 + [ProcessResult(0, more.encode())] + [manual] * 5
+    desk.answers = [*[manual] * 8, ProcessResult(0, more.encode()), *[manual] * 5]
     tool = desk.tool()
     assert (await tool.probe(V3, 5)).outcome is Outcome.OK
     assert desk.asked == [[SERVERS], [NAMESPACES]]

@@ -124,15 +124,6 @@ def test_after_the_clock_was_set_back_a_new_log_is_news(host: LogFolder) -> None
     assert [chunk.history for chunk in host.read("control")] == [False]
 
 
-def test_a_log_whose_stamps_are_of_an_unknown_clock_is_news_when_it_appears_late(
-    host: LogFolder,
-) -> None:
-    host.read("control")
-    host.now = at("11:00")
-    host.write("control", "00:01.000 C630 NEW UI", mtime=at("11:00") + 123.0)
-    assert [chunk.history for chunk in host.read("control")] == [False]
-
-
 def test_another_log_directory_is_judged_by_its_stamps(host: LogFolder, tmp_path: Path) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")

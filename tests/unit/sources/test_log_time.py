@@ -62,13 +62,6 @@ WINTER, SUMMER = moment("2026-03-01 12:00"), moment("2026-04-12 07:00")
 LATE = moment("2026-11-20 07:00")
 
 
-def test_a_history_from_before_a_change_keeps_its_times(tmp_path: Path, zone: ZoneInfo) -> None:
-    folder = Folder(tmp_path, zone, now=LATE + 5.0)
-    written = (WINTER, WINTER + 60.0, SUMMER, SUMMER + 5.0, LATE)
-    folder.add("control", *written)
-    assert folder.moments("control") == list(written)
-
-
 def back(zone: ZoneInfo) -> float:
     """When the clocks go back in the autumn of 2026."""
     return moment("2026-10-25 01:00" if zone.key == "Europe/Berlin" else "2026-11-01 06:00")

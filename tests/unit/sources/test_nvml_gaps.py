@@ -46,6 +46,7 @@ def test_a_lost_gpu_costs_the_others_a_tick_for_each_retry() -> None:
         warmed(library, nvml)
         before, began = of(nvml.observe(), "GPU-well"), library.now
         lost.gone = Code.GPU_IS_LOST
+        seen = before
         while library.now < began + 3600:
             pass_time(library, nvml, 15)
             library.now += 0.3

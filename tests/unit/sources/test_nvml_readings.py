@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mps_exporter.metrics.gpus import BY_QUANTITY, label_values
-from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.observations import GpuObservation, Reading
-from mps_exporter.sources.nvml.pynvml_api import Code, Device, FieldReply
-from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
+from mps_exporter.sources.nvml.pynvml_api import Code
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, opened, values
 
@@ -67,37 +64,6 @@ def test_all_readings_have_a_metric_with_their_labels() -> None:
         assert labels is not None, one
         states = BY_QUANTITY[one.quantity].states
         assert not states or labels[0] in states
-
-
-class CompleteNvml(FakeNvml):
-    """Replies to all queries of all GPU generations."""
-
-    def number(self, function: str, *arguments: object) -> int:
-        return 1
-
-    def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
-        return {"nvmlDeviceGetBAR1MemoryInfo": (1, 1, 1)}.get(function, (1, 1))
-
-    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
-        return [FieldReply(0, 1) for _ in fields]
-
-
-def test_the_metrics_document_exactly_the_label_values_that_readings_have() -> None:
-    library = CompleteNvml(device := FakeDevice("GPU-0"))
-    library.init()
-    given: dict[tuple[MetricSpec, str], set[str]] = {}
-    rows = (*ROWS, *nvlink_rows({}))
-    readings = [reading for row in rows for reading in row.read(library, Device(device))]
-    for one in (*readings, *(row.reading(1) for row in FIELDS)):
-        labels = label_values(one.quantity, one.labels)
-        assert labels is not None, one
-        metric = BY_QUANTITY[one.quantity]
-        names = () if metric.states else metric.labels[2:]
-        for label, value in zip(names, labels, strict=False):
-            given.setdefault((metric, label), set()).add(value)
-    for (metric, label), values_given in given.items():
-        if label != "fan":
-            assert values_given == set(metric.values[label]), (metric.name, label)
 
 
 def value(number: float) -> dict[str, float]:
