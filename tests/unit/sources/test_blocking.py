@@ -153,12 +153,6 @@ async def test_a_cancelled_caller_leaves_the_call_inside(gate: Gate) -> None:
     assert calls.is_under_way("disk")
 
 
-async def test_without_time_nothing_is_started(gate: Gate) -> None:
-    with pytest.raises(SourceTimeoutError):
-        await BlockingCalls[str]().call("disk", gate, seconds=0.0)
-    assert gate.started == 0
-
-
 async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> None:
     calls = BlockingCalls[str]()
     calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(None, at_once)}

@@ -408,18 +408,6 @@ def test_without_evidence_the_default_is_assumed_unless_its_lock_is_free(
     assert "PID 5" in (host.source.observe(()).error or "")
 
 
-def test_a_daemon_in_an_unknown_directory_is_an_error(host: Host, tmp_path: Path) -> None:
-    with held_lock(tmp_path / "tmp-mps") as pid, held_lock(tmp_path / "run-mps"):
-        host.add(pid, argv=[CONTROL, "-d"])
-        host.add(7, argv=[CONTROL, "-d"])
-        (facts,) = host.found()
-    assert facts.process is not None
-    assert facts.process.pid == pid
-    error = host.source.observe(()).error or ""
-    assert "PID 7:" in error
-    assert "--mps.pipe-directory" in error
-
-
 # ------------------------------------------------------------------------------ containers' root
 
 TENANT: dict[str, Any] = {
@@ -571,7 +559,7 @@ def test_facts_are_read_again_after_a_minute_or_an_exec(host: Host) -> None:
     now = 0.0
     source = DaemonDiscovery(str(host.root), clock=lambda: now)
     host.add(5, argv=["a"], cgroup="0::/before\n")
-    assert source.observe([5]).processes[5].state == "S"
+    source.observe([5])
     host.add(5, argv=["a"], cgroup="0::/after\n", state="T", parent=9)
     now = policy.PROCESS_REFRESH_INTERVAL_SECONDS - 1.0
     facts = source.observe([5]).processes[5]

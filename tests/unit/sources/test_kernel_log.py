@@ -139,15 +139,6 @@ def test_only_processes_of_the_wanted_user_are_read(tmp_path: Path) -> None:
     assert answers(evidence)[11].uid == 0
 
 
-def test_more_clients_than_are_read_at_a_time_are_read_later(tmp_path: Path) -> None:
-    pids = range(10, 110)
-    for pid in pids:
-        process(tmp_path, pid, uid=0)
-    evidence = evidence_of(tmp_path)
-    evidence.read(dict.fromkeys(pids))
-    assert answers(evidence).keys() == set(pids)
-
-
 def test_clients_of_a_user_that_hang_cost_that_user(tmp_path: Path) -> None:
     """They may be clients of root's daemon, which is not limited."""
     evidence = evidence_of(tmp_path)

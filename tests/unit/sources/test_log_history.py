@@ -96,24 +96,18 @@ def test_a_line_of_the_millisecond_in_which_the_exporter_started_is_news(
     poll_all(host.tails)
 
 
-def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
+@pytest.mark.parametrize("found_again", [False, True])
+def test_every_start_since_the_exporters_own_is_counted(host: LogFolder, found_again: bool) -> None:
+    """A daemon that is found again is followed from its last start."""
     host.read("control")
+    if found_again:
+        poll_all(host.tails)
     host.now = at("12:00")
-    starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
+    last = START.format("12:00.000")
+    starts = f"{START.format('11:00.000')}\n{last}"
     host.write("control", starts)
     (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (script(starts).control, False)
-
-
-def test_a_daemon_that_is_found_again_is_followed_from_its_last_start(host: LogFolder) -> None:
-    """Its earlier starts since the exporter's start are not counted."""
-    host.read("control")
-    poll_all(host.tails)
-    starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
-    host.now = at("12:00")
-    host.write("control", starts)
-    (chunk,) = host.read("control")
-    assert chunk.data == script(START.format("12:00.000")).control
+    assert (chunk.data, chunk.history) == (script(last if found_again else starts).control, False)
 
 
 def test_after_the_clock_was_set_back_a_new_log_is_news(host: LogFolder) -> None:

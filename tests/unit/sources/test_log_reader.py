@@ -153,18 +153,16 @@ def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> Non
 
 
 def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogFolder) -> None:
+    """The new file is empty, as logrotate's "create" makes it: no program writes there."""
     host.write("control", START.format("00:01.000"))
     host.poll()
     (host.folder / "control.log").rename(host.folder / "control.log.1")
-    (host.folder / "control.log").touch()  # as logrotate's "create" does: no program writes there
-    with (host.folder / "control.log.1").open("ab") as file:
-        file.write(b"[more\n")
-    assert host.data("control") == b"[more\n"
-    assert state(host.poll(), "control").readable
-    # All of it is read, and the new file is still empty: the daemon may continue with the old one.
-    with (host.folder / "control.log.1").open("ab") as file:
-        file.write(b"[and more\n")
-    assert host.data("control") == b"[and more\n"
+    (host.folder / "control.log").touch()
+    for data in (b"[more\n", b"[and more\n"):
+        with (host.folder / "control.log.1").open("ab") as file:
+            file.write(data)
+        assert host.data("control") == data
+        assert state(host.poll(), "control").readable
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])

@@ -85,14 +85,6 @@ def test_the_hour_that_comes_twice_while_following(tmp_path: Path, zone: ZoneInf
         assert folder.moments("control") == [folder.now], minute
 
 
-def test_a_first_line_that_comes_in_halves_has_its_offset(tmp_path: Path, zone: ZoneInfo) -> None:
-    folder = Folder(tmp_path, zone, now=LATE)
-    data = lines(zone, LATE)
-    for part, moments in ((data[:40], []), (data[40:], [LATE])):
-        folder.write("control", part, mtime=LATE + 1023.5)  # which shows no zone
-        assert folder.moments("control") == moments
-
-
 def test_a_zone_of_its_own_is_one_offset(tmp_path: Path, zone: ZoneInfo) -> None:
     """A container's: its rules are not known here."""
     folder = Folder(tmp_path, ZoneInfo("Asia/Kathmandu"), now=SUMMER + 5.0)

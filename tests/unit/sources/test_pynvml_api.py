@@ -343,9 +343,8 @@ def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> Non
         raise pynvml.NVMLError(Code.TIMEOUT)
 
     nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
-    thread = threading.Thread(target=binding.wait_event, args=(object(), 10))
-    thread.start()
-    assert waits.wait(PATIENCE_SECONDS)
-    assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
-    may_end.set()
-    thread.join()
+    with ThreadPoolExecutor() as threads:
+        threads.submit(binding.wait_event, object(), 10)
+        assert waits.wait(PATIENCE_SECONDS)
+        assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
+        may_end.set()
