@@ -31,11 +31,11 @@ GROUPS: dict[str, Any] = {
 }
 
 
-def library(*, newer: bool = True) -> FakeNvml:
+def library() -> FakeNvml:
     device = FakeDevice("GPU-1")
     device.replies = {**device.replies, **GROUPS}
     made = FakeNvml(device)
-    made.functions = {MEMORY_LIMITS} if newer else set()
+    made.functions = {MEMORY_LIMITS}
     return made
 
 
@@ -61,14 +61,9 @@ def test_no_more_groups_are_asked_for_than_a_bound() -> None:
 Made = tuple[LiveHost, FakeNvml]
 
 
-@pytest.fixture(params=[True, False])
-def newer(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture
-async def host(tmp_path: Path, newer: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = library(newer=newer)
+async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = library()
     monkeypatch.setattr(
         live_host, "NvmlSession", lambda options: NvmlSession(made, options=OPTIONS)
     )
@@ -80,10 +75,12 @@ async def host(tmp_path: Path, newer: bool, monkeypatch: pytest.MonkeyPatch) -> 
     await one.close()
 
 
+@pytest.mark.parametrize("newer", [True, False])
 async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
     host: Made, newer: bool
 ) -> None:
     one, made = host
+    made.functions = {MEMORY_LIMITS} if newer else set()
     await one.read_gpus(PATIENCE_SECONDS)
     found = await one.identify([20, 21, 22], PATIENCE_SECONDS)
     assert [memory.path for memory in found.cgroup_memory] == ["/limited"] * newer
@@ -91,7 +88,6 @@ async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
     assert made.calls[MEMORY_LIMITS] == newer
 
 
-@pytest.mark.parametrize("newer", [True])
 async def test_processes_are_told_when_nvml_hangs(
     host: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,16 @@ from testing.waiting import PATIENCE_SECONDS
 
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
+
+
+TENANT: dict[str, Any] = {
+    "uid": 0,
+    "capabilities": 0xA80425FB,
+    "mount": 90,
+    "namespace_pids": (7,),
+    "pid_namespace": 4026532999,
+}
+"""Root of an unprivileged container, which has the pipe directory mounted."""
 
 
 class Host(FakeProc):
@@ -192,17 +203,25 @@ def test_configured_directories_are_checked_first_if_threads_run_out(
     assert facts.owner_uid == os.getuid()
 
 
-def test_of_a_users_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
+def test_of_a_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
+    """The crowd of a user, and that of a container's root."""
     user, most = os.getuid() + 2001, policy.MAX_DAEMONS_PER_USER
     for number in range(20):
-        host.daemon(100 + number, f"/{number}", uid=user)
+        host.daemon(100 + number, f"/user/{number}", uid=user)
+        host.daemon(200 + number, f"/container/{number}", **TENANT)
+    host.daemon(300, "/other", **{**TENANT, "pid_namespace": 4026533000})
     host.daemon(500, "/root")
     host.daemon(501, "/" + "x" * policy.MAX_PIPE_DIRECTORY_BYTES)  # longer than any socket's
     for _ in range(2):
-        found = host.found()
-        assert [one.pipe_directory for one in found if not one.limited] == ["/root"]
-        assert len(found) == 1 + most
-        assert host.source.observe([]).ignored_programs == {user: 20 - most}
+        found = {one.pipe_directory: one.limited for one in host.found()}
+        assert [pipe for pipe, limited in found.items() if not limited] == ["/root"]
+        assert Counter(pipe.split("/")[1] for pipe in found) == {
+            "user": most,
+            "container": most,
+            "other": 1,
+            "root": 1,
+        }
+        assert host.source.observe([]).ignored_programs[user] == 20 - most
 
 
 # ------------------------------------------------------------------------------ configured
@@ -410,15 +429,6 @@ def test_without_evidence_the_default_is_assumed_unless_its_lock_is_free(
 
 # ------------------------------------------------------------------------------ containers' root
 
-TENANT: dict[str, Any] = {
-    "uid": 0,
-    "capabilities": 0xA80425FB,
-    "mount": 90,
-    "namespace_pids": (7,),
-    "pid_namespace": 4026532999,
-}
-"""Root of an unprivileged container, which has the pipe directory mounted."""
-
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the directory must be root's")
 
 
@@ -475,17 +485,6 @@ def test_root_of_a_container_is_no_owner_of_a_users_directory(host: Host, tmp_pa
             host.add(pid, argv=[CONTROL, "-d"], environ=environment(pipe), **process)
             (facts,) = host.found([(str(pipe), None)])
             assert facts.lock_holder_pid == holder
-
-
-def test_each_container_of_root_has_limits_of_its_own(host: Host) -> None:
-    most = policy.MAX_DAEMONS_PER_USER
-    for number in range(20):
-        host.daemon(100 + number, f"/{number}", **TENANT)
-    host.daemon(200, "/other", **{**TENANT, "pid_namespace": 4026533000})
-    host.daemon(201, "/root")
-    found = {one.pipe_directory: one.limited for one in host.found()}
-    assert len(found) == most + 2
-    assert (found["/other"], found["/root"]) == (True, False)
 
 
 # ------------------------------------------------------------------------------ locks

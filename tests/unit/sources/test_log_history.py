@@ -110,14 +110,6 @@ def test_every_start_since_the_exporters_own_is_counted(host: LogFolder, found_a
     assert (chunk.data, chunk.history) == (script(last if found_again else starts).control, False)
 
 
-def test_after_the_clock_was_set_back_a_new_log_is_news(host: LogFolder) -> None:
-    host.now = at("05:00")
-    assert host.read("control") == []
-    host.write("control", START.format("06:00.000"), mtime=at("06:00"))
-    host.now = at("06:00")
-    assert [chunk.history for chunk in host.read("control")] == [False]
-
-
 def test_another_log_directory_is_judged_by_its_stamps(host: LogFolder, tmp_path: Path) -> None:
     host.write("control", OLD, mtime=at("00:03"))
     host.read("control")

@@ -8,9 +8,6 @@ from pathlib import Path
 import yaml
 
 from mps_exporter.metrics import CATALOGUE
-from mps_exporter.metrics.gpus import BY_QUANTITY
-from mps_exporter.sources.nvml.policy import MINUTE, SLOW
-from mps_exporter.sources.nvml.readings import FIELDS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -45,11 +42,3 @@ def test_rules_ask_for_metrics_that_exist() -> None:
         for rule in group["rules"]:
             for metric in re.findall(r"(?<![:\w])(mps_gpu_\w+)(?![:\w])", rule["expr"]):
                 assert metric in CATALOGUE, rule["record"]
-
-
-def test_metrics_that_are_not_read_each_time_say_so() -> None:
-    """A rate over a counter that is read once a minute needs to know."""
-    words = {SLOW: "read every 5 s", MINUTE: "read once a minute"}
-    for row in FIELDS:
-        if row.every in words:
-            assert words[row.every] in BY_QUANTITY[row.quantity].help.lower(), row.quantity

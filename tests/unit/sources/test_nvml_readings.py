@@ -15,6 +15,7 @@ from testing.nvml_host import GPM, OPTIONS, opened, values
 
 QUIET = replace(OPTIONS, xid_events=False)
 NOT_SUPPORTED = {"code": int(Code.NOT_SUPPORTED)}
+VGPU = "vgpu_licensed"
 
 
 def observed(
@@ -70,74 +71,70 @@ def value(number: float) -> dict[str, float]:
     return {"code": 0, "value": number}
 
 
-def test_fans() -> None:
-    speeds: dict[str, Any] = {"nvmlDeviceGetFanSpeed_v2(0)": 30, "nvmlDeviceGetFanSpeed_v2(1)": 41}
-    found = values(observed(nvmlDeviceGetNumFans=2, **speeds))
-    assert (found["fan_speed,0"], found["fan_speed,1"]) == (0.3, 0.41)
-    assert "fan_speed,0" not in values(observed(nvmlDeviceGetNumFans=2))
+LINKS = {f"165:{link}": value(link < 6) for link in range(8)}
+TRAFFIC = {"138:4294967295": value(3), "139:4294967295": value(5), "38:0": value(2)}
+ERRORS = {f"161:{link}": value(link) for link in range(4)} | {"163:2": value(7)}
+SRAM = {
+    f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, {location})": reply
+    for kind in (0, 1)
+    for scope in (0, 1)
+    for location, reply in ((7, NOT_SUPPORTED), (1, 4))
+}
 
 
-def test_nvlink() -> None:
-    links = {f"165:{link}": value(link < 6) for link in range(8)}
-    counters = {"138:4294967295": value(3), "139:4294967295": value(5), "38:0": value(2)}
-    assert (
-        values(observed({**links, **counters})).items()
-        >= {
-            "nvlink_links,active": 6,
-            "nvlink_links,inactive": 2,
-            "nvlink_transmit_bytes": 3 * 1024,
-            "nvlink_receive_bytes": 5 * 1024,
-            "nvlink_errors,crc_flit": 2,
-        }.items()
-    )
-
-
-def test_nvlink_errors_are_the_driver_s_sum_or_since_hopper_the_sum_over_links() -> None:
-    errors = {f"161:{link}": value(link) for link in range(4)} | {"163:2": value(7)}
-    found = values(observed(errors))
-    assert (found["nvlink_errors,replay"], found["nvlink_errors,crc"]) == (6, 7)
-    assert "nvlink_errors,recovery" not in found
-    assert values(observed({**errors, "52:0": value(1)}))["nvlink_errors,replay"] == 1
-
-
-def test_numbers_newer_than_their_names_stay_numbers() -> None:
-    found = values(observed({"230:0": value(99)}, fabric_state=17))
-    assert found["recovery_action,unknown_99"] == found["fabric_state,unknown_17"] == 1
-
-
-def test_a_vgpu_and_a_fabric() -> None:
-    found = values(observed(fabric_state=3, vgpu_licensed=True))
-    assert found["fabric_state,completed"] == found["vgpu_licensed"] == 1
-    assert values(observed(vgpu_licensed=False))["vgpu_licensed"] == 0
-
-
-def test_an_unknown_performance_state_is_absent() -> None:
-    assert "performance_state" not in values(observed(nvmlDeviceGetPerformanceState=32))
-
-
-def test_memory_of_an_old_driver_and_memory_shared_with_the_host() -> None:
-    old = values(observed(memory={"total": 100, "used": 40, "free": 60}))
-    assert old["memory_used"] == 40
-    assert "memory_reserved" not in old
-    shared = values(observed(memory=NOT_SUPPORTED))
-    assert not [f"memory_{one}" for one in ("total", "used", "free") if f"memory_{one}" in shared]
-
-
-def test_sram_errors_before_ampere_are_those_of_its_parts() -> None:
-    replies: dict[str, Any] = {
-        f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, {location})": reply
-        for kind in (0, 1)
-        for scope in (0, 1)
-        for location, reply in ((7, NOT_SUPPORTED), (1, 4))
-    }
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        (
+            {
+                "nvmlDeviceGetNumFans": 2,
+                "nvmlDeviceGetFanSpeed_v2(0)": 30,
+                "nvmlDeviceGetFanSpeed_v2(1)": 41,
+            },
+            {"fan_speed,0": 0.3, "fan_speed,1": 0.41},
+        ),
+        ({"nvmlDeviceGetNumFans": 2}, {"fan_speed,0": None}),
+        ({"fields": LINKS}, {"nvlink_links,active": 6, "nvlink_links,inactive": 2}),
+        (
+            {"fields": TRAFFIC},
+            {
+                "nvlink_transmit_bytes": 3 * 1024,
+                "nvlink_receive_bytes": 5 * 1024,
+                "nvlink_errors,crc_flit": 2,
+            },
+        ),
+        # The driver's sum, or since Hopper the sum over links.
+        (
+            {"fields": ERRORS},
+            {"nvlink_errors,replay": 6, "nvlink_errors,crc": 7, "nvlink_errors,recovery": None},
+        ),
+        ({"fields": {**ERRORS, "52:0": value(1)}}, {"nvlink_errors,replay": 1}),
+        # Numbers newer than their names stay numbers.
+        ({"fields": {"230:0": value(99)}}, {"recovery_action,unknown_99": 1}),
+        ({"fabric_state": 17, "vgpu_licensed": False}, {"fabric_state,unknown_17": 1, VGPU: 0}),
+        ({"fabric_state": 3, "vgpu_licensed": True}, {"fabric_state,completed": 1, VGPU: 1}),
+        ({"nvmlDeviceGetPerformanceState": 32}, {"performance_state": None}),
+        # An old driver, and memory that is shared with the host.
+        (
+            {"memory": {"total": 100, "used": 40, "free": 60}},
+            {"memory_used": 40, "memory_reserved": None},
+        ),
+        ({"memory": NOT_SUPPORTED}, {"memory_total": None, "memory_used": None}),
+        # Before Ampere, SRAM errors are those of its parts.
+        (
+            SRAM,
+            {
+                "ecc_errors,corrected,volatile,sram": None,
+                "ecc_errors,corrected,volatile,l2_cache": 4,
+            },
+        ),
+    ],
+)
+def test_replies_of_other_hardware(
+    replies: dict[str, Any], expected: dict[str, float | None]
+) -> None:
     found = values(observed(**replies))
-    assert "ecc_errors,corrected,volatile,sram" not in found
-    assert found["ecc_errors,corrected,volatile,l2_cache"] == 4
-
-
-@pytest.mark.parametrize(("mode", "name"), [(3, "exclusive_process"), (9, "unknown_9")])
-def test_compute_modes(mode: int, name: str) -> None:
-    assert observed(nvmlDeviceGetComputeMode=mode).compute_mode == name
+    assert {name: found.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,6 @@ def test_wrong_arguments_are_an_error_of_nvml(binding: NvmlApi, nvml: Any) -> No
         binding.number("nvmlDeviceGetSomethingOfTheFuture", DEVICE)
 
 
-def test_text_of_old_and_new_releases(binding: NvmlApi, nvml: Any) -> None:
-    """Some functions of pynvml return bytes."""
-    nvml(nvmlDeviceGetName=lambda _: b"NVIDIA H200", nvmlSystemGetDriverVersion=lambda: "580.1")
-    assert binding.text("nvmlDeviceGetName", DEVICE) == "NVIDIA H200"
-    assert binding.text("nvmlSystemGetDriverVersion") == "580.1"
-
-
 class Bar1(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
@@ -138,11 +131,13 @@ def test_values_out_of_structures(binding: NvmlApi, nvml: Any) -> None:
     )
     nvml(
         nvmlDeviceGetPciInfo=lambda _: SimpleNamespace(busId=b"00000000:18:00.0"),
+        nvmlSystemGetDriverVersion=lambda: "580.1",
         nvmlDeviceGetGpuFabricInfoV=fabric,
         c_nvmlGpuFabricInfo_v2_t=FabricInfo,
         nvmlDeviceGetGridLicensableFeatures_v4=lambda _: features,
     )
     assert binding.text("nvmlDeviceGetPciInfo", DEVICE) == "00000000:18:00.0"
+    assert binding.text("nvmlSystemGetDriverVersion") == "580.1"
     assert binding.fabric_state(DEVICE) == 3
     assert binding.vgpu_licensed(DEVICE) is False, "the second is beyond the count"
     features.isGridLicenseSupported = 0
