@@ -263,13 +263,6 @@ def test_lines_without_a_stamp_are_history_if_they_are_older_than_the_exporter(
     assert (chunk.data, chunk.history) == (b"no stamp\n", exists)
 
 
-@pytest.mark.parametrize("hours", [-8.0, 0.0, 1.0, 5.75])
-def test_the_zone_is_learnt_from_the_files_own_time(host: LogFolder, hours: float) -> None:
-    host.write("control", START.format("00:01.000"), mtime=at("00:01") - hours * 3600.0 + 0.02)
-    (chunk,) = host.chunks("control")
-    assert chunk.utc_offset_seconds == hours * 3600.0
-
-
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_law_a_sample_written_bit_by_bit_gives_its_truth(
