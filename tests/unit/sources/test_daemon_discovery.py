@@ -639,7 +639,7 @@ def test_a_hidden_process_is_neither_gone_nor_an_error(host: Host) -> None:
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
 
 
-@pytest.mark.parametrize("name", ["stat", "environ"])
+@pytest.mark.parametrize("name", ["comm", "stat", "environ", "cmdline"])
 def test_daemons_that_cannot_be_read_are_not_gone(host: Host, name: str) -> None:
     host.daemon(413, "/pipe")
     with no_reading(errno.EMFILE, name), pytest.raises(OSError, match="Too many open files"):
