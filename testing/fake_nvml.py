@@ -88,7 +88,6 @@ class FakeNvml(NvmlApi):
         """Times at which the host's clock, the clock of the samples, was set; and the steps."""
         self.initialized = 0
         self.calls: Counter[str] = Counter()
-        self.fields_queried: Counter[int] = Counter()
         self.failing: dict[str, int] = {}
         self.functions: set[str] = set()
         """Functions that the library has in addition to the recorded functions."""
@@ -206,7 +205,6 @@ class FakeNvml(NvmlApi):
 
     def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
         gpu = self._enter("nvmlDeviceGetFieldValues", device)
-        self.fields_queried.update(one for one, _ in fields)
         known = gpu.replies.get("fields", {})
         unknown = {"code": Code.NOT_SUPPORTED}
         return [FieldReply(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]

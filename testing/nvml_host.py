@@ -14,6 +14,8 @@ from testing.waiting import PATIENCE_SECONDS
 GPM = dict.fromkeys((1, 2, 3, 4, 5, 10, 11, 12, 13), 100.0) | {20: 10.0, 21: 20.0}
 """GPM metrics while busy: percentages, and MiB/s."""
 OPTIONS = NvmlOptions(driver_directory="/nonexistent", stop_timeout_seconds=PATIENCE_SECONDS)
+COUNTERS = {"busy_time": "unobserved_time,busy", "sm_active_time": "unobserved_time,active"}
+"""Counter of seconds -> counter of its gaps."""
 
 
 def gpu(name: str = "GPU-0", share: float = 0.5) -> FakeDevice:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,11 @@ GROUPS: dict[str, Any] = {
 }
 
 
-def library(*, newer: bool = True) -> FakeNvml:
+def library() -> FakeNvml:
     device = FakeDevice("GPU-1")
     device.replies = {**device.replies, **GROUPS}
     made = FakeNvml(device)
-    made.functions = {MEMORY_LIMITS} if newer else set()
+    made.functions = {MEMORY_LIMITS}
     return made
 
 
@@ -59,43 +58,29 @@ def test_no_more_groups_are_asked_for_than_a_bound() -> None:
     assert made.calls[MEMORY_LIMITS] == MAX_CGROUPS
 
 
-def test_before_nvml_is_open_nothing_is_asked() -> None:
-    made = library()
-    with opened(made) as nvml:
-        assert not nvml.has_memory_limits
-        assert nvml.memory_limits(ROOT, ["/limited"]) == ()
-    assert made.calls[MEMORY_LIMITS] == 0
-
-
 Made = tuple[LiveHost, FakeNvml]
 
 
-@pytest.fixture(params=[True, False])
-def newer(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture
-async def host(tmp_path: Path, newer: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = library(newer=newer)
+async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = library()
     monkeypatch.setattr(
         live_host, "NvmlSession", lambda options: NvmlSession(made, options=OPTIONS)
     )
     proc = FakeProc(tmp_path / "proc")
-    proc.add(20, argv=["python"], cgroup="0::/limited\n")
-    proc.add(21, argv=["python"], cgroup="0::/limited\n")
-    proc.add(22, argv=["python"], cgroup="4:memory:/elsewhere\n")
-    (tmp_path / "cgroup").mkdir()
-    settings = Settings(path_procfs=str(proc.root), path_cgroupfs=ROOT)
-    one = LiveHost(settings)
+    for pid, cgroup in ((20, "0::/limited\n"), (21, "0::/limited\n"), (22, "4:memory:/other\n")):
+        proc.add(pid, argv=["python"], cgroup=cgroup)
+    one = LiveHost(Settings(path_procfs=str(proc.root), path_cgroupfs=ROOT))
     yield one, made
     await one.close()
 
 
+@pytest.mark.parametrize("newer", [True, False])
 async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
     host: Made, newer: bool
 ) -> None:
     one, made = host
+    made.functions = {MEMORY_LIMITS} if newer else set()
     await one.read_gpus(PATIENCE_SECONDS)
     found = await one.identify([20, 21, 22], PATIENCE_SECONDS)
     assert [memory.path for memory in found.cgroup_memory] == ["/limited"] * newer
@@ -103,21 +88,14 @@ async def test_a_driver_that_has_them_is_asked_where_the_kernel_shows_none(
     assert made.calls[MEMORY_LIMITS] == newer
 
 
-@pytest.fixture
-def stuck(host: Made, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Set: the call comes back."""
+async def test_processes_are_told_when_nvml_hangs(
+    host: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, made = host
     let_go = threading.Event()
-    monkeypatch.setattr(host[1], "cgroup_memory", lambda *_: let_go.wait())
+    monkeypatch.setattr(made, "cgroup_memory", lambda *_: let_go.wait())
     monkeypatch.setattr(policy, "MEMORY_LIMITS_TIMEOUT_SECONDS", 0.01)
-    yield let_go
-    let_go.set()
-
-
-@pytest.mark.parametrize("newer", [True])
-async def test_processes_are_told_when_nvml_hangs(host: Made, stuck: threading.Event) -> None:
-    one, _ = host
     await one.read_gpus(PATIENCE_SECONDS)
     found = await one.identify([20], PATIENCE_SECONDS)
     assert (set(found.processes), found.cgroup_memory) == ({20}, ())
-    assert not stuck.is_set()
-    stuck.set()
+    let_go.set()

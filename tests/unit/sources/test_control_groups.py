@@ -61,38 +61,32 @@ BARE, LIMITED = (2, 0, "max"), (2, 0, 8 << 30)
 BARE_LEAF = CgroupMemory(LEAF, PCI, 2, 0, None, hard_unlimited=True)
 LIMITED_LEAF = CgroupMemory(LEAF, PCI, 2, 0, 8 << 30)
 PARENT = str(Path(LEAF).parent)
+BARE_PARENT = CgroupMemory(PARENT, PCI, 2, 0, None, hard_unlimited=True)
+LIMITED_PARENT = CgroupMemory(PARENT, PCI, 2, 0, 8 << 30)
 
 
 @pytest.mark.parametrize(
     ("groups", "paths", "expected"),
     [
-        ({LEAF: LIMITED}, [LEAF, LEAF], (LIMITED_LEAF,)),
         # A limit above a group without a limit is shown with the group.
-        (
-            {LEAF: BARE, PARENT: LIMITED},
-            [LEAF],
-            (BARE_LEAF, CgroupMemory(PARENT, PCI, 2, 0, 8 << 30)),
-        ),
+        ({LEAF: BARE, PARENT: LIMITED}, [LEAF, LEAF], {BARE_LEAF, LIMITED_PARENT}),
         # Groups above without a limit are left out, unless they are the nearest of a process.
-        ({LEAF: LIMITED, PARENT: BARE}, [LEAF], (LIMITED_LEAF,)),
-        (
-            {LEAF: LIMITED, PARENT: BARE},
-            [LEAF, f"{PARENT}/other"],
-            (LIMITED_LEAF, CgroupMemory(PARENT, PCI, 2, 0, None, hard_unlimited=True)),
-        ),
+        ({LEAF: LIMITED, PARENT: BARE}, [LEAF], {LIMITED_LEAF}),
+        ({LEAF: LIMITED, PARENT: BARE}, [LEAF, f"{PARENT}/x"], {LIMITED_LEAF, BARE_PARENT}),
         # A group without files has the memory of the nearest group above.
-        ({PARENT: LIMITED}, [LEAF], (CgroupMemory(PARENT, PCI, 2, 0, 8 << 30),)),
+        ({PARENT: LIMITED}, [LEAF], {LIMITED_PARENT}),
     ],
 )
 def test_groups_with_limits_are_shown(
     root: Path,
     groups: dict[str, tuple[int, int, int | str]],
     paths: list[str],
-    expected: tuple[CgroupMemory, ...],
+    expected: set[CgroupMemory],
 ) -> None:
     for path, values in groups.items():
         group(root, path, *values)
-    assert sorted(read(root, *paths), key=str) == sorted(expected, key=str)
+    found = read(root, *paths)
+    assert (len(found), set(found)) == (len(expected), expected)
 
 
 def test_without_the_controller_nothing_is_shown(root: Path) -> None:
@@ -103,9 +97,8 @@ def test_without_the_controller_nothing_is_shown(root: Path) -> None:
 
 def test_nothing_outside_the_mount_is_read(root: Path) -> None:
     (root / "elsewhere").mkdir()
-    assert unified_path("0::/../../kubepods/pod1\n") is None
-    assert unified_path("4:memory:/docker/1\n") is None
-    assert unified_path(None) is None
+    for cgroup in ("0::/../../kubepods/pod1\n", "4:memory:/docker/1\n", None):
+        assert unified_path(cgroup) is None
     group(root, "/outside", 1, 2, 3)
     assert memory_partitions(str(root / "elsewhere"), ["0::/../outside\n"]) == ()
 
@@ -142,9 +135,7 @@ def link(folder: Path, name: str) -> None:
         (f"anna-notebook-0_research_lab-{ID}.log", ("research", "anna-notebook-0", "lab")),
         (f"a.b_n_c-{ID}.log", ("n", "a.b", "c")),
         (f"a_b_c-{OTHER}.log", None),
-        (f"{ID}.log", None),
         (f"a_b-{ID}.log", None),
-        (f"a_b_c-{ID[:-1]}.log", None),
         (f"A_b_c-{ID}.log", None),
         (f"a_b_c-{ID}.log.gz", None),
         (f'a"_b_c-{ID}.log', None),
@@ -158,9 +149,6 @@ def test_a_container_is_named_by_its_link(
     link(tmp_path / "containers", name)
     found = () if expected is None else (ContainerName(container, *expected),)
     assert container_names(folder, [container]) == found
-    assert container_names(folder, []) == ()
-    (tmp_path / "containers" / name).unlink()
-    assert container_names(folder, [container]) == ()
 
 
 def test_the_containers_of_processes_are_named(tmp_path: Path) -> None:

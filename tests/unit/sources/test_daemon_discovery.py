@@ -6,10 +6,7 @@ import errno
 import fcntl
 import os
 import struct
-import subprocess
-import sys
-import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -27,16 +24,23 @@ from mps_exporter.sources.daemon_directories import (
     lock_holder,
 )
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
-from mps_exporter.sources.processes import Processes
-from testing.fake_host import held_lock, idle_process
+from testing.fake_host import held_lock
 from testing.fake_proc import ALL_CAPABILITIES, BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.threads import allow_one_thread
-from testing.waiting import PATIENCE_SECONDS, wait_for
-
-ROOT = Path(__file__).parents[3]
+from testing.waiting import PATIENCE_SECONDS
 
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
+
+
+TENANT: dict[str, Any] = {
+    "uid": 0,
+    "capabilities": 0xA80425FB,
+    "mount": 90,
+    "namespace_pids": (7,),
+    "pid_namespace": 4026532999,
+}
+"""Root of an unprivileged container, which has the pipe directory mounted."""
 
 
 class Host(FakeProc):
@@ -106,7 +110,6 @@ def test_a_daemon_with_its_servers(host: Host, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "variables", "expected"),
     [
-        (["-d"], {}, (False, False, False, None)),
         (["--foreground", "-p", "3"], {}, (True, False, False, "3")),
         (["-d", "-multiuser-server"], {}, (False, True, False, None)),
         (["-d", "-S"], {"CUDA_MPS_PROTOCOL_VERSION": "3"}, (False, False, True, "3")),
@@ -140,14 +143,6 @@ def test_a_process_without_flags_is_a_daemon_while_it_holds_the_lock(
     assert host.found() == ()
 
 
-def test_without_variables_a_daemon_has_the_default_directories(host: Host, tmp_path: Path) -> None:
-    host.add(5, argv=[CONTROL, "-d"], environ={})
-    (facts,) = host.found()
-    assert facts.pipe_directory == str(tmp_path / "tmp-mps")
-    assert facts.log_directory == DEFAULT_LOG_DIRECTORY
-    assert not facts.directories_assumed
-
-
 @pytest.mark.parametrize("state", ["R", "Z"])
 @pytest.mark.parametrize("named", [True, False])
 def test_an_ending_daemon_is_in_no_other_directory(
@@ -163,31 +158,17 @@ def test_an_ending_daemon_is_in_no_other_directory(
     assert host.found() == ()
 
 
-def test_a_daemon_that_ends_during_a_check_is_in_no_other_directory(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tmp-mps").mkdir()
-    host.add(5, argv=[CONTROL, "-d"], environ={})
-    monkeypatch.setattr(Processes, "sole_user", lambda _processes, _pid: None)
-    assert host.found() == ()
-
-
-@pytest.mark.parametrize("still_there", [True, False])
 def test_a_daemon_in_a_container_that_ends_is_in_no_other_directory(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still_there: bool
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel removes its root directory before it is a zombie."""
     locate = DaemonDirectories.locate
     with held_lock(tmp_path / "container" / "boxed") as pid:
         host.daemon(pid, "/boxed", sees=tmp_path / "container")
-        (facts,) = host.found()
-        assert facts.root == f"{host.root}/{pid}/root"
+        assert host.found()[0].root == f"{host.root}/{pid}/root"
 
     def locate_at_the_end(*arguments: Any) -> object:
-        if still_there:
-            (host.root / str(pid) / "root").unlink()
-        else:
-            host.remove(pid)
+        (host.root / str(pid) / "root").unlink()
         return locate(*arguments)
 
     monkeypatch.setattr(DaemonDirectories, "locate", locate_at_the_end)
@@ -212,15 +193,6 @@ def test_the_lock_decides_between_two_processes_and_two_directories(
     }
 
 
-def test_a_second_daemon_with_default_directories_is_not_in_the_missing_one(
-    host: Host, tmp_path: Path
-) -> None:
-    with held_lock(tmp_path / "tmp-mps") as pid:
-        host.add(pid, argv=[CONTROL, "-d"], environ={})
-        host.add(pid + 1, argv=[CONTROL, "-d"], environ={}, started=5.0)
-        assert host.pipes() == [str(tmp_path / "tmp-mps")]
-
-
 def test_configured_directories_are_checked_first_if_threads_run_out(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,17 +203,25 @@ def test_configured_directories_are_checked_first_if_threads_run_out(
     assert facts.owner_uid == os.getuid()
 
 
-def test_of_a_users_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
+def test_of_a_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
+    """The crowd of a user, and that of a container's root."""
     user, most = os.getuid() + 2001, policy.MAX_DAEMONS_PER_USER
     for number in range(20):
-        host.daemon(100 + number, f"/{number}", uid=user)
+        host.daemon(100 + number, f"/user/{number}", uid=user)
+        host.daemon(200 + number, f"/container/{number}", **TENANT)
+    host.daemon(300, "/other", **{**TENANT, "pid_namespace": 4026533000})
     host.daemon(500, "/root")
     host.daemon(501, "/" + "x" * policy.MAX_PIPE_DIRECTORY_BYTES)  # longer than any socket's
     for _ in range(2):
-        found = host.found()
-        assert [one.pipe_directory for one in found if not one.limited] == ["/root"]
-        assert len(found) == 1 + most
-        assert host.source.observe([]).ignored_programs == {user: 20 - most}
+        found = {one.pipe_directory: one.limited for one in host.found()}
+        assert [pipe for pipe, limited in found.items() if not limited] == ["/root"]
+        assert Counter(pipe.split("/")[1] for pipe in found) == {
+            "user": most,
+            "container": most,
+            "other": 1,
+            "root": 1,
+        }
+        assert host.source.observe([]).ignored_programs[user] == 20 - most
 
 
 # ------------------------------------------------------------------------------ configured
@@ -299,62 +279,20 @@ def test_a_daemon_that_does_not_run_has_no_log_of_another(
     assert logs() == alone
 
 
-def test_a_lock_without_a_visible_process(host: Host, tmp_path: Path) -> None:
-    configured = [(str(tmp_path / "pipe"), None)]
-    with held_lock(tmp_path / "pipe") as pid:
-        (facts,) = host.found(configured)
-        assert (facts.process, facts.lock_holder_pid, facts.lock_tested) == (None, pid, True)
-    (facts,) = host.found(configured)
-    assert (facts.lock_holder_pid, facts.lock_tested) == (None, True)
-
-
-def test_the_holder_of_the_lock_at_an_earlier_time_proves_nothing(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check of a slow directory began before the daemon started, and ended after."""
-    pipe = str(tmp_path / "pipe")
-    may_return = threading.Event()
-    check = DaemonDirectories.check
-
-    def slow(*arguments: Any, **more: Any) -> Any:
-        found = check(*arguments, **more)
-        may_return.wait()
-        return found
-
-    with held_lock(tmp_path / "pipe"):
-        pass  # the file exists, and the lock is free
-    monkeypatch.setattr(DaemonDirectories, "check", slow)
-    monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", 0.05)
-    (facts,) = host.found([(pipe, None)])
-    assert not facts.lock_tested
-    with held_lock(tmp_path / "pipe") as pid:
-        under_way = host.source._checks._calls[pipe, None].future
-        may_return.set()
-        wait_for(under_way.done)
-        monkeypatch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", PATIENCE_SECONDS)
-        (facts,) = host.found([(pipe, None)])
-        assert (facts.owner_uid, facts.lock_tested) == (os.getuid(), False)
-        (facts,) = host.found([(pipe, None)])
-        assert (facts.lock_tested, facts.lock_holder_pid) == (True, pid)
-
-
 @pytest.mark.parametrize("configured", [False, True])
 def test_a_daemon_whose_directory_cannot_be_checked_now_still_runs(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: bool
 ) -> None:
+    def fails(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     names = [(str(tmp_path / "pipe"), None)] if configured else []
     with held_lock(tmp_path / "pipe") as pid:
         host.daemon(pid, tmp_path / "pipe")
         (before,) = host.found(names)
-
-        def fails(*_: Any) -> int:
-            raise OSError(errno.EMFILE, "Too many open files")
-
         monkeypatch.setattr(daemon_directories, "opened_directory", fails)
         (facts,) = host.found(names)
-        assert before.process is not None
-        assert facts.process == before.process
-        assert facts.pipe_directory == before.pipe_directory
+        assert (facts.process, facts.pipe_directory) == (before.process, before.pipe_directory)
         assert "(too many open files)" in (host.source.observe([]).error or "")
 
 
@@ -378,33 +316,12 @@ def test_a_daemon_with_its_own_root(host: Host, tmp_path: Path) -> None:
     assert Path(facts.log_path).samefile(root / "mps" / "log")
 
 
-def test_the_same_directory_under_the_same_name_needs_no_prefix(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe, root = tmp_path / "pipe", tmp_path / "container"
-    for folder in (pipe, root / "inner-log", root / str(pipe).lstrip("/")):
-        folder.mkdir(parents=True)
-    # Simulates a mount of the host's directory.
-    real, mirrored = directory_status, f"{host.root}/5/root{pipe}"
-    monkeypatch.setattr(
-        daemon_directories,
-        "directory_status",
-        lambda path, procfs: real(str(pipe) if path == mirrored else path, procfs),
-    )
-    host.contained(5, root, str(pipe), "/inner-log")
-    (facts,) = host.found()
-    assert (facts.pipe_directory, facts.root) == (str(pipe), "")
-    assert Path(facts.log_path).samefile(root / "inner-log")
-
-
 def test_links_in_a_container_lead_to_directories_in_it(host: Host, tmp_path: Path) -> None:
     """The host has a directory of the name that the container's link has."""
     outside, root = tmp_path / "run", tmp_path / "container"
     inside = root / str(outside).lstrip("/")
-    for folder in (outside, inside):
-        (folder / "mps").mkdir(parents=True)
-        (folder / "log").mkdir()
-    (root / "var").mkdir()
+    for folder in (outside / "mps", outside / "log", inside / "mps", inside / "log", root / "var"):
+        folder.mkdir(parents=True)
     (root / "var" / "run").symlink_to(outside)  # /var/run -> /run
     (root / "var" / "log").symlink_to(f"../../../../../../../../../../../../..{outside}/log")
     host.contained(5, root, "/var/run/mps", "/var/log")
@@ -412,39 +329,17 @@ def test_links_in_a_container_lead_to_directories_in_it(host: Host, tmp_path: Pa
     assert (facts.pipe_directory, facts.root) == (f"{outside}/mps", f"{host.root}/5/root")
     assert Path(facts.pipe_path).samefile(inside / "mps")
     assert Path(facts.log_path).samefile(inside / "log")
-
-
-def test_links_that_stay_inside_keep_their_name(host: Host, tmp_path: Path) -> None:
-    root = tmp_path / "container"
-    (root / "run" / "mps").mkdir(parents=True)
-    (root / "var").mkdir()
-    (root / "var" / "run").symlink_to("../run")
-    host.contained(5, root, "/var/run/mps")
+    (root / "loop").symlink_to("/loop")
+    host.remove(5)
+    host.contained(6, root, "/loop")
     (facts,) = host.found()
-    assert facts.pipe_directory == "/var/run/mps"
-    assert Path(facts.pipe_path).samefile(root / "run" / "mps")
-
-
-def test_a_link_to_itself_leads_nowhere(host: Host, tmp_path: Path) -> None:
-    root = tmp_path / "container"
-    root.mkdir()
-    (root / "mps").symlink_to("/mps")
-    host.contained(5, root, "/mps")
-    (facts,) = host.found()
-    assert (facts.pipe_directory, facts.root) == ("/mps", "")
+    assert (facts.pipe_directory, facts.root) == ("/loop", "")
 
 
 def test_without_openat2_only_directories_of_the_host_are_opened(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolve_in_root, "_OPENAT2", 100_000)  # ENOSYS
-    for folder in (tmp_path / "container" / "mps", tmp_path / "pipe"):
-        folder.mkdir(parents=True)
-    host.contained(5, tmp_path / "container", "/mps")
-    host.daemon(6, tmp_path / "pipe")
-    outside, inside = host.found([(str(tmp_path / "pipe"), None)])
-    assert (outside.pipe_directory, outside.root) == ("/mps", "")
-    assert (inside.owner_uid, inside.root) == (os.getuid(), "")
     assert directory_status(f"/proc/self/root{tmp_path}", "/proc") is not None  # as text
     assert directory_status(f"/proc/{os.getpid()}/root{tmp_path}", "/proc") is None
 
@@ -503,114 +398,60 @@ def test_the_default_log_belongs_to_the_daemon_whose_pid_it_contains(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int
 ) -> None:
     """The environment is unreadable; a log from before the daemon is of another process."""
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(logs))
-    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setattr(daemon_directories, "DEFAULT_LOG_DIRECTORY", str(tmp_path))
+    one, two, log = tmp_path / "one", tmp_path / "two", tmp_path / "control.log"
     with held_lock(one) as first, held_lock(two) as second:
-        stamp = f"[2026-11-21 08:55:22.019 Control {first:5d}]"
-        log = logs / "control.log"
         # The first daemon mentions the second; the lines are the first daemon's.
+        stamp = f"[2026-11-21 08:55:22.019 Control {first:5d}]"
         log.write_text(f"{stamp} NEW CLIENT Control {second}] from user 0\n")
         os.utime(log, (BOOT_TIME, BOOT_TIME + 4000 - age))
         for pid, pipe in ((first, one), (second, two)):
-            host.add(
-                pid,
-                argv=[CONTROL, "-d"],
-                sockets=[str(pipe / "control")],
-                started=3000,
-                environ=None,
-            )
-        own = "" if age else str(logs)
-
-        def found() -> dict[str, str]:
-            daemons = host.found()
-            return {facts.pipe_directory: facts.log_directory for facts in daemons}
-
-        assert found() == {str(one): own, str(two): ""}
-        log.write_text("")  # later its lines are no longer at the end
-        assert found() == {str(one): own, str(two): ""}
+            host.add(pid, argv=[CONTROL, "-d"], sockets=[str(pipe / "control")], started=3000)
+        for _ in range(2):
+            found = {facts.pipe_directory: facts.log_directory for facts in host.found()}
+            assert found == {str(one): "" if age else str(tmp_path), str(two): ""}
+            log.write_text("")  # later its lines are no longer at the end
 
 
-def test_the_lock_shows_a_daemon_in_a_container_without_readable_environment(
+def test_without_evidence_the_default_is_assumed_unless_its_lock_is_free(
     host: Host, tmp_path: Path
 ) -> None:
-    """With CAP_SYS_PTRACE alone its root can be entered, and its environment cannot be read."""
-    root, pipe = tmp_path / "container", str(tmp_path / "tmp-mps")
-    with held_lock(root / pipe.lstrip("/")) as pid:
-        host.add(pid, argv=[CONTROL, "-d"], sees=root)
-        (facts,) = host.found()
-        assert (facts.pipe_directory, facts.root) == (pipe, f"{host.root}/{pid}/root")
-
-
-@pytest.mark.parametrize("free_lock", [False, True])
-def test_without_evidence_the_default_is_assumed_unless_its_lock_is_free(
-    host: Host, tmp_path: Path, free_lock: bool
-) -> None:
     (tmp_path / "tmp-mps").mkdir()
-    if free_lock:
-        (tmp_path / "tmp-mps" / "control_lock").touch()
     host.add(5, argv=[CONTROL, "-d"])
-    found = host.found()
-    if free_lock:
-        assert found == ()
-    else:
-        assert [one.pipe_directory for one in found] == [str(tmp_path / "tmp-mps")]
-        assert found[0].directories_assumed
-        assert found[0].log_directory_assumed
-    assert ("PID 5" in (host.source.observe(()).error or "")) == free_lock
-
-
-def test_a_daemon_in_an_unknown_directory_is_an_error(host: Host, tmp_path: Path) -> None:
-    with held_lock(tmp_path / "tmp-mps") as pid, held_lock(tmp_path / "run-mps"):
-        host.add(pid, argv=[CONTROL, "-d"])
-        host.add(7, argv=[CONTROL, "-d"])
-        (facts,) = host.found()
-    assert facts.process is not None
-    assert facts.process.pid == pid
-    error = host.source.observe(()).error or ""
-    assert "PID 7:" in error
-    assert "--mps.pipe-directory" in error
+    (facts,) = host.found()
+    assert facts.pipe_directory == str(tmp_path / "tmp-mps")
+    assert facts.directories_assumed
+    assert facts.log_directory_assumed
+    (tmp_path / "tmp-mps" / "control_lock").touch()
+    assert host.found() == ()
+    assert "PID 5" in (host.source.observe(()).error or "")
 
 
 # ------------------------------------------------------------------------------ containers' root
-
-TENANT: dict[str, Any] = {
-    "uid": 0,
-    "capabilities": 0xA80425FB,
-    "mount": 90,
-    "namespace_pids": (7,),
-    "pid_namespace": 4026532999,
-}
-"""Root of an unprivileged container, which has the pipe directory mounted."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the directory must be root's")
 
 
 @needs_root
 @pytest.mark.parametrize("configured", [False, True])
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("program", [[CONTROL, "-d"], ["/bin/tenant"]])
 def test_root_of_a_container_does_not_take_the_place_of_roots_daemon(
-    host: Host, tmp_path: Path, configured: bool, named: bool
+    host: Host, tmp_path: Path, configured: bool, program: list[str]
 ) -> None:
     """Its process has a daemon's name, or merely holds the lock."""
     pipe = tmp_path / "pipe"
     places = [(str(pipe), None)] if configured else []
     with held_lock(pipe) as pid:
         host.daemon(pid, pipe)
-        (facts,) = host.found(places)
-        assert not facts.limited
+        assert not host.found(places)[0].limited
         host.remove(pid)
     with held_lock(pipe) as pid:
-        flags = [CONTROL, "-d"] if named else ["/bin/tenant"]
-        host.add(pid, argv=flags, environ=environment(pipe, pipe), **TENANT)
-        for _ in range(2):
-            found = host.found(places)
-            if configured:
-                assert [(one.process, one.lock_holder_pid) for one in found] == [(None, None)]
-                assert found[0].lock_tested
-            else:
-                assert [one.limited for one in found] == [True] * named
+        host.add(pid, argv=program, environ=environment(pipe, pipe), **TENANT)
+        found = host.found(places)
+        if configured:
+            assert [(one.process, one.lock_holder_pid) for one in found] == [(None, None)]
+        else:
+            assert [one.limited for one in found] == [True] * (program[0] == CONTROL)
 
 
 @pytest.mark.parametrize(
@@ -644,17 +485,6 @@ def test_root_of_a_container_is_no_owner_of_a_users_directory(host: Host, tmp_pa
             host.add(pid, argv=[CONTROL, "-d"], environ=environment(pipe), **process)
             (facts,) = host.found([(str(pipe), None)])
             assert facts.lock_holder_pid == holder
-
-
-def test_each_container_of_root_has_limits_of_its_own(host: Host) -> None:
-    most = policy.MAX_DAEMONS_PER_USER
-    for number in range(20):
-        host.daemon(100 + number, f"/{number}", **TENANT)
-    host.daemon(200, "/other", **{**TENANT, "pid_namespace": 4026533000})
-    host.daemon(201, "/root")
-    found = {one.pipe_directory: one.limited for one in host.found()}
-    assert len(found) == most + 2
-    assert (found["/other"], found["/root"]) == (True, False)
 
 
 # ------------------------------------------------------------------------------ locks
@@ -693,24 +523,17 @@ def test_only_regular_files_are_tested(tmp_path: Path) -> None:
 def test_facts_of_a_process(host: Host, tmp_path: Path) -> None:
     passwd = tmp_path / "passwd"
     passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
-    host.add(
-        443,
-        argv=["/opt/bin/python3", "train.py"],
-        environ={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "HOME": "/root"},
-        uid=1001,
-        state="T",
-        started=12.34,
-        namespace_pids=[3],
-        cgroup="0::/system.slice/x.service\n",
-    )
+    variables = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "HOME": "/root"}
+    more: dict[str, Any] = {"state": "T", "started": 12.34, "cgroup": "0::/system.slice/x\n"}
+    argv = ["/opt/bin/python3", "train.py"]
+    host.add(443, argv=argv, environ=variables, uid=1001, namespace_pids=[3], **more)
     host.add(5, comm=b"odd (name)\xff", uid=4_000_000_001)
     found = DaemonDiscovery(str(host.root), str(passwd)).observe([5, 443]).processes
     facts = found[443]
     assert facts.start_time_seconds == BOOT_TIME + 12.34
     assert (facts.uid, facts.user, facts.name) == (1001, "ann", "python3")
     assert (facts.state, facts.parent_pid, facts.namespace_pids) == ("T", 1, (443, 3))
-    assert facts.pid_namespace == HOST_NAMESPACE
-    assert facts.cgroup == "0::/system.slice/x.service\n"
+    assert (facts.pid_namespace, facts.cgroup) == (HOST_NAMESPACE, more["cgroup"])
     assert facts.mps_environment == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
     assert (found[5].user, found[5].name) == (None, "odd (name)\\xff")
 
@@ -731,23 +554,11 @@ def test_a_file_that_cannot_be_read_is_absent(host: Host) -> None:
     assert six.mps_environment is None
 
 
-def test_a_reused_pid_is_another_process(host: Host) -> None:
-    host.add(5, argv=["old"], uid=1, started=1)
-    old = host.source.observe([5]).processes[5]
-    host.add(5, argv=["new"], uid=2, started=2)
-    new = host.source.observe([5]).processes[5]
-    assert (old.name, old.uid) == ("old", 1)
-    assert (new.name, new.uid) == ("new", 2)
-    assert old.start_time_seconds != new.start_time_seconds
-    host.remove(5)
-    assert host.source.observe([5]).processes == {}
-
-
 def test_facts_are_read_again_after_a_minute_or_an_exec(host: Host) -> None:
     now = 0.0
     source = DaemonDiscovery(str(host.root), clock=lambda: now)
     host.add(5, argv=["a"], cgroup="0::/before\n")
-    assert source.observe([5]).processes[5].state == "S"
+    source.observe([5])
     host.add(5, argv=["a"], cgroup="0::/after\n", state="T", parent=9)
     now = policy.PROCESS_REFRESH_INTERVAL_SECONDS - 1.0
     facts = source.observe([5]).processes[5]
@@ -771,18 +582,18 @@ def test_a_process_that_ended_keeps_its_facts(host: Host) -> None:
 
 def test_after_the_clock_was_set_new_processes_have_its_time(host: Host) -> None:
     """A known process keeps its start time, which its log lines have; small changes are ignored."""
+
+    def started(pid: int) -> float:
+        return host.source.observe([pid]).processes[pid].start_time_seconds - BOOT_TIME
+
     host.add(5, argv=["a"], started=1000)
-    assert host.source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
-    (host.root / "stat").write_text(f"btime {BOOT_TIME + 1}\n")
-    host.add(4, argv=["b"], started=1050)
-    assert host.source.observe([4]).processes[4].start_time_seconds == BOOT_TIME + 1050
-    (host.root / "stat").write_text(f"btime {BOOT_TIME - 5}\n")
-    host.add(6, argv=["b"], started=1060)
-    seen = host.source.observe([5, 6]).processes
-    assert seen[5].start_time_seconds == BOOT_TIME + 1000
-    assert seen[6].start_time_seconds == BOOT_TIME - 5 + 1060
+    assert started(5) == 1000
+    for step, pid, expected in ((1, 4, 1050), (-5, 6, 1045)):
+        (host.root / "stat").write_text(f"btime {BOOT_TIME + step}\n")
+        host.add(pid, argv=["b"], started=1050)
+        assert started(pid) == expected
     host.add(5, argv=["c"], started=1000)  # another program, the same process
-    assert host.source.observe([5]).processes[5].start_time_seconds == BOOT_TIME + 1000
+    assert started(5) == 1000
 
 
 @contextmanager
@@ -801,13 +612,7 @@ def no_reading(code: int, *names: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        (errno.EMFILE, "too many open files"),
-        (errno.ENFILE, "too many open files in system"),
-        (errno.ENOMEM, "cannot allocate memory"),
-        (errno.EIO, "input/output error"),
-    ],
+    ("code", "why"), [(errno.EMFILE, "too many open files"), (errno.EIO, "input/output error")]
 )
 def test_a_process_that_cannot_be_read_is_not_gone(host: Host, code: int, why: str) -> None:
     for pid in (5, 6):
@@ -834,30 +639,6 @@ def test_a_hidden_process_is_neither_gone_nor_an_error(host: Host) -> None:
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a procfs")
-def test_a_real_procfs_that_hides() -> None:
-    observe = (
-        "import os, sys; from mps_exporter.sources.daemon_discovery import DaemonDiscovery; "
-        "source = DaemonDiscovery();"
-        "os.setgroups([]); os.setresgid(*[1001] * 3); os.setresuid(*[1001] * 3);"
-        "print(os.path.exists('/proc/' + sys.argv[1]), source.observe([int(sys.argv[1])]).gone)"
-    )
-    # In a PID namespace of its own: before Linux 5.8 the option is one for all of a namespace.
-    script = 'mount -t proc -o hidepid=2 proc /proc && { sleep 60 & "$1" -c "$2" $!; kill $!; }'
-    unshare = ["unshare", "--pid", "--fork", "--mount", "sh", "-c", script, "sh"]
-    seen = subprocess.run(
-        [*unshare, sys.executable, observe],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/exporter:{ROOT}"},
-    )
-    if seen.returncode and seen.stderr.startswith(("unshare:", "mount:")):
-        pytest.skip(f"no procfs can be mounted here: {seen.stderr.strip()}")
-    assert (seen.stdout, seen.stderr) == ("False ()\n", "")
-
-
 @pytest.mark.parametrize("name", ["comm", "stat", "environ", "cmdline"])
 def test_daemons_that_cannot_be_read_are_not_gone(host: Host, name: str) -> None:
     host.daemon(413, "/pipe")
@@ -868,31 +649,6 @@ def test_daemons_that_cannot_be_read_are_not_gone(host: Host, name: str) -> None
 def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DaemonDiscovery(str(tmp_path / "nowhere")).discover((), search=True)
-
-
-def test_processes_of_a_program_have_its_name_now(host: Host) -> None:
-    source = Processes(str(host.root))
-    host.add(10, comm="sh")
-    host.add(11, comm="job", uid=1001)
-    assert {pid: one.uid for pid, one in source.find_program(b"job").items()} == {11: 1001}
-    assert source.identify([11])[0]
-    host.remove(11)
-    host.add(10, comm="job")  # its exec
-    host.add(12, comm="job")
-    assert list(source.find_program(b"job")) == [10, 12]
-    assert 11 not in source._known
-
-
-def test_kernel_threads_are_not_read_in_a_scan(host: Host) -> None:
-    source = Processes(str(host.root))
-    children = host.add(2, comm="kthreadd") / "task" / "2"
-    children.mkdir(parents=True)
-    (children / "children").write_text("3 4 ")
-    for pid in (3, 5):
-        host.add(pid, comm="job")
-    assert list(source.find_program(b"job")) == [5]
-    host.add(2, comm="init")  # in a container's PID namespace
-    assert list(source.find_program(b"job")) == [3, 5]
 
 
 # ------------------------------------------------------------------------------ locked memory
@@ -929,9 +685,7 @@ async def test_a_process_that_hangs_hides_no_daemon(
         host.daemon(2, "/later")
         assert await discovered(host.source, *places) == ["/later", str(pipe)]
         seen = await asyncio.to_thread(host.source.observe, [pid, 3, 999_999])
-        assert seen.error is None
-        assert seen.ignored_programs == {alice: 2 * policy.MAX_HUNG_CALLS_PER_USER}
-        assert seen.processes[pid].name == "nvidia-cuda-mps-control"
+        assert (seen.error, seen.ignored_programs[alice]) == (None, number - 2)
         hung = seen.processes[3]
         assert (hung.uid, hung.name, hung.mps_environment) == (alice, "nvidia-cuda-mps", None)
 
@@ -951,16 +705,3 @@ async def test_a_process_of_root_that_hangs_is_an_error_and_known_by_its_lock(
 
 
 # ------------------------------------------------------------------------------ the real one
-
-
-def test_a_real_process_with_a_real_environment(host: Host) -> None:
-    variables = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", "SECRET": "x"}
-    source = DaemonDiscovery()
-    with idle_process(**variables) as pid:
-        facts = source.observe([pid]).processes[pid]
-    assert source.observe([pid]).processes == {}
-    assert facts.mps_environment == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
-    assert (facts.uid, facts.parent_pid) == (os.geteuid(), os.getpid())
-    assert facts.state in {"R", "S"}
-    assert facts.own_pid == pid
-    assert abs(facts.start_time_seconds - time.time()) < 3600

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -26,15 +25,10 @@ def chunk(text: str) -> LogChunk:
     [
         ("00:01.000 C630 Accepting connection...", "00:01"),
         ("00:01.000 C630 NEW UI\n00:02.500 C630 Cmd:get_server_list", "00:01"),
-        (
-            "00:01.000 C630 NEW CLIENT 1 from user 1001: Server already exists\n"
-            "00:02.500 C630 NEW CLIENT 2 from user 1001: Server already exists",
-            "00:02.500",
-        ),
+        ("00:02.500 C630 NEW CLIENT 2 from user 1001: Server already exists", "00:02.500"),
         ("00:01.000 C630 Server 863 exited with status 0", "00:01"),
         ("00:01.000 C630 NEW SERVER 878: Ready\n00:01.500 O878 Startup", "00:01"),
         ("00:01.000 C630 Try shutting down server 90, backoff is enabled", None),  # drains
-        ("00:01.000 C630 Unable to accept connection", None),
         ("", None),
     ],
 )
@@ -59,12 +53,10 @@ async def test_this_host_hears_of_it_from_the_logs(
     monkeypatch.setattr(host.control, "record_activity", lambda *output: heard.append(output))
     daemon = DaemonFacts(PIPE, str(tmp_path), log_owners=(os.geteuid(),))
     await host.poll_logs([daemon], PATIENCE_SECONDS)
-    now = time.time()
-    stamp = datetime.fromtimestamp(now).isoformat(" ", "milliseconds")  # noqa: DTZ006 - as MPS does
+    now = datetime.now()  # noqa: DTZ005 - as MPS does
+    stamp = now.isoformat(" ", "milliseconds")
     (tmp_path / "control.log").write_text(f"[{stamp} Control   630] Accepting connection...\n")
-    os.utime(tmp_path / "control.log", (now, now))
     await host.poll_logs([daemon], PATIENCE_SECONDS)
     await host.close()
     ((pipe_directory, moment),) = heard
-    assert pipe_directory == PIPE
-    assert abs(moment - now) < 1.0
+    assert (pipe_directory, round(moment - now.timestamp())) == (PIPE, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.flags import Settings
-from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation
+from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
@@ -157,94 +157,42 @@ async def test_logs_of_ordinary_users_do_not_delay_others(
 async def test_logs_that_hang_are_unreadable_after_a_while(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
+    async def states() -> dict[str, str | None]:
+        seen = (await site.logs.poll(site.targets, PATIENCE_SECONDS)).states
+        return {one.log: one.error for one in seen if one.pipe_directory == "/a"}
+
     caplog.set_level(logging.INFO)
     site.add("a", "b")
     await site.poll()
     gate = await site.lose("a")
-    before = await site.logs.poll(site.targets, PATIENCE_SECONDS)
-    assert not [one for one in before.states if one.pipe_directory == "/a"]
+    assert await states() == {}
     site.logs.seconds += policy.LOG_UNREADABLE_AFTER_SECONDS
+    error = "reading it does not return: the file system does not answer"
     for _ in range(2):
-        found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
-        assert {
-            (one.readable, one.error) for one in found.states if one.pipe_directory == "/a"
-        } == {(False, "reading it does not return: the file system does not answer")}
+        assert await states() == {"control": error, "server": error}
     gate.set()
     await site.returned("a")
-    found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
-    assert {one.log: one.readable for one in found.states if one.pipe_directory == "/a"} == {
-        "control": True,
-        "server": False,
-    }
-    assert [
-        record.message
-        for record in caplog.records
-        if "reading" in record.message or "again" in record.message
-    ] == ["reading a daemon's logs does not return", "a daemon's logs are read again"]
-
-
-async def test_a_daemon_without_a_thread_does_not_hang(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy, "MAX_HUNG_CALLS", 1)
-    site.add("a")
-    await site.lose("a")
-    site.add("b")
-    site.logs.seconds = 1.0
-    with pytest.raises(SourceTimeoutError):
-        await site.poll()
-    site.logs.seconds += policy.LOG_UNREADABLE_AFTER_SECONDS
-    found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
-    assert {one.pipe_directory: one.error for one in found.states} == {
-        "/a": "reading it does not return: the file system does not answer",
-        "/b": "the logs of other daemons hang, and no thread is left to read it",
-    }
-
-
-async def test_a_gone_daemon_is_released_when_no_thread_reads_it(site: Site) -> None:
-    site.add("a", "b")
-    await site.poll()
-    gate = await site.lose("a")
-    targets, site.targets = site.targets, []
-    await site.poll()
-    assert site.logs._daemons.keys() == {"/a"}
-    gate.set()
-    await site.returned("a")
-    await site.poll()
-    await site.poll()
-    assert not site.logs._daemons
-    site.targets = targets
-    assert (await site.poll()).keys() == {"a", "b"}
+    assert await states() == {"control": None, "server": "no such file"}
+    told = [one.message for one in caplog.records if "daemon's logs" in one.message]
+    assert told == ["reading a daemon's logs does not return", "a daemon's logs are read again"]
 
 
 # ------------------------------------------------------------------------------ this host
 
 
-async def test_logs_next_to_a_foreground_daemon_are_not_read(tmp_path: Path) -> None:
-    (tmp_path / "control.log").write_text("of an earlier daemon\n")
-    host = LiveHost(Settings(collector_nvml=False))
-    daemon = DaemonFacts("/a", str(tmp_path), foreground=True)
-    found = await host.poll_logs([daemon], PATIENCE_SECONDS)
-    await host.close()
-    assert found.chunks == ()
-    assert {(one.log, one.readable) for one in found.states} == {
-        ("control", False),
-        ("server", False),
-    }
-    assert all("foreground" in (one.error or "") for one in found.states)
-    assert found.states[0].path == f"{tmp_path}/control.log"
-
-
-async def test_logs_are_not_counted_again_after_a_foreground_run(
+async def test_a_foreground_run_reads_no_logs_and_repeats_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     host = LiveHost(Settings(collector_nvml=False))
     daemon = DaemonFacts("/a", str(tmp_path), log_owners=OWN)
-    found: list[LogChunk] = []
+    found: list[LogsObservation] = []
     for one, line in ((daemon, "1\n"), (replace(daemon, foreground=True), ""), (daemon, "2\n")):
         with (tmp_path / "control.log").open("a") as log:
             log.write(line)
-        found += (await host.poll_logs([one], PATIENCE_SECONDS)).chunks
+        found.append(await host.poll_logs([one], PATIENCE_SECONDS))
     await host.close()
-    assert [chunk.data for chunk in found] == [b"1\n", b"2\n"]
+    assert [chunk.data for one in found for chunk in one.chunks] == [b"1\n", b"2\n"]
+    for state in found[1].states:
+        assert (state.readable, state.path) == (False, f"{tmp_path}/{state.log}.log")
+        assert "foreground" in (state.error or "")

@@ -75,14 +75,6 @@ def test_a_file_truncated_while_it_could_not_be_read_is_counted_in_full(host: Lo
     assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
 
 
-def test_old_lines_of_a_log_that_appears_late_are_history(host: LogFolder) -> None:
-    """For example, /var/log is mounted after the exporter's start."""
-    assert host.read("control") == []
-    host.write("control", OLD, mtime=at("00:03"))
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (script(START.format("00:03.000")).control, True)
-
-
 def test_in_a_log_that_appears_late_what_is_new_is_counted(host: LogFolder) -> None:
     host.read("control")
     host.write("control", OLD)
@@ -104,41 +96,18 @@ def test_a_line_of_the_millisecond_in_which_the_exporter_started_is_news(
     poll_all(host.tails)
 
 
-def test_every_start_since_the_exporters_own_is_counted(host: LogFolder) -> None:
+@pytest.mark.parametrize("found_again", [False, True])
+def test_every_start_since_the_exporters_own_is_counted(host: LogFolder, found_again: bool) -> None:
+    """A daemon that is found again is followed from its last start."""
     host.read("control")
+    if found_again:
+        poll_all(host.tails)
     host.now = at("12:00")
-    starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
+    last = START.format("12:00.000")
+    starts = f"{START.format('11:00.000')}\n{last}"
     host.write("control", starts)
     (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (script(starts).control, False)
-
-
-def test_a_daemon_that_is_found_again_is_followed_from_its_last_start(host: LogFolder) -> None:
-    """Its earlier starts since the exporter's start are not counted."""
-    host.read("control")
-    poll_all(host.tails)
-    starts = f"{START.format('11:00.000')}\n{START.format('12:00.000')}"
-    host.now = at("12:00")
-    host.write("control", starts)
-    (chunk,) = host.read("control")
-    assert chunk.data == script(START.format("12:00.000")).control
-
-
-def test_after_the_clock_was_set_back_a_new_log_is_news(host: LogFolder) -> None:
-    host.now = at("05:00")
-    assert host.read("control") == []
-    host.write("control", START.format("06:00.000"), mtime=at("06:00"))
-    host.now = at("06:00")
-    assert [chunk.history for chunk in host.read("control")] == [False]
-
-
-def test_a_log_whose_stamps_are_of_an_unknown_clock_is_news_when_it_appears_late(
-    host: LogFolder,
-) -> None:
-    host.read("control")
-    host.now = at("11:00")
-    host.write("control", "00:01.000 C630 NEW UI", mtime=at("11:00") + 123.0)
-    assert [chunk.history for chunk in host.read("control")] == [False]
+    assert (chunk.data, chunk.history) == (script(last if found_again else starts).control, False)
 
 
 def test_another_log_directory_is_judged_by_its_stamps(host: LogFolder, tmp_path: Path) -> None:
@@ -149,41 +118,3 @@ def test_another_log_directory_is_judged_by_its_stamps(host: LogFolder, tmp_path
     host.write("control", OLD.replace("630", "640"), mtime=at("00:03"))
     (chunk,) = host.read("control")
     assert (chunk.history, chunk.restarted) == (True, True)
-
-
-def test_a_replaced_file_is_counted_in_full(host: LogFolder) -> None:
-    host.write("control", OLD, mtime=at("00:03"))
-    host.read("control")
-    (host.folder / "control.log").rename(host.folder / "control.log.1")
-    new_lines_appear(host)
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history, chunk.restarted) == (script(NEWS).control, False, True)
-
-
-def test_a_log_that_fails_at_the_first_look_is_read_in_full_later(host: LogFolder) -> None:
-    host.write("control", OLD, mtime=at("00:03"))
-    with failing("pread", errno.EIO):
-        found = host.poll()
-    assert [one.error for one in found.states] == ["input/output error", "no such file"]
-    (chunk,) = host.read("control")
-    assert (chunk.data, chunk.history) == (script(START.format("00:03.000")).control, True)
-
-
-def test_a_size_that_the_file_does_not_have_is_not_waited_for(
-    host: LogFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS caches sizes: missing data must not cause polls without a pause."""
-    host.write("control", OLD, mtime=at("00:03"))
-    host.read("control")
-    real = os.fstat
-
-    def longer(descriptor: int) -> os.stat_result:
-        found = list(real(descriptor))
-        found[6] += 100
-        return os.stat_result(found)
-
-    monkeypatch.setattr(os, "fstat", longer)
-    new_lines_appear(host)
-    chunks = [chunk for _ in range(4) for chunk in host.chunks("control")]
-    assert b"".join(chunk.data for chunk in chunks) == script(NEWS).control
-    assert chunks[-1].complete_until == host.now

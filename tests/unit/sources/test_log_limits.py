@@ -56,22 +56,6 @@ def test_a_log_that_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None
     assert chunk.complete_until is not None
 
 
-def test_a_limit_of_nothing_reads_nothing_and_says_so(tmp_path: Path) -> None:
-    tails = LogFollower()
-    target = own_logs(PIPE, tmp_path)
-    (tmp_path / "control.log").write_bytes(b"")
-    tails.read_daemon(target)
-    with (tmp_path / "control.log").open("ab") as file:
-        file.write(script(LINE).control * 100)
-    first = tails.read_daemon(target, 50)
-    (chunk,) = [one for one in first.chunks if one.log == "control"]
-    assert (len(chunk.data), chunk.complete_until) == (50, None)
-    nothing = tails.read_daemon(target, 0)
-    (chunk,) = [one for one in nothing.chunks if one.log == "control"]
-    assert (chunk.data, chunk.complete_until) == (b"", None)
-    poll_all(tails)
-
-
 def test_users_share_a_poll() -> None:
     def target(name: str, user: int | None) -> DaemonFacts:
         return DaemonFacts(name, "/l", owner_uid=user, limited=user is not None)

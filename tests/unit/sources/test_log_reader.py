@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,36 +37,13 @@ def test_a_first_read_begins_at_the_last_start_of_the_daemon(host: LogFolder) ->
     host.write("control", f"{START.format('00:09.000')}\n00:10.000 C630 NEW UI")
     host.write("server", "00:09.500 O110 Startup", mtime=at("00:10"))
     observation = host.poll()
-    by_log = {chunk.log: chunk for chunk in observation.chunks}
-    assert by_log["control"].data.startswith(b"[2026-11-21 08:00:09.000 Control   630] Starting")
-    assert by_log["server"].data.startswith(b"[2026-11-21 08:00:09.500 Other   110] Startup")
-    assert all(chunk.history for chunk in by_log.values())
-    assert all(chunk.complete_until == host.now for chunk in by_log.values())
-    assert all(chunk.lost_bytes == 0 for chunk in by_log.values())
-    assert state(observation, "control").readable
-    assert state(observation, "control").path == f"{host.folder}/control.log"
-
-
-def test_a_daemon_found_late_is_counted_from_the_exporters_start_on(tmp_path: Path) -> None:
-    host = LogFolder(tmp_path, now=at("00:05"))
-    host.write("control", f"{START.format('00:01.000')}\n00:04.000 C630 NEW UI")
-    host.write("control", "00:06.000 C630 NEW UI\n00:07.000 C630 UI closed")
-    host.now = at("00:10")
-    host.write("control", b"", mtime=at("00:07"))
-    first, second = host.chunks("control"), host.chunks("control")
-    assert [(chunk.history, chunk.data.count(b"\n")) for chunk in first] == [(True, 2)]
-    assert [(chunk.history, chunk.data.count(b"\n")) for chunk in second] == [(False, 2)]
-    assert first[0].complete_until is None  # more is waiting
-    assert second[0].complete_until == host.now
-
-
-def test_a_log_that_appears_later_is_new(host: LogFolder) -> None:
-    observation = host.poll()
-    assert [one.readable for one in observation.states] == [False, False]
-    assert state(observation, "control").error == "no such file"
-    host.write("control", START.format("00:01.000"))
-    (chunk,) = host.chunks("control")
-    assert not chunk.history
+    control, server = observation.chunks
+    assert control.data.startswith(b"[2026-11-21 08:00:09.000 Control   630] Starting")
+    assert server.data.startswith(b"[2026-11-21 08:00:09.500 Other   110] Startup")
+    for chunk in (control, server):
+        assert (chunk.history, chunk.complete_until, chunk.lost_bytes) == (True, host.now, 0)
+    found = state(observation, "control")
+    assert (found.readable, found.path) == (True, f"{host.folder}/control.log")
 
 
 def test_a_backlog_is_bounded(tmp_path: Path) -> None:
@@ -85,19 +60,17 @@ def test_a_backlog_is_bounded(tmp_path: Path) -> None:
     assert max(len(chunk.data) for chunk in found) <= 40_000
 
 
-@pytest.mark.parametrize("before", [0, 1, 900, 65_536, 130_000])
-@pytest.mark.parametrize("after", [0, 1, 65_400, 65_536, 200_000])
+@pytest.mark.parametrize("before", [0, 1, 65_536, 130_000])
+@pytest.mark.parametrize("after", [0, 65_400, 65_536, 200_000])
 def test_the_start_is_found_at_any_position(tmp_path: Path, before: int, after: int) -> None:
     host = LogFolder(tmp_path)
     line = script("00:01.000 C630 Accepting connection...").control
-    later = line.replace(b"00:01", b"00:09")
     start = script(START.format("00:05.000")).control
-    host.write("control", line * (before // len(line)) + start + later * (after // len(line)))
-    host.write("server", script("00:01.000 S10 Exiting").server * (before // 50))
-    server = script("00:05.000 O10 Startup").server + script("00:06.000 S10 Exiting").server * (
-        after // 50
-    )
-    host.write("server", server)
+    later = line.replace(b"00:01", b"00:09") * (after // len(line))
+    host.write("control", line * (before // len(line)) + start + later)
+    ended = script("00:06.000 S10 Exiting").server
+    server = script("00:05.000 O10 Startup").server + ended * (after // len(ended))
+    host.write("server", ended.replace(b"00:06", b"00:01") * (before // len(ended)) + server)
     chunks = {chunk.log: chunk for chunk in host.poll().chunks}
     assert chunks["control"].data.startswith(start)
     assert chunks["server"].data == server
@@ -136,37 +109,20 @@ def test_a_truncated_log_is_detected_at_any_size(host: LogFolder, lines: int) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 @pytest.mark.parametrize("name", ["control.log.1", "control.log-20261121"])
 def test_the_end_of_a_truncated_log_is_read_from_its_copy(host: LogFolder, name: str) -> None:
-    log, copy = host.folder / "control.log", host.folder / name
+    log, other = host.folder / "control.log", host.folder / "control.log.other"
     host.write("control", START.format("00:01.000"))
     host.poll()
     host.write("control", "58:00.000 C630 NEW UI")
-    shutil.copy(log, copy)
-    shutil.copy(log, host.folder / "control.log.other")  # another user's
-    with (host.folder / "control.log.other").open("ab") as other:
-        other.write(script("58:30.000 C630 forged").control)
-    os.chown(host.folder / "control.log.other", 2001, 2001)
-    (host.folder / "control.log.2").symlink_to("control.log.other")
+    shutil.copy(log, host.folder / name)
+    other.write_bytes(log.read_bytes() + script("58:30.000 C630 forged").control)
+    os.chown(other, 2001, 2001)
+    (host.folder / "control.log.2").symlink_to(other.name)
     os.truncate(log, 0)
     host.write("control", "59:00.000 C630 UI closed")
-    found = host.read("control")
-    assert [(one.restarted, one.history) for one in found] == [(False, False), (True, False)]
-    assert [one.data for one in found] == [
-        script("58:00.000 C630 NEW UI").control,
-        script("59:00.000 C630 UI closed").control,
+    assert [(one.restarted, one.history, one.data) for one in host.read("control")] == [
+        (False, False, script("58:00.000 C630 NEW UI").control),
+        (True, False, script("59:00.000 C630 UI closed").control),
     ]
-
-
-def test_a_large_copy_is_read_in_parts(tmp_path: Path) -> None:
-    host = LogFolder(tmp_path, poll_bytes=100)
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    lines = script("58:00.000 C630 NEW UI").control * 5
-    host.write("control", lines)
-    shutil.copy(host.folder / "control.log", host.folder / "control.log.1")
-    os.truncate(host.folder / "control.log", 0)
-    found = [host.chunks("control")[0] for _ in range(9)]
-    assert b"".join(one.data for one in found) == lines
-    assert [one.restarted for one in found].count(True) == 1
 
 
 def test_what_a_truncation_loses_is_counted(tmp_path: Path) -> None:
@@ -190,106 +146,65 @@ def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> Non
     host.write("control", "58:00.000 C630 NEW UI")
     (host.folder / "control.log").rename(host.folder / "control.log.1")
     host.write("control", "59:00.000 C630 UI closed")
-    found = [chunk for _ in range(3) for chunk in host.chunks("control") if chunk.data]
-    assert [chunk.data for chunk in found] == [
-        script("58:00.000 C630 NEW UI").control,
-        script("59:00.000 C630 UI closed").control,
+    assert [(one.restarted, one.history, one.data) for one in host.read("control")] == [
+        (False, False, script("58:00.000 C630 NEW UI").control),
+        (True, False, script("59:00.000 C630 UI closed").control),
     ]
-    assert [chunk.restarted for chunk in found] == [False, True]
-    assert [chunk.history for chunk in found] == [False, False]
 
 
 def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogFolder) -> None:
+    """The new file is empty, as logrotate's "create" makes it: no program writes there."""
     host.write("control", START.format("00:01.000"))
     host.poll()
     (host.folder / "control.log").rename(host.folder / "control.log.1")
-    (host.folder / "control.log").touch()  # as logrotate's "create" does: no program writes there
-    with (host.folder / "control.log.1").open("ab") as file:
-        file.write(b"[more\n")
-    assert host.data("control") == b"[more\n"
-    assert state(host.poll(), "control").readable
-    # All of it is read, and the new file is still empty: the daemon may continue with the old one.
-    with (host.folder / "control.log.1").open("ab") as file:
-        file.write(b"[and more\n")
-    assert host.data("control") == b"[and more\n"
+    (host.folder / "control.log").touch()
+    for data in (b"[more\n", b"[and more\n"):
+        with (host.folder / "control.log.1").open("ab") as file:
+            file.write(data)
+        assert host.data("control") == data
+        assert state(host.poll(), "control").readable
 
 
-def test_a_directory_that_vanishes_and_comes_back(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    shutil.rmtree(host.folder)
-    assert state(host.poll(), "control").readable  # the file is still held
-    host.folder.mkdir()
-    host.write("control", "59:00.000 C630 UI closed")
-    assert host.data("control") == script("59:00.000 C630 UI closed").control
-
-
-def test_no_permission(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    host.write("control", START.format("00:01.000"))
-
-    def forbidden(*_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", forbidden)  # root may read everything
-        assert state(host.poll(), "control").error == "permission denied"
-    assert state(host.poll(), "control").readable
-    assert poll_all(host.tails, own_logs(PIPE, host.folder)).states[0].error is None
-
-
-@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "dangling"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
 def test_only_regular_files_are_opened(host: LogFolder, kind: str) -> None:
     path = host.folder / "control.log"
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "directory":
         path.mkdir()
-    elif kind == "link":
+    else:
         (host.folder / "real").write_bytes(b"secret\n")
         path.symlink_to(host.folder / "real")
-    elif kind == "dangling":
-        path.symlink_to(host.folder / "nowhere")
-    else:
-        with socket.socket(socket.AF_UNIX) as unix:
-            unix.bind(str(path))
     observation = host.poll()  # and returns
     assert observation.chunks == ()
     found = state(observation, "control")
     assert (found.readable, found.error) == (False, "not a regular file")
-    if path.is_dir():
-        path.rmdir()
-    else:
-        path.unlink()
+    path.rename(host.folder / "elsewhere")
     host.write("control", START.format("00:01.000"))
     assert state(host.poll(), "control").readable
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_a_log_that_is_replaced_while_it_is_opened_is_not_read(
-    host: LogFolder, monkeypatch: pytest.MonkeyPatch, kind: str
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = host.folder / "control.log"
     host.write("control", START.format("00:01.000"))
+    (host.folder / "secret").write_bytes(b"secret\n")
     real = os.stat
 
     def then_replaced(name: Any, **how: Any) -> os.stat_result:
         found = real(name, **how)
         if name == "control.log":
-            path.unlink()
-            if kind == "fifo":
-                os.mkfifo(path)
-            else:
-                (host.folder / "secret").write_bytes(b"secret\n")
-                path.symlink_to("secret")
+            (host.folder / name).unlink()
+            (host.folder / name).symlink_to("secret")
         return found
 
     before = descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", then_replaced)
-        observation = host.poll()  # and returns
+        observation = host.poll()
     found = state(observation, "control")
-    error = "not a regular file" if kind == "fifo" else "a symbolic link, which is not followed"
-    assert (found.readable, found.error, observation.chunks) == (False, error, ())
+    assert (found.readable, observation.chunks) == (False, ())
+    assert found.error == "a symbolic link, which is not followed"
     assert descriptors() == before
 
 
@@ -299,17 +214,14 @@ def test_a_file_that_is_mounted_in_the_place_of_a_log_is_none(
     """A bind mount needs rights that tests lack: only the mount number is simulated."""
     host.write("control", START.format("00:01.000"))
     with (host.folder / "control.log").open() as log, Path("/proc/self/status").open() as other:
-        folder = os.open(host.folder, os.O_PATH)
-        mounts = [log_tail._mount_of(one) for one in (folder, log.fileno(), other.fileno())]
-        os.close(folder)
-    assert mounts[0] == mounts[1] != mounts[2]
-    assert None not in mounts
+        mounts = [log_tail._mount_of(one.fileno()) for one in (log, other)]
+    assert len({None, *mounts}) == 3
     before = descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(log_tail, "_mount_of", str)
         found = state(host.poll(), "control")
-    error = "another file is mounted in its place"
-    assert (found.readable, found.error, descriptors()) == (False, error, before)
+    assert (found.readable, descriptors()) == (False, before)
+    assert found.error == "another file is mounted in its place"
     assert state(host.poll(), "control").readable
 
 
@@ -333,16 +245,11 @@ def test_an_unknown_directory_is_reported_and_logged_once(caplog: pytest.LogCapt
     targets = DaemonFacts(PIPE, ""), DaemonFacts("/mps", "", "/proc/5/root")
     poll_all(tails, *targets)
     observation = poll_all(tails, *targets)
-    poll_all(tails)
     assert observation.chunks == ()
     assert {(one.path, one.readable) for one in observation.states} == {("", False)}
-    assert [line.message for line in caplog.records] == [
-        "cannot determine the daemon's log directory"
-    ] * 2
-    fields = caplog.records[0].__dict__["fields"]
-    assert fields["daemon"] == PIPE
-    assert "--mps.log-directory" in fields["err"]
-    assert all(fields.values())
+    first, second = [vars(one)["fields"] for one in caplog.records]
+    assert (first["daemon"], second["daemon"]) == (PIPE, "/mps")
+    assert "--mps.log-directory" in first["err"]
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -354,25 +261,6 @@ def test_lines_without_a_stamp_are_history_if_they_are_older_than_the_exporter(
     host.write("control", b"no stamp\n")
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history) == (b"no stamp\n", exists)
-
-
-@pytest.mark.parametrize("hours", [-8.0, 0.0, 1.0, 5.75])
-def test_the_zone_is_learnt_from_the_files_own_time(host: LogFolder, hours: float) -> None:
-    host.write("control", START.format("00:01.000"), mtime=at("00:01") - hours * 3600.0 + 0.02)
-    (chunk,) = host.chunks("control")
-    assert chunk.utc_offset_seconds == hours * 3600.0
-
-
-def test_a_copied_file_reveals_no_zone(host: LogFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Asia/Kathmandu")
-    time.tzset()
-    try:
-        host.write("control", START.format("00:01.000"), mtime=at("00:01") + 4321.0)
-        (chunk,) = host.chunks("control")
-        assert chunk.utc_offset_seconds == 5.75 * 3600.0  # the host's own
-    finally:
-        monkeypatch.undo()
-        time.tzset()
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -407,18 +295,14 @@ def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(
     caplog.set_level("INFO")
     path = host.folder / "control.log"
     path.mkdir()
-    host.poll()
-    host.poll()
+    for _ in range(2):
+        host.poll()
     path.rmdir()
     host.write("control", START.format("00:01.000"))
-    host.poll()
-    host.poll()
-    told = [
-        (one.levelname, one.message)
-        for one in caplog.records
-        if one.__dict__["fields"]["path"] == str(path)
-    ]
-    assert told == [("WARNING", "cannot read a log"), ("INFO", "following a log")]
+    for _ in range(2):
+        host.poll()
+    records = [one for one in caplog.records if vars(one)["fields"]["path"] == str(path)]
+    assert [one.message for one in records] == ["cannot read a log", "following a log"]
 
 
 # ------------------------------------------------------------------------------ named servers
@@ -441,10 +325,8 @@ def test_each_named_server_has_its_own_log(tmp_path: Path) -> None:
     observation = host.poll()
     named = {chunk.server_name: chunk.log for chunk in observation.chunks}
     assert named == {"": "control", "training": "server", "serving": "server"}
-    found = state(observation, "server")
-    size = sum((tmp_path / name / "server.log").stat().st_size for name in ("training", "serving"))
-    assert (found.readable, found.size_bytes) == (True, size)
-    assert state(observation, "control").readable
+    found, size = state(observation, "server"), len(script("00:01.000 S110 Startup").server)
+    assert (found.readable, found.size_bytes) == (True, 2 * size)
 
 
 def test_without_a_server_there_is_no_log_to_miss(tmp_path: Path) -> None:
@@ -454,8 +336,6 @@ def test_without_a_server_there_is_no_log_to_miss(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     found = state(host.poll(), "server")
     assert (found.readable, found.path) == (False, f"{tmp_path}/training/server.log")
-    (tmp_path / "training").rmdir()
-    assert state(host.poll(), "server").readable
 
 
 def test_only_directories_with_names_of_servers_are_followed(tmp_path: Path) -> None:

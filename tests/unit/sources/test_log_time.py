@@ -11,7 +11,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk, LogsObservation
-from mps_exporter.sources.log_follower import LogFollower
 from mps_exporter.sources.log_tail import stamps_in
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all
 
@@ -63,25 +62,6 @@ WINTER, SUMMER = moment("2026-03-01 12:00"), moment("2026-04-12 07:00")
 LATE = moment("2026-11-20 07:00")
 
 
-def test_a_history_from_before_a_change_keeps_its_times(tmp_path: Path, zone: ZoneInfo) -> None:
-    folder = Folder(tmp_path, zone, now=LATE + 5.0)
-    written = (WINTER, WINTER + 60.0, SUMMER, SUMMER + 5.0, LATE)
-    folder.add("control", *written)
-    assert folder.moments("control") == list(written)
-
-
-def test_a_log_that_is_idle_since_before_sets_no_zone_for_the_other(
-    tmp_path: Path, zone: ZoneInfo
-) -> None:
-    folder = Folder(tmp_path, zone, now=SUMMER + 5.0)
-    folder.add("control", WINTER, SUMMER)
-    folder.add("server", WINTER)
-    assert folder.moments("control") == [WINTER, SUMMER]
-    poll_all(folder.tails)
-    folder.tails = LogFollower(clock=lambda: folder.now)
-    assert folder.moments("server") == [WINTER]
-
-
 def back(zone: ZoneInfo) -> float:
     """When the clocks go back in the autumn of 2026."""
     return moment("2026-10-25 01:00" if zone.key == "Europe/Berlin" else "2026-11-01 06:00")
@@ -103,14 +83,6 @@ def test_the_hour_that_comes_twice_while_following(tmp_path: Path, zone: ZoneInf
         folder.now = change + minute * 60.0
         folder.add("control", folder.now)
         assert folder.moments("control") == [folder.now], minute
-
-
-def test_a_first_line_that_comes_in_halves_has_its_offset(tmp_path: Path, zone: ZoneInfo) -> None:
-    folder = Folder(tmp_path, zone, now=LATE)
-    data = lines(zone, LATE)
-    for part, moments in ((data[:40], []), (data[40:], [LATE])):
-        folder.write("control", part, mtime=LATE + 1023.5)  # which shows no zone
-        assert folder.moments("control") == moments
 
 
 def test_a_zone_of_its_own_is_one_offset(tmp_path: Path, zone: ZoneInfo) -> None:

@@ -122,8 +122,7 @@ def test_a_gpu_that_is_gone_does_not_affect_the_others(code: Code) -> None:
         library.gpus[0].gone = code
         gone, well = nvml.observe().gpus
         assert (gone.uuid, gone.name, gone.lost) == ("GPU-0", "NVIDIA H200", True)
-        assert (gone.compute_mode, gone.processes) == (None, None)
-        assert values(gone) == {"up": 0}
+        assert (gone.compute_mode, gone.processes, values(gone)) == (None, None, {"up": 0})
         assert well == healthy.gpus[1]
         library.gpus[0].gone = None
         library.now += 5

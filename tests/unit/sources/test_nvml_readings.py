@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mps_exporter.metrics.gpus import BY_QUANTITY, label_values
-from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.observations import GpuObservation, Reading
-from mps_exporter.sources.nvml.pynvml_api import Code, Device, FieldReply
-from mps_exporter.sources.nvml.readings import FIELDS, ROWS, nvlink_rows
+from mps_exporter.sources.nvml.pynvml_api import Code
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import GPM, OPTIONS, opened, values
 
 QUIET = replace(OPTIONS, xid_events=False)
 NOT_SUPPORTED = {"code": int(Code.NOT_SUPPORTED)}
+VGPU = "vgpu_licensed"
 
 
 def observed(
@@ -59,11 +57,6 @@ def test_values_of_an_h200() -> None:
     assert not [name for name in found if name.startswith(absent)]
 
 
-@pytest.mark.parametrize(("after", "shown"), [(0.2, True), (0.05, False)])
-def test_activity_needs_the_minimum_interval(after: float, shown: bool) -> None:
-    assert ("sm_activity" in values(observed(after_seconds=after))) is shown
-
-
 def test_all_readings_have_a_metric_with_their_labels() -> None:
     xid = (("xid", "31"),)
     xids = (Reading("xid_errors", 1, xid), Reading("last_xid_at", 1.0, xid))
@@ -74,109 +67,74 @@ def test_all_readings_have_a_metric_with_their_labels() -> None:
         assert not states or labels[0] in states
 
 
-class CompleteNvml(FakeNvml):
-    """Replies to all queries of all GPU generations."""
-
-    def number(self, function: str, *arguments: object) -> int:
-        return 1
-
-    def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
-        return {"nvmlDeviceGetBAR1MemoryInfo": (1, 1, 1)}.get(function, (1, 1))
-
-    def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
-        return [FieldReply(0, 1) for _ in fields]
-
-
-def test_the_metrics_document_exactly_the_label_values_that_readings_have() -> None:
-    library = CompleteNvml(device := FakeDevice("GPU-0"))
-    library.init()
-    given: dict[tuple[MetricSpec, str], set[str]] = {}
-    rows = (*ROWS, *nvlink_rows({}))
-    readings = [reading for row in rows for reading in row.read(library, Device(device))]
-    for one in (*readings, *(row.reading(1) for row in FIELDS)):
-        labels = label_values(one.quantity, one.labels)
-        assert labels is not None, one
-        metric = BY_QUANTITY[one.quantity]
-        names = () if metric.states else metric.labels[2:]
-        for label, value in zip(names, labels, strict=False):
-            given.setdefault((metric, label), set()).add(value)
-    for (metric, label), values_given in given.items():
-        if label != "fan":
-            assert values_given == set(metric.values[label]), (metric.name, label)
-
-
 def value(number: float) -> dict[str, float]:
     return {"code": 0, "value": number}
 
 
-def test_fans() -> None:
-    speeds: dict[str, Any] = {"nvmlDeviceGetFanSpeed_v2(0)": 30, "nvmlDeviceGetFanSpeed_v2(1)": 41}
-    found = values(observed(nvmlDeviceGetNumFans=2, **speeds))
-    assert (found["fan_speed,0"], found["fan_speed,1"]) == (0.3, 0.41)
-    assert "fan_speed,0" not in values(observed(nvmlDeviceGetNumFans=2))
+LINKS = {f"165:{link}": value(link < 6) for link in range(8)}
+TRAFFIC = {"138:4294967295": value(3), "139:4294967295": value(5), "38:0": value(2)}
+ERRORS = {f"161:{link}": value(link) for link in range(4)} | {"163:2": value(7)}
+SRAM = {
+    f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, {location})": reply
+    for kind in (0, 1)
+    for scope in (0, 1)
+    for location, reply in ((7, NOT_SUPPORTED), (1, 4))
+}
 
 
-def test_nvlink() -> None:
-    links = {f"165:{link}": value(link < 6) for link in range(8)}
-    counters = {"138:4294967295": value(3), "139:4294967295": value(5), "38:0": value(2)}
-    assert (
-        values(observed({**links, **counters})).items()
-        >= {
-            "nvlink_links,active": 6,
-            "nvlink_links,inactive": 2,
-            "nvlink_transmit_bytes": 3 * 1024,
-            "nvlink_receive_bytes": 5 * 1024,
-            "nvlink_errors,crc_flit": 2,
-        }.items()
-    )
-
-
-def test_nvlink_errors_are_the_driver_s_sum_or_since_hopper_the_sum_over_links() -> None:
-    errors = {f"161:{link}": value(link) for link in range(4)} | {"163:2": value(7)}
-    found = values(observed(errors))
-    assert (found["nvlink_errors,replay"], found["nvlink_errors,crc"]) == (6, 7)
-    assert "nvlink_errors,recovery" not in found
-    assert values(observed({**errors, "52:0": value(1)}))["nvlink_errors,replay"] == 1
-
-
-def test_numbers_newer_than_their_names_stay_numbers() -> None:
-    found = values(observed({"230:0": value(99)}, fabric_state=17))
-    assert found["recovery_action,unknown_99"] == found["fabric_state,unknown_17"] == 1
-
-
-def test_a_vgpu_and_a_fabric() -> None:
-    found = values(observed(fabric_state=3, vgpu_licensed=True))
-    assert found["fabric_state,completed"] == found["vgpu_licensed"] == 1
-    assert values(observed(vgpu_licensed=False))["vgpu_licensed"] == 0
-
-
-def test_an_unknown_performance_state_is_absent() -> None:
-    assert "performance_state" not in values(observed(nvmlDeviceGetPerformanceState=32))
-
-
-def test_memory_of_an_old_driver_and_memory_shared_with_the_host() -> None:
-    old = values(observed(memory={"total": 100, "used": 40, "free": 60}))
-    assert old["memory_used"] == 40
-    assert "memory_reserved" not in old
-    shared = values(observed(memory=NOT_SUPPORTED))
-    assert not [f"memory_{one}" for one in ("total", "used", "free") if f"memory_{one}" in shared]
-
-
-def test_sram_errors_before_ampere_are_those_of_its_parts() -> None:
-    replies: dict[str, Any] = {
-        f"nvmlDeviceGetMemoryErrorCounter({kind}, {scope}, {location})": reply
-        for kind in (0, 1)
-        for scope in (0, 1)
-        for location, reply in ((7, NOT_SUPPORTED), (1, 4))
-    }
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        (
+            {
+                "nvmlDeviceGetNumFans": 2,
+                "nvmlDeviceGetFanSpeed_v2(0)": 30,
+                "nvmlDeviceGetFanSpeed_v2(1)": 41,
+            },
+            {"fan_speed,0": 0.3, "fan_speed,1": 0.41},
+        ),
+        ({"nvmlDeviceGetNumFans": 2}, {"fan_speed,0": None}),
+        ({"fields": LINKS}, {"nvlink_links,active": 6, "nvlink_links,inactive": 2}),
+        (
+            {"fields": TRAFFIC},
+            {
+                "nvlink_transmit_bytes": 3 * 1024,
+                "nvlink_receive_bytes": 5 * 1024,
+                "nvlink_errors,crc_flit": 2,
+            },
+        ),
+        # The driver's sum, or since Hopper the sum over links.
+        (
+            {"fields": ERRORS},
+            {"nvlink_errors,replay": 6, "nvlink_errors,crc": 7, "nvlink_errors,recovery": None},
+        ),
+        ({"fields": {**ERRORS, "52:0": value(1)}}, {"nvlink_errors,replay": 1}),
+        # Numbers newer than their names stay numbers.
+        ({"fields": {"230:0": value(99)}}, {"recovery_action,unknown_99": 1}),
+        ({"fabric_state": 17, "vgpu_licensed": False}, {"fabric_state,unknown_17": 1, VGPU: 0}),
+        ({"fabric_state": 3, "vgpu_licensed": True}, {"fabric_state,completed": 1, VGPU: 1}),
+        ({"nvmlDeviceGetPerformanceState": 32}, {"performance_state": None}),
+        # An old driver, and memory that is shared with the host.
+        (
+            {"memory": {"total": 100, "used": 40, "free": 60}},
+            {"memory_used": 40, "memory_reserved": None},
+        ),
+        ({"memory": NOT_SUPPORTED}, {"memory_total": None, "memory_used": None}),
+        # Before Ampere, SRAM errors are those of its parts.
+        (
+            SRAM,
+            {
+                "ecc_errors,corrected,volatile,sram": None,
+                "ecc_errors,corrected,volatile,l2_cache": 4,
+            },
+        ),
+    ],
+)
+def test_replies_of_other_hardware(
+    replies: dict[str, Any], expected: dict[str, float | None]
+) -> None:
     found = values(observed(**replies))
-    assert "ecc_errors,corrected,volatile,sram" not in found
-    assert found["ecc_errors,corrected,volatile,l2_cache"] == 4
-
-
-@pytest.mark.parametrize(("mode", "name"), [(3, "exclusive_process"), (9, "unknown_9")])
-def test_compute_modes(mode: int, name: str) -> None:
-    assert observed(nvmlDeviceGetComputeMode=mode).compute_mode == name
+    assert {name: found.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -174,23 +173,3 @@ async def test_an_exit_is_not_lost_while_proc_is_busy(
     monkeypatch.setattr(host, "identify", identify)
     *_, found = await host.exit_observations([20], [], 5.0)
     assert found.gone == (20,)
-
-
-async def test_on_a_real_host_the_exit_has_its_own_time() -> None:
-    host = LiveHost(Settings(collector_nvml=False))
-    with child() as one:
-        try:
-            (first,) = await host.exit_observations([one.pid], [os.getpid()], 60.0)
-            assert first.processes.keys() == {one.pid, os.getpid()}
-            before = time.time()
-            one.kill()
-            await until(lambda: bool(host._watch._new_exits))
-            noticed = time.time()
-            await until(lambda: time.time() > noticed)
-            at_end, look = await host.exit_observations([one.pid], [os.getpid()], 60.0)
-            assert before <= at_end.at <= noticed < look.at
-            state = at_end.processes[one.pid].state if one.pid in at_end.processes else "gone"
-            assert state in ("Z", "gone")  # a zombie until the test reaps it
-        finally:
-            one.kill()
-            await host.close()

@@ -23,24 +23,14 @@ from mps_exporter.sources.processes import (
 TAIL = b" S 1 413 413 0 -1 4194368 94 0 0 0 0 0 0 0 20 0 2 0 2140 8738541568 516"
 
 
-@pytest.mark.parametrize(
-    ("comm", "name"),
-    [
-        (b"nvidia-cuda-mps", "nvidia-cuda-mps"),
-        (b"a b", "a b"),
-        (b")) R 1 (x", ")) R 1 (x"),
-        (b"a\nb", "a\nb"),
-        (b"\xff", "\\xff"),
-        (b"", ""),
-        ("größe".encode(), "größe"),
-    ],
-)
-def test_stat_whatever_the_name(comm: bytes, name: str) -> None:
+@pytest.mark.parametrize("comm", [b"a b", b")) R 1 (x", b"a\nb", b"\xff", b""])
+def test_stat_whatever_the_name(comm: bytes) -> None:
+    name = comm.decode(errors="backslashreplace")
     assert parse_stat(b"413 (" + comm + b")" + TAIL + b"\n") == ProcessStat(name, "S", 1, 2140)
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"413", b"413 (x", b")(", b"413 (x) S 1 2", b"413 (x) S a" + b" 1" * 30]
+    "raw", [b"", b"413 (x", b")(", b"413 (x) S 1 2", b"413 (x) S a" + b" 1" * 30]
 )
 def test_what_is_no_stat(raw: bytes) -> None:
     assert parse_stat(raw) is None
@@ -55,11 +45,6 @@ def test_status_has_the_effective_user() -> None:
     assert not parse_status(raw.replace(b"1001", b"1000")).several_uids
 
 
-@pytest.mark.parametrize("raw", [b"", b"Uid:", b"Uid:\tx\ty\n", b"Uid: 1\nNSpid:\n", b"\0:\0"])
-def test_what_is_no_status(raw: bytes) -> None:
-    assert parse_status(raw) == ProcessStatus()
-
-
 def test_arguments() -> None:
     assert parse_arguments(b"nvidia-cuda-mps-control\0-d\0") == ("nvidia-cuda-mps-control", "-d")
     assert parse_arguments(b"a\0\0b\0") == ("a", "", "b")
@@ -69,14 +54,7 @@ def test_arguments() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "name"),
-    [
-        (("/usr/bin/train", "-x"), "train"),
-        (("train",), "train"),
-        (("./train/",), "train"),
-        (("/",), ""),
-        (("",), ""),
-        ((), ""),
-    ],
+    [(("/usr/bin/train", "-x"), "train"), (("./train/",), "train"), (("/",), ""), ((), "")],
 )
 def test_the_name_of_a_program(arguments: tuple[str, ...], name: str) -> None:
     assert program_name(arguments) == name
@@ -119,18 +97,12 @@ def test_users() -> None:
 @pytest.mark.parametrize(
     ("arguments", "flags"),
     [
-        ([], DaemonFlags()),
-        (["-d"], DaemonFlags(daemon=True)),
         (["--daemon"], DaemonFlags(daemon=True)),
-        (["-f"], DaemonFlags(daemon=True, foreground=True)),
         (["--forground"], DaemonFlags(daemon=True, foreground=True)),
-        (["-d", "-multiuser-server"], DaemonFlags(daemon=True, multiuser=True)),
-        (["-M", "-d"], DaemonFlags(daemon=True, multiuser=True)),
         (["-dM"], DaemonFlags(daemon=True, multiuser=True)),
         (["-f", "-S"], DaemonFlags(daemon=True, foreground=True, static_partitioning=True)),
         (["-d", "--static-partitioning"], DaemonFlags(daemon=True, static_partitioning=True)),
         (["-multiuser-server"], DaemonFlags(multiuser=True)),
-        (["get_default_active_thread_percentage"], DaemonFlags()),
         (["set_default_device_pinned_mem_limit", "0", "3G"], DaemonFlags()),
     ],
 )
@@ -146,21 +118,3 @@ def test_no_bytes_are_too_strange(raw: bytes) -> None:
     parse_mps_environment(raw)
     parse_control_sockets(raw)
     parse_passwd(raw)
-
-
-@given(
-    st.binary(max_size=15).filter(lambda comm: b")" not in comm),
-    st.integers(0, 4_194_304),
-    st.integers(0, 1 << 62),
-)
-def test_stat_is_read_as_written(comm: bytes, parent: int, ticks: int) -> None:
-    fields = b" ".join(b"%d" % number for number in [parent, 1, 2, *[0] * 15, ticks])
-    found = parse_stat(b"7 (%s) Z %s 0 0\n" % (comm, fields))
-    assert found is not None
-    assert (found.state, found.parent_pid, found.start_ticks) == ("Z", parent, ticks)
-
-
-@given(st.dictionaries(st.from_regex(r"CUDA_MPS_[A-Z]{1,9}", fullmatch=True), st.text("abc=/,")))
-def test_the_environment_is_read_as_written(variables: dict[str, str]) -> None:
-    raw = b"".join(f"{name}={value}\0".encode() for name, value in variables.items())
-    assert parse_mps_environment(raw + b"OTHER=1\0") == variables

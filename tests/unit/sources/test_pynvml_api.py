@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,23 +68,21 @@ def test_memory_of_a_control_group(binding: NvmlApi, nvml: Any) -> None:
 def test_a_binding_or_a_driver_without_memory_limits(
     binding: NvmlApi, nvml: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "nvmlDeviceGetMemoryLimits_v1"
     nvml(_nvmlGetFunctionPointer=lambda _: object())
-    assert binding.has(name)
+    assert binding.has("nvmlDeviceGetMemoryLimits_v1")
     nvml(_nvmlGetFunctionPointer=fails(Code.FUNCTION_NOT_FOUND))
-    assert not binding.has(name)
+    assert not binding.has("nvmlDeviceGetMemoryLimits_v1")
     monkeypatch.delattr(pynvml, "c_nvmlGetMemoryLimits_v1_t")
     with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND$"):
         binding.cgroup_memory(DEVICE, "", "/x")
 
 
-@pytest.mark.parametrize("code", [*Code, 77])
+@pytest.mark.parametrize("code", [Code.NO_PERMISSION, 77])
 def test_errors_keep_their_code(binding: NvmlApi, nvml: Any, code: int) -> None:
     nvml(nvmlDeviceGetPowerUsage=fails(code))
     with pytest.raises(NvmlError) as caught:
         binding.number("nvmlDeviceGetPowerUsage", DEVICE)
-    assert caught.value.code == code
-    assert caught.value.function == "nvmlDeviceGetPowerUsage"
+    assert (caught.value.code, caught.value.function) == (code, "nvmlDeviceGetPowerUsage")
 
 
 def test_codes_are_those_of_pynvml() -> None:
@@ -93,11 +92,6 @@ def test_codes_are_those_of_pynvml() -> None:
         assert getattr(pynvml, f"NVML_ERROR_{code.name}") == code
 
 
-def test_a_function_that_pynvml_lacks_counts_as_not_found(binding: NvmlApi) -> None:
-    with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND$"):
-        binding.number("nvmlDeviceGetSomethingOfTheFuture", DEVICE)
-
-
 def test_wrong_arguments_are_an_error_of_nvml(binding: NvmlApi, nvml: Any) -> None:
     def odd(*_: Any) -> None:
         raise ctypes.ArgumentError("argument 1: wrong type")
@@ -105,13 +99,8 @@ def test_wrong_arguments_are_an_error_of_nvml(binding: NvmlApi, nvml: Any) -> No
     nvml(nvmlDeviceGetName=odd)
     with pytest.raises(NvmlError, match=r"UNKNOWN$"):
         binding.text("nvmlDeviceGetName", DEVICE)
-
-
-def test_text_of_old_and_new_releases(binding: NvmlApi, nvml: Any) -> None:
-    """Some functions of pynvml return bytes."""
-    nvml(nvmlDeviceGetName=lambda _: b"NVIDIA H200", nvmlSystemGetDriverVersion=lambda: "580.1")
-    assert binding.text("nvmlDeviceGetName", DEVICE) == "NVIDIA H200"
-    assert binding.text("nvmlSystemGetDriverVersion") == "580.1"
+    with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND$"):
+        binding.number("nvmlDeviceGetSomethingOfTheFuture", DEVICE)
 
 
 class Bar1(ctypes.Structure):
@@ -142,11 +131,13 @@ def test_values_out_of_structures(binding: NvmlApi, nvml: Any) -> None:
     )
     nvml(
         nvmlDeviceGetPciInfo=lambda _: SimpleNamespace(busId=b"00000000:18:00.0"),
+        nvmlSystemGetDriverVersion=lambda: "580.1",
         nvmlDeviceGetGpuFabricInfoV=fabric,
         c_nvmlGpuFabricInfo_v2_t=FabricInfo,
         nvmlDeviceGetGridLicensableFeatures_v4=lambda _: features,
     )
     assert binding.text("nvmlDeviceGetPciInfo", DEVICE) == "00000000:18:00.0"
+    assert binding.text("nvmlSystemGetDriverVersion") == "580.1"
     assert binding.fabric_state(DEVICE) == 3
     assert binding.vgpu_licensed(DEVICE) is False, "the second is beyond the count"
     features.isGridLicenseSupported = 0
@@ -224,12 +215,10 @@ def lists(*rows: tuple[int, int]) -> Any:
 @pytest.mark.parametrize(
     ("driver", "version"),
     [
-        ("580.159.04", "_v3"),
         ("535.54.03", "_v2"),
         ("535.86.10", "_v2"),
         ("535.104.05", "_v3"),
         ("525.85.12", "_v3"),
-        ("535", "_v3"),
         ("[Unknown]", "_v3"),
         ("470.57.02", "_v2"),  # without the third version
     ],
@@ -246,7 +235,7 @@ def test_processes_in_the_version_that_the_driver_fills_correctly(
     assert (f"_v{row.pid}", row.used_memory) == (version, 10 * row.pid)
 
 
-@pytest.mark.parametrize("processes", [0, 1, 64, 65, 1000])
+@pytest.mark.parametrize("processes", [0, 64, 65, 1000])
 def test_any_number_of_processes(binding: NvmlApi, nvml: Any, processes: int) -> None:
     rows = [(pid, pid << 20) for pid in range(1, processes + 1)]
     nvml(
@@ -327,20 +316,16 @@ def test_one_call_at_a_time_in_the_process(nvml: Any) -> None:
         inside -= 1
         return 0
 
-    nvml(nvmlDeviceGetPowerUsage=slow, nvmlGpmSampleGet=slow, nvmlInit=slow, nvmlShutdown=slow)
+    nvml(nvmlDeviceGetPowerUsage=slow, nvmlGpmSampleGet=slow, nvmlInit=slow)
 
     def work(binding: NvmlApi) -> None:
         for _ in range(5):
             binding.init()
             binding.number("nvmlDeviceGetPowerUsage", DEVICE)
             binding.call("nvmlGpmSampleGet", DEVICE, object())
-            binding.call("nvmlShutdown")
 
-    threads = [threading.Thread(target=work, args=(NvmlApi(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(work, [NvmlApi() for _ in range(4)]))
     assert most == 1
 
 
@@ -353,9 +338,8 @@ def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> Non
         raise pynvml.NVMLError(Code.TIMEOUT)
 
     nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
-    thread = threading.Thread(target=binding.wait_event, args=(object(), 10))
-    thread.start()
-    assert waits.wait(PATIENCE_SECONDS)
-    assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
-    may_end.set()
-    thread.join()
+    with ThreadPoolExecutor() as threads:
+        threads.submit(binding.wait_event, object(), 10)
+        assert waits.wait(PATIENCE_SECONDS)
+        assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
+        may_end.set()
