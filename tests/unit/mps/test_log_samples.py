@@ -43,18 +43,6 @@ def test_the_counters_match_the_truth(name: str) -> None:
     assert counters["mps_control_log_unrecognized_lines_total"] == {("control",): 0, ("server",): 0}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "deaf-server"])
-def test_no_client_is_left_at_the_end(name: str) -> None:
-    logs = sample(name)
-    view = read(logs)
-    assert [client for server in view.servers for client in server.clients] == []
-    assert view.waits == ()
-    assert not view.daemon.died
-    if b"Exit with status" in logs.control.splitlines()[-1]:
-        assert tuple(view.servers) == ()
-        assert view.daemon.ended_at is not None
-
-
 def warnings(name: str) -> list[tuple[str, int | None]]:
     """When the sample's servers begin and cease to warn of possible unfinished work: time, PID."""
     logs = sample(name)
