@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 
 import pytest
@@ -41,39 +40,6 @@ def test_the_counters_match_the_truth(name: str) -> None:
         for key, value in TRUTH[name].items()
     }
     assert counters["mps_control_log_unrecognized_lines_total"] == {("control",): 0, ("server",): 0}
-
-
-def warnings(name: str) -> list[tuple[str, int | None]]:
-    """When the sample's servers begin and cease to warn of possible unfinished work: time, PID."""
-    logs = sample(name)
-    tracker = DaemonTracker(PIPE)
-    done = dict.fromkeys(LOGS, 0)
-    found: list[tuple[str, int | None]] = []
-    end = logs.stamps()[-1]
-    for moment in [*logs.stamps(), end + 10.0]:
-        written = logs.until(moment)
-        data = {log: written[log][done[log] :] for log in LOGS}
-        done = {log: len(written[log]) for log in LOGS}
-        tracker.add_logs(observation(moment + SETTLED, data))
-        left = [one.possible_unfinished_work for one in tracker.state.servers]
-        pids = [one.pid for one in left if one is not None]
-        pid = pids[0] if pids else None
-        if pid != (found[-1][1] if found else None):
-            found.append((f"{datetime.fromtimestamp(moment, UTC):%M:%S.%f}"[:-3], pid))
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_warning_of_unfinished_work_lasts_until_the_next_client(name: str) -> None:
-    expected = {
-        "left-work-sole-then-wait-5": [
-            ("55:29.616", 1077),
-            ("55:34.711", None),
-            ("55:37.516", 1097),
-            ("55:42.607", None),
-        ]
-    }
-    assert warnings(name) == expected.get(name, [])
 
 
 # ---------------------------------------------------------------- laws
