@@ -100,6 +100,15 @@ def test_the_wording_of_2022_blames_no_client() -> None:
     assert not counted(view.counters, "mps_control_log_unrecognized_lines_total")
 
 
+def test_victims_with_pid_0_are_counted() -> None:
+    text = TWO_GPUS + FAULT
+    for pid in ("1903", "1904", "1905"):
+        text = text.replace(pid, "0")
+    tracker = start(text)
+    tracker.advance_to(at("00:10"))
+    assert summary(tracker.state.counters)["losses"] == {"1001 unattributed_fault": 2}
+
+
 def test_a_fault_without_a_device_in_the_log() -> None:
     text = HOLDER + "00:03.000 S110 Server is handling a fatal GPU error.\n"
     tracker = start(text)

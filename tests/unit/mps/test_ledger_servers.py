@@ -64,21 +64,23 @@ def test_only_a_server_that_finished_ends_orderly_without_its_last_line(
 
 
 def test_the_detail_of_a_crash_names_lost_lines() -> None:
-    def detail(lost_bytes: int) -> str:
-        tracker = start(HOLDER)
-        looked = observation(at("00:04.500"), {})
-        chunks = tuple(
-            replace(one, lost_bytes=lost_bytes if one.log == "server" else 0)
-            for one in looked.chunks
-        )
-        tracker.add_logs(replace(looked, chunks=chunks))
-        more(tracker, KILLED)
-        incidents = tracker.state.incidents.snapshot()
-        (crash,) = [one for one in incidents if one.kind == "server_crashed"]
-        return crash.detail
+    tracker = start(HOLDER)
+    gap = observation(at("00:04.500"), {})
+    tracker.add_logs(replace(gap, chunks=tuple(replace(one, lost_bytes=99) for one in gap.chunks)))
+    more(tracker, KILLED)
+    (crash,) = incidents(tracker.state, "server_crashed")
+    assert crash.detail == "exit status 0, no orderly end in server.log, of which lines were lost"
 
-    assert detail(0) == "exit status 0, no orderly end in server.log"
-    assert detail(99) == "exit status 0, no orderly end in server.log, of which lines were lost"
+
+def test_the_reason_of_a_failed_start_is_that_of_server_log() -> None:
+    text = DAEMON + pending("00:01.000", 100, 1001)
+    text += """
+        00:01.000 C64 Starting new server 110 for user 1001
+        00:01.010 L110 Failed to start : invalid argument
+        00:01.020 C64 Server 110 exited with status 1
+    """
+    (failed,) = incidents(read(text), "server_start_failed")
+    assert failed.detail == "exit status 1, Failed to start : invalid argument"
 
 
 # ---------------------------------------------------------------- the daemon
@@ -171,6 +173,7 @@ def test_the_wording_of_2021() -> None:
         00:05.000 S17 Volta MPS: Client disconnected. Number of active client contexts is 1
         00:05.000 S17 Volta MPS: Client process disconnected
         00:06.000 S17 Volta MPS: Client process disconnected
+        00:06.000 S17 Volta MPS: Client process disconnected
     """
     view = read(text)
     assert not counted(view.counters, "mps_control_log_unrecognized_lines_total")
@@ -208,7 +211,7 @@ def test_without_server_log_control_log_and_proc_show_the_clients() -> None:
     text = HOLDER + arrives("00:03.000", 101, 1001) + arrives("00:03.100", 101, 1001)
     tracker = start(text, readable=CONTROL_ONLY)
     (server,) = tracker.state.servers
-    assert [c.pid for c in server.clients] == [100, 101]
+    assert [(c.pid, c.state) for c in server.clients] == [(100, (None, None)), (101, (None, None))]
     tracker.update_liveness(at("00:08"), lambda pid, _at: pid != 100)
     tracker.advance_to(at("00:10"))
     view = tracker.state
@@ -235,6 +238,16 @@ def test_without_server_log_an_end_is_judged_by_what_came_before(end: str, cause
     if cause == "crashed":
         (incident,) = incidents(view, "server_crashed")
         assert "judged by control.log alone" in incident.detail
+
+
+def test_without_server_log_control_log_shows_that_an_operator_ended_a_client() -> None:
+    text = """
+        00:03.000 C630 NEW UI
+        00:03.000 C630 Cmd:terminate_client 110 100
+        00:03.010 C630 0
+        00:03.010 C630 UI closed
+    """
+    assert counts(HOLDER + text, readable=CONTROL_ONLY)["losses"] == {"1001 terminated": 1}
 
 
 def test_without_control_log_server_log_shows_starts_and_exits() -> None:
@@ -341,6 +354,19 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
     tracker.observe(at("00:10"), facts(), {}, [100])
     tracker.advance_to(at("00:12"))
     assert [server.ghost for server in tracker.state.servers] == [not lost]
+
+
+def test_a_server_that_ends_with_its_daemon_did_not_crash() -> None:
+    tracker = start(HOLDER)
+    tracker.observe(at("00:04"), facts(), {110: ProcessFacts(110, at("00:01"))}, [110])
+    tracker.observe(at("00:05"), facts(), {}, [110])
+    tracker.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
+    tracker.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
+    assert [server.pid for server in tracker.state.servers] == [110]
+    tracker.advance_to(at("00:07"))
+    found = summary(tracker.state.counters)
+    assert found["server_exits"] == {"daemon_died": 1}
+    assert found["losses"] == {"1001 daemon_died": 1}
 
 
 def test_daemons_without_logs_may_die_one_after_another() -> None:

@@ -19,6 +19,12 @@ def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
 
 
+def test_waits_are_abandoned_when_the_daemon_exits() -> None:
+    view = read(HOLDER + pending("00:02.000", 200, 1002) + "00:09.000 C630 Exit with status 0\n")
+    assert view.waits == ()
+    assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
+
+
 def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.100", 0, 1003)
     text += pending("00:02.200", 0, 1002) + pending("00:02.300", 0, 1002)

@@ -72,6 +72,16 @@ def test_a_line_is_held_until_the_other_log_is_read_up_to_it() -> None:
     assert sequencer.complete_until == pytest.approx(at("00:02.000"))
 
 
+def test_entries_that_are_held_are_not_complete() -> None:
+    sequencer = merger()
+    line = "00:02.000 C630 NEW UI"
+    sequencer.add_chunk(chunk("control", line, at("00:02.400"), complete_until=at("00:02.400")))
+    sequencer.add_chunk(chunk("server", b"", at("00:02.500"), complete_until=at("00:02.500")))
+    assert sequencer.complete_until == at("00:02.000")
+    assert len(out(sequencer, at("00:02.500"))) == 1
+    assert sequencer.complete_until == pytest.approx(at("00:02.300"))
+
+
 def test_no_line_is_held_indefinitely() -> None:
     sequencer = merger("server")
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
