@@ -63,6 +63,12 @@ def test_a_client_that_left_unnamed_is_counted_once_and_named_by_proc() -> None:
     assert summary(tracker.state.counters)["disconnections"] == {"1001": 2}
 
 
+def test_a_client_that_left_unnamed_is_not_lost_with_the_server() -> None:
+    found = counts(UNNAMED + "00:05.000 C630 Server 110 exited with status 1\n")
+    assert found["losses"] == {"1001 server_crashed": 1}
+    assert found["disconnections"] == {"1001": 2}
+
+
 def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> None:
     """After a rotation with a new file the connected clients are unknown."""
     text = DAEMON + pending("00:01.000", 100, 1001)
