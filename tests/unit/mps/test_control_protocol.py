@@ -105,6 +105,8 @@ def test_no_other_text_is_sent(text: str) -> None:
 
 # ------------------------------------------------------------------------------ the probe
 
+CANNOT_SEND = "Cannot send command to MPS control daemon process\n"
+
 
 @pytest.mark.parametrize(
     ("stdout", "expected"),
@@ -127,39 +129,41 @@ def test_probe_replies(stdout: str, expected: ProbeReply) -> None:
     [
         ({"stderr": "Cannot find MPS control daemon process\n", "return_code": 1}, "absent"),
         ({"stdout": "Cannot find MPS control daemon process\n", "return_code": 1}, "absent"),
-        (
-            {"stderr": "Cannot send command to MPS control daemon process\n", "return_code": 1},
-            "refused",
-        ),
+        ({"stderr": CANNOT_SEND, "return_code": 1}, "refused"),
         ({"stderr": "Cannot authenticate or connect to MPS control daemon process\n"}, "refused"),
         ({"stdout": "Insufficient privileges for UID 1001. Control deamon …\n"}, "refused"),
         ({"return_code": 139}, "refused"),
         ({"stdout": ""}, "unparsable"),
-        ({"stdout": "468\n"}, "unparsable"),
         ({"stdout": "100.0\n468\n"}, "unparsable"),
-        ({"stdout": "hello\n100.0\n"}, "unparsable"),
     ],
 )
 def test_failed_probes(more: dict[str, Any], kind: str) -> None:
-    reply = parse_probe(exchange(PROBE, more.pop("stdout", ""), **more))
-    assert isinstance(reply, Failure)
-    assert reply.kind == kind
+    probe = exchange(PROBE, more.pop("stdout", ""), **more)
+    for failure in (parse_probe(probe), failure_of(probe)):
+        assert isinstance(failure, Failure)
+        assert failure.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("command", "stdout", "stderr", "kind"),
+    [
+        ("get_server_status 468", "ACTIVE\n", "", None),
+        # That a server is gone is an answer of the daemon.
+        ("get_server_status 468", "Server 468 not found\n", "", None),
+        ("get_server_status 468", "hello\n", "", "unparsable"),
+        (V2_PARTITIONS, fake_mps_v3.LSPART_CAPTURE, "", None),
+        (V2_PARTITIONS, "", "", "unparsable"),
+        (V2_PARTITIONS, "", CANNOT_SEND, "refused"),
+    ],
+)
+def test_the_failure_of_another_query(
+    command: str, stdout: str, stderr: str, kind: str | None
+) -> None:
+    failure = failure_of(exchange((command,), stdout, stderr=stderr))
+    assert (None if failure is None else failure.kind) == kind
 
 
 # ------------------------------------------------------------------------------ servers
-
-
-def test_clients_of_another_pid_namespace_are_all_zero() -> None:
-    reply = parse_server(asked("0\nACTIVE\n50.0\n0\n0\n[0] 00:00.0, X\n0.1\n0.1\n"))
-    assert isinstance(reply, ServerReply)
-    assert reply.client_pids == (0, 0)
-    assert reply.contexts == {0: {0: 2}}
-
-
-def test_an_unknown_state_is_passed_through() -> None:
-    reply = parse_server(asked("0\nREADY\n50.0\n"))
-    assert isinstance(reply, ServerReply)
-    assert reply.state == "READY"
 
 
 def test_queries_that_an_older_daemon_does_not_support() -> None:
@@ -172,26 +176,21 @@ def test_queries_that_an_older_daemon_does_not_support() -> None:
 
 
 @pytest.mark.parametrize(
-    "stdout",
+    ("stdout", "kind"),
     [
-        "0\n" + "Server 468 not found\n" * 4,
-        "0\nACTIVE\n" + "Server 468 not found\n" * 3,
-        "0\nACTIVE\n50.0\n12\nServer 468 not found\n",
-        "0\nACTIVE\n50.0\n12\n[0] x, y\n12.1\nServer 468 not found\n",
+        ("0\n" + "Server 468 not found\n" * 4, "server_not_found"),
+        ("0\nACTIVE\n50.0\n12\n[0] x, y\n12.1\nServer 468 not found\n", "server_not_found"),
+        ("0\nACTIVE\n", "unparsable"),
+        ("0\nACTIVE\n50.0\nhello\n", "unparsable"),
+        ("ACTIVE\n50.0\n", "unparsable"),
+        ("0\nactive\n50.0\n", "unparsable"),
     ],
 )
-def test_a_server_that_went_away_meanwhile(stdout: str) -> None:
-    reply = parse_server(asked(stdout))
-    assert reply == Failure("server_not_found", "Server 468 not found")
-
-
-@pytest.mark.parametrize(
-    "stdout", ["", "0\nACTIVE\n", "0\nACTIVE\n50.0\nhello\n", "ACTIVE\n50.0\n", "0\nactive\n50.0\n"]
-)
-def test_other_text_about_a_server_is_unparsable(stdout: str) -> None:
+def test_what_is_not_the_state_of_a_server(stdout: str, kind: str) -> None:
+    """A server may end before the last query."""
     reply = parse_server(asked(stdout))
     assert isinstance(reply, Failure)
-    assert reply.kind == "unparsable"
+    assert reply.kind == kind
 
 
 def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
@@ -208,41 +207,6 @@ def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
     (first,) = server_replies(observation)
     assert first.devices == H200
     assert first.pinned_memory_limit_bytes == {0: 3 * GIB}
-
-
-@pytest.mark.parametrize(
-    "commands", [(), ("get_server_list",), ("get_server_status",), ("get_server_status ²",)]
-)
-def test_a_run_without_a_query_about_a_server_has_no_reply(commands: tuple[str, ...]) -> None:
-    assert isinstance(parse_server(), Failure)
-    nothing = parse_server(exchange(commands, "ACTIVE\n"))
-    assert isinstance(nothing, Failure)
-    assert nothing.kind == "unparsable"
-
-
-CANNOT_SEND = "Cannot send command to MPS control daemon process\n"
-
-
-@pytest.mark.parametrize(
-    ("commands", "stdout", "stderr", "kind"),
-    [
-        (PROBE, "468\n100.0\n", "", None),
-        (PROBE, "468\n", "", "unparsable"),
-        (PROBE, "", CANNOT_SEND, "refused"),
-        (("get_server_status 468",), "ACTIVE\n", "", None),
-        # That a server is gone is an answer of the daemon.
-        (("get_server_status 468",), "Server 468 not found\n", "", None),
-        (("get_server_status 468",), "hello\n", "", "unparsable"),
-        ((V2_PARTITIONS,), fake_mps_v3.LSPART_CAPTURE, "", None),
-        ((V2_PARTITIONS,), "", "", "unparsable"),
-        ((V2_PARTITIONS,), "", CANNOT_SEND, "refused"),
-    ],
-)
-def test_the_failure_of_a_run_follows_from_its_output(
-    commands: tuple[str, ...], stdout: str, stderr: str, kind: str | None
-) -> None:
-    failure = failure_of(exchange(commands, stdout, stderr=stderr))
-    assert (None if failure is None else failure.kind) == kind
 
 
 # ------------------------------------------------------------------------------ laws

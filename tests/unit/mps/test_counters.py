@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from mps_exporter.mps.log_metrics import LOG_METRICS
-from mps_exporter.mps.policy import FULL, WAIT_BOUNDS_SECONDS
+from mps_exporter.mps.policy import WAIT_BOUNDS_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import Histogram
@@ -61,22 +61,6 @@ def test_everything_of_a_user_begins_at_zero_with_the_users_first_client(
     waits = found["mps_uid_wait_seconds"][1001,]
     assert isinstance(waits, Histogram)
     assert not any(waits.counts)
-
-
-def test_users_and_gpus_too_many_are_unknown_ones() -> None:
-    counters = Counters()
-    for number in range(FULL.users + 2):
-        counters.increment("mps_uid_overtakes_total", uid=number)
-        counters.increment("mps_server_faults_total", uuid=f"GPU-{number}")
-    counters.increment("mps_client_connections_total", uid=FULL.users)
-    found = counters.snapshot()
-    assert (
-        len(found["mps_uid_overtakes_total"])
-        == len(found["mps_server_faults_total"])
-        == FULL.users + 1
-    )
-    assert found["mps_uid_overtakes_total"][None,] == found["mps_server_faults_total"]["",] == 2
-    assert found["mps_client_connections_total"][None,] == 1
 
 
 def test_durations_are_counted_up_to_and_including_their_bucket_s_bound() -> None:

@@ -195,10 +195,6 @@ def test_nvml_and_the_kernel_name_one_gpu() -> None:
     assert pci_address("00000001:00:06.0") != pci_address("0000:00:06")
 
 
-def test_without_evidence_the_verdict_is_unknown() -> None:
-    assert FaultEvidence().judge(FAULT_AT, ()) == Verdict()
-
-
 def test_a_range_that_each_process_has_at_a_fixed_address_names_no_process() -> None:
     evidence = evidence_of(xid("T1_1", 0x280000000))
     lives(evidence, 477, (0x203200000, 0x300200000))

@@ -265,15 +265,3 @@ def test_a_flood_of_names_is_bounded() -> None:
     assert len(tuple(view.servers)) <= quota.servers
     assert len(values(view, "mps_server_starts_total")) <= quota.users + 1
     assert len(values(view, "mps_server_faults_total")) <= quota.gpus + 1
-
-
-def test_a_long_log_needs_no_more_memory_than_a_short_one() -> None:
-    logs = sample("uid-wait")
-    tracker = DaemonTracker(PIPE)
-    sizes = {}
-    for turn in range(120):
-        now = logs.stamps()[-1] + 0.5 + turn
-        tracker.add_logs(observation(now, {log: logs[log] for log in LOGS}))
-        if turn in (100, 119):
-            sizes[turn] = weight(tracker, set())
-    assert sizes[119] < 1.02 * sizes[100]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 
 import pytest
@@ -41,51 +40,6 @@ def test_the_counters_match_the_truth(name: str) -> None:
         for key, value in TRUTH[name].items()
     }
     assert counters["mps_control_log_unrecognized_lines_total"] == {("control",): 0, ("server",): 0}
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "deaf-server"])
-def test_no_client_is_left_at_the_end(name: str) -> None:
-    logs = sample(name)
-    view = read(logs)
-    assert [client for server in view.servers for client in server.clients] == []
-    assert view.waits == ()
-    assert not view.daemon.died
-    if b"Exit with status" in logs.control.splitlines()[-1]:
-        assert tuple(view.servers) == ()
-        assert view.daemon.ended_at is not None
-
-
-def warnings(name: str) -> list[tuple[str, int | None]]:
-    """When the sample's servers begin and cease to warn of possible unfinished work: time, PID."""
-    logs = sample(name)
-    tracker = DaemonTracker(PIPE)
-    done = dict.fromkeys(LOGS, 0)
-    found: list[tuple[str, int | None]] = []
-    end = logs.stamps()[-1]
-    for moment in [*logs.stamps(), end + 10.0]:
-        written = logs.until(moment)
-        data = {log: written[log][done[log] :] for log in LOGS}
-        done = {log: len(written[log]) for log in LOGS}
-        tracker.add_logs(observation(moment + SETTLED, data))
-        left = [one.possible_unfinished_work for one in tracker.state.servers]
-        pids = [one.pid for one in left if one is not None]
-        pid = pids[0] if pids else None
-        if pid != (found[-1][1] if found else None):
-            found.append((f"{datetime.fromtimestamp(moment, UTC):%M:%S.%f}"[:-3], pid))
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_warning_of_unfinished_work_lasts_until_the_next_client(name: str) -> None:
-    expected = {
-        "left-work-sole-then-wait-5": [
-            ("55:29.616", 1077),
-            ("55:34.711", None),
-            ("55:37.516", 1097),
-            ("55:42.607", None),
-        ]
-    }
-    assert warnings(name) == expected.get(name, [])
 
 
 # ---------------------------------------------------------------- laws

@@ -68,28 +68,23 @@ def due(
 # ------------------------------------------------------------------------------ when
 
 
-@pytest.mark.parametrize(("interval", "asked"), [(100.0, (20, 21)), (100.1, ())])
-def test_servers_are_queried_after_the_interval(interval: float, asked: tuple[int, ...]) -> None:
-    assert due(interval=interval) == asked
-
-
-@pytest.mark.parametrize("asked_at", [None, NOW + 1.0])
-def test_servers_are_queried_immediately_after_a_start_and_after_the_clock_was_set_back(
-    asked_at: float | None,
+@pytest.mark.parametrize(
+    ("asked_at", "more", "asked"),
+    [
+        (NOW - 100.0, {"interval": 100.0}, True),
+        (NOW - 100.0, {"interval": 100.1}, False),
+        (None, {}, True),
+        (NOW + 1.0, {}, True),  # the clock was set back
+        (NOW - 5.0, {"logs_readable": False}, True),
+        (NOW - 4.9, {"logs_readable": False}, False),
+        (NOW - 100.0, {"known": state(configured_at=NOW - 99.0)}, True),
+        (NOW - 100.0, {"known": state(configured_at=NOW - 101.0)}, False),
+    ],
+)
+def test_servers_are_queried_after_an_interval_or_a_change(
+    asked_at: float | None, more: dict[str, Any], asked: bool
 ) -> None:
-    assert due(replace(ANSWERED, asked_at=asked_at)) == (20, 21)
-
-
-@pytest.mark.parametrize(("age", "asked"), [(5.0, (20, 21)), (4.9, ())])
-def test_without_logs_servers_are_queried_more_often(age: float, asked: tuple[int, ...]) -> None:
-    assert due(replace(ANSWERED, asked_at=NOW - age), logs_readable=False) == asked
-
-
-@pytest.mark.parametrize(("ago", "asked"), [(100.0, (20, 21)), (99.0, (20, 21)), (101.0, ())])
-def test_servers_are_queried_after_a_change_of_a_setting(
-    ago: float, asked: tuple[int, ...]
-) -> None:
-    assert due(known=state(configured_at=NOW - ago)) == asked
+    assert due(replace(ANSWERED, asked_at=asked_at), **more) == ((20, 21) if asked else ())
 
 
 @pytest.mark.parametrize(
@@ -117,39 +112,33 @@ def test_the_retry_interval_doubles_while_a_server_is_unexplained(
 # ------------------------------------------------------------------------------ which servers
 
 
+NEW = ServerAnswers(ProbeReply((20,), 1.0))
+
+
 @pytest.mark.parametrize(
-    ("answers", "known"),
+    ("answers", "known", "asked"),
     [
-        (ServerAnswers(), state()),
-        (ServerAnswers(ProbeReply((20,), 1.0)), state(quit_requested_at=NOW - 1.0)),
-        (ServerAnswers(ProbeReply((20,), 1.0)), state(server(20), server(21, ghost=True))),
+        (ServerAnswers(), state(), False),  # no list
+        (NEW, state(), True),
+        (NEW, state(quit_requested_at=NOW - 1.0), False),
+        (NEW, state(server(20), server(21, ghost=True)), False),
+        (NEW, state(server(20, ready_at=None)), False),
+        (NEW, state(server(20, ready_at=None, start_unknown=True)), True),
+        (NEW, state(server(20, started_at=NOW - 0.9)), False),
+        (NEW, state(server(20, started_at=NOW - 1.0)), True),
+        (NEW, state(server(20, started_at=NOW + 5.0)), True),  # the clock was set back
     ],
-    ids=["no list", "asked to quit", "a ghost"],
 )
-def test_a_daemon_that_could_block_is_not_queried(
-    answers: ServerAnswers, known: DaemonState
+def test_a_daemon_or_a_server_that_could_block_is_not_queried(
+    answers: ServerAnswers, known: DaemonState, asked: bool
 ) -> None:
-    assert due(answers, known) == ()
+    assert due(answers, known) == ((20,) if asked else ())
 
 
-@pytest.mark.parametrize(
-    ("more", "asked"),
-    [
-        ({"ready_at": None}, ()),
-        ({"ready_at": None, "start_unknown": True}, (20,)),
-        ({"started_at": NOW - 0.9}, ()),
-        ({"started_at": NOW - 1.0}, (20,)),
-        ({"started_at": NOW}, ()),
-        ({"started_at": NOW + 5.0}, (20,)),  # the clock was set back
-    ],
-)
-def test_a_young_server_is_not_queried(more: dict[str, Any], asked: tuple[int, ...]) -> None:
-    assert due(ServerAnswers(ProbeReply((20,), 1.0)), state(server(20, **more))) == asked
-
-
-@pytest.mark.parametrize("letter", "DTtZX")
-def test_an_unresponsive_server_is_not_queried(letter: str) -> None:
-    assert due(ServerAnswers(ANSWERED.probe), None, ProcessFacts(21, 1.0, state=letter)) == (20,)
+def test_an_unresponsive_server_is_not_queried() -> None:
+    for letter in "DTtZX":
+        process = ProcessFacts(21, 1.0, state=letter)
+        assert due(ServerAnswers(ANSWERED.probe), None, process) == (20,)
 
 
 def test_a_server_is_found_by_the_number_that_its_daemon_knows() -> None:
@@ -201,14 +190,6 @@ def test_queries_without_a_reply_are_counted() -> None:
     assert with_servers(once, control(outcome=Outcome.SKIPPED), (22,), known) == once
 
 
-def test_a_repeated_dispute_is_counted_and_a_new_one_restarts_the_count() -> None:
-    once = with_servers(ANSWERED, control(), logged=(20, 22))
-    assert (set(once.unexplained), once.repeats) == ({21, 22}, 1)
-    again = with_servers(once, control(), logged=(20, 22))
-    assert (set(again.unexplained), again.repeats) == ({21, 22}, 2)
-    assert with_servers(again, control(), logged=(20, 21)).repeats == 1
-
-
 def test_replies_of_servers_that_are_gone_are_dropped() -> None:
     found = with_probe(ANSWERED, listed("20\n100.0\n"))
     assert found.probe == ProbeReply((20,), 1.0)
@@ -222,12 +203,6 @@ def test_a_failed_probe_has_no_list_and_keeps_the_replies(observation: Any) -> N
     found = with_probe(ANSWERED, observation)
     assert probe_reply(observation) is None
     assert (found.probe, found.servers) == (None, REPLIES)
-
-
-def test_old_replies_are_omitted() -> None:
-    answers = replace(ANSWERED, answered_at={20: NOW - 10.0, 21: NOW - 11.0})
-    assert set(answers.younger_than(10.0, NOW).servers) == {20}
-    assert answers.younger_than(11.0, NOW) is answers
 
 
 # ------------------------------------------------------------------------------ MPS v3
