@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter.findings import policy
 from mps_exporter.findings.finding import Case, Cases, HostFacts, clients_of, of_daemon
@@ -13,7 +14,6 @@ from mps_exporter.snapshot import (
     Feature,
     NamedServer,
     Namespace,
-    Partitioning,
     ServerDevice,
     SmPartition,
     Snapshot,
@@ -117,7 +117,7 @@ def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     stray = [
         f"{host.client(one)} names {printable(one.sm_partition or '', 60)}, "
         + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
-        for one in (clients_of(daemon) if daemon.partitioning is not None else ())
+        for one in clients_of(daemon)
         if one.sm_partition_fault is not None
     ]
     if stray:
@@ -180,18 +180,22 @@ def gpu_name(uuid: str, snapshot: Snapshot) -> str:
 
 def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
     """Return a daemon's servers, namespaces, partitions, features and group memory as text."""
-    found = daemon.partitioning or Partitioning("2")
+    found = daemon.partitioning
     counts = found.clients_by_namespace()
-    features = ", ".join(map(_feature_text, found.features or ()))
+    features = ", ".join(map(_feature_text, found.rows(Feature)))
     return (
-        *map(_server_line, found.servers or ()),
+        *map(_server_line, found.rows(NamedServer)),
         *(
             _namespace_line(one, counts.get((one.server_name, one.name)))
-            for one in found.namespaces or ()
+            for one in found.rows(Namespace)
         ),
-        *(_partition_line(one, daemon, snapshot) for one in found.partitions or ()),
-        *(_device_line(one, snapshot) for one in found.devices or ()),
+        *(_partition_line(one, snapshot) for one in found.rows(SmPartition)),
+        *(_device_line(one, snapshot) for one in found.rows(ServerDevice)),
         *([f"Features: {features}"] if features else ()),
+        *(
+            f"Column {printable(column, 60)} of {reply}: {_short(cells)}"
+            for (reply, column), cells in found.unknown_columns.items()
+        ),
         *_cgroup_lines(daemon, snapshot),
     )
 
@@ -207,17 +211,20 @@ def _if_known(value: str | float | None, template: str = "{}") -> str | None:
     return template.format(printable(value, 400) if isinstance(value, str) else value)
 
 
+def _short(texts: Iterable[str]) -> str:
+    return join_some([printable(text, 60) for text in texts])
+
+
 def _of_server(name: str) -> str:
     return f" of server {name}" if name else ""
 
 
 def _server_line(server: NamedServer) -> str:
-    gpus = join_some([printable(one, 60) for one in server.allowed_devices])
     facts = _facts(
         _if_known(server.status),
         _if_known(server.uid, "UID {}"),
         _if_known(server.pid, "process {}") or "no process",
-        _if_known(gpus, "GPUs {}"),
+        _if_known(_short(server.allowed_devices), "GPUs {}"),
         _if_known(server.context_ids, "contexts {}"),
         _if_known(server.pipe_directory),
     )
@@ -226,12 +233,16 @@ def _server_line(server: NamedServer) -> str:
 
 def _namespace_line(namespace: Namespace, clients: int | None) -> str:
     share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
-    sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
-    pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
+    sms = "SM limit not known"
+    if share is not None:
+        sms = f"up to {percent(share, exact=True)} of the SMs" if share <= 1 else "no SM limit"
+    pinned = None
+    if size is not None:
+        pinned = f"up to {memory(size)} on each GPU" if size < math.inf else "no memory limit"
     facts = _facts(
         _if_known(namespace.status),
-        sms if share is None else f"up to {percent(share, exact=True)} of the SMs",
-        pinned if size is None else f"up to {memory(size)} on each GPU",
+        sms,
+        pinned,
         _if_known(namespace.client_priority, "priority {}"),
         count(clients, "client") if clients is not None else None,
         _if_known(namespace.pipe_directory),
@@ -239,12 +250,11 @@ def _namespace_line(namespace: Namespace, clients: int | None) -> str:
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
 
-def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> str:
+def _partition_line(one: SmPartition, snapshot: Snapshot) -> str:
     where = f"{_of_server(one.server_name)} on {gpu_name(one.device, snapshot)}"
     if one.unallocated:
         return f"In no SM partition{where}: {_size(one) or 'SMs not known'}"
-    number = daemon.clients_in(one)
-    clients = count(number, "client") if number is not None else None
+    clients = count(one.clients, "client") if one.clients is not None else None
     if clients is None and one.has_clients is not None:
         clients = "in use" if one.has_clients else "not in use"
     facts = _facts(
@@ -267,7 +277,7 @@ def _size(one: SmPartition | ServerDevice) -> str:
 def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
     facts = _facts(
         _if_known(device.ordinal, "ordinal {}"),
-        _if_known(device.name),
+        _if_known(device.model),
         _if_known(device.pci),
         _size(device),
         _if_known(device.attributes),
@@ -278,10 +288,10 @@ def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
 def _feature_text(one: Feature) -> str:
     more = _facts(
         "default" if one.default else None,
-        f"module {one.module}" if one.module not in (None, one.name) else None,
+        f"module {one.module}" if one.module not in (None, one.feature) else None,
         _if_known(one.covers, "covers {}"),
     )
-    return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
+    return f"{one.feature} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
 def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:

@@ -227,7 +227,7 @@ def web_configuration_unusable(host: HostFacts) -> Cases:
     page="mps-versions.md#how-to-help",
 )
 def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
-    found = daemon.partitioning.not_understood if daemon.partitioning is not None else {}
+    found = daemon.partitioning.not_understood
     plurals = {"reply": "replies"}
     parts = [
         f"{count(number, part, plurals.get(part, ''))} of {reply}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +42,15 @@ DEVICES = (
 )
 
 
+KINDS: Mapping[str, type] = {
+    "servers": NamedServer,
+    "namespaces": Namespace,
+    "clients": NamespaceClient,
+    "partitions": SmPartition,
+    "devices": ServerDevice,
+}
+
+
 def process(pid: int, name: str = "python", **environment: str) -> ProcessFacts:
     return ProcessFacts(pid, 5.0, 1000, "ann", name, "S", mps_environment=environment)
 
@@ -65,7 +76,10 @@ def merged(
 
 
 def partitioning(**more: Any) -> Partitioning:
-    return Partitioning("3", **{"servers": (TRAINING, SERVING), "devices": DEVICES, **more})
+    lists = {"servers": (TRAINING, SERVING), "devices": DEVICES, **more}
+    return Partitioning(
+        "3", {KINDS[name]: rows for name, rows in lists.items() if rows is not None}
+    )
 
 
 def clients(daemon: ControlDaemon) -> dict[int, Client]:
@@ -105,19 +119,18 @@ def test_a_gpu_is_found_by_its_ordinal_or_its_uuid(
     found = merged(
         partitioning(
             clients=(NamespaceClient(51, server, devices=(device,)),),
-            partitions=(SmPartition(device, server),),
+            partitions=(SmPartition(device, server, "created"),),
         )
     )
     assert clients(found)[51].gpu_uuids == uuids
-    assert found.partitioning is not None
-    assert found.partitioning.partitions is not None
-    assert found.partitioning.partitions[0].device == (uuids[0] if uuids else device)
+    (partition,) = found.partitioning.rows(SmPartition)
+    assert partition.device == (uuids[0] if uuids else device)
 
 
 NAMESPACES = (
     Namespace("default", "serving", active_thread_ratio=0.25, pinned_memory_limit_bytes=GIB),
     Namespace("default", "training", active_thread_ratio=0.5, pinned_memory_limit_bytes=2 * GIB),
-    Namespace("free", "training", unlimited=frozenset({"active_threads"})),
+    Namespace("free", "training", active_thread_ratio=math.inf),
 )
 
 
@@ -186,7 +199,7 @@ def in_partition(
     listed: tuple[GpuProcess, ...] = (),
 ) -> Client:
     client = NamespaceClient(51, "training", "default", devices)
-    carved = partition or SmPartition(A, "training", "Kp8A", "large", sms=34)
+    carved = partition or SmPartition(A, "training", "created", "Kp8A", "large", sms=34)
     found = partitioning(clients=(client,), namespaces=NAMESPACES, partitions=(carved,))
     return clients(merged(found, process(51, CUDA_MPS_SM_PARTITION=variable), listed=listed))[51]
 
@@ -195,7 +208,7 @@ def test_a_client_in_a_partition_has_its_sms_and_no_share() -> None:
     one = in_partition(f"{A}/Kp8A", "0")
     assert (one.sm_partition, one.sm_partition_fault) == ("Kp8A", None)
     assert (one.sm_limit, one.active_thread_ratio) == ({A: 34}, None)
-    unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "Kp8A"))
+    unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "created", "Kp8A"))
     assert (unsaid.sm_limit, unsaid.active_thread_ratio) == ({}, None)
 
 
@@ -208,15 +221,25 @@ def test_a_variable_that_names_no_partition_changes_nothing(variable: str) -> No
 @pytest.mark.parametrize(
     ("devices", "carved", "variable", "fault"),
     [
-        (("0",), SmPartition(A, "training", "Kp8A"), f"{A}/Zz", "unknown"),
-        (("0",), SmPartition(A, "serving", "Kp8A"), f"{A}/Kp8A", "other_server"),
-        (("0",), SmPartition(A, "", "Kp8A"), f"{A}/Kp8A", None),
-        (("0",), SmPartition(A, "training", "Kp8A"), "GPU-aaaa/Kp8A", None),
-        (("0",), SmPartition("GPU-aaaa", "training", "Kp8A"), f"{A}/Kp8A", None),
-        (("0",), SmPartition(A, "training", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
-        (("1",), SmPartition(A, "training", "Kp8A"), f"{A}/Kp8A", "other_gpu"),
-        ((), SmPartition(A, "training", "Kp8A"), f"{A}/Kp8A", None),  # its GPUs are unknown
-        (("0",), SmPartition(C, "training", "Kp8A"), f"{C}/Kp8A", None),  # NVML does not show C
+        (("0",), SmPartition(A, "training", "created", "Kp8A"), f"{A}/Zz", "unknown"),
+        (("0",), SmPartition(A, "serving", "created", "Kp8A"), f"{A}/Kp8A", "other_server"),
+        (("0",), SmPartition(A, "", "created", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(A, "training", "created", "Kp8A"), "GPU-aaaa/Kp8A", None),
+        (("0",), SmPartition("GPU-aaaa", "training", "created", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(A, "training", "created", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
+        (("1",), SmPartition(A, "training", "created", "Kp8A"), f"{A}/Kp8A", "other_gpu"),
+        (
+            (),
+            SmPartition(A, "training", "created", "Kp8A"),
+            f"{A}/Kp8A",
+            None,
+        ),  # its GPUs are unknown
+        (
+            ("0",),
+            SmPartition(C, "training", "created", "Kp8A"),
+            f"{C}/Kp8A",
+            None,
+        ),  # NVML does not show C
     ],
 )
 def test_a_partition_that_was_not_meant_for_the_client(
@@ -229,7 +252,7 @@ def test_a_partition_that_was_not_meant_for_the_client(
 
 
 def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:
-    on_b = SmPartition(B, "training", "Kp8A", sms=34)
+    on_b = SmPartition(B, "training", "created", "Kp8A", sms=34)
     listed = (GpuProcess(51, "compute", GIB),)
     one = in_partition(f"{B}/Kp8A", partition=on_b, listed=listed)
     assert one.sm_partition_fault == "other_gpu"

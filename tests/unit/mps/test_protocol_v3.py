@@ -26,13 +26,19 @@ from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
     SERVERS,
     V2_PARTITIONS,
-    joined,
     named_protocol,
-    parse_v2_partitions,
-    parse_v3,
+    parse_lists,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from mps_exporter.snapshot import NamespaceClient, Partitioning
+from mps_exporter.snapshot import (
+    Feature,
+    NamedServer,
+    Namespace,
+    NamespaceClient,
+    Partitioning,
+    ServerDevice,
+    SmPartition,
+)
 from testing import fake_mps_v3 as published
 
 LARGE = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
@@ -57,9 +63,17 @@ def replied(**replies: str) -> ControlObservation:
 
 
 def read(**replies: str) -> Partitioning:
-    found = parse_v3([replied(**replies)])
-    assert found is not None
-    return found
+    return parse_lists(replied(**replies))
+
+
+KINDS: Mapping[str, type] = {
+    "servers": NamedServer,
+    "namespaces": Namespace,
+    "clients": NamespaceClient,
+    "partitions": SmPartition,
+    "devices": ServerDevice,
+    "features": Feature,
+}
 
 
 HEADERS = {
@@ -210,8 +224,8 @@ def test_a_row_without_what_tells_what_it_is_about_is_refused(query: str, row: s
         "features": "context-share,enabled (default),context-share,-",
     }[query]
     known, found = listed(**{query: first}), listed(**{query: f"{first}\n{row}"})
-    assert getattr(found, query) == getattr(known, query)
-    assert getattr(known, query)
+    assert _list(found, query) == _list(known, query)
+    assert _list(known, query)
     (count,) = (count for (_, part), count in found.not_understood.items() if part == "row")
     assert count == 1
 
@@ -225,7 +239,7 @@ def test_a_row_without_what_tells_what_it_is_about_is_refused(query: str, row: s
         ("namespaces", "small,shared,Ready,-,-,{},/x", "client_priority", 1),
         ("partitions", f"t,{LARGE},large,{{}},-,-,created,-", "chunks", 99_999),
         ("partitions", f"t,{LARGE},large,-,{{}},-,created,-", "sms", 99_999),
-        ("devices", f"{{}},t,-,{LARGE},-,-,-,-", "ordinal", 9999),
+        ("devices", f"{{}},t,-,{LARGE},-,-,-,-", "ordinal", 99_999),
         ("devices", f"0,t,-,{LARGE},-,{{}},-,-", "sms", 99_999),
         ("devices", f"0,t,-,{LARGE},-,-,{{}},-", "chunks", 99_999),
     ],
@@ -233,42 +247,43 @@ def test_a_row_without_what_tells_what_it_is_about_is_refused(query: str, row: s
 def test_a_number_that_cannot_be_is_absent_and_counted(
     query: str, row: str, name: str, value: int
 ) -> None:
-    (one,) = getattr(listed(**{query: row.format(value)}), query)
+    (one,) = _list(listed(**{query: row.format(value)}), query) or ()
     assert getattr(one, name) == value
     found = listed(**{query: row.format(value + 1)})
-    assert all(getattr(one, name) is None for one in getattr(found, query))
+    assert all(getattr(one, name) is None for one in _list(found, query) or ())
     assert sum(found.not_understood.values()) == 1
 
 
 def test_a_process_on_two_gpus_is_one_client() -> None:
     found = listed(clients="7,srv,0,default,a\n7,srv,1,default,a\n")
-    assert found.clients == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
+    assert found.rows(NamespaceClient) == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
 
 
 def test_several_gpus_of_a_server() -> None:
     row = "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,GPU-efgh-5678,-"
-    (server,) = listed(servers=row).servers or ()
+    (server,) = listed(servers=row).rows(NamedServer)
     assert server.allowed_devices == ("GPU-abcd-1234", "GPU-efgh-5678")
     # It is ambiguous which of the ordinals belong to the last column.
     found = listed(servers="training,1000,48201,Ready,/run/nvidia-mps/training,0,1,2")
-    assert (found.servers, found.not_understood) == ((), {("server_list", "row"): 1})
+    assert (_list(found, "servers"), found.not_understood) == ((), {("server_list", "row"): 1})
 
 
 def test_a_refused_list_is_counted() -> None:
     refused = Exchange((PARTITIONS,), Outcome.OK, error="exit status 1, said nothing")
     observation = ControlObservation(1.0, "/mps", "reconciliation", Outcome.OK, (refused,))
-    found = parse_v3([observation])
-    assert found is not None
-    assert (found.partitions, found.not_understood) == (None, {("sm_partition_list", "reply"): 1})
+    found = parse_lists(observation)
+    assert (_list(found, "partitions"), found.not_understood) == (
+        None,
+        {("sm_partition_list", "reply"): 1},
+    )
 
 
 # ------------------------------------------------------------------------------ v2 partitions
 
 
 def test_a_last_row_of_lspart_that_may_be_cut_is_not_believed() -> None:
-    found = parse_v2_partitions(replied(lspart="GPU-bb 5 10 52 80\nGPU-bb Dx4AAA 10 8"))
-    assert found is not None
-    assert [one.sms for one in found.partitions or ()] == [52]
+    found = parse_lists(replied(lspart="GPU-bb 5 10 52 80\nGPU-bb Dx4AAA 10 8"))
+    assert [one.sms for one in found.rows(SmPartition)] == [52]
     assert found.not_understood == {("lspart", "row"): 1}
 
 
@@ -276,9 +291,8 @@ def test_a_last_row_of_lspart_that_may_be_cut_is_not_believed() -> None:
     "row", ["GPU-aa 5 10", "GPU-a...", "GPU-aa Dx - x - 1 Yes", "0 5 10 52 80", "GPU-aa \x1b 1 2"]
 )
 def test_other_rows_of_lspart_are_refused(row: str) -> None:
-    found = parse_v2_partitions(replied(lspart=f"GPU-bb 5 10 52 80\n{row}\n"))
-    assert found is not None
-    assert [one.device for one in found.partitions or ()] == ["GPU-bb"]
+    found = parse_lists(replied(lspart=f"GPU-bb 5 10 52 80\n{row}\n"))
+    assert [one.device for one in found.rows(SmPartition)] == ["GPU-bb"]
     assert found.not_understood == {("lspart", "row"): 1}
 
 
@@ -287,7 +301,7 @@ def test_other_rows_of_lspart_are_refused(row: str) -> None:
 
 @given(st.lists(st.sampled_from([*published.LSPART_CAPTURE.split(" "), "\n", "٣", "-"])))
 def test_no_reply_to_lspart_raises(words: list[str]) -> None:
-    assert parse_v2_partitions(replied(lspart=" ".join(words))) is not None
+    assert parse_lists(replied(lspart=" ".join(words))) is not None
 
 
 def _said(value: Any) -> Sequence[Any]:
@@ -326,8 +340,7 @@ def _text(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _list(found: Partitioning, query: str) -> tuple[object, ...] | None:
-    value: tuple[object, ...] | None = getattr(found, query)
-    return value
+    return found.lists.get(KINDS[query])
 
 
 @given(LISTS, st.data())
@@ -418,16 +431,3 @@ def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
     assert failure is not None
     assert failure.kind == "unparsable"
     assert other_interface(replace(run, outcome=Outcome.UNPARSABLE)) == "2"
-
-
-# ------------------------------------------------------------------------------ put together
-
-
-def test_a_probe_without_details_is_all_there_is() -> None:
-    probe = listed(servers=published.SERVER_DOCS)
-    assert joined(probe, None) == probe
-    assert joined(None, probe) is None
-    clients = listed(clients=published.CLIENTS_DOCS)
-    both = joined(probe, clients)
-    assert both is not None
-    assert (both.servers, both.clients) == (probe.servers, clients.clients)
