@@ -8,7 +8,6 @@ Times are Unix timestamps in seconds.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -223,6 +222,8 @@ class Namespace:
     pinned_memory_limit_bytes: float | None = None
     """On each GPU; math.inf: unlimited."""
     client_priority: int | None = None
+    clients: int | None = None
+    """None: not known of every client of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,17 +334,6 @@ class Partitioning:
     def is_whole(self, kind: type, reply: str) -> bool:
         """Return whether a list is known and complete, so that its rows can be counted."""
         return kind in self.lists and not self.not_understood.get((reply, "row"))
-
-    def clients_by_namespace(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of clients of each namespace (server, name) where it is known."""
-        if not self.is_whole(NamespaceClient, "client_list"):
-            return {}
-        counts = Counter((one.server_name, one.namespace) for one in self.rows(NamespaceClient))
-        return {
-            (one.server_name, one.name): counts[one.server_name, one.name]
-            for one in self.rows(Namespace)
-            if not counts[one.server_name, None]
-        }
 
 
 REPLY_PARTS = ("reply", "column", "row", "value")

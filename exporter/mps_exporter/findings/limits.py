@@ -181,14 +181,10 @@ def gpu_name(uuid: str, snapshot: Snapshot) -> str:
 def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
     """Return a daemon's servers, namespaces, partitions, features and group memory as text."""
     found = daemon.partitioning
-    counts = found.clients_by_namespace()
     features = ", ".join(map(_feature_text, found.rows(Feature)))
     return (
         *map(_server_line, found.rows(NamedServer)),
-        *(
-            _namespace_line(one, counts.get((one.server_name, one.name)))
-            for one in found.rows(Namespace)
-        ),
+        *map(_namespace_line, found.rows(Namespace)),
         *(_partition_line(one, snapshot) for one in found.rows(SmPartition)),
         *(_device_line(one, snapshot) for one in found.rows(ServerDevice)),
         *([f"Features: {features}"] if features else ()),
@@ -211,6 +207,10 @@ def _if_known(value: str | float | None, template: str = "{}") -> str | None:
     return template.format(printable(value, 400) if isinstance(value, str) else value)
 
 
+def _if_counted(number: int | None, thing: str) -> str | None:
+    return None if number is None else count(number, thing)
+
+
 def _short(texts: Iterable[str]) -> str:
     return join_some([printable(text, 60) for text in texts])
 
@@ -231,7 +231,7 @@ def _server_line(server: NamedServer) -> str:
     return f"Server {server.name}: {facts}"
 
 
-def _namespace_line(namespace: Namespace, clients: int | None) -> str:
+def _namespace_line(namespace: Namespace) -> str:
     share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
     sms = "SM limit not known"
     if share is not None:
@@ -244,7 +244,7 @@ def _namespace_line(namespace: Namespace, clients: int | None) -> str:
         sms,
         pinned,
         _if_known(namespace.client_priority, "priority {}"),
-        count(clients, "client") if clients is not None else None,
+        _if_counted(namespace.clients, "client"),
         _if_known(namespace.pipe_directory),
     )
     return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
@@ -254,24 +254,19 @@ def _partition_line(one: SmPartition, snapshot: Snapshot) -> str:
     where = f"{_of_server(one.server_name)} on {gpu_name(one.device, snapshot)}"
     if one.unallocated:
         return f"In no SM partition{where}: {_size(one) or 'SMs not known'}"
-    clients = count(one.clients, "client") if one.clients is not None else None
-    if clients is None and one.has_clients is not None:
-        clients = "in use" if one.has_clients else "not in use"
+    in_use = {True: "in use", False: "not in use", None: None}[one.has_clients]
     facts = _facts(
         _size(one),
         "with the remaining SMs" if one.include_remainder else None,
         _if_known(one.status),
-        clients,
+        _if_counted(one.clients, "client") or in_use,
         _if_known(one.partition_id if one.name else None, "ID {}"),
     )
     return f"SM partition {printable(one.label or 'without an ID', 60)}{where}: {facts}"
 
 
 def _size(one: SmPartition | ServerDevice) -> str:
-    return _facts(
-        count(one.sms, "SM") if one.sms is not None else None,
-        count(one.chunks, "chunk") if one.chunks is not None else None,
-    )
+    return _facts(_if_counted(one.sms, "SM"), _if_counted(one.chunks, "chunk"))
 
 
 def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:

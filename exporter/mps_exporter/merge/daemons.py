@@ -28,6 +28,7 @@ from mps_exporter.snapshot import (
     Handover,
     LogMetricValues,
     NamedServer,
+    Namespace,
     NamespaceClient,
     Partitioning,
     Server,
@@ -364,15 +365,23 @@ def _merge_named_server(
 
 
 def _count_clients(found: Partitioning, servers: Sequence[Server], *, known: bool) -> Partitioning:
-    """Add the number of clients to each SM partition, if all clients and environments are known."""
+    """Add the number of clients to each namespace and SM partition where it is known."""
+    listed = found.rows(NamespaceClient)
+    by_namespace = Counter((one.server_name, one.namespace) for one in listed)
     clients = [client for server in servers for client in server.clients]
-    known = known and all(server.clients_connected is not None for server in servers)
-    if not known or not all(one.environment_readable for one in clients):
-        return found
-    counts = Counter(client.sm_partition for client in clients)
+    by_partition = Counter(client.sm_partition for client in clients)
+    all_listed = found.is_whole(NamespaceClient, "client_list")
+    all_readable = (
+        known
+        and all(server.clients_connected is not None for server in servers)
+        and all(client.environment_readable for client in clients)
+    )
 
     def counted(row: Any) -> Any:
-        is_named = isinstance(row, SmPartition) and row.partition_id is not None
-        return replace(row, clients=counts[row.partition_id]) if is_named else row
+        if isinstance(row, Namespace) and all_listed and not by_namespace[row.server_name, None]:
+            return replace(row, clients=by_namespace[row.server_name, row.name])
+        if isinstance(row, SmPartition) and all_readable and row.partition_id is not None:
+            return replace(row, clients=by_partition[row.partition_id])
+        return row
 
     return found.changed(counted)

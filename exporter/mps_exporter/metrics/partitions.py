@@ -93,9 +93,6 @@ NAMED_SERVER = _scope("server_name", lambda p: p.rows(NamedServer), lambda s, _:
 NAMESPACE = _scope(
     "server_name namespace", lambda p: p.rows(Namespace), lambda n, _: (n.server_name, n.name)
 )
-NAMESPACE_CLIENTS = _scope(
-    "server_name namespace", lambda p: p.clients_by_namespace().items(), lambda item, _: item[0]
-)
 NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _namespace_client_rows)
 PARTITION = _scope(
     "server_name gpu uuid partition",
@@ -142,7 +139,7 @@ NAMESPACE.number(
 NAMESPACE.number("mps_namespace_client_priority", _OF_DAEMON, lambda n: n.client_priority).means(
     "Priority of the namespace's clients: 0 normal, 1 below normal."
 )
-NAMESPACE_CLIENTS.number("mps_namespace_clients", _OF_DAEMON, lambda item: item[1]).means(
+NAMESPACE.number("mps_namespace_clients", _OF_DAEMON, lambda n: n.clients).means(
     "Client processes in the namespace."
 )
 NAMESPACE_CLIENT.info("mps_client_namespace_info", _OF_DAEMON, "server_name namespace").means(

@@ -317,9 +317,8 @@ def _read_list(query: str, text: str) -> Partitioning:
             rows.append(dict(zip(columns, cells, strict=True)))
         else:
             counts["value" if rows and _continues_command(query, columns, line) else "row"] += 1
-    kept = _unique(
-        [one for row in rows for one in _read_row(kind, row, counts)], kind.identity, counts
-    )
+    read = (one for row in rows for one in _read_row(kind, row, counts))
+    kept = tuple(_unique(kind, read, counts))
     return Partitioning(
         "3",
         {kind.row: kept},
@@ -341,26 +340,19 @@ def _read_row(kind: _List, row: Mapping[str, str], counts: Counter[str]) -> Iter
         counts["row"] += 1
 
 
-def _unique(
-    rows: Iterable[Any], identity: Callable[[Any], object], counts: Counter[str]
-) -> tuple[Any, ...]:
-    """Return one row of each identity. Rows that contradict each other are omitted and counted.
-
-    A client has one row for each of its GPUs.
-    """
+def _unique(kind: _List, rows: Iterable[Any], counts: Counter[str]) -> Iterator[Any]:
+    """Yield one row of each identity. Rows that contradict each other are omitted and counted."""
     groups: dict[object, list[Any]] = {}
     for row in rows:
-        groups.setdefault(identity(row), []).append(row)
-    kept = []
+        groups.setdefault(kind.identity(row), []).append(row)
     for group in groups.values():
-        if isinstance(group[0], NamespaceClient):
+        if kind.row is NamespaceClient:  # one row for each of its GPUs
             devices = tuple(dict.fromkeys(device for row in group for device in row.devices))
             group[:] = [replace(row, devices=devices) for row in group]
         if all(row == group[0] for row in group):
-            kept.append(group[0])
+            yield group[0]
         else:
             counts["row"] += len(group)
-    return tuple(kept)
 
 
 # ------------------------------------------------------------------------------ v2 partitions
@@ -391,14 +383,11 @@ def _read_v2_partitions(text: str) -> Partitioning:
     In the other form an empty cell is blank.
     """
     lines, cut = _split_lines(text)
-    found, omitted = list[SmPartition](), int(bool(cut))
-    for line in lines:
-        words = [word for word in line.split() if word != "-"]
-        if words[:1] == ["GPU"] or _V2_HEADINGS.issuperset(words):
-            continue
-        rows = list(_v2_partition(" ".join(words))) if len(found) < MAX_LIST_ROWS else []
-        found += rows
-        omitted += not rows
+    # In both forms the same cells remain.
+    rows = [[word for word in line.split() if word != "-"] for line in lines]
+    rows = [row for row in rows if row[:1] != ["GPU"] and not _V2_HEADINGS.issuperset(row)]
+    found = [one for row in rows[:MAX_LIST_ROWS] for one in _v2_partition(" ".join(row))]
+    omitted = len(rows) - len(found) + bool(cut)
     # A run that collided with another caller's has no output at all, not even the heading.
     return Partitioning(
         "2",

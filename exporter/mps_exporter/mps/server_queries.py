@@ -104,8 +104,7 @@ def with_servers(
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
     if (details := parse_lists(observation)).protocol is not None:
-        found = answers.partitioning
-        found = joined(found, details) if found.protocol is not None else found
+        found = joined(answers.partitioning, details)
         return replace(answers, partitioning=found, asked_at=observation.at)
     servers = dict(answers.servers)
     answered_at = {pid: at for pid, at in answers.answered_at.items() if pid in servers}
