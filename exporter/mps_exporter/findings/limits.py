@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from mps_exporter.findings import policy
 from mps_exporter.findings.finding import Case, Cases, HostFacts, clients_of, of_daemon
@@ -196,15 +197,21 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
     )
 
 
-def _facts(*parts: str | None) -> str:
-    return ", ".join(part for part in parts if part)
+def _line(title: str, *facts: str | None) -> str:
+    return f"{title}: {_facts(*facts)}"
 
 
-def _if_known(value: str | float | None, template: str = "{}") -> str | None:
+def _facts(*facts: str | None) -> str:
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _shown(value: Any) -> str:
+    return printable(str(value), 400)
+
+
+def _if_known(value: Any, text: str = "{}", show: Callable[[Any], str] = _shown) -> str | None:
     """Return a value within its text; None if it is unknown, or an empty reply."""
-    if value is None or value == "":
-        return None
-    return template.format(printable(value, 400) if isinstance(value, str) else value)
+    return None if value in (None, "") else text.format(show(value))
 
 
 def _if_counted(number: int | None, thing: str) -> str | None:
@@ -220,7 +227,8 @@ def _of_server(name: str) -> str:
 
 
 def _server_line(server: NamedServer) -> str:
-    facts = _facts(
+    return _line(
+        f"Server {server.name}",
         _if_known(server.status),
         _if_known(server.uid, "UID {}"),
         _if_known(server.pid, "process {}") or "no process",
@@ -228,26 +236,22 @@ def _server_line(server: NamedServer) -> str:
         _if_known(server.context_ids, "contexts {}"),
         _if_known(server.pipe_directory),
     )
-    return f"Server {server.name}: {facts}"
 
 
 def _namespace_line(namespace: Namespace) -> str:
     share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
-    sms = "SM limit not known"
-    if share is not None:
-        sms = f"up to {percent(share, exact=True)} of the SMs" if share <= 1 else "no SM limit"
-    pinned = None
-    if size is not None:
-        pinned = f"up to {memory(size)} on each GPU" if size < math.inf else "no memory limit"
-    facts = _facts(
+    sms = "no SM limit" if share == math.inf else "SM limit not known"
+    if share is not None and share <= 1:
+        sms = f"up to {percent(share, exact=True)} of the SMs"
+    return _line(
+        f"Namespace {namespace.server_name}/{namespace.name}",
         _if_known(namespace.status),
         sms,
-        pinned,
+        "no memory limit" if size == math.inf else _if_known(size, "up to {} on each GPU", memory),
         _if_known(namespace.client_priority, "priority {}"),
         _if_counted(namespace.clients, "client"),
         _if_known(namespace.pipe_directory),
     )
-    return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
 
 def _partition_line(one: SmPartition, snapshot: Snapshot) -> str:
@@ -255,14 +259,14 @@ def _partition_line(one: SmPartition, snapshot: Snapshot) -> str:
     if one.unallocated:
         return f"In no SM partition{where}: {_size(one) or 'SMs not known'}"
     in_use = {True: "in use", False: "not in use", None: None}[one.has_clients]
-    facts = _facts(
+    return _line(
+        f"SM partition {printable(one.label or 'without an ID', 60)}{where}",
         _size(one),
         "with the remaining SMs" if one.include_remainder else None,
         _if_known(one.status),
         _if_counted(one.clients, "client") or in_use,
         _if_known(one.partition_id if one.name else None, "ID {}"),
     )
-    return f"SM partition {printable(one.label or 'without an ID', 60)}{where}: {facts}"
 
 
 def _size(one: SmPartition | ServerDevice) -> str:
@@ -270,14 +274,14 @@ def _size(one: SmPartition | ServerDevice) -> str:
 
 
 def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
-    facts = _facts(
+    return _line(
+        f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}",
         _if_known(device.ordinal, "ordinal {}"),
         _if_known(device.model),
         _if_known(device.pci),
         _size(device),
         _if_known(device.attributes),
     )
-    return f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}: {facts}"
 
 
 def _feature_text(one: Feature) -> str:
@@ -293,10 +297,10 @@ def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
     paths = {client.cgroup for client in clients_of(daemon) if client.cgroup is not None}
     for path in sorted(paths):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            sizes = (("{} used", one.used_bytes), ("soft limit {}", one.soft_limit_bytes))
-            hard = "no hard limit" if one.hard_unlimited else None
-            if one.hard_limit_bytes is not None:
-                hard = f"hard limit {memory(one.hard_limit_bytes)}"
-            known = (text.format(memory(size)) for text, size in sizes if size is not None)
-            facts = _facts(*known, hard)
-            yield f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}: {facts}"
+            yield _line(
+                f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}",
+                _if_known(one.used_bytes, "{} used", memory),
+                _if_known(one.soft_limit_bytes, "soft limit {}", memory),
+                _if_known(one.hard_limit_bytes, "hard limit {}", memory)
+                or ("no hard limit" if one.hard_unlimited else None),
+            )

@@ -125,7 +125,7 @@ def _namespace(cell: str) -> str | None:
     return found[1] if found else None
 
 
-def _value(field: str, cell: str) -> object:
+def _value(field: str, cell: str) -> Any:
     """Return the value of a cell; None if it does not match."""
     return _CONVERTERS[field](cell) if _CUT not in cell and cell.isprintable() else None
 
@@ -400,9 +400,8 @@ def _v2_partition(line: str) -> Iterator[SmPartition]:
     """Yield a partition, or from the row of a GPU what is in no partition."""
     for status, shape in _V2_ROWS.items():
         if (row := shape.fullmatch(line)) is not None:
-            cells = {field: cell for field, cell in row.groupdict().items() if cell}
-            values: dict[str, Any] = {field: _value(field, cells[field]) for field in cells}
-            yield SmPartition(server_name="", status=status, **values)
+            cells = {field: _value(field, cell) for field, cell in row.groupdict("").items()}
+            yield SmPartition(server_name="", status=status, **cells)
 
 
 # ------------------------------------------------------------------------------ without names

@@ -147,12 +147,6 @@ def test_a_client_has_the_limits_of_its_own_server_s_namespace() -> None:
     assert (one.contexts, one.gpu_uuids) == ({}, (A,))
 
 
-def test_the_list_describes_a_client_without_a_visible_process() -> None:
-    listed = NamespaceClient(51, "training", "default", (), "train")
-    one = clients(merged(partitioning(clients=(listed,))))[51]
-    assert (one.command, one.active_thread_ratio, one.confirmed) == ("train", None, False)
-
-
 def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
     one = limited("free")
     assert (one.active_thread_ratio, one.sm_limit, one.memory_limit_bytes) == (1.0, {A: 100}, {})

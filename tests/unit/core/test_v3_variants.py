@@ -236,35 +236,6 @@ def test_an_empty_list_is_none_and_no_reply_is_unknown(query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "size"),
-    [
-        *(("17G", 17 << 30), ("17 G", 17 << 30), ("17GiB", 17 << 30), ("4096M", 4 << 30)),
-        *(("2T", 2 << 40), ("2048k", 2 << 20), ("-", None), ("", None)),
-        *((text, ...) for text in ("1023GB", "1023", "0G", "-4G", "1.5G", "1e3G", "88888888T")),
-        *((text, ...) for text in ("9P", "infinite", "...")),
-    ],
-)
-def test_units_of_memory(limit: str, size: Any) -> None:
-    left_out = (("value", 1),) if size is ... else ()
-    gold = (0.125, None if size is ... else size)
-    check(NAMESPACES, REPLIES[NAMESPACES].replace("1023G", limit), *left_out, gold=gold)
-
-
-@pytest.mark.parametrize(
-    ("share", "ratio"),
-    [
-        *(("37.5%", 0.375), ("100", 1.0), ("0.25", 0.0025)),
-        *((text, None) for text in ("0", "100.5", "-9", "3e1", "inf", "nan", '"33,5"', "1/3")),
-        *(("12.5%%", None), ("\u0663", None)),
-    ],
-)
-def test_percentages(share: str, ratio: float | None) -> None:
-    left_out = (("value", 1),) if ratio is None else ()
-    gold = (ratio, 1023 << 30)
-    check(NAMESPACES, REPLIES[NAMESPACES].replace("12.50", share), *left_out, gold=gold)
-
-
-@pytest.mark.parametrize(
     ("command", "understood"),
     [
         *(("x...y", False), ("\x1b[2Jx", False), ("left\u202eright", False), ("a\rb", False)),

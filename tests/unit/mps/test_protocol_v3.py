@@ -213,6 +213,25 @@ def test_a_number_that_cannot_be_is_absent_and_counted(
     assert sum(found.not_understood.values()) == 1
 
 
+@pytest.mark.parametrize(
+    ("limit", "share", "expected"),
+    [
+        *((text, "50", (17 << 30, 0.5)) for text in ("17G", "17 G", "17GiB", "17408M")),
+        *(("2T", "37.5%", (2 << 40, 0.375)), ("2048k", "100", (2 << 20, 1.0))),
+        *(("unlimited", "0.25", (math.inf, 0.0025)), ("-", "unlimited", (None, math.inf))),
+        *((text, "50", (None, 0.5)) for text in ("1023GB", "1023", "0G", "-4G", "1.5G", "1e3G")),
+        *((text, "50", (None, 0.5)) for text in ("88888888T", "9P", "infinite", "...")),
+        *(("17G", text, (17 << 30, None)) for text in ("0", "100.5", "-9", "3e1", "inf", "nan")),
+        *(("17G", text, (17 << 30, None)) for text in ('"33,5"', "1/3", "12.5%%", "\u0663")),
+    ],
+)
+def test_units_of_memory_and_percentages(limit: str, share: str, expected: tuple[Any, Any]) -> None:
+    found = listed(NAMESPACES, f"small,shared,Ready,{limit},{share},0,/x")
+    (one,) = rows(found) or ()
+    assert (one.pinned_memory_limit_bytes, one.active_thread_ratio) == expected
+    assert bool(found.not_understood) == (None in expected and limit != "-")
+
+
 def test_a_process_on_two_gpus_is_one_client() -> None:
     found = listed(CLIENTS, "7,srv,0,default,a\n7,srv,1,default,a")
     assert rows(found) == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
