@@ -224,4 +224,4 @@ CLIENT.info(
 ).means("The control group whose GPU memory the client uses.")
 NOT_UNDERSTOOD.number(
     "mps_control_reply_not_understood", TOOL, lambda item: item[1], reply=REPLIES, part=REPLY_PARTS
-).means("Parts of the daemon's last replies that are not understood and left out.")
+).means("Parts of the daemon's last replies that are not understood.")

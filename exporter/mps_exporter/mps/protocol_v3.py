@@ -293,7 +293,8 @@ def _read_reply(query: str, exchange: Exchange) -> Partitioning:
     protocol: Literal["2", "3"] = "2" if query == V2_PARTITIONS else "3"
     if exchange.outcome is not Outcome.OK:
         return Partitioning(protocol)
-    if exchange.error is not None:
+    refused = protocol == "2" and V2_REFUSAL.search(exchange.stdout)
+    if exchange.error is not None or refused:
         return Partitioning(protocol, not_understood={(_reply_name(query), "reply"): 1})
     if protocol == "2":
         return _read_v2_partitions(exchange.stdout)
@@ -313,7 +314,8 @@ def _read_list(query: str, text: str) -> Partitioning:
     counts = Counter(column=len(unknown), row=max(0, len(lines) - 1 - MAX_LIST_ROWS) + bool(cut))
     rows: list[Mapping[str, str]] = []
     for line in lines[1 : MAX_LIST_ROWS + 1]:
-        if (cells := _row(query, columns, line)) is not None:
+        cells = _row(query, columns, line)
+        if cells is not None and line != lines[0]:  # a header may be repeated
             rows.append(dict(zip(columns, cells, strict=True)))
         else:
             counts["value" if rows and _continues_command(query, columns, line) else "row"] += 1
@@ -428,7 +430,8 @@ def anonymised(query: str, text: str, rename: Rename) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(one if one in known else f"column_{at}" for at, one in enumerate(columns))
     for line in lines[1:]:
-        if (cells := _row(query, columns, line)) is not None:
+        cells = _row(query, columns, line)
+        if cells is not None and line != lines[0]:
             row = zip(columns, cells, strict=True)
             writer.writerow(_without_names(one, cell, rename, one in known) for one, cell in row)
         else:

@@ -172,9 +172,10 @@ def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
         (SERVERS, "-,1000,48201,Ready,/run/nvidia-mps/x,-,-"),
         (NAMESPACES, "-,shared,Ready,10G,50.00,0,/x"),
         (NAMESPACES, "small,-,Ready,10G,50.00,0,/x"),
+        (NAMESPACES, published.NAMESPACE_HEADER),  # a header is the first line
         (CLIENTS, "-,srv,0,default,python"),
         (CLIENTS, "51023,-,0,default,python"),
-        (CLIENTS, published.CLIENT_HEADER),  # a header is the first line
+        (CLIENTS, published.CLIENT_HEADER),
         (PARTITIONS, f"-,{LARGE},large,4,34,false,created,Kp8A"),
         (PARTITIONS, "training,-,large,4,34,false,created,Kp8A"),
         (PARTITIONS, f"training,{LARGE},large,4,34,false,-,Kp8A"),
