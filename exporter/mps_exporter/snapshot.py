@@ -328,7 +328,7 @@ class Partitioning:
         return replace(self, lists=lists)
 
     def devices_of(self, server_name: str) -> list[ServerDevice]:
-        """Return the GPUs that a server numbers, with those that no server numbers."""
+        """Return the GPUs in a server's own list and in the daemon's list."""
         return [one for one in self.rows(ServerDevice) if one.server_name in ("", server_name)]
 
     def is_whole(self, kind: type, reply: str) -> bool:

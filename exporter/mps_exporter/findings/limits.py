@@ -205,13 +205,9 @@ def _facts(*facts: str | None) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
-def _shown(value: Any) -> str:
-    return printable(str(value), 400)
-
-
-def _if_known(value: Any, text: str = "{}", show: Callable[[Any], str] = _shown) -> str | None:
+def _if_known(value: Any, text: str = "{}", show: Callable[[Any], str] = str) -> str | None:
     """Return a value within its text; None if it is unknown, or an empty reply."""
-    return None if value in (None, "") else text.format(show(value))
+    return None if value in (None, "") else text.format(printable(show(value), 400))
 
 
 def _if_counted(number: int | None, thing: str) -> str | None:

@@ -189,7 +189,7 @@ class _List(NamedTuple):
 
     @property
     def required(self) -> frozenset[str]:
-        """Fields without which a row says nothing: those without a default."""
+        """Fields that identify a row and its meaning: those without a default."""
         return frozenset(one.name for one in fields(self.row) if one.default is MISSING)
 
 

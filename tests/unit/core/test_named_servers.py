@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,15 +41,6 @@ DEVICES = (
 )
 
 
-KINDS: Mapping[str, type] = {
-    "servers": NamedServer,
-    "namespaces": Namespace,
-    "clients": NamespaceClient,
-    "partitions": SmPartition,
-    "devices": ServerDevice,
-}
-
-
 def process(pid: int, name: str = "python", **environment: str) -> ProcessFacts:
     return ProcessFacts(pid, 5.0, 1000, "ann", name, "S", mps_environment=environment)
 
@@ -75,11 +65,14 @@ def merged(
     return found
 
 
-def partitioning(**more: Any) -> Partitioning:
-    lists = {"servers": (TRAINING, SERVING), "devices": DEVICES, **more}
-    return Partitioning(
-        "3", {KINDS[name]: rows for name, rows in lists.items() if rows is not None}
-    )
+def partitioning(*more: Any, without: type | None = None) -> Partitioning:
+    """The lists of these rows, and of the two servers and their GPUs if there are no others."""
+    rows = [*more]
+    for kind, usual in ((NamedServer, (TRAINING, SERVING)), (ServerDevice, DEVICES)):
+        if kind is not without and not any(isinstance(row, kind) for row in rows):
+            rows += usual
+    kinds = dict.fromkeys(map(type, rows))
+    return Partitioning("3", {kind: tuple(r for r in rows if type(r) is kind) for kind in kinds})
 
 
 def clients(daemon: ControlDaemon) -> dict[int, Client]:
@@ -87,17 +80,17 @@ def clients(daemon: ControlDaemon) -> dict[int, Client]:
 
 
 def test_values_without_a_list_are_unknown() -> None:
-    found = merged(partitioning(servers=None))
+    found = merged(partitioning(without=NamedServer))
     assert (found.servers, found.servers_count) == ((), None)
-    (server,) = merged(partitioning(servers=(TRAINING,)), process(40)).servers
+    (server,) = merged(partitioning(TRAINING), process(40)).servers
     assert (server.clients_connected, server.confirmed) == (None, False)
     assert found.gpu_uuids == (A, B)
-    assert merged(partitioning(devices=None)).gpu_uuids == ()
+    assert merged(partitioning(without=ServerDevice)).gpu_uuids == ()
 
 
 def test_a_daemon_serves_the_gpus_that_its_servers_may_use() -> None:
     allowed = NamedServer("training", 1000, 40, allowed_devices=(B, "GPU-elsewhere"))
-    assert merged(partitioning(servers=(allowed,), devices=None)).gpu_uuids == (B,)
+    assert merged(partitioning(allowed, without=ServerDevice)).gpu_uuids == (B,)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +111,7 @@ def test_a_gpu_is_found_by_its_ordinal_or_its_uuid(
 ) -> None:
     found = merged(
         partitioning(
-            clients=(NamespaceClient(51, server, devices=(device,)),),
-            partitions=(SmPartition(device, server, "created"),),
+            NamespaceClient(51, server, devices=(device,)), SmPartition(device, server, "created")
         )
     )
     assert clients(found)[51].gpu_uuids == uuids
@@ -136,7 +128,7 @@ NAMESPACES = (
 
 def limited(namespace: str | None, devices: Any = DEVICES, **environment: str) -> Client:
     listed = NamespaceClient(51, "training", namespace, ("0",), "train")
-    found = partitioning(clients=(listed,), namespaces=NAMESPACES, devices=devices)
+    found = partitioning(listed, *NAMESPACES, *devices, without=None if devices else ServerDevice)
     return clients(merged(found, process(51, **environment)))[51]
 
 
@@ -194,7 +186,7 @@ def in_partition(
 ) -> Client:
     client = NamespaceClient(51, "training", "default", devices)
     carved = partition or SmPartition(A, "training", "created", "Kp8A", "large", sms=34)
-    found = partitioning(clients=(client,), namespaces=NAMESPACES, partitions=(carved,))
+    found = partitioning(client, *NAMESPACES, carved)
     return clients(merged(found, process(51, CUDA_MPS_SM_PARTITION=variable), listed=listed))[51]
 
 
