@@ -183,7 +183,7 @@ class DaemonRecord:
         ):
             return None
         if reply is None:  # the logs of an MPS v3 daemon do not show its clients
-            return probe if self.answers.partitioning is not None else None
+            return probe if self.answers.partitioning.protocol is not None else None
         silent_since = self.tracker.silent_since
         unchanged = (
             self.logs_readable

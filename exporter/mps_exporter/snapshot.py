@@ -8,10 +8,9 @@ Times are Unix timestamps in seconds.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, get_args
 
 from mps_exporter.observations import (
     CgroupMemory,
@@ -22,6 +21,8 @@ from mps_exporter.observations import (
     LogState,
     ProcessFacts,
 )
+
+T = TypeVar("T")
 
 ControlState = Literal["answering", "absent", "unresponsive", "draining", "refused"]
 CONTROL_STATES: tuple[ControlState, ...] = get_args(ControlState)
@@ -232,14 +233,12 @@ class Namespace:
     """Status of its server."""
     pipe_directory: str | None = None
     active_thread_ratio: float | None = None
-    pinned_memory_limit_bytes: int | None = None
-    """On each GPU."""
-    unlimited: frozenset[str] = frozenset()
-    """The NAMESPACE_LIMITS that the daemon reports as unlimited."""
+    """math.inf: unlimited."""
+    pinned_memory_limit_bytes: float | None = None
+    """On each GPU; math.inf: unlimited."""
     client_priority: int | None = None
-
-
-NAMESPACE_LIMITS = ("active_threads", "pinned_memory")
+    clients: int | None = None
+    """None: not known of every client of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,17 +260,21 @@ class SmPartition:
 
     device: str
     """UUID of the GPU, or its beginning, or an ordinal in the server's list."""
-    server_name: str = ""
+    server_name: str
     """Empty for a v2 daemon: its partitions belong to no server."""
+    status: str
+    """configured, created, unallocated, or another text of the driver."""
     partition_id: str | None = None
     """Name behind the slash in CUDA_MPS_SM_PARTITION; None: no partition, or not created."""
     name: str = ""
     chunks: int | None = None
     sms: int | None = None
     include_remainder: bool | None = None
-    status: str | None = None
-    """configured, created, unallocated, or another text of the driver."""
     has_clients: bool | None = None
+    """Reported by a v2 daemon only."""
+    clients: int | None = None
+    """Number of clients that name this partition; None: some clients or environments are unknown,
+    or the partition has no ID."""
 
     @property
     def label(self) -> str:
@@ -292,7 +295,7 @@ class ServerDevice:
     server_name: str = ""
     ordinal: int | None = None
     pci: str | None = None
-    name: str | None = None
+    model: str | None = None
     sms: int | None = None
     chunks: int | None = None
     attributes: str | None = None
@@ -302,42 +305,50 @@ class ServerDevice:
 class Feature:
     """An optional behaviour of an MPS v3 daemon."""
 
-    name: str
-    enabled: bool
-    default: bool
-    """Whether this is the state that NVIDIA ships."""
+    feature: str
+    state: str
+    """enabled or disabled, with " (default)" if NVIDIA ships it in this state."""
     module: str | None = None
     covers: str | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return self.state.startswith("enabled")
+
+    @property
+    def default(self) -> bool:
+        return self.state.endswith("(default)")
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The named servers, namespaces and partitions that a daemon lists; None: not listed."""
+    """The named servers, namespaces and partitions that a daemon lists."""
 
-    protocol: Literal["2", "3"]
-    servers: tuple[NamedServer, ...] | None = None
-    namespaces: tuple[Namespace, ...] | None = None
-    clients: tuple[NamespaceClient, ...] | None = None
-    partitions: tuple[SmPartition, ...] | None = None
-    devices: tuple[ServerDevice, ...] | None = None
-    features: tuple[Feature, ...] | None = None
+    protocol: Literal["2", "3"] | None = None
+    """None: no list was queried."""
+    lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)
+    """Class of the rows -> rows."""
+    unknown_columns: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """(query, column of a newer driver) -> its different cells."""
     not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(query, one of REPLY_PARTS) -> number of omitted parts of its last reply."""
+    """(query, one of REPLY_PARTS) -> number of parts of its last reply without a meaning here."""
 
-    def is_whole(self, query: str) -> bool:
-        """Return whether a list is complete, so that its rows can be counted."""
-        return not self.not_understood.get((query, "row"))
+    def rows(self, kind: type[T]) -> tuple[T, ...]:
+        """Return the rows of a list; () also if it is not known."""
+        return self.lists.get(kind, ())
 
-    def clients_by_namespace(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of clients of each namespace (server, name) where it is known."""
-        if self.clients is None or not self.is_whole("client_list"):
-            return {}
-        counts = Counter((client.server_name, client.namespace) for client in self.clients)
-        return {
-            (one.server_name, one.name): counts[one.server_name, one.name]
-            for one in self.namespaces or ()
-            if not counts[one.server_name, None]
-        }
+    def changed(self, change: Callable[[Any], Any]) -> Partitioning:
+        """Return these lists with every row changed."""
+        lists = {kind: tuple(map(change, rows)) for kind, rows in self.lists.items()}
+        return replace(self, lists=lists)
+
+    def devices_of(self, server_name: str) -> list[ServerDevice]:
+        """Return the GPUs in a server's own list and in the daemon's list."""
+        return [one for one in self.rows(ServerDevice) if one.server_name in ("", server_name)]
+
+    def is_whole(self, kind: type, reply: str) -> bool:
+        """Return whether a list is known and complete, so that its rows can be counted."""
+        return kind in self.lists and not self.not_understood.get((reply, "row"))
 
 
 REPLY_PARTS = ("reply", "column", "row", "value")
@@ -478,21 +489,12 @@ class ControlDaemon:
     dropped_clients: int = 0
     error: str | None = None
     facts: DaemonFacts | None = None
-    partitioning: Partitioning | None = None
+    partitioning: Partitioning = field(default_factory=Partitioning)
     """With PIDs of this host, and with UUIDs of GPUs where they are known."""
-    clients_by_partition: Mapping[str | None, int] | None = None
-    """Number of clients that name each SM partition; None: some clients or environments are
-    unknown."""
     resumed: bool = False
     """The daemon or one of its servers was stopped when a query timed out, and now runs again."""
     handover: Handover | None = None
     """Last action of an unresponsive daemon, if that client's process exists."""
-
-    def clients_in(self, partition: SmPartition) -> int | None:
-        """Return the number of clients in an SM partition; None if unknown or without an ID."""
-        if self.clients_by_partition is None or partition.partition_id is None:
-            return None
-        return self.clients_by_partition.get(partition.partition_id, 0)
 
     def follows(self, log: LogName) -> bool:
         """Return whether this log is readable now."""

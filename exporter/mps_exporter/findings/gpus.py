@@ -20,7 +20,7 @@ from mps_exporter.findings.finding import (
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.humanize import join_some, percent, printable
 from mps_exporter.observations import ProcessFacts
-from mps_exporter.snapshot import ControlDaemon, Gpu
+from mps_exporter.snapshot import ControlDaemon, Gpu, NamedServer, Namespace
 
 VOLTA = (7, 0)
 """First compute capability of the current MPS."""
@@ -238,11 +238,10 @@ def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
 def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
     """Yield a daemon's directory, and those of the servers and namespaces of an MPS v3 daemon."""
     yield daemon.pipe_directory
-    if (found := daemon.partitioning) is not None:
-        for server in found.servers or ():
-            yield f"{daemon.pipe_directory}/{server.name}"
-        for one in found.namespaces or ():
-            yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
+    for server in daemon.partitioning.rows(NamedServer):
+        yield f"{daemon.pipe_directory}/{server.name}"
+    for one in daemon.partitioning.rows(Namespace):
+        yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
 
 
 def _reached(process: ProcessFacts, daemons: Iterable[ControlDaemon]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from mps_exporter.findings import policy
 from mps_exporter.findings.finding import Case, Cases, HostFacts, clients_of, of_daemon
@@ -13,7 +15,6 @@ from mps_exporter.snapshot import (
     Feature,
     NamedServer,
     Namespace,
-    Partitioning,
     ServerDevice,
     SmPartition,
     Snapshot,
@@ -117,7 +118,7 @@ def sm_partition_mismatch(host: HostFacts, daemon: ControlDaemon) -> Cases:
     stray = [
         f"{host.client(one)} names {printable(one.sm_partition or '', 60)}, "
         + _PARTITION_FAULTS.get(one.sm_partition_fault, "")
-        for one in (clients_of(daemon) if daemon.partitioning is not None else ())
+        for one in clients_of(daemon)
         if one.sm_partition_fault is not None
     ]
     if stray:
@@ -180,31 +181,41 @@ def gpu_name(uuid: str, snapshot: Snapshot) -> str:
 
 def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
     """Return a daemon's servers, namespaces, partitions, features and group memory as text."""
-    found = daemon.partitioning or Partitioning("2")
-    counts = found.clients_by_namespace()
-    features = ", ".join(map(_feature_text, found.features or ()))
+    found = daemon.partitioning
+    features = ", ".join(map(_feature_text, found.rows(Feature)))
     return (
-        *map(_server_line, found.servers or ()),
-        *(
-            _namespace_line(one, counts.get((one.server_name, one.name)))
-            for one in found.namespaces or ()
-        ),
-        *(_partition_line(one, daemon, snapshot) for one in found.partitions or ()),
-        *(_device_line(one, snapshot) for one in found.devices or ()),
+        *map(_server_line, found.rows(NamedServer)),
+        *map(_namespace_line, found.rows(Namespace)),
+        *(_partition_line(one, snapshot) for one in found.rows(SmPartition)),
+        *(_device_line(one, snapshot) for one in found.rows(ServerDevice)),
         *([f"Features: {features}"] if features else ()),
+        *(
+            f"Column {printable(column, 60)} of {reply}: {_short(cells)}"
+            for (reply, column), cells in found.unknown_columns.items()
+        ),
         *_cgroup_lines(daemon, snapshot),
     )
 
 
-def _facts(*parts: str | None) -> str:
-    return ", ".join(part for part in parts if part)
+def _line(title: str, *facts: str | None) -> str:
+    return f"{title}: {_facts(*facts)}"
 
 
-def _if_known(value: str | float | None, template: str = "{}") -> str | None:
+def _facts(*facts: str | None) -> str:
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _if_known(value: Any, text: str = "{}", show: Callable[[Any], str] = str) -> str | None:
     """Return a value within its text; None if it is unknown, or an empty reply."""
-    if value is None or value == "":
-        return None
-    return template.format(printable(value, 400) if isinstance(value, str) else value)
+    return None if value in (None, "") else text.format(printable(show(value), 400))
+
+
+def _if_counted(number: int | None, thing: str) -> str | None:
+    return None if number is None else count(number, thing)
+
+
+def _short(texts: Iterable[str]) -> str:
+    return join_some([printable(text, 60) for text in texts])
 
 
 def _of_server(name: str) -> str:
@@ -212,86 +223,80 @@ def _of_server(name: str) -> str:
 
 
 def _server_line(server: NamedServer) -> str:
-    gpus = join_some([printable(one, 60) for one in server.allowed_devices])
-    facts = _facts(
+    return _line(
+        f"Server {server.name}",
         _if_known(server.status),
         _if_known(server.uid, "UID {}"),
         _if_known(server.pid, "process {}") or "no process",
-        _if_known(gpus, "GPUs {}"),
+        _if_known(_short(server.allowed_devices), "GPUs {}"),
         _if_known(server.context_ids, "contexts {}"),
         _if_known(server.pipe_directory),
     )
-    return f"Server {server.name}: {facts}"
 
 
-def _namespace_line(namespace: Namespace, clients: int | None) -> str:
+def _namespace_line(namespace: Namespace) -> str:
     share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
-    sms = "no SM limit" if "active_threads" in namespace.unlimited else "SM limit not known"
-    pinned = "no memory limit" if "pinned_memory" in namespace.unlimited else None
-    facts = _facts(
+    sms = "no SM limit" if share == math.inf else "SM limit not known"
+    if share is not None and share <= 1:
+        sms = f"up to {percent(share, exact=True)} of the SMs"
+    return _line(
+        f"Namespace {namespace.server_name}/{namespace.name}",
         _if_known(namespace.status),
-        sms if share is None else f"up to {percent(share, exact=True)} of the SMs",
-        pinned if size is None else f"up to {memory(size)} on each GPU",
+        sms,
+        "no memory limit" if size == math.inf else _if_known(size, "up to {} on each GPU", memory),
         _if_known(namespace.client_priority, "priority {}"),
-        count(clients, "client") if clients is not None else None,
+        _if_counted(namespace.clients, "client"),
         _if_known(namespace.pipe_directory),
     )
-    return f"Namespace {namespace.server_name}/{namespace.name}: {facts}"
 
 
-def _partition_line(one: SmPartition, daemon: ControlDaemon, snapshot: Snapshot) -> str:
+def _partition_line(one: SmPartition, snapshot: Snapshot) -> str:
     where = f"{_of_server(one.server_name)} on {gpu_name(one.device, snapshot)}"
     if one.unallocated:
         return f"In no SM partition{where}: {_size(one) or 'SMs not known'}"
-    number = daemon.clients_in(one)
-    clients = count(number, "client") if number is not None else None
-    if clients is None and one.has_clients is not None:
-        clients = "in use" if one.has_clients else "not in use"
-    facts = _facts(
+    in_use = {True: "in use", False: "not in use", None: None}[one.has_clients]
+    return _line(
+        f"SM partition {printable(one.label or 'without an ID', 60)}{where}",
         _size(one),
         "with the remaining SMs" if one.include_remainder else None,
         _if_known(one.status),
-        clients,
+        _if_counted(one.clients, "client") or in_use,
         _if_known(one.partition_id if one.name else None, "ID {}"),
     )
-    return f"SM partition {printable(one.label or 'without an ID', 60)}{where}: {facts}"
 
 
 def _size(one: SmPartition | ServerDevice) -> str:
-    return _facts(
-        count(one.sms, "SM") if one.sms is not None else None,
-        count(one.chunks, "chunk") if one.chunks is not None else None,
-    )
+    return _facts(_if_counted(one.sms, "SM"), _if_counted(one.chunks, "chunk"))
 
 
 def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
-    facts = _facts(
+    return _line(
+        f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}",
         _if_known(device.ordinal, "ordinal {}"),
-        _if_known(device.name),
+        _if_known(device.model),
         _if_known(device.pci),
         _size(device),
         _if_known(device.attributes),
     )
-    return f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}: {facts}"
 
 
 def _feature_text(one: Feature) -> str:
     more = _facts(
         "default" if one.default else None,
-        f"module {one.module}" if one.module not in (None, one.name) else None,
+        f"module {one.module}" if one.module not in (None, one.feature) else None,
         _if_known(one.covers, "covers {}"),
     )
-    return f"{one.name} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
+    return f"{one.feature} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
 
 
 def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
     paths = {client.cgroup for client in clients_of(daemon) if client.cgroup is not None}
     for path in sorted(paths):
         for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            sizes = (("{} used", one.used_bytes), ("soft limit {}", one.soft_limit_bytes))
-            hard = "no hard limit" if one.hard_unlimited else None
-            if one.hard_limit_bytes is not None:
-                hard = f"hard limit {memory(one.hard_limit_bytes)}"
-            known = (text.format(memory(size)) for text, size in sizes if size is not None)
-            facts = _facts(*known, hard)
-            yield f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}: {facts}"
+            yield _line(
+                f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}",
+                _if_known(one.used_bytes, "{} used", memory),
+                _if_known(one.soft_limit_bytes, "soft limit {}", memory),
+                _if_known(one.hard_limit_bytes, "hard limit {}", memory)
+                or ("no hard limit" if one.hard_unlimited else None),
+            )

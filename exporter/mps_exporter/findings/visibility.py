@@ -221,13 +221,14 @@ def web_configuration_unusable(host: HostFacts) -> Cases:
 @of_daemon_blindness(
     "info",
     "Replies of a control daemon are not fully understood",
-    "This driver's lists are not as documented: what is not understood is left out.",
+    "This driver's lists are not as documented. A column that is not known is shown as text; what "
+    "else is not understood is left out.",
     "Update the exporter. If it is the newest: make a recording (mps-exporter record "
     "FILE --anonymise) and attach it to an issue.",
     page="mps-versions.md#how-to-help",
 )
 def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
-    found = daemon.partitioning.not_understood if daemon.partitioning is not None else {}
+    found = daemon.partitioning.not_understood
     plurals = {"reply": "replies"}
     parts = [
         f"{count(number, part, plurals.get(part, ''))} of {reply}"
@@ -236,7 +237,7 @@ def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if parts:
         was = "was" if sum(found.values()) == 1 else "were"
         name = shown_path(daemon.pipe_directory)
-        yield Case(f"Of the last replies of {name} {join_some(parts)} {was} left out.")
+        yield Case(f"Of the last replies of {name} {join_some(parts)} {was} not understood.")
 
 
 @of_daemon_blindness(

@@ -26,6 +26,8 @@ from mps_exporter.snapshot import (
     CollectorResult,
     ControlDaemon,
     Gpu,
+    NamedServer,
+    NamespaceClient,
     ProcessKind,
     Snapshot,
 )
@@ -49,9 +51,9 @@ def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInput
         most = MAX_CLIENTS_PER_USER if daemon.facts.limited else None
         for reply in daemon.answers.servers.values():
             pids.update((reply.server_pid, *(reply.client_pids or ())[:most]))
-        if (named := daemon.answers.partitioning) is not None:
-            pids.update(server.pid or 0 for server in (named.servers or ())[:most])
-            pids.update(client.pid for client in (named.clients or ())[:most])
+        lists = daemon.answers.partitioning
+        pids.update(server.pid or 0 for server in lists.rows(NamedServer)[:most])
+        pids.update(client.pid for client in lists.rows(NamespaceClient)[:most])
     return pids - {0}
 
 

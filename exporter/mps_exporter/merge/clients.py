@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -276,10 +277,8 @@ def merge_listed_client(
     server_pid: int,
     listed: NamespaceClient,
 ) -> Client:
-    names = listed.server_name, listed.namespace
-    namespace = next(
-        (one for one in found.namespaces or () if (one.server_name, one.name) == names), None
-    )
+    namespaces = {(one.server_name, one.name): one for one in found.rows(Namespace)}
+    namespace = namespaces.get((listed.server_name, listed.namespace or ""))
     limits = _namespace_limits(found, listed, namespace)
     inputs = _ClientInputs(listed.pid, dict.fromkeys(listed.devices, 1), limits)
     client = _merge_client(context, inputs, daemon, server_pid)
@@ -306,34 +305,33 @@ def _namespace_limits(
     driver 615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). Limits of a server
     hold for its namespace "default", which is in the list with them.
     """
-    devices = [one for one in found.devices or () if one.server_name in ("", listed.server_name)]
+    devices = found.devices_of(listed.server_name)
     uuids = frozenset(one.uuid for one in devices)
     numbered = sorted((one.ordinal, one.uuid) for one in devices if one.ordinal is not None)
     order = tuple(uuid for _, uuid in numbered) if len(numbered) == len(uuids) > 0 else None
     allowed = AllowedLimits(DaemonGpus(uuids, complete=bool(uuids), order=order))
     if namespace is None:
         return allowed
-    unlimited, memory = "active_threads" in namespace.unlimited, namespace.pinned_memory_limit_bytes
-    return allowed._replace(
-        ratio=1.0 if unlimited else namespace.active_thread_ratio,
-        memory={} if memory is None else dict.fromkeys(listed.devices, memory),
-    )
+    ratio, memory = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
+    if memory is not None and memory < math.inf:
+        allowed = allowed._replace(memory=dict.fromkeys(listed.devices, int(memory)))
+    return allowed._replace(ratio=None if ratio is None else min(ratio, 1.0))
 
 
 # ---------------------------------------------------------------------------------- SM partitions
 
 
 def in_partition(
-    context: MergeContext, by_id: Mapping[str | None, SmPartition] | None, client: Client
+    context: MergeContext, listed: Iterable[SmPartition] | None, client: Client
 ) -> Client:
-    """Add the SM partition that a client's environment names; `by_id` is None without a list."""
+    """Add the SM partition that a client's environment names; `listed` is None without a list."""
     process = context.processes.get(client.pid)
     environment = process.mps_environment if process is not None else None
     device, _, partition_id = (environment or {}).get(PARTITION_VARIABLE, "").partition("/")
     if not partition_id:
         return client
-    partition = (by_id or {}).get(partition_id)
-    fault = _partition_fault(context, client, device, partition) if by_id is not None else None
+    partition = next((one for one in listed or () if one.partition_id == partition_id), None)
+    fault = _partition_fault(context, client, device, partition) if listed is not None else None
     # The share of all SMs means nothing in a partition. The SMs are unknown in a partition that
     # was not meant for the client, or was deleted since it started.
     sms = {}

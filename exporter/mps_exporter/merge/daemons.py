@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from mps_exporter.mps import client_limits
 from mps_exporter.mps.control_protocol import CANNOT_SEND, ServerReply
 from mps_exporter.mps.log_metrics import LOG_METRICS, SERVER_LOG
 from mps_exporter.mps.policy import CLOCK_TOLERANCE_SECONDS
-from mps_exporter.mps.protocol_v3 import PARTITION_REPLIES, partition_identity, unique
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
 from mps_exporter.snapshot import (
@@ -29,8 +28,12 @@ from mps_exporter.snapshot import (
     Handover,
     LogMetricValues,
     NamedServer,
+    Namespace,
+    NamespaceClient,
     Partitioning,
     Server,
+    ServerDevice,
+    SmPartition,
 )
 
 
@@ -73,8 +76,7 @@ def merge_daemon(
         dropped_clients=dropped,
         error=inputs.probe.error if inputs.probe is not None else None,
         facts=facts,
-        partitioning=partitioning,
-        clients_by_partition=_clients_by_partition(servers) if servers_known else None,
+        partitioning=_count_clients(partitioning, servers, known=servers_known),
         handover=_handover_in_progress(context, inputs) if state == "unresponsive" else None,
     )
 
@@ -111,16 +113,12 @@ def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handov
 
 
 def _served_gpus(
-    context: MergeContext,
-    inputs: DaemonInputs,
-    servers: Iterable[Server],
-    partitioning: Partitioning | None,
+    context: MergeContext, inputs: DaemonInputs, servers: Iterable[Server], found: Partitioning
 ) -> tuple[str, ...]:
     served = set(inputs.device_uuids().values())
-    if partitioning is not None:
-        served.update(one.uuid for one in partitioning.devices or ())
-        for named in partitioning.servers or ():
-            served.update(uuid for uuid in named.allowed_devices if uuid in context.gpus)
+    served.update(one.uuid for one in found.rows(ServerDevice))
+    for named in found.rows(NamedServer):
+        served.update(uuid for uuid in named.allowed_devices if uuid in context.gpus)
     for server in servers:
         served.update(server.contexts, server.memory_used_bytes)
     return tuple(sorted(served - {""}))
@@ -209,31 +207,27 @@ def _may_drain(inputs: DaemonInputs, probe: ControlObservation) -> bool:
 
 
 def _merge_servers(
-    context: MergeContext, inputs: DaemonInputs, partitioning: Partitioning | None
-) -> tuple[tuple[Server, ...], bool]:
+    context: MergeContext, inputs: DaemonInputs, found: Partitioning
+) -> tuple[Sequence[Server], bool]:
     """Return the servers of a daemon, and whether these are all of them."""
-    if partitioning is not None and partitioning.protocol == "3":
+    if found.protocol == "3":
         servers = [
-            _merge_named_server(context, inputs, partitioning, named, named.pid)
-            for named in partitioning.servers or ()
+            _merge_named_server(context, inputs, found, named, named.pid)
+            for named in found.rows(NamedServer)
             if named.pid
         ]
-        known = partitioning.servers is not None and partitioning.is_whole("server_list")
+        known = found.is_whole(NamedServer, "server_list")
     else:
         servers = [_merge_server(context, inputs, pid) for pid in _server_pids(inputs)]
         known = inputs.log_names_servers() or inputs.answers.probe is not None
         known = known or (inputs.speaks_v3 and control_state(inputs) == "absent")
-    if partitioning is None:
-        return tuple(servers), known
-    by_id = None
-    if partitioning.partitions is not None:
-        by_id = {one.partition_id: one for one in partitioning.partitions}
-    return tuple(
-        replace(
-            server, clients=tuple(in_partition(context, by_id, client) for client in server.clients)
-        )
-        for server in servers
-    ), known
+    if found.protocol is not None:
+        partitions = found.lists.get(SmPartition)
+        servers = [
+            replace(one, clients=tuple(in_partition(context, partitions, c) for c in one.clients))
+            for one in servers
+        ]
+    return servers, known
 
 
 def _server_pids(inputs: DaemonInputs) -> list[int]:
@@ -337,53 +331,29 @@ def _connections_raised(
 # ---------------------------------------------------------------------------------- partitions
 
 
-def _merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitioning | None:
-    """Return a daemon's servers, namespaces and partitions, with host PIDs and GPU UUIDs."""
+def _merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitioning:
+    """Return a daemon's lists with PIDs of this host, and with GPU UUIDs where they are known."""
     found = inputs.answers.partitioning
-    if found is None:
-        return None
-    # A list that is unknown stays None, and an empty one empty.
-    servers = found.servers and tuple(
-        replace(one, pid=context.host_pid(inputs, one.pid or 0) or None) for one in found.servers
-    )
-    clients = found.clients and tuple(
-        replace(
-            one,
-            pid=context.host_pid(inputs, one.pid),
-            devices=tuple(
-                uuid
-                for device in one.devices
-                if (uuid := _uuid(context, found, one.server_name, device)) is not None
-            ),
-        )
-        for one in found.clients
-    )
-    partitions, counts = found.partitions, Counter(found.not_understood)
-    if partitions is not None:
-        # Rows with two names of one GPU may describe the same partition.
-        named = (
-            replace(one, device=_uuid(context, found, one.server_name, one.device) or one.device)
-            for one in partitions
-        )
-        partitions, omitted = unique(named, partition_identity)
-        counts[PARTITION_REPLIES[found.protocol], "row"] += omitted
-    return replace(
-        found,
-        servers=servers,
-        clients=clients,
-        partitions=partitions,
-        not_understood={key: count for key, count in counts.items() if count},
-    )
+
+    def on_host(row: Any) -> Any:
+        if isinstance(row, NamedServer):
+            return replace(row, pid=context.host_pid(inputs, row.pid or 0) or None)
+        if isinstance(row, NamespaceClient):
+            uuids = (_uuid(context, found, row.server_name, device) for device in row.devices)
+            pid = context.host_pid(inputs, row.pid)
+            return replace(row, pid=pid, devices=tuple(filter(None, uuids)))
+        if isinstance(row, SmPartition):
+            uuid = _uuid(context, found, row.server_name, row.device)
+            return replace(row, device=uuid or row.device)
+        return row
+
+    return found.changed(on_host)
 
 
 def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:
     """Return the GPU that a daemon names by its ordinal, its UUID or the beginning of its UUID."""
     if device.isdigit():
-        named = {
-            one.uuid
-            for one in found.devices or ()
-            if one.ordinal == int(device) and one.server_name in ("", server_name)
-        }
+        named = {one.uuid for one in found.devices_of(server_name) if one.ordinal == int(device)}
     elif device in context.gpus:
         return device
     else:
@@ -397,8 +367,8 @@ def _merge_named_server(
     """Merge the facts about a server of an MPS v3 daemon that has a process."""
     process = context.process(inputs.facts, pid)
     uid = process.uid if named.uid is None and process is not None else named.uid
-    own = [one for one in found.clients or () if one.server_name == named.name]
-    counted = found.clients is not None and found.is_whole("client_list")
+    own = [one for one in found.rows(NamespaceClient) if one.server_name == named.name]
+    counted = found.is_whole(NamespaceClient, "client_list")
     return Server(
         pid=pid,
         uid=uid,
@@ -413,11 +383,24 @@ def _merge_named_server(
     )
 
 
-def _clients_by_partition(servers: Sequence[Server]) -> Mapping[str | None, int] | None:
-    """Return the number of clients that name each SM partition; None: see ControlDaemon."""
+def _count_clients(found: Partitioning, servers: Sequence[Server], *, known: bool) -> Partitioning:
+    """Add the number of clients to each namespace and SM partition where it is known."""
+    listed = found.rows(NamespaceClient)
+    by_namespace = Counter((one.server_name, one.namespace) for one in listed)
     clients = [client for server in servers for client in server.clients]
-    if any(server.clients_connected is None for server in servers):
-        return None
-    if not all(client.environment_readable for client in clients):
-        return None
-    return Counter(client.sm_partition for client in clients)
+    by_partition = Counter(client.sm_partition for client in clients)
+    all_listed = found.is_whole(NamespaceClient, "client_list")
+    all_readable = (
+        known
+        and all(server.clients_connected is not None for server in servers)
+        and all(client.environment_readable for client in clients)
+    )
+
+    def counted(row: Any) -> Any:
+        if isinstance(row, Namespace) and all_listed and not by_namespace[row.server_name, None]:
+            return replace(row, clients=by_namespace[row.server_name, row.name])
+        if isinstance(row, SmPartition) and all_readable and row.partition_id is not None:
+            return replace(row, clients=by_partition[row.partition_id])
+        return row
+
+    return found.changed(counted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.clients import client_rows
@@ -20,28 +21,36 @@ from mps_exporter.mps.cgroups import Attribution, parse_cgroup
 from mps_exporter.mps.protocol_v3 import REPLIES
 from mps_exporter.observations import CgroupMemory
 from mps_exporter.snapshot import (
-    NAMESPACE_LIMITS,
     PARTITION_FAULTS,
     REPLY_PARTS,
     Client,
-    ControlDaemon,
+    Feature,
+    NamedServer,
     Namespace,
     Partitioning,
+    ServerDevice,
     SmPartition,
 )
 
 _OF_DAEMON = "MPS v3 daemon"
 _DMEM, _OR_NVML = "/sys/fs/cgroup", "NVML"
 _WORDS = ("true", "false")
+_NAMESPACE_LIMITS = ("active_threads", "pinned_memory")
 
 
-def _list_rows(
-    read: Callable[[Partitioning], Iterable[T] | None], name: Callable[[T, Page], RawLabels]
-) -> Callable[[Page], Rows[T]]:
+SECTION = Section("Named servers, namespaces and SM partitions")
+
+
+def _scope(
+    labels: str, read: Callable[[Partitioning], Iterable[T]], name: Callable[[T, Page], RawLabels]
+) -> Scope[T]:
     """Return the rows of a list of each daemon, with the labels that name a row."""
-    return rows_of_daemons(
-        lambda daemon: None if daemon.partitioning is None else read(daemon.partitioning), name
-    )
+    rows = rows_of_daemons(lambda daemon: read(daemon.partitioning), name)
+    return Scope(SECTION, f"daemon {labels}", rows)
+
+
+def _partitions(*, unallocated: bool) -> Callable[[Partitioning], Iterable[SmPartition]]:
+    return lambda p: (one for one in p.rows(SmPartition) if one.unallocated == unallocated)
 
 
 def _namespace_client_rows(page: Page) -> Rows[Client]:
@@ -49,12 +58,6 @@ def _namespace_client_rows(page: Page) -> Rows[Client]:
         if client.pid and client.server_name is not None:
             for uuid in client.gpu_uuids or ("",):
                 yield (*labels, *page.gpu(uuid)), client
-
-
-def _partitions(daemon: ControlDaemon) -> list[tuple[SmPartition, int | None]]:
-    """Return the partitions of a daemon, with the number of their clients."""
-    found = None if daemon.partitioning is None else daemon.partitioning.partitions
-    return [(one, daemon.clients_in(one)) for one in found or () if not one.unallocated]
 
 
 def _cgroup_rows(page: Page) -> Rows[Attribution]:
@@ -71,10 +74,14 @@ def _cgroup_gpu_rows(page: Page) -> Rows[CgroupMemory]:
 def _limits_of_namespace(namespace: Namespace) -> Mapping[RawLabels, float]:
     limits = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
     return {
-        (name,): name not in namespace.unlimited
-        for name, limit in zip(NAMESPACE_LIMITS, limits, strict=True)
-        if name in namespace.unlimited or limit is not None
+        (name,): limit < math.inf
+        for name, limit in zip(_NAMESPACE_LIMITS, limits, strict=True)
+        if limit is not None
     }
+
+
+def _finite(limit: float | None) -> float | None:
+    return None if limit == math.inf else limit
 
 
 def _is_hard_limited(memory: CgroupMemory) -> bool | None:
@@ -82,49 +89,32 @@ def _is_hard_limited(memory: CgroupMemory) -> bool | None:
     return not memory.hard_unlimited if known else None
 
 
-SECTION = Section("Named servers, namespaces and SM partitions")
-NAMED_SERVER = Scope(
-    SECTION, "daemon server_name", _list_rows(lambda p: p.servers, lambda s, _: (s.name,))
-)
-NAMESPACE = Scope(
-    SECTION,
-    "daemon server_name namespace",
-    _list_rows(lambda p: p.namespaces, lambda n, _: (n.server_name, n.name)),
-)
-NAMESPACE_CLIENTS = Scope(
-    SECTION,
-    "daemon server_name namespace",
-    _list_rows(lambda p: p.clients_by_namespace().items(), lambda item, _: item[0]),
+NAMED_SERVER = _scope("server_name", lambda p: p.rows(NamedServer), lambda s, _: (s.name,))
+NAMESPACE = _scope(
+    "server_name namespace", lambda p: p.rows(Namespace), lambda n, _: (n.server_name, n.name)
 )
 NAMESPACE_CLIENT = Scope(SECTION, "daemon server pid gpu uuid", _namespace_client_rows)
-PARTITION = Scope(
-    SECTION,
-    "daemon server_name gpu uuid partition",
-    rows_of_daemons(
-        _partitions, lambda p, page: (p[0].server_name, *page.gpu(p[0].device), p[0].label)
-    ),
+PARTITION = _scope(
+    "server_name gpu uuid partition",
+    _partitions(unallocated=False),
+    lambda one, page: (one.server_name, *page.gpu(one.device), one.label),
 )
-UNALLOCATED = Scope(
-    SECTION,
-    "daemon server_name gpu uuid",
-    _list_rows(
-        lambda p: [one for one in p.partitions or () if one.unallocated],
-        lambda one, page: (one.server_name, *page.gpu(one.device)),
-    ),
+UNALLOCATED = _scope(
+    "server_name gpu uuid",
+    _partitions(unallocated=True),
+    lambda one, page: (one.server_name, *page.gpu(one.device)),
 )
 CLIENT = Scope(SECTION, "daemon server pid", client_rows)
-DEVICE = Scope(
-    SECTION,
-    "daemon server_name gpu uuid",
-    _list_rows(lambda p: p.devices, lambda one, page: (one.server_name, *page.gpu(one.uuid))),
+DEVICE = _scope(
+    "server_name gpu uuid",
+    lambda p: p.rows(ServerDevice),
+    lambda one, page: (one.server_name, *page.gpu(one.uuid)),
 )
-FEATURE = Scope(SECTION, "daemon feature", _list_rows(lambda p: p.features, lambda f, _: (f.name,)))
+FEATURE = _scope("feature", lambda p: p.rows(Feature), lambda f, _: (f.feature,))
 CGROUP = Scope(SECTION, "cgroup", _cgroup_rows)
 CGROUP_GPU = Scope(SECTION, "cgroup gpu uuid", _cgroup_gpu_rows)
-NOT_UNDERSTOOD = Scope(
-    SECTION,
-    "daemon reply part",
-    _list_rows(lambda p: sorted(p.not_understood.items()), lambda item, _: item[0]),
+NOT_UNDERSTOOD = _scope(
+    "reply part", lambda p: sorted(p.not_understood.items()), lambda item, _: item[0]
 )
 
 NAMED_SERVER.info(
@@ -136,41 +126,41 @@ NAMESPACE.info("mps_namespace_info", _OF_DAEMON, "status pipe_directory").means(
     "A namespace of a server; status is the server's."
 )
 NAMESPACE.each(
-    "mps_namespace_limited", _OF_DAEMON, _limits_of_namespace, limit=NAMESPACE_LIMITS
+    "mps_namespace_limited", _OF_DAEMON, _limits_of_namespace, limit=_NAMESPACE_LIMITS
 ).means("1 when the namespace limits this for its clients, 0 when the daemon reports unlimited.")
 NAMESPACE.number(
-    "mps_namespace_active_thread_ratio", _OF_DAEMON, lambda n: n.active_thread_ratio
+    "mps_namespace_active_thread_ratio", _OF_DAEMON, lambda n: _finite(n.active_thread_ratio)
 ).means("Share of the SMs of each GPU that the namespace allows each client, 0 to 1.")
 NAMESPACE.number(
-    "mps_namespace_pinned_memory_limit_bytes", _OF_DAEMON, lambda n: n.pinned_memory_limit_bytes
+    "mps_namespace_pinned_memory_limit_bytes",
+    _OF_DAEMON,
+    lambda n: _finite(n.pinned_memory_limit_bytes),
 ).means("Device memory that the namespace allows each client on each GPU.")
 NAMESPACE.number("mps_namespace_client_priority", _OF_DAEMON, lambda n: n.client_priority).means(
     "Priority of the namespace's clients: 0 normal, 1 below normal."
 )
-NAMESPACE_CLIENTS.number("mps_namespace_clients", _OF_DAEMON, lambda item: item[1]).means(
+NAMESPACE.number("mps_namespace_clients", _OF_DAEMON, lambda n: n.clients).means(
     "Client processes in the namespace."
 )
 NAMESPACE_CLIENT.info("mps_client_namespace_info", _OF_DAEMON, "server_name namespace").means(
     "The named server and the namespace that a client connected through, for each of its GPUs."
 )
 PARTITION.info(
-    "mps_sm_partition_info",
-    TOOL,
-    "partition_id status include_remainder",
-    lambda p: (p[0].partition_id, p[0].status, p[0].include_remainder),
-    include_remainder=_WORDS,
+    "mps_sm_partition_info", TOOL, "partition_id status include_remainder", include_remainder=_WORDS
 ).means(
     "A static SM partition. partition_id: the part of CUDA_MPS_SM_PARTITION behind the slash; "
     "partition: its name, or with a v2 daemon its ID."
 )
-PARTITION.number("mps_sm_partition_sms", TOOL, lambda p: p[0].sms).means("SMs of the partition.")
-PARTITION.number("mps_sm_partition_chunks", TOOL, lambda p: p[0].chunks).means(
+PARTITION.number("mps_sm_partition_sms", TOOL, lambda p: p.sms).means("SMs of the partition.")
+PARTITION.number("mps_sm_partition_chunks", TOOL, lambda p: p.chunks).means(
     "Chunks of the partition: the units in which the driver divides a GPU."
 )
-PARTITION.number("mps_sm_partition_clients", f"{PROC}/PID/environ, {TOOL}", lambda p: p[1]).means(
+PARTITION.number(
+    "mps_sm_partition_clients", f"{PROC}/PID/environ, {TOOL}", lambda p: p.clients
+).means(
     "Clients that name this partition. Absent where the environment of a client cannot be read."
 )
-PARTITION.number("mps_sm_partition_in_use", TOOL, lambda p: p[0].has_clients).means(
+PARTITION.number("mps_sm_partition_in_use", TOOL, lambda p: p.has_clients).means(
     "1 when the v2 daemon reports clients of the partition, 0 when it reports none."
 )
 UNALLOCATED.number("mps_sm_partition_unallocated_sms", TOOL, lambda p: p.sms).means(
@@ -190,9 +180,9 @@ CLIENT.info(
     ),
     fault=PARTITION_FAULTS,
 ).means("The partition that a client names. fault: why it cannot have been meant for it.")
-DEVICE.info("mps_server_device_info", _OF_DAEMON, "ordinal pci_bus_id=pci name attributes").means(
-    "A GPU as a named server numbers it."
-)
+DEVICE.info(
+    "mps_server_device_info", _OF_DAEMON, "ordinal pci_bus_id=pci name=model attributes"
+).means("A GPU as a named server numbers it.")
 DEVICE.number("mps_server_device_sms", _OF_DAEMON, lambda d: d.sms).means(
     "SMs of the GPU, as the daemon counts them."
 )
@@ -234,4 +224,4 @@ CLIENT.info(
 ).means("The control group whose GPU memory the client uses.")
 NOT_UNDERSTOOD.number(
     "mps_control_reply_not_understood", TOOL, lambda item: item[1], reply=REPLIES, part=REPLY_PARTS
-).means("Parts of the daemon's last replies that are not understood and left out.")
+).means("Parts of the daemon's last replies that are not understood.")

@@ -17,9 +17,11 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from functools import reduce
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.mps.policy import MAX_LIST_ROWS
@@ -33,8 +35,6 @@ from mps_exporter.snapshot import (
     ServerDevice,
     SmPartition,
 )
-
-T = TypeVar("T")
 
 SERVERS = "server list --format=csv"
 NAMESPACES = "namespace list --format=csv"
@@ -74,7 +74,7 @@ V2_REFUSAL = re.compile(
 Convert = Callable[[str], object]
 """Converter of a cell; returns None for a cell that does not match."""
 
-_NAME_SHAPE = r"[a-z0-9_]{1,64}"
+_NAME = r"[a-z0-9_]{1,64}"
 """The daemon's own rule for names of servers and namespaces."""
 _UUID = r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}"
 _UNQUOTED_UUIDS = re.compile(rf"{_UUID}(?:, ?{_UUID})+")
@@ -91,9 +91,9 @@ def _text(shape: str) -> Convert:
     return lambda cell: cell if pattern.fullmatch(cell) else None
 
 
-def _whole_number(most: int, least: int = 0) -> Convert:
+def _whole_number(most: int) -> Convert:
     digits = re.compile(r"0|[1-9][0-9]{0,9}")
-    return lambda cell: int(cell) if digits.fullmatch(cell) and least <= int(cell) <= most else None
+    return lambda cell: int(cell) if digits.fullmatch(cell) and int(cell) <= most else None
 
 
 def _ratio_of_sms(cell: str) -> float | None:
@@ -104,162 +104,104 @@ def _ratio_of_sms(cell: str) -> float | None:
 
 
 def _limit_of_memory(cell: str) -> float | None:
-    size = math.inf if cell == "unlimited" else parse_memory(cell) or 0
+    if cell == "unlimited":
+        return math.inf
+    size = parse_memory(cell) or 0
     # No GPU has a pebibyte. The meaning of 0 is unknown.
-    return size if 0 < size <= 1 << 50 or size == math.inf else None
+    return size if 0 < size <= 1 << 50 else None
+
+
+_device = _text(rf"{_UUID}|[0-9]{{1,4}}")
 
 
 def _devices(cell: str) -> tuple[str, ...] | None:
     devices = tuple(device.strip() for device in cell.split(","))
-    return devices if len(devices) <= 64 and all(map(_DEVICE, devices)) else None
+    return devices if len(devices) <= 64 and all(map(_device, devices)) else None
 
 
-def _namespace_name(cell: str) -> str | None:
-    """Read "default" or "default (0)"."""
-    found = re.fullmatch(rf"({_NAME_SHAPE})(?: \(\d+\))?", cell)
+def _namespace(cell: str) -> str | None:
+    """Read "default", "server/default" or "server/default (0)"."""
+    found = re.fullmatch(rf"(?:{_NAME}/)?({_NAME})(?: \(\d+\))?", cell)
     return found[1] if found else None
 
 
-_NAME = _text(_NAME_SHAPE)
-_DEVICE = _text(rf"{_UUID}|[0-9]{{1,4}}")
-_AMOUNT = _whole_number(99_999)
-_WORD = _text(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
-_PATH = _text(r"/.{0,4095}")
-_FEATURE = _text(r"[a-z0-9_-]{1,64}")
-_SHORT = _text(r".{1,200}")
-_MAX_PID = 1 << 22  # the kernel's own limit
+def _value(field: str, cell: str) -> Any:
+    """Return the value of a cell; None if it does not match."""
+    return _CONVERTERS[field](cell) if _CUT not in cell and cell.isprintable() else None
 
 
-class _Column(NamedTuple):
-    field: str
-    convert: Convert
-    secret: str = ""
-    """Kind of the name in the cell, if users choose it; "path": the cell contains such names."""
+# ------------------------------------------------------------------------------ lists
+
+_FIELDS: Mapping[str, str] = {
+    "active_thread_percentage": "active_thread_ratio",
+    "cmd": "command",
+    "device_uuid": "uuid",
+    "maws_ns": "namespace",
+    "ns": "namespace",
+    "pci_id": "pci",
+    "pinned_memory_limit": "pinned_memory_limit_bytes",
+    "server": "server_name",
+    "server_status": "status",
+    "sm_count": "sms",
+    "total_chunks": "chunks",
+    "total_sms": "sms",
+    "visible_uuid": "partition_id",
+}
+"""Title of a column -> field of the row, where they differ."""
+
+_CONVERTERS: Mapping[str, Convert] = {
+    **dict.fromkeys(("chunks", "ordinal", "sms"), _whole_number(99_999)),
+    **dict.fromkeys(("attributes", "context_ids", "covers", "model", "pci"), _text(r".{1,200}")),
+    **dict.fromkeys(("name", "server_name"), _text(_NAME)),
+    **dict.fromkeys(("feature", "module"), _text(r"[a-z0-9_-]{1,64}")),
+    **dict.fromkeys(("allowed_devices", "devices"), _devices),
+    "active_thread_ratio": _ratio_of_sms,
+    "client_priority": _whole_number(1),
+    "command": _text(r".{1,4096}"),
+    "device": _device,
+    "has_clients": lambda cell: {"yes": True, "no": False}.get(cell.lower()),
+    "include_remainder": {"true": True, "false": False}.get,
+    "namespace": _namespace,
+    "partition_id": _text(_PARTITION_ID),
+    "pinned_memory_limit_bytes": _limit_of_memory,
+    "pid": _whole_number(1 << 22),  # the kernel's own limit
+    "pipe_directory": _text(r"/.{0,4095}"),
+    "state": _text(r"(?:enabled|disabled)(?: \(default\))?"),
+    "status": _text(r"[A-Za-z][A-Za-z0-9_ -]{0,39}"),
+    "uid": _whole_number(2**32 - 2),
+    "uuid": _text(_UUID),
+}
+"""Field of a row -> converter of its cell."""
+
+_FREE_TEXT = {"command", "attributes", "covers"}
+"""Fields that may contain commas and quotes, readable if they are the last column."""
 
 
 class _List(NamedTuple):
-    field: str
-    """Field of Partitioning."""
-    make: Callable[..., object]
-    identity: Callable[[Any], Hashable]
+    row: type[Any]
+    identity: Callable[[Any], object]
     """Key of a row: no two rows of a list have the same one."""
-    required: frozenset[str]
-    """Columns that identify a row."""
-    columns: Mapping[str, _Column]
+    titles: Mapping[str, str] = _FIELDS
 
+    @property
+    def fields(self) -> frozenset[str]:
+        return frozenset(one.name for one in fields(self.row)) & _CONVERTERS.keys()
 
-def _make_namespace(**fields: Any) -> Namespace:
-    limits = {"active_threads": "active_thread_ratio", "pinned_memory": "pinned_memory_limit_bytes"}
-    unlimited = frozenset(limit for limit, name in limits.items() if fields.get(name) == math.inf)
-    known = {name: value for name, value in fields.items() if value != math.inf}
-    return Namespace(**known, unlimited=unlimited)
-
-
-def _make_feature(*, state: str, **fields: Any) -> Feature:
-    default = state.endswith("(default)")
-    return Feature(enabled=state.startswith("enabled"), default=default, **fields)
-
-
-def partition_identity(row: SmPartition) -> Hashable:
-    """Return the key of a partition, or of the SMs of a GPU that are in no partition."""
-    return row.server_name, row.device, row.partition_id or row.label, row.unallocated
+    @property
+    def required(self) -> frozenset[str]:
+        """Fields that identify a row and its meaning: those without a default."""
+        return frozenset(one.name for one in fields(self.row) if one.default is MISSING)
 
 
 _LISTS: Mapping[str, _List] = {
-    SERVERS: _List(
-        "servers",
-        NamedServer,
-        lambda row: row.name,
-        frozenset({"name"}),
-        {
-            "name": _Column("name", _NAME, "server"),
-            "uid": _Column("uid", _whole_number(2**32 - 2)),
-            "pid": _Column("pid", _whole_number(_MAX_PID)),
-            "status": _Column("status", _WORD),
-            "pipe-directory": _Column("pipe_directory", _PATH, "path"),
-            "allowed-devices": _Column("allowed_devices", _devices),
-            "context-ids": _Column("context_ids", _SHORT),
-        },
-    ),
-    NAMESPACES: _List(
-        "namespaces",
-        _make_namespace,
-        lambda row: (row.server_name, row.name),
-        frozenset({"name", "server"}),
-        {
-            "name": _Column("name", _NAME, "namespace"),
-            "server": _Column("server_name", _NAME, "server"),
-            "server-status": _Column("status", _WORD),
-            "pinned-memory-limit": _Column("pinned_memory_limit_bytes", _limit_of_memory),
-            "active-thread-percentage": _Column("active_thread_ratio", _ratio_of_sms),
-            "client-priority": _Column("client_priority", _whole_number(1)),
-            "pipe-directory": _Column("pipe_directory", _PATH, "path"),
-        },
-    ),
-    CLIENTS: _List(
-        "clients",
-        NamespaceClient,
-        lambda row: row.pid,
-        frozenset({"pid", "server"}),
-        {
-            "pid": _Column("pid", _whole_number(_MAX_PID, 1)),
-            "server": _Column("server_name", _NAME, "server"),
-            "device": _Column("devices", _devices),
-            "namespace": _Column("namespace", _namespace_name, "namespace"),
-            "command": _Column("command", _text(".{1,4096}"), "program"),
-        },
-    ),
-    PARTITIONS: _List(
-        "partitions",
-        SmPartition,
-        partition_identity,
-        frozenset({"server", "device", "status"}),
-        {
-            "server": _Column("server_name", _NAME, "server"),
-            "device": _Column("device", _DEVICE),
-            "name": _Column("name", _NAME, "partition"),
-            "chunks": _Column("chunks", _AMOUNT),
-            "sm-count": _Column("sms", _AMOUNT),
-            "include-remainder": _Column("include_remainder", {"true": True, "false": False}.get),
-            "status": _Column("status", _WORD),
-            "visible-uuid": _Column("partition_id", _text(_PARTITION_ID)),
-        },
-    ),
-    DEVICES: _List(
-        "devices",
-        ServerDevice,
-        lambda row: (row.server_name, row.uuid),
-        frozenset({"device-uuid"}),
-        {
-            "ordinal": _Column("ordinal", _whole_number(9999)),
-            "server": _Column("server_name", _NAME, "server"),
-            "pci-id": _Column("pci", _SHORT),
-            "device-uuid": _Column("uuid", _text(_UUID)),
-            "name": _Column("name", _SHORT),
-            "total-sms": _Column("sms", _AMOUNT),
-            "total-chunks": _Column("chunks", _AMOUNT),
-            "attributes": _Column("attributes", _SHORT),
-        },
-    ),
-    FEATURES: _List(
-        "features",
-        _make_feature,
-        lambda row: row.name,
-        frozenset({"feature", "state"}),
-        {
-            "feature": _Column("name", _FEATURE),
-            "state": _Column("state", _text(r"(?:enabled|disabled)(?: \(default\))?")),
-            "module": _Column("module", _FEATURE),
-            "covers": _Column("covers", _SHORT),
-        },
-    ),
+    SERVERS: _List(NamedServer, attrgetter("name")),
+    NAMESPACES: _List(Namespace, attrgetter("server_name", "name")),
+    CLIENTS: _List(NamespaceClient, attrgetter("pid"), {**_FIELDS, "device": "devices"}),
+    PARTITIONS: _List(SmPartition, attrgetter("server_name", "device", "label", "unallocated")),
+    DEVICES: _List(ServerDevice, attrgetter("server_name", "uuid"), {**_FIELDS, "name": "model"}),
+    FEATURES: _List(Feature, attrgetter("feature")),
 }
-"""Lists by query, with the manual's columns."""
-
-_FREE_TEXT = {"command", "attributes", "covers"}
-"""Columns that may contain commas and quotes, readable if they are the last column."""
-_ALIASES = {"maws-ns": "namespace", "ns": "namespace", "cmd": "command"}
-"""Titles of columns that differ from the manual (driver 615)."""
+"""Lists by query. The columns of a list are the fields of its class."""
 
 
 def _reply_name(query: str) -> str:
@@ -269,12 +211,6 @@ def _reply_name(query: str) -> str:
 
 REPLIES = (*map(_reply_name, _LISTS), V2_PARTITIONS)
 """Names of the queries in metrics."""
-PARTITION_REPLIES: Mapping[str, str] = {"2": V2_PARTITIONS, "3": _reply_name(PARTITIONS)}
-"""Name of the query that returns the partitions, by protocol."""
-
-
-Row = Mapping[str, str]
-"""Column -> its cell."""
 
 
 def _split_lines(text: str) -> tuple[list[str], str]:
@@ -283,194 +219,163 @@ def _split_lines(text: str) -> tuple[list[str], str]:
     return [line for line in lines if line], cut
 
 
-def _is_whole(text: str) -> bool:
-    return _CUT not in text and text.isprintable()
-
-
-def _cells(line: str) -> list[str] | None:
-    """Split a line; None if it is not CSV. An open quote must not swallow the next lines."""
+def _cells(line: str) -> list[str]:
+    """Split a line; [] if it is not CSV. An open quote must not swallow the next lines."""
     try:
-        return next(csv.reader([line], strict=True))
+        return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except csv.Error:
-        return None
+        return []
 
 
-def _title(cell: str) -> str:
-    name = re.sub(r"[ _]+", "-", cell.strip().lower())
-    return _ALIASES.get(name, name)
+def _columns(query: str, lines: Sequence[str]) -> list[str] | None:
+    """Return the fields of a list's columns, or the title of a column that is not known.
 
-
-def _titles(query: str, lines: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the columns of a list; None if the first line is not its header, or is ambiguous."""
-    line, kind = lines[0] if lines else "", _LISTS[query]
-    titles = tuple(map(_title, _cells(line) or ()))
-    unique_titles = all(titles.count(title) == 1 for title in titles if title in kind.columns)
-    clear = line.isprintable() and unique_titles
-    return titles if clear and kind.required <= set(titles) else None
+    None if the first line is not its header, or is ambiguous.
+    """
+    kind, header = _LISTS[query], lines[0] if lines else ""
+    titles = [re.sub(r"[ _-]+", "_", cell.lower()) for cell in _cells(header)]
+    columns = [kind.titles.get(title, title) for title in titles]
+    known = [column for column in columns if column in kind.fields]
+    clear = header.isprintable() and len(known) == len(set(known))
+    return columns if clear and kind.required <= set(known) else None
 
 
 def has_header(query: str, text: str) -> bool:
     """Return whether a reply is this list. Below its header are names that users chose."""
-    return _titles(query, _split_lines(text)[0]) is not None
+    return _columns(query, _split_lines(text)[0]) is not None
 
 
-def _row(query: str, titles: tuple[str, ...], line: str) -> Row | None:
-    """Assign the cells to the columns; None if that is ambiguous."""
+def _row(query: str, columns: Sequence[str], line: str) -> list[str] | None:
+    """Return the cells of the columns; None if it is ambiguous which belong to which."""
     if query == SERVERS and '"' not in line:
         line = _UNQUOTED_UUIDS.sub(r'"\g<0>"', line)
-    cells = _cells(line) or []
-    certain = len(cells) == len(titles)
-    if not certain and titles[-1] in _FREE_TEXT:
-        cells = line.split(",", len(titles) - 1)
-    if len(cells) != len(titles) or tuple(map(_title, cells)) == titles:
-        return None
-    row = {title: cell.strip() for title, cell in zip(titles, cells, strict=True)}
-    # An extra comma elsewhere would shift the cells behind it into other columns.
-    certain = certain or all(_is_understood(query, row, title) for title in titles[:-1])
-    return row if certain else None
+    cells, known = _cells(line), _LISTS[query].fields
+    if len(cells) != len(columns) and columns[-1] in _FREE_TEXT:
+        cells = [cell.strip() for cell in line.split(",", len(columns) - 1)]
+        # An extra comma elsewhere would shift the cells behind it into other columns.
+        for column, cell in zip(columns[:-1], cells, strict=False):
+            if column in known and cell not in _EMPTY and _value(column, cell) is None:
+                return None
+    return cells if len(cells) == len(columns) else None
 
 
-def _cell_value(query: str, row: Row, title: str) -> object:
-    cell = row[title]
-    if title == "namespace":
-        cell = cell.removeprefix(f"{row.get('server')}/")
-    return _LISTS[query].columns[title].convert(cell) if _is_whole(cell) else None
-
-
-def _is_understood(query: str, row: Row, title: str) -> bool:
-    known = title in _LISTS[query].columns
-    return not known or row[title] in _EMPTY or _cell_value(query, row, title) is not None
-
-
-def _continues_command(query: str, titles: tuple[str, ...], line: str) -> bool:
+def _continues_command(query: str, columns: Sequence[str], line: str) -> bool:
     """Return whether this line is the rest of a command that contains a line end."""
-    begins_row = line.lstrip('"')[:1].isdigit() or line.count(",") >= len(titles) - 1
-    return (query, titles[0], titles[-1]) == (CLIENTS, "pid", "command") and not begins_row
+    begins_row = line.lstrip('"')[:1].isdigit() or line.count(",") >= len(columns) - 1
+    return (query, columns[0], columns[-1]) == (CLIENTS, "pid", "command") and not begins_row
 
 
 # ------------------------------------------------------------------------------ replies
 
 
-def parse_v3(observations: Iterable[ControlObservation]) -> Partitioning | None:
-    """Parse the replies to v3 queries; None without any. Never raises.
-
-    A list without a query or without a reply is None.
-    """
-    lists, counts, queried = dict[str, Any](), Counter[tuple[str, str]](), False
-    for exchange in (one for observation in observations for one in observation.exchanges):
-        (query,) = exchange.commands if len(exchange.commands) == 1 else ("",)
-        if query not in READ_ONLY_V3:
-            continue
-        queried = True
-        if exchange.outcome is Outcome.OK and exchange.error is None:
-            lists[_LISTS[query].field] = _read_list(query, exchange.stdout, counts)
-        elif exchange.outcome is Outcome.OK:
-            counts[_reply_name(query), "reply"] += 1
-    return Partitioning("3", not_understood=dict(+counts), **lists) if queried else None
+def parse_lists(observation: ControlObservation) -> Partitioning:
+    """Parse the replies to queries of lists. Never raises."""
+    found = (
+        _read_reply(exchange.commands[0], exchange)
+        for exchange in observation.exchanges
+        if len(exchange.commands) == 1 and exchange.commands[0] in (*_LISTS, V2_PARTITIONS)
+    )
+    return reduce(joined, found, Partitioning())
 
 
-def _read_list(query: str, text: str, counts: Counter[tuple[str, str]]) -> tuple[Any, ...] | None:
-    """Parse one reply; None without a header. Adds the omitted parts to `counts`.
+def joined(first: Partitioning, second: Partitioning) -> Partitioning:
+    """Combine the replies to two sets of queries; the first wins where both have a list."""
+    return replace(
+        first,
+        protocol=first.protocol or second.protocol,
+        lists={**second.lists, **first.lists},
+        unknown_columns={**second.unknown_columns, **first.unknown_columns},
+        not_understood={**second.not_understood, **first.not_understood},
+    )
 
-    An empty reply does not prove an empty list.
-    """
+
+def _read_reply(query: str, exchange: Exchange) -> Partitioning:
+    protocol: Literal["2", "3"] = "2" if query == V2_PARTITIONS else "3"
+    if exchange.outcome is not Outcome.OK:
+        return Partitioning(protocol)
+    refused = protocol == "2" and V2_REFUSAL.search(exchange.stdout)
+    if exchange.error is not None or refused:
+        return Partitioning(protocol, not_understood={(_reply_name(query), "reply"): 1})
+    if protocol == "2":
+        return _read_v2_partitions(exchange.stdout)
+    return _read_list(query, exchange.stdout)
+
+
+def _read_list(query: str, text: str) -> Partitioning:
+    """Parse one list. An empty reply does not prove an empty list."""
+    name, kind = _reply_name(query), _LISTS[query]
     lines, cut = _split_lines(text)
     if not lines and not cut:
-        return None
-    name, kind, titles = _reply_name(query), _LISTS[query], _titles(query, lines)
-    if titles is None:
-        counts[name, "reply"] += 1
-        return None
-    counts[name, "column"] += len(set(titles) - kind.columns.keys())
+        return Partitioning("3")
+    if (columns := _columns(query, lines)) is None:
+        return Partitioning("3", not_understood={(name, "reply"): 1})
+    unknown = [column for column in columns if column not in kind.fields]
     # Reading 100,000 rows would block the event loop for 3 s.
-    counts[name, "row"] += max(0, len(lines) - 1 - MAX_LIST_ROWS) + bool(cut)
-    found: list[Any] = []
+    counts = Counter(column=len(unknown), row=max(0, len(lines) - 1 - MAX_LIST_ROWS) + bool(cut))
+    rows: list[Mapping[str, str]] = []
     for line in lines[1 : MAX_LIST_ROWS + 1]:
-        if found and found[-1] is not None and _continues_command(query, titles, line):
-            found[-1] = replace(found[-1], command=None)
-            counts[name, "value"] += 1
-            continue
-        row = _row(query, titles, line)
-        found.append(None if row is None else _read_row(query, row, counts))
-        counts[name, "row"] += found[-1] is None
-    rows = [row for row in found if row is not None]
-    kept, omitted = _merge_clients(rows) if query == CLIENTS else unique(rows, kind.identity)
-    counts[name, "row"] += omitted
-    return kept
-
-
-def _read_row(query: str, row: Row, counts: Counter[tuple[str, str]]) -> object | None:
-    """Convert a row; None if a cell that identifies it does not match."""
-    kind, fields, omitted = _LISTS[query], dict[str, object](), 0
-    for title in row.keys() & kind.columns.keys():
-        if row[title] in _EMPTY:
-            continue
-        value = _cell_value(query, row, title)
-        if value is not None:
-            fields[kind.columns[title].field] = value
-        elif title == "pid":  # unknown whether this server has a process
-            return None
+        cells = _row(query, columns, line)
+        if cells is not None and line != lines[0]:  # a header may be repeated
+            rows.append(dict(zip(columns, cells, strict=True)))
         else:
-            omitted += 1
-    if any(kind.columns[title].field not in fields for title in kind.required):
-        return None
-    counts[_reply_name(query), "value"] += omitted
-    return kind.make(**fields)
+            counts["value" if rows and _continues_command(query, columns, line) else "row"] += 1
+    read = (one for row in rows for one in _read_row(kind, row, counts))
+    kept = tuple(_unique(kind, read, counts))
+    return Partitioning(
+        "3",
+        {kind.row: kept},
+        {(name, column): tuple(dict.fromkeys(row[column] for row in rows)) for column in unknown},
+        {(name, part): count for part, count in counts.items() if count},
+    )
 
 
-def unique(rows: Iterable[T], identity: Callable[[T], Hashable]) -> tuple[tuple[T, ...], int]:
-    """Return the rows without duplicates, and the number of omitted rows.
+def _read_row(kind: _List, row: Mapping[str, str], counts: Counter[str]) -> Iterator[Any]:
+    """Yield the converted row, unless a cell that identifies it does not match."""
+    cells = {field: row[field] for field in kind.fields & row.keys() if row[field] not in _EMPTY}
+    values = {field: _value(field, cell) for field, cell in cells.items()}
+    known = {field: value for field, value in values.items() if value is not None}
+    # Without a PID that matches it is unknown whether a server has a process.
+    if all(map(known.get, kind.required)) and ("pid" in known or "pid" not in cells):
+        counts["value"] += len(cells) - len(known)
+        yield kind.row(**known)
+    else:
+        counts["row"] += 1
 
-    Rows with one identity and different values contradict each other: all of them are omitted.
-    """
-    groups = _groups(rows, identity)
-    kept = tuple(group[0] for group in groups if all(row == group[0] for row in group))
-    return kept, sum(map(len, groups)) - len(kept)
 
-
-def _groups(rows: Iterable[T], identity: Callable[[T], Hashable]) -> list[list[T]]:
-    groups: dict[Hashable, list[T]] = {}
+def _unique(kind: _List, rows: Iterable[Any], counts: Counter[str]) -> Iterator[Any]:
+    """Yield one row of each identity. Rows that contradict each other are omitted and counted."""
+    groups: dict[object, list[Any]] = {}
     for row in rows:
-        groups.setdefault(identity(row), []).append(row)
-    return list(groups.values())
-
-
-def _merge_clients(rows: Iterable[NamespaceClient]) -> tuple[tuple[NamespaceClient, ...], int]:
-    """Merge the rows of each process, one per GPU; return also the number of omitted rows."""
-    kept, omitted = list[NamespaceClient](), 0
-    for group in _groups(rows, lambda row: row.pid):
-        if len({(row.server_name, row.namespace) for row in group}) == 1:
-            devices = dict.fromkeys(device for row in group for device in row.devices)
-            kept.append(replace(group[0], devices=tuple(devices)))
+        groups.setdefault(kind.identity(row), []).append(row)
+    for group in groups.values():
+        if kind.row is NamespaceClient:  # one row for each of its GPUs
+            devices = tuple(dict.fromkeys(device for row in group for device in row.devices))
+            group[:] = [replace(row, devices=devices) for row in group]
+        if all(row == group[0] for row in group):
+            yield group[0]
         else:
-            omitted += len(group)
-    return tuple(kept), omitted
-
-
-def joined(first: Partitioning | None, second: Partitioning | None) -> Partitioning | None:
-    """Combine the replies to two sets of queries; the first wins where both have a list."""
-    if first is None or second is None:
-        return first
-    names = [kind.field for kind in _LISTS.values() if getattr(first, kind.field) is None]
-    counts = {**second.not_understood, **first.not_understood}
-    return replace(first, not_understood=counts, **{name: getattr(second, name) for name in names})
+            counts["row"] += len(group)
 
 
 # ------------------------------------------------------------------------------ v2 partitions
 
 _V2_HEADINGS = {"chunk", "chunks", "SM"}
-_V2_UNALLOCATED = re.compile(
-    rf"({_UUID}) (?:- )?([0-9]{{1,5}}) [0-9]{{1,5}} ([0-9]{{1,5}}) [0-9]{{1,5}}(?: -)?"
-)
-_V2_PARTITION = re.compile(
-    rf"({_UUID}) (?!(?:-|[0-9]{{1,5}}) )({_PARTITION_ID})"
-    r" (?:- )?([0-9]{1,5}) (?:- )?([0-9]{1,5})(?: (yes|no|-))?",
-    re.IGNORECASE,
-)
+_V2_ROWS: Mapping[str, re.Pattern[str]] = {
+    "unallocated": re.compile(
+        rf"(?P<device>{_UUID}) (?P<chunks>\d{{1,5}}) \d{{1,5}} (?P<sms>\d{{1,5}}) \d{{1,5}}",
+        re.ASCII,
+    ),
+    "created": re.compile(
+        rf"(?P<device>{_UUID}) (?!\d{{1,5}} )(?P<partition_id>{_PARTITION_ID})"
+        r" (?P<chunks>\d{1,5}) (?P<sms>\d{1,5})(?: (?P<has_clients>(?i:yes|no)))?",
+        re.ASCII,
+    ),
+}
+"""Status -> row without its empty cells."""
 
 
-def parse_v2_partitions(observation: ControlObservation | None) -> Partitioning | None:
-    """Parse the reply to lspart, in the manual's form and in that of driver 610; None: no reply.
+def _read_v2_partitions(text: str) -> Partitioning:
+    """Parse the reply to lspart, in the manual's form and in that of driver 610.
 
     GPU           Partition   free   used   free  used  clients
                               chunk  chunk  SM    SM
@@ -479,92 +384,75 @@ def parse_v2_partitions(observation: ControlObservation | None) -> Partitioning 
 
     In the other form an empty cell is blank.
     """
-    for exchange in observation.exchanges if observation is not None else ():
-        if exchange.commands == (V2_PARTITIONS,) and exchange.outcome is Outcome.OK:
-            return _read_v2_partitions(exchange)
-    return None
-
-
-def _read_v2_partitions(exchange: Exchange) -> Partitioning:
-    if exchange.error is not None or V2_REFUSAL.search(exchange.stdout):
-        return Partitioning("2", not_understood={(V2_PARTITIONS, "reply"): 1})
-    lines, cut = _split_lines(exchange.stdout)
-    found, omitted = list[SmPartition](), int(bool(cut))
-    for words in map(str.split, lines):
-        if words[0] == "GPU" or _V2_HEADINGS.issuperset(words):
-            continue
-        partition = _v2_partition(" ".join(words))
-        if partition is None or len(found) >= MAX_LIST_ROWS:
-            omitted += 1
-        else:
-            found.append(partition)
-    counts = {(V2_PARTITIONS, "row"): omitted} if omitted else {}
+    lines, cut = _split_lines(text)
+    # In both forms the same cells remain.
+    rows = [[word for word in line.split() if word != "-"] for line in lines]
+    rows = [row for row in rows if row[:1] != ["GPU"] and not _V2_HEADINGS.issuperset(row)]
+    found = [one for row in rows[:MAX_LIST_ROWS] for one in _v2_partition(" ".join(row))]
+    omitted = len(rows) - len(found) + bool(cut)
     # A run that collided with another caller's has no output at all, not even the heading.
-    return Partitioning("2", partitions=tuple(found) or None, not_understood=counts)
-
-
-def _v2_partition(line: str) -> SmPartition | None:
-    """Parse a partition's row, or a GPU's row, which has what is in no partition."""
-    if (gpu := _V2_UNALLOCATED.fullmatch(line)) is not None:
-        device, chunks, sms = gpu.groups()
-        return SmPartition(device, chunks=int(chunks), sms=int(sms), status="unallocated")
-    if (row := _V2_PARTITION.fullmatch(line)) is None:
-        return None
-    device, partition_id, chunks, sms, clients = row.groups("-")
-    return SmPartition(
-        device,
-        partition_id=partition_id,
-        chunks=int(chunks),
-        sms=int(sms),
-        status="created",
-        has_clients={"yes": True, "no": False}.get(clients.lower()),
+    return Partitioning(
+        "2",
+        {SmPartition: tuple(found)} if found else {},
+        not_understood={(V2_PARTITIONS, "row"): omitted} if omitted else {},
     )
+
+
+def _v2_partition(line: str) -> Iterator[SmPartition]:
+    """Yield a partition, or from the row of a GPU what is in no partition."""
+    for status, shape in _V2_ROWS.items():
+        if (row := shape.fullmatch(line)) is not None:
+            cells = {field: _value(field, cell) for field, cell in row.groupdict("").items()}
+            yield SmPartition(server_name="", status=status, **cells)
 
 
 # ------------------------------------------------------------------------------ without names
 
 Rename = Callable[[str, str], str]
-"""(kind of name, name) -> its replacement, always the same; ("path", path) -> the path without
-names."""
+"""(kind of name, name) -> its replacement, always the same. A kind is "name", "program", or "path"
+for a text with names between slashes."""
+
+_NAMES = {
+    **dict.fromkeys(("name", "server_name"), "name"),
+    **dict.fromkeys(("namespace", "pipe_directory"), "path"),
+    "command": "program",
+}
+"""Fields with names -> kind of these."""
 
 
 def anonymised(query: str, text: str, rename: Rename) -> str:
     """Return a reply without the names that users chose; it parses like the original."""
     lines, cut = _split_lines(text)
-    titles, columns = _titles(query, lines), _LISTS[query].columns
-    rows = [_row(query, titles, line) if titles else None for line in lines]
-    for named in filter(None, rows):  # names first: a path may contain any of them
-        for title in named:
-            if title in columns and columns[title].secret in ("server", "namespace"):
-                _renamed(query, named, title, rename)
+    columns, known = _columns(query, lines), _LISTS[query].fields
+    if columns is None:
+        return "(withheld)\n" if text.strip() else ""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    for line, row in zip(lines, rows, strict=True):
-        if titles and line is lines[0]:
-            writer.writerow(t if t in columns else f"column_{at}" for at, t in enumerate(titles))
-        elif row is not None:
-            writer.writerow(_renamed(query, row, title, rename) for title in row)
+    writer.writerow(one if one in known else f"column_{at}" for at, one in enumerate(columns))
+    for line in lines[1:]:
+        cells = _row(query, columns, line)
+        if cells is not None and line != lines[0]:
+            row = zip(columns, cells, strict=True)
+            writer.writerow(_without_names(one, cell, rename, one in known) for one, cell in row)
         else:
-            digit = "" if titles and _continues_command(query, titles, line) else "0 "
-            writer.writerow([f"{digit}(withheld: {len(line)} characters)"])
-    return file.getvalue() + (f"(withheld: {len(cut)} characters)" if cut else "")
+            rest = _continues_command(query, columns, line)
+            writer.writerow(["(withheld)" if rest else "0 (withheld)"])
+    return file.getvalue() + ("(withheld)" if cut else "")
 
 
-def _renamed(query: str, row: Row, title: str, rename: Rename) -> str:
-    cell, column = row[title], _LISTS[query].columns.get(title)
+def _without_names(field: str, cell: str, rename: Rename, known: bool) -> str:
     if cell in _EMPTY:
         return cell
-    if column is None or not _is_understood(query, row, title):
-        return "(withheld)" if column is None else _CUT
-    server, name = "", cell
-    if title == "namespace":
-        server, _, name = cell.partition(" ")[0].rpartition("/")
-    if column.secret and name != "default":
-        name = rename(column.secret, name)
-    return f"{rename('server', server)}/{name}" if server else name
+    if not known:
+        return "(withheld)"
+    if _value(field, cell) is None:
+        return _CUT
+    name = cell.partition(" ")[0] if field == "namespace" else cell
+    return rename(_NAMES[field], name) if field in _NAMES else cell
 
 
 _PROTOCOL_OPTION = re.compile(r"\0(?:--protocol[=\0]|-p=?\0?)([^\0]*)")
+_PROTOCOLS: Mapping[str, Literal["2", "3"]] = {"2": "2", "3": "3"}
 
 
 def named_protocol(
@@ -580,6 +468,3 @@ def named_protocol(
         options = _PROTOCOL_OPTION.findall("\0".join(["", *arguments[1:]]))
         named = options[-1] if options else ""
     return _PROTOCOLS.get(named)
-
-
-_PROTOCOLS: Mapping[str, Literal["2", "3"]] = {"2": "2", "3": "3"}

@@ -17,7 +17,7 @@ from typing import Literal
 from mps_exporter.mps import policy
 from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.control_protocol import ProbeReply, ServerReply, parse_probe, server_replies
-from mps_exporter.mps.protocol_v3 import joined, parse_v2_partitions, parse_v3
+from mps_exporter.mps.protocol_v3 import joined, parse_lists
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
@@ -49,14 +49,14 @@ class ServerAnswers:
     """Queries in a row with the same unexplained servers."""
     protocol: Literal["2", "3"] | None = None
     """Interface of the last reply."""
-    partitioning: Partitioning | None = None
+    partitioning: Partitioning = field(default_factory=Partitioning)
     """Named servers, namespaces and partitions, from the last probe and, for a v3 daemon, the
-    reconciliation after it; None if the daemon has none of these."""
+    reconciliation after it."""
 
     def v3_due(self, probe: ControlObservation) -> bool:
         """Return whether to query a v3 daemon for its clients and partitions after this probe."""
-        named = self.partitioning is not None and self.partitioning.protocol == "3"
-        return named and (self.asked_at is None or self.asked_at < probe.at)
+        asked = self.asked_at is not None and self.asked_at >= probe.at
+        return self.partitioning.protocol == "3" and not asked
 
     def younger_than(self, seconds: float, now: float) -> ServerAnswers:
         """Return the replies without those of servers that are older than this."""
@@ -76,13 +76,13 @@ class ServerAnswers:
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
     """Apply a probe: drop the replies of servers that are gone."""
     reply = probe_reply(observation)
-    found = None
+    found = Partitioning()
     if observation is not None and observation.outcome is Outcome.OK:
-        found = parse_v3([observation]) or parse_v2_partitions(observation)
+        found = parse_lists(observation)
         # Details that are older than this probe are queried next, and unknown if that fails.
-        if (answers.asked_at or 0.0) >= observation.at:
+        if found.protocol is not None and (answers.asked_at or 0.0) >= observation.at:
             found = joined(found, answers.partitioning)
-    protocol = "2" if reply is not None else found.protocol if found is not None else None
+    protocol = "2" if reply is not None else found.protocol
     answers = replace(answers, partitioning=found, protocol=protocol or answers.protocol)
     if reply is None:
         return replace(answers, probe=None)
@@ -103,7 +103,7 @@ def with_servers(
     """
     if observation.outcome is Outcome.SKIPPED:
         return answers  # no server was queried
-    if (details := parse_v3([observation])) is not None:
+    if (details := parse_lists(observation)).protocol is not None:
         found = joined(answers.partitioning, details)
         return replace(answers, partitioning=found, asked_at=observation.at)
     servers = dict(answers.servers)

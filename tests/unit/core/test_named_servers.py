@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -64,8 +65,14 @@ def merged(
     return found
 
 
-def partitioning(**more: Any) -> Partitioning:
-    return Partitioning("3", **{"servers": (TRAINING, SERVING), "devices": DEVICES, **more})
+def partitioning(*more: Any, without: type | None = None) -> Partitioning:
+    """The lists of these rows, and of the two servers and their GPUs if there are no others."""
+    rows = [*more]
+    for kind, usual in ((NamedServer, (TRAINING, SERVING)), (ServerDevice, DEVICES)):
+        if kind is not without and not any(isinstance(row, kind) for row in rows):
+            rows += usual
+    kinds = dict.fromkeys(map(type, rows))
+    return Partitioning("3", {kind: tuple(r for r in rows if type(r) is kind) for kind in kinds})
 
 
 def clients(daemon: ControlDaemon) -> dict[int, Client]:
@@ -73,17 +80,17 @@ def clients(daemon: ControlDaemon) -> dict[int, Client]:
 
 
 def test_values_without_a_list_are_unknown() -> None:
-    found = merged(partitioning(servers=None))
+    found = merged(partitioning(without=NamedServer))
     assert (found.servers, found.servers_count) == ((), None)
-    (server,) = merged(partitioning(servers=(TRAINING,)), process(40)).servers
+    (server,) = merged(partitioning(TRAINING), process(40)).servers
     assert (server.clients_connected, server.confirmed) == (None, False)
     assert found.gpu_uuids == (A, B)
-    assert merged(partitioning(devices=None)).gpu_uuids == ()
+    assert merged(partitioning(without=ServerDevice)).gpu_uuids == ()
 
 
 def test_a_daemon_serves_the_gpus_that_its_servers_may_use() -> None:
     allowed = NamedServer("training", 1000, 40, allowed_devices=(B, "GPU-elsewhere"))
-    assert merged(partitioning(servers=(allowed,), devices=None)).gpu_uuids == (B,)
+    assert merged(partitioning(allowed, without=ServerDevice)).gpu_uuids == (B,)
 
 
 @pytest.mark.parametrize(
@@ -104,26 +111,24 @@ def test_a_gpu_is_found_by_its_ordinal_or_its_uuid(
 ) -> None:
     found = merged(
         partitioning(
-            clients=(NamespaceClient(51, server, devices=(device,)),),
-            partitions=(SmPartition(device, server),),
+            NamespaceClient(51, server, devices=(device,)), SmPartition(device, server, "created")
         )
     )
     assert clients(found)[51].gpu_uuids == uuids
-    assert found.partitioning is not None
-    assert found.partitioning.partitions is not None
-    assert found.partitioning.partitions[0].device == (uuids[0] if uuids else device)
+    (partition,) = found.partitioning.rows(SmPartition)
+    assert partition.device == (uuids[0] if uuids else device)
 
 
 NAMESPACES = (
     Namespace("default", "serving", active_thread_ratio=0.25, pinned_memory_limit_bytes=GIB),
     Namespace("default", "training", active_thread_ratio=0.5, pinned_memory_limit_bytes=2 * GIB),
-    Namespace("free", "training", unlimited=frozenset({"active_threads"})),
+    Namespace("free", "training", active_thread_ratio=math.inf),
 )
 
 
 def limited(namespace: str | None, devices: Any = DEVICES, **environment: str) -> Client:
     listed = NamespaceClient(51, "training", namespace, ("0",), "train")
-    found = partitioning(clients=(listed,), namespaces=NAMESPACES, devices=devices)
+    found = partitioning(listed, *NAMESPACES, *devices, without=None if devices else ServerDevice)
     return clients(merged(found, process(51, **environment)))[51]
 
 
@@ -132,12 +137,6 @@ def test_a_client_has_the_limits_of_its_own_server_s_namespace() -> None:
     assert (one.active_thread_ratio, one.memory_limit_bytes) == (0.5, {A: 2 * GIB})
     assert (one.server_name, one.namespace, one.command) == ("training", "default", "python")
     assert (one.contexts, one.gpu_uuids) == ({}, (A,))
-
-
-def test_the_list_describes_a_client_without_a_visible_process() -> None:
-    listed = NamespaceClient(51, "training", "default", (), "train")
-    one = clients(merged(partitioning(clients=(listed,))))[51]
-    assert (one.command, one.active_thread_ratio, one.confirmed) == ("train", None, False)
 
 
 def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
@@ -186,8 +185,8 @@ def in_partition(
     listed: tuple[GpuProcess, ...] = (),
 ) -> Client:
     client = NamespaceClient(51, "training", "default", devices)
-    carved = partition or SmPartition(A, "training", "Kp8A", "large", sms=34)
-    found = partitioning(clients=(client,), namespaces=NAMESPACES, partitions=(carved,))
+    carved = partition or SmPartition(A, "training", "created", "Kp8A", "large", sms=34)
+    found = partitioning(client, *NAMESPACES, carved)
     return clients(merged(found, process(51, CUDA_MPS_SM_PARTITION=variable), listed=listed))[51]
 
 
@@ -195,7 +194,7 @@ def test_a_client_in_a_partition_has_its_sms_and_no_share() -> None:
     one = in_partition(f"{A}/Kp8A", "0")
     assert (one.sm_partition, one.sm_partition_fault) == ("Kp8A", None)
     assert (one.sm_limit, one.active_thread_ratio) == ({A: 34}, None)
-    unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "Kp8A"))
+    unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "created", "Kp8A"))
     assert (unsaid.sm_limit, unsaid.active_thread_ratio) == ({}, None)
 
 
@@ -208,15 +207,25 @@ def test_a_variable_that_names_no_partition_changes_nothing(variable: str) -> No
 @pytest.mark.parametrize(
     ("devices", "carved", "variable", "fault"),
     [
-        (("0",), SmPartition(A, "training", "Kp8A"), f"{A}/Zz", "unknown"),
-        (("0",), SmPartition(A, "serving", "Kp8A"), f"{A}/Kp8A", "other_server"),
-        (("0",), SmPartition(A, "", "Kp8A"), f"{A}/Kp8A", None),
-        (("0",), SmPartition(A, "training", "Kp8A"), "GPU-aaaa/Kp8A", None),
-        (("0",), SmPartition("GPU-aaaa", "training", "Kp8A"), f"{A}/Kp8A", None),
-        (("0",), SmPartition(A, "training", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
-        (("1",), SmPartition(A, "training", "Kp8A"), f"{A}/Kp8A", "other_gpu"),
-        ((), SmPartition(A, "training", "Kp8A"), f"{A}/Kp8A", None),  # its GPUs are unknown
-        (("0",), SmPartition(C, "training", "Kp8A"), f"{C}/Kp8A", None),  # NVML does not show C
+        (("0",), SmPartition(A, "training", "created", "Kp8A"), f"{A}/Zz", "unknown"),
+        (("0",), SmPartition(A, "serving", "created", "Kp8A"), f"{A}/Kp8A", "other_server"),
+        (("0",), SmPartition(A, "", "created", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(A, "training", "created", "Kp8A"), "GPU-aaaa/Kp8A", None),
+        (("0",), SmPartition("GPU-aaaa", "training", "created", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(A, "training", "created", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
+        (("1",), SmPartition(A, "training", "created", "Kp8A"), f"{A}/Kp8A", "other_gpu"),
+        (
+            (),
+            SmPartition(A, "training", "created", "Kp8A"),
+            f"{A}/Kp8A",
+            None,
+        ),  # its GPUs are unknown
+        (
+            ("0",),
+            SmPartition(C, "training", "created", "Kp8A"),
+            f"{C}/Kp8A",
+            None,
+        ),  # NVML does not show C
     ],
 )
 def test_a_partition_that_was_not_meant_for_the_client(
@@ -229,7 +238,7 @@ def test_a_partition_that_was_not_meant_for_the_client(
 
 
 def test_a_client_that_has_memory_on_a_gpu_uses_it() -> None:
-    on_b = SmPartition(B, "training", "Kp8A", sms=34)
+    on_b = SmPartition(B, "training", "created", "Kp8A", sms=34)
     listed = (GpuProcess(51, "compute", GIB),)
     one = in_partition(f"{B}/Kp8A", partition=on_b, listed=listed)
     assert one.sm_partition_fault == "other_gpu"

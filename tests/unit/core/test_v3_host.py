@@ -68,15 +68,6 @@ def test_how_many_sms_a_client_has_in_a_partition_that_is_gone_is_not_known(rest
     assert metrics.value("mps_client_sm_limit", pid=TRAIN) is None
 
 
-def test_what_two_names_of_a_gpu_say_of_one_partition_is_not_believed() -> None:
-    text = published.MANUAL[PARTITIONS]
-    other = text.splitlines()[1].replace(GPU, "0").replace(",34,", ",36,")
-    metrics = played(recording({**published.MANUAL, PARTITIONS: f"{text}{other}\n"}))
-    assert metrics.value("mps_sm_partition_sms") is None
-    assert metrics.value("mps_sm_partition_unallocated_sms") == 8
-    assert metrics.value("mps_control_reply_not_understood", part="row") == 2
-
-
 def test_a_daemon_in_its_own_pid_namespace_numbers_processes_otherwise() -> None:
     def inside(pid: int, inner: int, name: str) -> ProcessFacts:
         return replace(process(pid, name), namespace_pids=(pid, inner), pid_namespace=77)

@@ -28,7 +28,7 @@ from mps_exporter.mps.protocol_v3 import (
     PARTITIONS,
     SERVERS,
     anonymised,
-    parse_v3,
+    parse_lists,
 )
 from mps_exporter.mps.protocol_v3 import REPLIES as LIST_NAMES
 from mps_exporter.observations import (
@@ -40,6 +40,7 @@ from mps_exporter.observations import (
     Observation,
     Outcome,
 )
+from mps_exporter.snapshot import NamespaceClient
 from mps_exporter.sources.recording import Recording, RecordingWriter
 from mps_exporter.web import status_page
 from mps_exporter.web.policy import WebOptions
@@ -235,35 +236,6 @@ def test_an_empty_list_is_none_and_no_reply_is_unknown(query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "size"),
-    [
-        *(("17G", 17 << 30), ("17 G", 17 << 30), ("17GiB", 17 << 30), ("4096M", 4 << 30)),
-        *(("2T", 2 << 40), ("2048k", 2 << 20), ("-", None), ("", None)),
-        *((text, ...) for text in ("1023GB", "1023", "0G", "-4G", "1.5G", "1e3G", "88888888T")),
-        *((text, ...) for text in ("9P", "infinite", "...")),
-    ],
-)
-def test_units_of_memory(limit: str, size: Any) -> None:
-    left_out = (("value", 1),) if size is ... else ()
-    gold = (0.125, None if size is ... else size)
-    check(NAMESPACES, REPLIES[NAMESPACES].replace("1023G", limit), *left_out, gold=gold)
-
-
-@pytest.mark.parametrize(
-    ("share", "ratio"),
-    [
-        *(("37.5%", 0.375), ("100", 1.0), ("0.25", 0.0025)),
-        *((text, None) for text in ("0", "100.5", "-9", "3e1", "inf", "nan", '"33,5"', "1/3")),
-        *(("12.5%%", None), ("\u0663", None)),
-    ],
-)
-def test_percentages(share: str, ratio: float | None) -> None:
-    left_out = (("value", 1),) if ratio is None else ()
-    gold = (ratio, 1023 << 30)
-    check(NAMESPACES, REPLIES[NAMESPACES].replace("12.50", share), *left_out, gold=gold)
-
-
-@pytest.mark.parametrize(
     ("command", "understood"),
     [
         *(("x...y", False), ("\x1b[2Jx", False), ("left\u202eright", False), ("a\rb", False)),
@@ -286,7 +258,7 @@ def test_no_command_removes_anything_but_itself(command: str, understood: bool) 
 
 def test_a_client_in_an_unknown_namespace_makes_those_of_its_server_unknown() -> None:
     known = {key: value for key, value in TRUTH["namespaces"].items() if key[0] == "onyx"}
-    for name in ("GOLD", "onyx/gold (1)", "go...", "g\x00ld"):
+    for name in ("GOLD", "opal/GOLD (1)", "go...", "g\x00ld"):
         text = REPLIES[CLIENTS].replace("opal/gold (1)", name)
         check(CLIENTS, text, ("value", 1), namespaces=known)
 
@@ -303,8 +275,7 @@ def test_long_lists() -> None:
     more = "".join(f"{3_200_000 + n},onyx,0,default,x\n" for n in range(1500))
     metrics = with_reply(CLIENTS, REPLIES[CLIENTS] + more)
     found, said = seen(metrics), metrics.snapshot.daemons[0].partitioning
-    assert said is not None
-    assert len(said.clients or ()) == 1024
+    assert len(said.rows(NamespaceClient)) == 1024
     assert found["left out"] == {("client_list", "row"): 5 + 1500 - 1024}
     assert (found["clients"], found["namespaces"]) == ({}, {})
     more = "".join(f"n{n},opal,Ready,-,-,0,/x\n" for n in range(600))
@@ -461,9 +432,7 @@ def test_an_anonymised_reply_is_understood_as_the_reply_itself(
 
     def read(reply: str) -> tuple[object, ...]:
         exchange = Exchange((query,), Outcome.OK, reply, return_code=0)
-        found = parse_v3([ControlObservation(1.0, PIPE, "probe", Outcome.OK, (exchange,))])
-        assert found is not None
-        lists = (found.servers, found.namespaces, found.clients, found.partitions, found.devices)
-        return (*(one and len(one) for one in (*lists, found.features)), found.not_understood)
+        found = parse_lists(ControlObservation(1.0, PIPE, "probe", Outcome.OK, (exchange,)))
+        return {kind: len(rows) for kind, rows in found.lists.items()}, found.not_understood
 
     assert read(anonymised(query, text, rename)) == read(text)

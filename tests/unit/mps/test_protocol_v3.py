@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,55 +24,30 @@ from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
     SERVERS,
     V2_PARTITIONS,
-    joined,
     named_protocol,
-    parse_v2_partitions,
-    parse_v3,
+    parse_lists,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from mps_exporter.snapshot import NamespaceClient, Partitioning
+from mps_exporter.snapshot import NamespaceClient, Partitioning, SmPartition
 from testing import fake_mps_v3 as published
 
 LARGE = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
 
 
-def replied(**replies: str) -> ControlObservation:
-    """An observation with these replies, by the names of the constants."""
-    queries = {
-        "servers": SERVERS,
-        "namespaces": NAMESPACES,
-        "clients": CLIENTS,
-        "partitions": PARTITIONS,
-        "devices": DEVICES,
-        "features": FEATURES,
-        "lspart": V2_PARTITIONS,
-    }
-    exchanges = tuple(
-        Exchange((queries[name],), Outcome.OK, text, return_code=0)
-        for name, text in replies.items()
-    )
-    return ControlObservation(1.0, "/run/nvidia-mps", "probe", Outcome.OK, exchanges)
+def read(query: str, text: str, error: str | None = None) -> Partitioning:
+    """What this reply says."""
+    exchange = Exchange((query,), Outcome.OK, text, return_code=0, error=error)
+    return parse_lists(ControlObservation(1.0, "/mps", "probe", Outcome.OK, (exchange,)))
 
 
-def read(**replies: str) -> Partitioning:
-    found = parse_v3([replied(**replies)])
-    assert found is not None
-    return found
+def rows(found: Partitioning) -> tuple[Any, ...] | None:
+    """Its only list; None if that is not known."""
+    return next(iter(found.lists.values()), None)
 
 
-HEADERS = {
-    "servers": published.SERVER_HEADER,
-    "namespaces": published.NAMESPACE_HEADER,
-    "clients": published.CLIENT_HEADER,
-    "partitions": published.PARTITIONS_TABLE.splitlines()[0].replace(" ", ","),
-    "devices": published.DEVICE_HEADER,
-    "features": published.FEATURES_CSV.splitlines()[0],
-}
-
-
-def listed(**rows: str) -> Partitioning:
+def listed(query: str, text: str) -> Partitioning:
     """What these rows say below the manual's header."""
-    return read(**{name: f"{HEADERS[name]}\n{text.strip()}\n" for name, text in rows.items()})
+    return read(query, f"{published.MANUAL[query].splitlines()[0]}\n{text}\n")
 
 
 # ------------------------------------------------------------------------------ what is sent
@@ -179,171 +152,165 @@ def test_a_run_is_judged_by_what_the_tool_says(text: str, kind: str | None) -> N
     assert (failure.kind if failure is not None else None) == kind
 
 
+def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
+    """The text is what the tool of driver 580 printed on an H200."""
+    text = Path(published.__file__).with_name("mps_580_versions.txt").read_text("utf-8")
+    title = "nvidia-cuda-mps-control client list --format=csv <<< ''\nrc=0\n--stdout\n"
+    output = text.partition(title)[2].partition("--stderr\n")[0]
+    failure = failure_of(Exchange((CLIENTS,), Outcome.OK, output, return_code=0))
+    assert failure is not None
+    assert failure.kind == "unparsable"
+    assert other_interface(Exchange((CLIENTS,), Outcome.UNPARSABLE, output)) == "2"
+
+
 # ------------------------------------------------------------------------------ what is left out
 
 
 @pytest.mark.parametrize(
     ("query", "row"),
     [
-        ("servers", "-,1000,48201,Ready,/run/nvidia-mps/x,-,-"),
-        ("namespaces", "-,shared,Ready,10G,50.00,0,/x"),
-        ("namespaces", "small,-,Ready,10G,50.00,0,/x"),
-        ("clients", "-,srv,0,default,python"),
-        ("clients", "51023,-,0,default,python"),
-        ("clients", published.CLIENT_HEADER),  # a header is the first line
-        ("partitions", f"-,{LARGE},large,4,34,false,created,Kp8A"),
-        ("partitions", "training,-,large,4,34,false,created,Kp8A"),
-        ("partitions", f"training,{LARGE},large,4,34,false,-,Kp8A"),
-        ("devices", "0,training,0000:02:00.0,-,NVIDIA H200,132,16,-"),
-        ("features", "-,enabled (default),memacct,-"),
-        ("features", "memacct,-,memacct,-"),
-        ("features", "memacct,perhaps,memacct,-"),
+        (SERVERS, "-,1000,48201,Ready,/run/nvidia-mps/x,-,-"),
+        (NAMESPACES, "-,shared,Ready,10G,50.00,0,/x"),
+        (NAMESPACES, "small,-,Ready,10G,50.00,0,/x"),
+        (NAMESPACES, published.NAMESPACE_HEADER),  # a header is the first line
+        (CLIENTS, "-,srv,0,default,python"),
+        (CLIENTS, "51023,-,0,default,python"),
+        (CLIENTS, published.CLIENT_HEADER),
+        (PARTITIONS, f"-,{LARGE},large,4,34,false,created,Kp8A"),
+        (PARTITIONS, "training,-,large,4,34,false,created,Kp8A"),
+        (PARTITIONS, f"training,{LARGE},large,4,34,false,-,Kp8A"),
+        (DEVICES, "0,training,0000:02:00.0,-,NVIDIA H200,132,16,-"),
+        (FEATURES, "-,enabled (default),memacct,-"),
+        (FEATURES, "memacct,-,memacct,-"),
+        (FEATURES, "memacct,perhaps,memacct,-"),
     ],
 )
 def test_a_row_without_what_tells_what_it_is_about_is_refused(query: str, row: str) -> None:
-    first = {
-        "servers": published.SERVER_DOCS.strip(),
-        "namespaces": "small,shared,Ready,20G,30.00,0,/x",
-        "clients": published.CLIENTS_DOCS.strip(),
-        "partitions": f"training,{LARGE},large,4,34,false,created,Kp8AAAA",
-        "devices": f"0,training,0000:02:00.0,{LARGE},NVIDIA H200,132,16,-",
-        "features": "context-share,enabled (default),context-share,-",
-    }[query]
-    known, found = listed(**{query: first}), listed(**{query: f"{first}\n{row}"})
-    assert getattr(found, query) == getattr(known, query)
-    assert getattr(known, query)
-    (count,) = (count for (_, part), count in found.not_understood.items() if part == "row")
-    assert count == 1
+    text = published.MANUAL[query]
+    known, found = read(query, text), read(query, f"{text}{row}\n")
+    assert rows(found) == rows(known)
+    assert rows(known)
+    assert [n for (_, part), n in found.not_understood.items() if part == "row"] == [1]
 
 
 @pytest.mark.parametrize(
     ("query", "row", "name", "value"),
     [
-        ("servers", "s,{},1,Ready,/x,-,-", "uid", 2**32 - 2),
-        ("servers", "s,1000,{},Ready,/x,-,-", "pid", 1 << 22),
-        ("clients", "{},srv,0,default,python", "pid", 1 << 22),
-        ("namespaces", "small,shared,Ready,-,-,{},/x", "client_priority", 1),
-        ("partitions", f"t,{LARGE},large,{{}},-,-,created,-", "chunks", 99_999),
-        ("partitions", f"t,{LARGE},large,-,{{}},-,created,-", "sms", 99_999),
-        ("devices", f"{{}},t,-,{LARGE},-,-,-,-", "ordinal", 9999),
-        ("devices", f"0,t,-,{LARGE},-,{{}},-,-", "sms", 99_999),
-        ("devices", f"0,t,-,{LARGE},-,-,{{}},-", "chunks", 99_999),
+        (SERVERS, "s,{},1,Ready,/x,-,-", "uid", 2**32 - 2),
+        (SERVERS, "s,1000,{},Ready,/x,-,-", "pid", 1 << 22),
+        (CLIENTS, "{},srv,0,default,python", "pid", 1 << 22),
+        (NAMESPACES, "small,shared,Ready,-,-,{},/x", "client_priority", 1),
+        (PARTITIONS, f"t,{LARGE},large,{{}},-,-,created,-", "chunks", 99_999),
+        (DEVICES, f"0,t,-,{LARGE},-,{{}},-,-", "sms", 99_999),
     ],
 )
 def test_a_number_that_cannot_be_is_absent_and_counted(
     query: str, row: str, name: str, value: int
 ) -> None:
-    (one,) = getattr(listed(**{query: row.format(value)}), query)
+    (one,) = rows(listed(query, row.format(value))) or ()
     assert getattr(one, name) == value
-    found = listed(**{query: row.format(value + 1)})
-    assert all(getattr(one, name) is None for one in getattr(found, query))
+    found = listed(query, row.format(value + 1))
+    assert all(getattr(one, name) is None for one in rows(found) or ())
     assert sum(found.not_understood.values()) == 1
 
 
+@pytest.mark.parametrize(
+    ("limit", "share", "expected"),
+    [
+        *((text, "50", (17 << 30, 0.5)) for text in ("17G", "17 G", "17GiB", "17408M")),
+        *(("2T", "37.5%", (2 << 40, 0.375)), ("2048k", "100", (2 << 20, 1.0))),
+        *(("unlimited", "0.25", (math.inf, 0.0025)), ("-", "unlimited", (None, math.inf))),
+        *((text, "50", (None, 0.5)) for text in ("1023GB", "1023", "0G", "-4G", "1.5G", "1e3G")),
+        *((text, "50", (None, 0.5)) for text in ("88888888T", "9P", "infinite", "...")),
+        *(("17G", text, (17 << 30, None)) for text in ("0", "100.5", "-9", "3e1", "inf", "nan")),
+        *(("17G", text, (17 << 30, None)) for text in ('"33,5"', "1/3", "12.5%%", "\u0663")),
+    ],
+)
+def test_units_of_memory_and_percentages(limit: str, share: str, expected: tuple[Any, Any]) -> None:
+    found = listed(NAMESPACES, f"small,shared,Ready,{limit},{share},0,/x")
+    (one,) = rows(found) or ()
+    assert (one.pinned_memory_limit_bytes, one.active_thread_ratio) == expected
+    assert bool(found.not_understood) == (None in expected and limit != "-")
+
+
 def test_a_process_on_two_gpus_is_one_client() -> None:
-    found = listed(clients="7,srv,0,default,a\n7,srv,1,default,a\n")
-    assert found.clients == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
+    found = listed(CLIENTS, "7,srv,0,default,a\n7,srv,1,default,a")
+    assert rows(found) == (NamespaceClient(7, "srv", "default", ("0", "1"), "a"),)
 
 
 def test_several_gpus_of_a_server() -> None:
     row = "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,GPU-efgh-5678,-"
-    (server,) = listed(servers=row).servers or ()
+    (server,) = rows(listed(SERVERS, row)) or ()
     assert server.allowed_devices == ("GPU-abcd-1234", "GPU-efgh-5678")
     # It is ambiguous which of the ordinals belong to the last column.
-    found = listed(servers="training,1000,48201,Ready,/run/nvidia-mps/training,0,1,2")
-    assert (found.servers, found.not_understood) == ((), {("server_list", "row"): 1})
+    found = listed(SERVERS, "training,1000,48201,Ready,/run/nvidia-mps/training,0,1,2")
+    assert (rows(found), found.not_understood) == ((), {("server_list", "row"): 1})
 
 
 def test_a_refused_list_is_counted() -> None:
-    refused = Exchange((PARTITIONS,), Outcome.OK, error="exit status 1, said nothing")
-    observation = ControlObservation(1.0, "/mps", "reconciliation", Outcome.OK, (refused,))
-    found = parse_v3([observation])
-    assert found is not None
-    assert (found.partitions, found.not_understood) == (None, {("sm_partition_list", "reply"): 1})
+    found = read(PARTITIONS, "", error="exit status 1, said nothing")
+    assert (rows(found), found.not_understood) == (None, {("sm_partition_list", "reply"): 1})
+
+
+def test_a_column_that_is_not_known_is_shown_as_text() -> None:
+    found = read(CLIENTS, "PID,SERVER,Linux-NS,CMD\n7,srv,4026531836,a\n8,srv,4026531836,b\n")
+    assert found.unknown_columns == {("client_list", "linux_ns"): ("4026531836",)}
+    assert found.not_understood == {("client_list", "column"): 1}
 
 
 # ------------------------------------------------------------------------------ v2 partitions
 
 
-def test_a_last_row_of_lspart_that_may_be_cut_is_not_believed() -> None:
-    found = parse_v2_partitions(replied(lspart="GPU-bb 5 10 52 80\nGPU-bb Dx4AAA 10 8"))
-    assert found is not None
-    assert [one.sms for one in found.partitions or ()] == [52]
-    assert found.not_understood == {("lspart", "row"): 1}
-
-
 @pytest.mark.parametrize(
     "row", ["GPU-aa 5 10", "GPU-a...", "GPU-aa Dx - x - 1 Yes", "0 5 10 52 80", "GPU-aa \x1b 1 2"]
 )
-def test_other_rows_of_lspart_are_refused(row: str) -> None:
-    found = parse_v2_partitions(replied(lspart=f"GPU-bb 5 10 52 80\n{row}\n"))
-    assert found is not None
-    assert [one.device for one in found.partitions or ()] == ["GPU-bb"]
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_other_rows_of_lspart_and_a_cut_one_are_refused(row: str, end: str) -> None:
+    found = read(V2_PARTITIONS, f"GPU-bb 5 10 52 80\n{row}{end}")
+    assert [one.device for one in found.rows(SmPartition)] == ["GPU-bb"]
     assert found.not_understood == {("lspart", "row"): 1}
+
+
+@given(st.lists(st.sampled_from([*published.LSPART_CAPTURE.split(" "), "\n", "٣", "-"])))
+def test_no_reply_to_lspart_raises(words: list[str]) -> None:
+    assert read(V2_PARTITIONS, " ".join(words)).protocol == "2"
 
 
 # ------------------------------------------------------------------------------ laws
 
 
-@given(st.lists(st.sampled_from([*published.LSPART_CAPTURE.split(" "), "\n", "٣", "-"])))
-def test_no_reply_to_lspart_raises(words: list[str]) -> None:
-    assert parse_v2_partitions(replied(lspart=" ".join(words))) is not None
+LISTS = st.sampled_from(sorted(published.MANUAL))
 
 
-def _said(value: Any) -> Sequence[Any]:
+def _said(value: Any) -> set[str]:
     """All the texts and numbers that something holds."""
     if isinstance(value, str | int | float):
-        return [value]
-    if isinstance(value, tuple | frozenset):
-        return [one for part in value for one in _said(part)]
+        text = "unlimited" if value == math.inf else str(value)
+        return set() if isinstance(value, bool) else {text}
+    if isinstance(value, tuple):
+        return {one for part in value for one in _said(part)}
     fields = getattr(type(value), "__dataclass_fields__", {})
-    return [one for name in fields for one in _said(getattr(value, name))]
+    return {one for name in fields for one in _said(getattr(value, name))}
 
 
-_OWN_WORDS = {"2", "3", "unallocated", "created", "active_threads", "pinned_memory"}
-
-
-# ------------------------------------------------------------------------------ tables
-
-
-TABLES: Mapping[str, str] = {
-    "servers": f"{published.SERVER_HEADER}\n{published.SERVER_DOCS}\n",
-    "namespaces": published.MANUAL[NAMESPACES],
-    "clients": f"{published.CLIENT_HEADER}\n{published.CLIENTS_CAPTURE}",
-    "partitions": published.csv_of(published.PARTITIONS_TABLE),
-    "devices": published.MANUAL[DEVICES],
-    "features": published.FEATURES_CSV,
-}
-LISTS = st.sampled_from(sorted(TABLES))
-
-
-def _cells(query: str) -> list[list[str]]:
-    return [line.split(",") for line in TABLES[query].splitlines()]
-
-
-def _text(rows: Sequence[Sequence[str]]) -> str:
-    return "".join(",".join(row) + "\n" for row in rows)
-
-
-def _list(found: Partitioning, query: str) -> tuple[object, ...] | None:
-    value: tuple[object, ...] | None = getattr(found, query)
-    return value
+def _text(cells: Sequence[Sequence[str]]) -> str:
+    return "".join(",".join(row) + "\n" for row in cells)
 
 
 @given(LISTS, st.data())
 def test_a_column_that_is_there_twice_makes_the_list_unknown(
     query: str, data: st.DataObject
 ) -> None:
-    rows = _cells(query)
-    column = data.draw(st.integers(0, len(rows[0]) - 1))
-    at = data.draw(st.integers(0, len(rows[0])))
+    cells = [line.split(",") for line in published.MANUAL[query].splitlines()]
+    column = data.draw(st.integers(0, len(cells[0]) - 1))
+    at = data.draw(st.integers(0, len(cells[0])))
     other = data.draw(st.sampled_from(["7", "other", "-"]))
     doubled = [
         [*row[:at], row[column] if number == 0 else other, *row[at:]]
-        for number, row in enumerate(rows)
+        for number, row in enumerate(cells)
     ]
-    found = read(**{query: _text(doubled)})
-    assert _list(found, query) is None
+    found = read(query, _text(doubled))
+    assert rows(found) is None
     assert [part for _, part in found.not_understood] == ["reply"]
 
 
@@ -357,10 +324,6 @@ ODD_CELLS = st.sampled_from(
 )
 
 
-def _values(found: object) -> set[str]:
-    return {str(one) for one in _said(found) if not isinstance(one, bool)}
-
-
 @settings(max_examples=400)
 @given(LISTS, ODD_CELLS, st.data())
 def test_an_odd_cell_is_shown_as_it_is_or_left_out_and_counted(
@@ -368,17 +331,16 @@ def test_an_odd_cell_is_shown_as_it_is_or_left_out_and_counted(
 ) -> None:
     """Never is it a number, a name or a word that the cell does not say."""
     # If the last column may contain commas, a comma in another cell is ambiguous.
-    assume("," not in odd or query in ("servers", "namespaces", "partitions"))
-    rows = _cells(query)
-    number = data.draw(st.integers(1, len(rows) - 1))
-    column = data.draw(st.integers(0, len(rows[0]) - 1))
-    rows[number][column] = odd
-    found = read(**{query: _text(rows)})
-    good = read(**{query: TABLES[query]})
-    new = _values(_list(found, query)) - _values(_list(good, query)) - _OWN_WORDS - {""}
+    assume("," not in odd or query in (SERVERS, NAMESPACES, PARTITIONS))
+    cells = [line.split(",") for line in published.MANUAL[query].splitlines()]
+    number = data.draw(st.integers(1, len(cells) - 1))
+    column = data.draw(st.integers(0, len(cells[0]) - 1))
+    cells[number][column] = odd
+    found, good = read(query, _text(cells)), read(query, published.MANUAL[query])
+    new = _said(rows(found)) - _said(rows(good)) - {""}
     if new:  # of it, nothing but its own text may be there
         assert all(value in odd and value.isprintable() for value in new), new
-    elif _list(found, query) != _list(good, query):
+    elif rows(found) != rows(good):
         assert found.not_understood or odd.strip() in ("", "-")
 
 
@@ -386,48 +348,7 @@ def test_an_odd_cell_is_shown_as_it_is_or_left_out_and_counted(
 def test_a_cut_reply_says_nothing_that_the_whole_one_does_not(
     query: str, data: st.DataObject
 ) -> None:
-    text = TABLES[query]
+    text = published.MANUAL[query]
     cut = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.sampled_from(["", "...", "...\n"]))
-    said = _values(_list(read(**{query: text[:cut] + end}), query))
-    assert said <= _values(_list(read(**{query: text}), query)) | {""}
-
-
-# ------------------------------------------------------------------------------ driver 580
-
-
-@cache
-def measured() -> dict[str, Exchange]:
-    """What the tool of driver 580 printed on an H200: "arguments <<< standard input" -> its run."""
-    text = Path(published.__file__).with_name("mps_580_versions.txt").read_text("utf-8")
-    found = {}
-    for part in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
-        title, _, rest = part.partition("\n")
-        match = re.fullmatch(r"rc=(\d+)\n--stdout\n(.*)--stderr\n(.*)", rest, re.DOTALL)
-        assert match is not None
-        what = title.partition("nvidia-cuda-mps-control ")[2]
-        found[what] = Exchange(
-            (), Outcome.OK, match[2], match[3].strip(), return_code=int(match[1])
-        )
-    return found
-
-
-def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
-    run = replace(measured()["client list --format=csv <<< ''"], commands=(CLIENTS,))
-    failure = failure_of(run)
-    assert failure is not None
-    assert failure.kind == "unparsable"
-    assert other_interface(replace(run, outcome=Outcome.UNPARSABLE)) == "2"
-
-
-# ------------------------------------------------------------------------------ put together
-
-
-def test_a_probe_without_details_is_all_there_is() -> None:
-    probe = listed(servers=published.SERVER_DOCS)
-    assert joined(probe, None) == probe
-    assert joined(None, probe) is None
-    clients = listed(clients=published.CLIENTS_DOCS)
-    both = joined(probe, clients)
-    assert both is not None
-    assert (both.servers, both.clients) == (probe.servers, clients.clients)
+    assert _said(rows(read(query, text[:cut] + end))) <= _said(rows(read(query, text))) | {""}

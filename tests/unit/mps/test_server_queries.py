@@ -25,7 +25,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
-from mps_exporter.snapshot import NamespaceClient
+from mps_exporter.snapshot import NamedServer, NamespaceClient, Partitioning
 from testing import fake_mps_v3 as published
 from testing.logged import LoggedServer, logged
 
@@ -222,7 +222,7 @@ def test_a_v3_daemon_is_queried_for_details_once_after_each_probe() -> None:
     assert answers.v3_due(later)
     assert not ANSWERED.v3_due(later)
     v2 = with_probe(ServerAnswers(), asked("lspart", published.LSPART_CAPTURE))
-    assert v2.partitioning is not None
+    assert v2.partitioning.protocol == "2"
     assert not v2.v3_due(later)
 
 
@@ -231,11 +231,8 @@ def test_details_are_of_the_last_probe_or_later() -> None:
     answers = with_probe(ServerAnswers(), probe)
     answers = with_servers(answers, asked(CLIENTS, published.MANUAL[CLIENTS]))
     known = with_probe(answers, probe).partitioning
-    assert known is not None
-    assert known.clients is not None
-    assert isinstance(known.clients[0], NamespaceClient)
+    assert len(known.rows(NamespaceClient)) == 2
     later = with_probe(answers, asked(SERVERS, published.MANUAL[SERVERS], NOW + 1.0)).partitioning
-    assert later is not None
-    assert later.clients is None
-    assert with_probe(answers, listed("20\n100.0\n")).partitioning is None
-    assert with_probe(answers, None).partitioning is None
+    assert later.lists.keys() == {NamedServer}
+    assert with_probe(answers, listed("20\n100.0\n")).partitioning == Partitioning()
+    assert with_probe(answers, None).partitioning == Partitioning()
