@@ -29,7 +29,6 @@ from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
     KernelObservation,
-    LogChunk,
     NvmlObservation,
     Observation,
     Outcome,
@@ -280,7 +279,8 @@ class Collector:
             observation = await self._host.poll_logs(facts, deadline_seconds)
             self._on_observation(observation)
             roots = [one for one in observation.chunks if one.pipe_directory not in limited]
-            if any(_daemon_starts(chunk) for chunk in roots):
+            new = b"".join(chunk.data for chunk in roots if not chunk.history)
+            if DAEMON_STARTING_LINE.search(new):
                 # The line may be of a new daemon that shares the logs.
                 with contextlib.suppress(SourceError, SourceTimeoutError):
                     self._update_daemons(await self._host.discover(deadline_seconds))
@@ -522,10 +522,6 @@ class Collector:
             )
             for incident in new_incidents:
                 self._on_incident(name, incident)
-
-
-def _daemon_starts(chunk: LogChunk) -> bool:
-    return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None
 
 
 def _raise_for_outcome(observation: ControlObservation) -> None:
