@@ -211,6 +211,8 @@ class DaemonTracker:
         if state.readable["control"]:
             state.servers.mark_vanished(server)  # a line was lost, not recognized, or is late
         elif state.readable["server"]:
+            if self._process is not None and server.started_at < self._process[1]:
+                state.gpus.clear_ordinals()  # of the last daemon
             state.judge_server_exit(server, when)
         else:
             state.servers.remove(server)
