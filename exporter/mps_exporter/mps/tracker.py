@@ -152,12 +152,16 @@ class DaemonTracker:
         started_at = self.state.daemon.started_at
         alive, daemon = _liveness(facts, processes, frozenset(requested), started_at)
         if facts.process is not None:
-            self._process = facts.process.pid, facts.process.start_time_seconds
+            before, start = self._process, facts.process.start_time_seconds
+            self._process = facts.process.pid, start
+            if self._process != before and not self.state.readable["control"]:
+                self.state.forget_gpus_before(start)
         elif self._process is not None:
             # It was not found as a daemon. Only its PID shows whether it has exited.
             pid, start = self._process
             found = processes.get(pid)
-            daemon = found is not None and found.start_time_seconds == start and not found.ended
+            there = found is not None and found.start_time_seconds == start and not found.ended
+            daemon = there if pid in requested else None
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(self, now: float, alive: IsAlive, *, daemon: bool | None = None) -> None:
@@ -211,8 +215,6 @@ class DaemonTracker:
         if state.readable["control"]:
             state.servers.mark_vanished(server)  # a line was lost, not recognized, or is late
         elif state.readable["server"]:
-            if self._process is not None and server.started_at < self._process[1]:
-                state.gpus.clear_ordinals()  # of the last daemon
             state.judge_server_exit(server, when)
         else:
             state.servers.remove(server)

@@ -133,6 +133,22 @@ def test_a_reused_pid_of_the_same_user_begins_a_new_wait() -> None:
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
 
 
+def test_a_pid_that_is_reused_before_its_exit_is_confirmed_begins_a_new_wait() -> None:
+    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
+    tracker.update_liveness(at("00:10"), lambda pid, _at: pid != 200)
+    more(tracker, pending("00:10.500", 200, 1002))
+    assert waiting(tracker.state) == [(200, 1002, at("00:10.500"), 1001, False)]
+
+
+def test_a_pid_that_never_connected_is_admitted_again() -> None:
+    refused = "{0} C630 User did not send valid credentials\n"
+    for time in ("00:09.000", "00:25.000"):  # before and after the first is given up
+        text = HOLDER + arrives("00:03.000", 300, 1001) + refused.format(time)
+        tracker = start(text + arrives(time, 300, 1001))
+        tracker.advance_to(at("01:00"))
+        assert "rejections" not in summary(tracker.state.counters)
+
+
 def test_a_waiter_that_was_served_and_left_before_the_log_was_read_is_not_abandoned() -> None:
     tracker = start(HOLDER + pending("00:02.000", 200, 1002))
     tracker.update_liveness(at("00:05"), lambda pid, _at: pid != 200)
