@@ -160,8 +160,7 @@ class DaemonTracker:
             # It was not found as a daemon. Only its PID shows whether it has exited.
             pid, start = self._process
             found = processes.get(pid)
-            there = found is not None and found.start_time_seconds == start and not found.ended
-            daemon = there if pid in requested else None
+            daemon = found is not None and found.start_time_seconds == start and not found.ended
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(self, now: float, alive: IsAlive, *, daemon: bool | None = None) -> None:

@@ -430,6 +430,21 @@ async def test_a_host_without_daemons_is_searched_rarely(monkeypatch: pytest.Mon
     assert host.discoveries == 1
 
 
+async def test_the_exit_of_a_server_does_not_date_the_death_of_its_daemon(
+    host: ScriptedHost,
+) -> None:
+    collector = host.collector()
+    await look(collector)
+    host.passes(10)
+    host.facts, host.alive = replace(host.facts, process=None, servers=()), set()
+    host.ended_at = {110: host.wall - 0.4, 630: host.wall - 0.1}
+    died_at = host.ended_at[630]
+    await collector.watch_processes()
+    host.passes(10)
+    died = [one for one in (await look(collector)).incidents if one.kind == "daemon_died"]
+    assert [one.at for one in died] == [died_at]
+
+
 # ---------------------------------------------------------------- one log directory for two
 
 

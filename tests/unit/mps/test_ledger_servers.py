@@ -148,15 +148,6 @@ def test_a_daemon_missing_in_proc_died_once_the_log_is_read_up_to_then() -> None
     assert not tracker.state.daemon.died
 
 
-def test_an_earlier_exit_says_nothing_of_the_daemon() -> None:
-    tracker, gone = start(HOLDER), DaemonFacts(PIPE, "/log")
-    tracker.observe(at("00:04"), facts(), {}, [])
-    tracker.observe(at("00:06"), gone, {}, [110])
-    tracker.observe(at("00:06.400"), gone, {}, [110, 630])
-    tracker.advance_to(at("00:10"))
-    assert tracker.state.daemon.ended_at == at("00:06.400")
-
-
 def test_a_daemon_seen_again_was_only_missed() -> None:
     tracker = start(HOLDER)
     tracker.update_liveness(at("00:05"), lambda _pid, _at: True, daemon=False)
@@ -546,7 +537,7 @@ def test_what_proc_does_not_show_is_not_guessed(daemon: DaemonFacts, requested: 
 def test_a_daemon_whose_process_disappeared_died() -> None:
     tracker = start(HOLDER)
     tracker.observe(at("00:30"), facts(namespace_pids=(630, 1)), {}, [])
-    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [630])
+    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
     tracker.advance_to(at("00:42"))
     view = tracker.state
     assert view.daemon.died
@@ -556,7 +547,7 @@ def test_a_daemon_whose_process_disappeared_died() -> None:
 def test_a_daemon_that_is_replaced_at_once_died_when_its_process_disappeared() -> None:
     tracker = start(HOLDER)
     tracker.observe(at("00:30"), facts(), {}, [])
-    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [630])
+    tracker.observe(at("00:40"), DaemonFacts(PIPE, "/logs"), {}, [])
     more(tracker, "00:40.700 C700 Starting control daemon using socket /tmp/mps/control")
     died = incidents(tracker.state, "daemon_died")
     assert [one.at for one in died] == [at("00:40")]
@@ -586,7 +577,7 @@ def test_a_server_that_ends_with_its_daemon_did_not_crash(readable: tuple[LogNam
     alive = facts()
     tracker.observe(at("00:04"), alive, {110: ProcessFacts(110, at("00:01"))}, [110])
     tracker.observe(at("00:05"), alive, {}, [110])
-    tracker.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [630])
+    tracker.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
     tracker.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
     assert [server.pid for server in tracker.state.servers] == [110]
     tracker.advance_to(at("00:07"))
@@ -602,8 +593,8 @@ def test_daemons_without_logs_may_die_one_after_another() -> None:
     for minute in ("01", "02"):
         tracker.observe(at(f"{minute}:00"), facts(), {}, [])
         assert not tracker.state.daemon.died
-        tracker.observe(at(f"{minute}:10"), gone, {}, [630])
-        tracker.observe(at(f"{minute}:20"), gone, {}, [630])
+        tracker.observe(at(f"{minute}:10"), gone, {}, [])
+        tracker.observe(at(f"{minute}:20"), gone, {}, [])
         assert tracker.state.daemon.died
     incidents = tracker.state.incidents.snapshot()
     assert [one.kind for one in incidents] == ["daemon_died"] * 2
