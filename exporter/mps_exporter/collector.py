@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 from mps_exporter import policy
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
@@ -280,7 +282,7 @@ class Collector:
             observation = await self._host.poll_logs(facts, deadline_seconds)
             self._on_observation(observation)
             roots = [one for one in observation.chunks if one.pipe_directory not in limited]
-            if any(_daemon_starts(chunk) for chunk in roots):
+            if _daemon_starts(roots):
                 # The line may be of a new daemon that shares the logs.
                 with contextlib.suppress(SourceError, SourceTimeoutError):
                     self._update_daemons(await self._host.discover(deadline_seconds))
@@ -323,12 +325,17 @@ class Collector:
         if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()
-        for observation in await self._host.exit_observations(
-            watched, self._identified, deadline_seconds
-        ):
+        found = await self._host.exit_observations(watched, self._identified, deadline_seconds)
+        for observation in found:
             self._update_daemons(observation.daemons)
-            # The logs of a new daemon are read first: they contain its history.
-            known = [record for record in self._daemons.values() if record.logs]
+            # The logs of a new daemon are read first: they contain its history. A daemon that exits
+            # later is not found either, which dates nothing.
+            later = set(found[-1].gone) - set(observation.gone)
+            known = [
+                record
+                for record in self._daemons.values()
+                if record.logs and later.isdisjoint(record.missing_process())
+            ]
             self._apply_processes(observation, known)
 
     async def _read_logs(self, run: CollectionRun) -> None:
@@ -524,8 +531,13 @@ class Collector:
                 self._on_incident(name, incident)
 
 
-def _daemon_starts(chunk: LogChunk) -> bool:
-    return not chunk.history and DAEMON_STARTING_LINE.search(chunk.data) is not None
+def _daemon_starts(chunks: Iterable[LogChunk]) -> bool:
+    """Return whether a daemon started: its first line may be in two chunks of its log."""
+    new = (chunk for chunk in chunks if not chunk.history)
+    return any(
+        DAEMON_STARTING_LINE.search(b"".join(chunk.data for chunk in log))
+        for _, log in groupby(new, attrgetter("pipe_directory", "log"))
+    )
 
 
 def _raise_for_outcome(observation: ControlObservation) -> None:

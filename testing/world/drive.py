@@ -81,8 +81,11 @@ class Play:
 
     async def until(self, to_ms: int, *, settle: bool = True) -> None:
         """Advance, reading the logs whenever something was written, until the logs are quiet."""
-        world, latest_ms = self.world, to_ms + settle * MAX_SETTLING_MS
-        while world.now_ms < to_ms or (world.unsettled and world.now_ms < latest_ms):
+        world = self.world
+        latest_ms = to_ms - world.stepped_ms + settle * MAX_SETTLING_MS
+        while world.now_ms < to_ms or (
+            world.unsettled and world.now_ms - world.stepped_ms < latest_ms
+        ):
             limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + POLL_MS
             due_ms = world.next_event_ms()
             if world.unsettled:

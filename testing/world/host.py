@@ -24,6 +24,7 @@ from mps_exporter.observations import (
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
+from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.processes import observations_by_exit
 from testing.mps_logs import EIGHT, LOGS
 from testing.world.daemon import Daemon
@@ -177,6 +178,9 @@ class WorldHost:
                 states.append(LogState(pipe, log, f"/logs{pipe}/{log}.log", readable=readable))
                 if readable:
                     chunks += self._chunks(pipe, log)
+        for chunk in chunks:
+            if (at := last_activity(chunk)) is not None:
+                self.control.record_activity(chunk.pipe_directory, at)
         return LogsObservation(at=self.now(), chunks=tuple(chunks), states=tuple(states))
 
     def _chunks(self, pipe: str, log: LogName) -> Iterator[LogChunk]:

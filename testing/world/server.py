@@ -128,7 +128,6 @@ class Server(Process):
             # driver 580: without a free descriptor; the client gets error 46
             self.say("User did not send valid credentials")
             self.truth.allow("handover_idle_seconds", 10_100)  # the exporter waits for it
-            self.truth.allow("rejections", 1)  # of a later process with its PID
             return
         self.say(
             f"Server teardown in progress. Refusing to accept new client {client.named(0)}",

@@ -259,6 +259,11 @@ class DaemonState:
         when.increment("mps_control_starts_total")
         when.add_incident(Incident(when.at, "daemon_started"))
 
+    def forget_gpus_before(self, start: float) -> None:
+        """Forget the last daemon's GPUs: this one started after the last line of server.log."""
+        if self.server_log_at is not None and self.server_log_at < start:
+            self.gpus.clear_ordinals()
+
     def _servers_at(self, at: float) -> list[TrackedServer]:
         return [server for server in self.servers if not server.only_seen_after(at)]
 
@@ -380,7 +385,9 @@ class DaemonState:
         if server is None:
             return
         admissions = server.clients.admissions
-        if pid in admissions.admitted:
+        # A process that the server refused without a line may connect again.
+        again = daemon.missing_credentials and any(one.pid == pid for one in admissions)
+        if pid in admissions.admitted and not again:
             server.clients.readmit(pid)
             return
         # The first connection of a process is the one that credentials were missing for.

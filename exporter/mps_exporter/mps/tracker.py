@@ -152,7 +152,10 @@ class DaemonTracker:
         started_at = self.state.daemon.started_at
         alive, daemon = _liveness(facts, processes, frozenset(requested), started_at)
         if facts.process is not None:
-            self._process = facts.process.pid, facts.process.start_time_seconds
+            before, start = self._process, facts.process.start_time_seconds
+            self._process = facts.process.pid, start
+            if self._process != before and not self.state.readable["control"]:
+                self.state.forget_gpus_before(start)
         elif self._process is not None:
             # It was not found as a daemon. Only its PID shows whether it has exited.
             pid, start = self._process

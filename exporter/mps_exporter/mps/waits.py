@@ -90,7 +90,8 @@ class ClientQueue:
         """
         known = next((entry for entry in self._entries if pid and entry.pid == pid), None)
         if known is not None:
-            if known.uid == uid and not known.dead:
+            gone = known.missing_since is not None and known.missing_since <= when.at
+            if known.uid == uid and not known.dead and not gone:
                 return known
             self._entries.remove(known)
             known.abandon(when)
@@ -171,7 +172,9 @@ class Admissions:
     def expire(self, when: Moment, *, ended: bool = False) -> None:
         """Drop the clients that have not connected in time; all of them if the server ended."""
         while self._open and (ended or self.next_timer() <= when.at):
-            self._open.pop(0).abandon(when)
+            entry = self._open.pop(0)
+            self.admitted.pop(entry.pid, None)
+            entry.abandon(when)
 
     def refuse(self, pid: int, when: Moment) -> None:
         """Record that a client process that was sent here may not connect."""

@@ -23,7 +23,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Snapshot, Wait
+from mps_exporter.snapshot import Client, Snapshot, Wait
 from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/nvidia-mps"

@@ -8,8 +8,8 @@ from mps_exporter.mps.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline
-from testing.mps_logs import Logs, at, counted, incidents, read, script, start, summary
-from testing.mps_script import HOLDER, leaves, pending, server_ends, server_starts
+from testing.mps_logs import Logs, at, counted, incidents, more, read, script, start, summary
+from testing.mps_script import HOLDER, arrives, leaves, pending, server_ends, server_starts
 
 
 def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
@@ -69,6 +69,23 @@ def test_a_waiting_client_died_when_it_was_first_missing() -> None:
     tracker.advance_to(at("00:12"))
     (incident,) = incidents(tracker.state, "wait_abandoned")
     assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
+
+
+def test_a_pid_that_is_reused_before_its_exit_is_confirmed_begins_a_new_wait() -> None:
+    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
+    tracker.update_liveness(at("00:10"), lambda pid, _at: pid != 200)
+    more(tracker, pending("00:10.500", 200, 1002))
+    (wait,) = tracker.state.waits
+    assert (wait.pid, wait.since, wait.dead) == (200, at("00:10.500"), False)
+
+
+def test_a_pid_that_never_connected_is_admitted_again() -> None:
+    refused = "{0} C630 User did not send valid credentials\n"
+    for time in ("00:09.000", "00:25.000"):  # before and after the first is given up
+        text = HOLDER + arrives("00:03.000", 300, 1001) + refused.format(time)
+        tracker = start(text + arrives(time, 300, 1001))
+        tracker.advance_to(at("01:00"))
+        assert "rejections" not in summary(tracker.state.counters)
 
 
 GHOST = (

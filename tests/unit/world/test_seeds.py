@@ -10,19 +10,38 @@ import pytest
 from testing.mps_logs import summary
 from testing.player import Player
 from testing.world.defects import put_back
-from testing.world.drive import play, record
-from testing.world.model import World
+from testing.world.drive import Play, play, record
+from testing.world.model import START_MS, World
 from testing.world.script import Action, generate
 from testing.world.shrink import shrink
 
-SEEDS = range(12)
+WORLDS = (
+    *((seed, 5) for seed in range(12)),
+    (6036, 10),  # the first line of a daemon that died soon was read in pieces
+    (1447, 10),  # a process without a context connected again, with the same PID
+    (200677, 10),  # without control.log, a new daemon had the GPUs of the last one
+    (3016, 10),  # the clock was set between an event and the moment from which on it is known
+)
+"""Seed and minutes."""
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_nothing_is_violated_in_this_world(seed: int) -> None:
-    result = await play(seed, minutes=5.0)
+@pytest.mark.parametrize(("seed", "minutes"), WORLDS)
+async def test_nothing_is_violated_in_this_world(seed: int, minutes: int) -> None:
+    result = await play(seed, minutes)
     assert result.violations == ()
     assert result.moments > 5
+
+
+async def test_a_daemon_that_continues_answers_at_once() -> None:
+    """It logs the callers that did not wait (seed 40672)."""
+    stop = Action(40.0, "stop_daemon", "d0", {"seconds": 20})
+    played = Play(1, (Action(0.0, "start_daemon", "d0", {}), stop))
+    states = []
+    for second in (35, 42, 50, 58, 62):
+        await played.until(START_MS + second * 1000)
+        (daemon,) = (await played.collect())[0].daemons
+        states.append(daemon.state)
+    assert states == ["answering", *["unresponsive"] * 3, "answering"]
 
 
 async def test_a_wrong_wait_is_shrunk_to_its_history() -> None:
