@@ -124,7 +124,7 @@ class ScriptedHost:
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """Note which processes are watched; none of them ends."""
+        """Record the watched processes; all of them run on."""
         del others, deadline_seconds
         self.watched = list(watched)
         return ()

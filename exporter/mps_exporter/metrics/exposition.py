@@ -52,11 +52,11 @@ class Style(NamedTuple):
 def encode(families: Iterable[Family], extra: Iterable[Metric], content_type: str) -> bytes:
     """Return a page; `extra` are metrics of the library without labels, for its end."""
     style = Style("openmetrics" in content_type, content_type.endswith("dots"))
-    parts = [_text(style, family) for family in (*families, *_library_families(extra))]
+    parts = [_family_text(style, family) for family in (*families, *_library_families(extra))]
     return "".join([*parts, "# EOF\n" if style.openmetrics else ""]).encode()
 
 
-def _text(style: Style, family: Family) -> str:
+def _family_text(style: Style, family: Family) -> str:
     spec = family.spec
     return _head(style, spec) + "".join(
         f"{_beginning(style, spec, key)}{format_number(value)}\n" for key, value in _lines(family)

@@ -13,12 +13,15 @@ import pytest
 from mps_exporter import policy
 from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.observations import (
+    ControlObservation,
     DaemonFacts,
+    Exchange,
     GpuObservation,
     GpuProcess,
     LogsObservation,
     NvmlObservation,
     Outcome,
+    ProcessFacts,
     ProcfsObservation,
 )
 from mps_exporter.sources.host import SourceTimeoutError
@@ -199,6 +202,64 @@ async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedH
         await collector.collect(collectors=("control", "logs"))
         host.passes(15)
     assert seen == [0, 1, 1]
+
+
+def finds(host: ScriptedHost, monkeypatch: pytest.MonkeyPatch, *found: DaemonFacts) -> None:
+    async def discover(_deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        return found
+
+    monkeypatch.setattr(host, "discover", discover)
+
+
+async def test_a_daemon_from_before_a_reboot_is_absent(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logs show a server, and no process has them."""
+    none = Exchange(("get_server_list",), Outcome.ABSENT, return_code=1)
+
+    async def probe(*_: object) -> ControlObservation:
+        return ControlObservation(host.wall, PIPE, "probe", Outcome.ABSENT, (none,))
+
+    monkeypatch.setattr(host, "probe", probe)
+    gone = replace(host.facts, process=None, servers=(), configured=True, lock_tested=False)
+    finds(host, monkeypatch, replace(gone, lock_holder_pid=None))
+    collector = host.collector()
+    for _ in range(5):
+        await look(collector)
+        host.passes(15)
+        await collector.poll_logs()
+    daemon = await look(collector)
+    assert (daemon.state, daemon.servers) == ("absent", ())
+
+
+async def test_two_daemons_that_share_a_log_directory_are_distinguished(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = host.collector()
+    await look(collector)
+    second = ProcessFacts(900, host.wall + 10, name="nvidia-cuda-mps-control", state="S")
+    other = replace(host.facts, pipe_directory="/tmp/mps1", process=second, servers=())
+    finds(host, monkeypatch, host.facts, other)
+    host.write(
+        script(
+            "02:10.000 C900 Starting control daemon using socket /tmp/mps1/control\n"
+            "02:11.001 C900 Starting new server 310 for user 1002\n"
+            "02:11.200 C900 NEW SERVER 310: Ready\n"
+        )
+    )
+    host.passes(15)
+    await collector.poll_logs()  # the tail is there before the next scrape
+    first = next(one for one in (await collector.collect()).daemons if one.pid == 630)
+    assert [server.pid for server in first.servers] == [110]
+    assert "daemon_died" not in {one.kind for one in first.incidents}
+
+
+async def test_counters_of_a_log_appear_once_it_was_readable(host: ScriptedHost) -> None:
+    collector, counted = host.collector(), list[set[str]]()
+    for host.readable in (("control",), ("control", "server"), ("control",)):
+        counted.append(set((await look(collector)).counters or ()))
+    assert "mps_server_exits_total" in counted[0]
+    assert ["mps_server_fault_recovery_seconds" in one for one in counted] == [False, True, True]
 
 
 async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:

@@ -294,6 +294,7 @@ def only_client(
         # The driver's order of GPUs of different models cannot be seen.
         (("H200", "L4"), {}, {}, False, "unknown"),
         ((None, None), {}, {}, False, "unknown"),
+        (("H200", "H200 MIG"), {}, {}, False, "unknown"),
         (("H200", "H200"), {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "2=1G"}, {}, True, "server"),
     ],
 )
@@ -305,7 +306,15 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     source: str,
 ) -> None:
     names = ("GPU-a", "GPU-b")
-    gpus = [replace(gpu(uuid=names[one]), index=one, name=models[one]) for one in (0, 1)]
+    gpus = tuple(
+        replace(
+            gpu(uuid=uuid),
+            index=index,
+            name=model and model.removesuffix(" MIG"),
+            parent_uuid="GPU-whole" if model == "H200 MIG" else None,
+        )
+        for index, (uuid, model) in enumerate(zip(names, models, strict=True))
+    )
     on = names if "CUDA_VISIBLE_DEVICES" not in environment else ("GPU-b",)
     server = LoggedServer(clients=(logged_client(30, *on),), attributes={"thread_ratio": 1.0})
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), devices={0: "GPU-b", 1: "GPU-a"})
@@ -315,6 +324,30 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     assert client.memory_limit_bytes == limits
     assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
     assert client.active_thread_ratio == 1.0
+
+
+def test_an_ordinal_means_no_gpu_while_the_daemon_may_have_others() -> None:
+    """Without the control tool the log names the GPUs that were used, not all of the daemon."""
+    state = logged(LOGGED, devices={0: "GPU-a"})
+    inputs = DaemonInputs(replace(RUNNING, servers=(SERVER,)), state=state, logs=READABLE)
+    limited = client_facts(30, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+    for others, limits in (([], {"GPU-a": GIB}), ([gpu(uuid="GPU-b")], {})):
+        found = merged(inputs, gpus=[gpu(), *others], processes=(SERVER, limited))
+        assert found.daemons[0].servers[0].clients[0].memory_limit_bytes == limits
+
+
+def test_limits_are_the_lower_of_the_client_s_and_the_server_s_when_it_connected() -> None:
+    memory = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+    low = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", **{memory: "0=2G"})
+    server = LoggedServer(
+        clients=(logged_client(30, "GPU-a"), logged_client(31, "GPU-a", thread_ratio=1.0)),
+        attributes={"thread_ratio": 0.5, "memory_limits": {0: 3 * GIB}},
+    )
+    found = snapshot(low, client_facts(31), processes=ALL, server=server)
+    clients = found.daemons[0].servers[0].clients
+    assert [one.active_thread_ratio for one in clients] == [0.25, 1.0]
+    assert [one.memory_limit_bytes["GPU-a"] for one in clients] == [2 * GIB, 3 * GIB]
+    assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
 
 
 def test_unreadable_limits_are_omitted_and_reported() -> None:

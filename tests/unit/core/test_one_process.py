@@ -178,6 +178,20 @@ def test_whether_a_newcomer_waits(
     assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
 
 
+@pytest.mark.parametrize(("waits", "words"), [(True, "1002 has waited"), (False, "no PID of this")])
+def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
+    """Its log numbers no process as this host does."""
+    snapshot = snapshot_at("wait-served", 0.6)
+    (daemon,) = snapshot.daemons
+    inner = DaemonFacts(
+        daemon.pipe_directory, "/l", process=ProcessFacts(9, 0.0, namespace_pids=(9, 1))
+    )
+    queue = tuple(replace(wait, pid=0) for wait in daemon.waits if waits)
+    view = replace(newcomer(snapshot), uid=1002)
+    changed = replace(daemon, facts=inner, waits=queue)
+    assert words in answer(replace(snapshot, daemons=(changed,)), 705, view).text
+
+
 def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
     snapshot = snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
