@@ -312,8 +312,10 @@ def test_a_client_of_the_control_tool_is_counted_when_the_log_names_it() -> None
     reconcile(tracker.state, at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
     assert values(tracker.state, "mps_client_connections_total") == {}
     more(tracker, client("00:02.100", 100, 110))
-    assert values(tracker.state, "mps_client_connections_total") == {(None,): 1}
-    assert next(iter(tracker.state.servers)).clients.count == 1
+    more(tracker, leaves("00:05.000", 100, 110))
+    found = summary(tracker.state.counters)
+    assert found["connections"] == found["disconnections"] == {"None": 1}
+    assert found["sessions"] == {"None": [1, 3.0]}
 
 
 # ---------------------------------------------------------------- /proc
