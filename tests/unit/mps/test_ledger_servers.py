@@ -306,6 +306,18 @@ def test_a_reply_does_not_wait_indefinitely_for_an_idle_log() -> None:
     assert [server.pid for server in tracker.state.servers] == [110]
 
 
+def test_a_client_of_the_control_tool_is_counted_when_the_log_names_it() -> None:
+    tracker = DaemonTracker(PIPE)
+    tracker.add_logs(observation(at("00:01"), {}))
+    reconcile(tracker.state, at("00:02"), [110], [ServerReply(110, client_pids=(100,))])
+    assert values(tracker.state, "mps_client_connections_total") == {}
+    more(tracker, client("00:02.100", 100, 110))
+    more(tracker, leaves("00:05.000", 100, 110))
+    found = summary(tracker.state.counters)
+    assert found["connections"] == found["disconnections"] == {"None": 1}
+    assert found["sessions"] == {"None": [1, 3.0]}
+
+
 # ---------------------------------------------------------------- /proc
 
 
