@@ -42,7 +42,7 @@ def logged(
     state.readable["control"] = state.readable["server"] = True
     state.server_log_lost_at = server_log_lost_at
     for ordinal, uuid in (devices or {}).items():
-        state.gpus.add_ordinal(ordinal, uuid)
+        state.gpus.add_ordinal(ordinal, uuid, 0.0)
     for wait in waits:
         entry = state.queue.push(wait.pid, wait.uid, state.moment(wait.since))
         entry.block(wait.behind_uid, state.moment(wait.since))

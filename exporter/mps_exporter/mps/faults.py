@@ -249,7 +249,7 @@ class ServerFaults:
         if pid:
             self._add_victim(fault, pid)
         if gpu := self._clients.gpu_of(pid, context):
-            self._gpus.add_ordinal(device, gpu)
+            self._gpus.add_ordinal(device, gpu, when.at)
         fault.add_device(device)
         if (pid, context) in fault.blamed and device not in fault.hit:
             fault.hit.add(device)

@@ -259,7 +259,7 @@ class ControlLogReader:
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
-            state.gpus.add_ordinal(int(row[1]), row[2])
+            state.gpus.add_ordinal(int(row[1]), row[2], when.at)
             return
         setting = _SET_PERCENTAGE.fullmatch(self._command)
         if setting is not None and _PERCENTAGE.fullmatch(text):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice, product
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from mps_exporter.mps import policy
@@ -203,6 +204,8 @@ class GpuNames:
 
     def __init__(self) -> None:
         self._ordinals: dict[int, str] = {}
+        self._shown_at = 0.0
+        """Last time at which an ordinal was shown with its UUID."""
         self._uuids: set[str] = set()
 
     def add_gpu(self, uuid: str) -> None:
@@ -210,13 +213,16 @@ class GpuNames:
         if len(self._uuids) < policy.MAX_GPUS:
             self._uuids.add(uuid)
 
-    def add_ordinal(self, device: int, uuid: str) -> None:
+    def add_ordinal(self, device: int, uuid: str, at: float) -> None:
         """Add a device ordinal that was shown with the UUID of its GPU."""
+        self._shown_at = at
         if device in self._ordinals or len(self._ordinals) < policy.MAX_GPUS:
             self._ordinals[device] = uuid
 
-    def clear_ordinals(self) -> None:
-        self._ordinals.clear()
+    def clear_ordinals(self, before: float = inf) -> None:
+        """Forget the ordinals of the last daemon, which were shown before this one started."""
+        if self._shown_at < before:
+            self._ordinals.clear()
 
     def uuid_of(self, device: int, server_devices: Collection[int]) -> str:
         """Return the UUID of a device of a server, "" if the logs do not show it."""

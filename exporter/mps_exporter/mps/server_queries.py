@@ -225,7 +225,7 @@ def reconcile(
         server = state.servers.get(reply.server_pid)
         if server is not None:
             for ordinal, uuid in (reply.devices or {}).items():
-                state.gpus.add_ordinal(ordinal, uuid)
+                state.gpus.add_ordinal(ordinal, uuid, at)
                 state.gpus.add_gpu(uuid)
             if reply.client_pids is not None:
                 _reconcile_clients(server, now, reply.client_pids)

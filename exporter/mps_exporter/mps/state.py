@@ -259,11 +259,6 @@ class DaemonState:
         when.increment("mps_control_starts_total")
         when.add_incident(Incident(when.at, "daemon_started"))
 
-    def forget_gpus_before(self, start: float) -> None:
-        """Forget the last daemon's GPUs: this one started after the last line of server.log."""
-        if self.server_log_at is not None and self.server_log_at < start:
-            self.gpus.clear_ordinals()
-
     def _servers_at(self, at: float) -> list[TrackedServer]:
         return [server for server in self.servers if not server.only_seen_after(at)]
 

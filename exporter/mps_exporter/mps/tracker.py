@@ -155,7 +155,7 @@ class DaemonTracker:
             before, start = self._process, facts.process.start_time_seconds
             self._process = facts.process.pid, start
             if self._process != before and not self.state.readable["control"]:
-                self.state.forget_gpus_before(start)
+                self.state.gpus.clear_ordinals(start)
         elif self._process is not None:
             # It was not found as a daemon. Only its PID shows whether it has exited.
             pid, start = self._process

@@ -19,7 +19,7 @@ WORLDS = (
     *((seed, 5) for seed in range(12)),
     (6036, 10),  # the first line of a daemon that died soon was read in pieces
     (1447, 10),  # a process without a context connected again, with the same PID
-    (200677, 10),  # without control.log, a new daemon had the GPUs of the last one
+    (550166, 10),  # without control.log, a new daemon had the GPUs of the last one
     (3016, 10),  # the clock was set between an event and the moment from which on it is known
 )
 """Seed and minutes."""
