@@ -129,7 +129,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
 def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
     """Return the commands, if each part of them is known."""
     path = quoted_path(daemon.pipe_directory)
-    if not may_be_ended(client) or path is None or daemon.has_own_pid_namespace:
+    if not may_be_ended(client) or path is None or daemon.facts.has_own_pid_namespace:
         return ()
     of_v3 = daemon.protocol == "3"
     words = (

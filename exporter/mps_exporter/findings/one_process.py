@@ -160,7 +160,7 @@ class Subject:
     @property
     def command_to_use_daemon(self) -> str:
         """The command that sets the directory of the host's only daemon; "" if not exactly one."""
-        running = [one for one in self.running if one.facts is None or not one.facts.root]
+        running = [one for one in self.running if not one.facts.root]
         return _first_command(gpus.use_daemon(running))
 
 
@@ -464,13 +464,13 @@ def _hidden_wait_checks(one: Subject) -> Checks:
         another = one.daemon is not None and daemon.pipe_directory != one.daemon.pipe_directory
         if another or daemon.state == "absent":
             continue
-        if daemon.has_own_pid_namespace:
+        if daemon.facts.has_own_pid_namespace:
             # In its queue a process has no PID of this host, but its user.
             waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
             alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
             host = replace(one.alone, snapshot=alone)
             yield from map(_as_check, daemons.several_users_one_daemon.found(host))
-        if daemon.has_own_pid_namespace or not daemon.shows_waits:
+        if daemon.facts.has_own_pid_namespace or not daemon.shows_waits:
             yield _unknown_wait(one, daemon)
 
 

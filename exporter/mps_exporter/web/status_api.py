@@ -286,7 +286,7 @@ def incident_view(
 def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
     """Return the incidents, the newest first; at the same time, the one recorded last."""
     found = [
-        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
+        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.facts.limited)
         for daemon in reversed(snapshot.daemons)
         for one in reversed(daemon.incidents)
     ]
