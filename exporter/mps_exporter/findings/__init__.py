@@ -20,24 +20,9 @@ from mps_exporter.findings.finding import (
     Kind,
     Severity,
 )
-from mps_exporter.findings.visibility import unknowns
 from mps_exporter.humanize import UserNameLookup, UserNames
 from mps_exporter.observations import DaemonConditions, Leftovers, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
-
-__all__ = [
-    "ADVICE",
-    "Finding",
-    "FindingType",
-    "Severity",
-    "findings",
-    "in_order",
-    "most_severe",
-    "of_node",
-    "recent_incidents",
-    "trace_findings",
-    "unknowns",
-]
 
 _DECLARED = [
     declared
