@@ -90,6 +90,7 @@ BLIND = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no l
 NO_TOOL = start_error_text("nvidia-cuda-mps-control", FileNotFoundError())
 REFUSED = "get_server_list and 1 more: Cannot send command to MPS control daemon process"
 QUIT = Incident(at=0.5, kind="daemon_quit")
+GONE = DaemonFacts(PIPE, "/l")
 GUESSED = DaemonFacts(PIPE, "/l", process=DAEMON, directories_assumed=True)
 
 LEFT = PossibleUnfinishedWork(30, 1001, ended_at=5.0, seconds=0.195)
@@ -128,8 +129,8 @@ SYNTHETIC = {
             )
         )
     ),
-    "daemon_absent": host(daemon(state="absent", pid=None, facts=None)),
-    "daemon_quit": host(daemon(state="absent", pid=None, facts=None, incidents=(QUIT,))),
+    "daemon_absent": host(daemon(state="absent", pid=None, facts=GONE)),
+    "daemon_quit": host(daemon(state="absent", pid=None, facts=GONE, incidents=(QUIT,))),
     "daemon_refuses": host(daemon(state="refused")),
     "daemon_state_unknown": host(daemon(state=None, error=REFUSED)),
     "daemon_draining": host(daemon(state="draining")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mps_exporter.observations import GpuObservation, LogState, Reading
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
     COLLECTORS,
     Client,
@@ -93,6 +93,7 @@ def daemon(*servers: Server, **changes: object) -> ControlDaemon:
         pipe_directory="/tmp/nvidia-mps",
         log_directory="/var/log/nvidia-mps",
         state="answering",
+        facts=DaemonFacts("/tmp/nvidia-mps", "/var/log/nvidia-mps"),
         pid=600,
         uid=0,
         user="root",

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import yaml
 
-from mps_exporter.findings import ADVICE, FindingType
+from mps_exporter.findings import ADVICE
+from mps_exporter.findings.finding import FindingType
 from mps_exporter.flags import COMMANDS, grouped, options_of
 from mps_exporter.metrics import CATALOGUE
 from mps_exporter.metrics.spec import MetricSpec

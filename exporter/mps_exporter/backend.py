@@ -233,7 +233,7 @@ class CollectorBackend:
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
         snapshot = await self._source.collect(timeout_seconds, collectors)
-        self._limited = {one.pipe_directory for one in snapshot.daemons if one.limited}
+        self._limited = {one.pipe_directory for one in snapshot.daemons if one.facts.limited}
         self.ready = True
         return snapshot
 

@@ -460,6 +460,7 @@ class ControlDaemon:
     log_directory: str
     state: ControlState | None
     """None: no query was sent, and /proc does not show it."""
+    facts: DaemonFacts
     pid: int | None = None
     uid: int | None = None
     user: str | None = None
@@ -488,7 +489,6 @@ class ControlDaemon:
     timeline_since: float | None = None
     dropped_clients: int = 0
     error: str | None = None
-    facts: DaemonFacts | None = None
     partitioning: Partitioning = field(default_factory=Partitioning)
     """With PIDs of this host, and with UUIDs of GPUs where they are known."""
     resumed: bool = False
@@ -499,16 +499,6 @@ class ControlDaemon:
     def follows(self, log: LogName) -> bool:
         """Return whether this log is readable now."""
         return any(state.log == log and state.readable for state in self.logs)
-
-    @property
-    def has_own_pid_namespace(self) -> bool:
-        """Whether the daemon's PIDs differ from this host's."""
-        return self.facts is not None and self.facts.has_own_pid_namespace
-
-    @property
-    def limited(self) -> bool:
-        """Whether this is an ordinary user's daemon: see DaemonFacts."""
-        return self.facts is not None and self.facts.limited
 
     @property
     def shows_waits(self) -> bool:

@@ -198,7 +198,7 @@ def blame(moment: Moment) -> Iterator[str]:
         for client in [one for server in shown.servers for one in server.clients]:
             process = moment.world.processes.get(client.pid)
             foreign = process is not None and process.uid != daemon.uid
-            if shown.limited and client.confirmed and foreign:
+            if shown.facts.limited and client.confirmed and foreign:
                 yield f"{daemon.key}: {client.pid} of another user is called its client"
         culprits = {fault.culprit_pid for fault in daemon.truth.faults}
         for incident in shown.incidents:

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from mps_exporter.findings import ADVICE
-from mps_exporter.observations import DaemonFacts
 from testing import fleet_page
 from testing.commands import output_of
 from testing.finding_hosts import SYNTHETIC
@@ -146,12 +145,7 @@ def test_an_ordinary_users_daemon_raises_and_hides_no_other_alert(
 def test_the_host_of_a_users_finding_names_the_user(name: str, tmp_path: Path) -> None:
     snapshot = SYNTHETIC[name]
     daemons = tuple(
-        replace(
-            one,
-            facts=replace(
-                one.facts or DaemonFacts(one.pipe_directory, "/l"), owner_uid=2001, limited=True
-            ),
-        )
+        replace(one, facts=replace(one.facts, owner_uid=2001, limited=True))
         for one in snapshot.daemons
     )
     page = page_of(text_of(replace(snapshot, daemons=daemons)))

@@ -115,7 +115,7 @@ def _reads(
     snapshot: Snapshot, pids: Iterable[int], procfs: str
 ) -> dict[Hashable, Callable[[], Any]]:
     """Return what only the doctor reads: function by PID, by pipe directory, or by its name."""
-    facts = [daemon.facts for daemon in snapshot.daemons if daemon.facts is not None]
+    facts = [daemon.facts for daemon in snapshot.daemons]
     reads: dict[Hashable, Callable[[], Any]] = {
         _LEFT: partial(process_view.find_leftovers, facts, procfs),
         _DIRECTORIES: partial(process_view.find_directories, facts),
@@ -123,7 +123,7 @@ def _reads(
     for daemon in snapshot.daemons:
         # The conditions in /proc of the daemons whose servers could not start.
         failed = [one for one in daemon.incidents if one.kind == "server_start_failed"]
-        if failed and daemon.facts is not None:
+        if failed:
             uids = {one.uid for one in failed if one.uid is not None}
             view = partial(process_view.view_daemon, daemon.facts, uids, procfs)
             reads[daemon.pipe_directory] = view

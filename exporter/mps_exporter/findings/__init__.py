@@ -20,24 +20,9 @@ from mps_exporter.findings.finding import (
     Kind,
     Severity,
 )
-from mps_exporter.findings.visibility import unknowns
 from mps_exporter.humanize import UserNameLookup, UserNames
 from mps_exporter.observations import DaemonConditions, Leftovers, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
-
-__all__ = [
-    "ADVICE",
-    "Finding",
-    "FindingType",
-    "Severity",
-    "findings",
-    "in_order",
-    "most_severe",
-    "of_node",
-    "recent_incidents",
-    "trace_findings",
-    "unknowns",
-]
 
 _DECLARED = [
     declared
@@ -86,7 +71,7 @@ def findings(
 
 def of_node(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without ordinary users' daemons: their users can break or forge them."""
-    daemons = tuple(one for one in snapshot.daemons if not one.limited)
+    daemons = tuple(one for one in snapshot.daemons if not one.facts.limited)
     if len(daemons) == len(snapshot.daemons):
         return snapshot
     names = {one.pipe_directory for one in daemons}
@@ -129,8 +114,8 @@ def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> 
     `daemons` are those that run. An ordinary user can give any process the name of an MPS program,
     so the node's are only those of users with a daemon of the node, and the children of one.
     """
-    users = {one.pipe_directory for one in daemons if one.limited}
-    of_node = [one.facts for one in daemons if one.facts is not None and not one.limited]
+    users = {one.pipe_directory for one in daemons if one.facts.limited}
+    of_node = [one.facts for one in daemons if not one.facts.limited]
     pids = {one.process.pid for one in of_node if one.process is not None}
     trusted = {0, *(one.user for one in of_node if one.user is not None)}
 

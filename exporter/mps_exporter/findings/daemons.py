@@ -124,11 +124,10 @@ def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
 def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
     """Return why a daemon hangs, and the remedy."""
     hangs, facts, last = "programs that start now hang", daemon.facts, daemon.handover
-    running = facts.processes if facts is not None else ()
-    stopped = next((one for one in running if one.stopped), None)
+    stopped = next((one for one in facts.processes if one.stopped), None)
     ghost = next((server for server in daemon.servers if server.ghost), None)
     # The end of a ghost is enough, even if a server is stopped, but not if the daemon itself is.
-    itself = facts is not None and facts.process is not None and facts.process.stopped
+    itself = facts.process is not None and facts.process.stopped
     if stopped is not None and (ghost is None or itself):
         how, remedy = halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
         what = "it" if stopped.pid == daemon.pid else f"its server {stopped.pid}"
@@ -152,7 +151,7 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
     return (
         hangs,
         remedy,
-        show_processes((one.pid for one in running), "shows what they are stuck in"),
+        show_processes((one.pid for one in facts.processes), "shows what they are stuck in"),
     )
 
 

@@ -252,7 +252,7 @@ class FindingType:
                     gpu.uuid if gpu else "",
                     since,
                     permitted(actions, daemon.facts if daemon else None),
-                    limited=daemon is not None and daemon.limited,
+                    limited=daemon is not None and daemon.facts.limited,
                 )
 
 

@@ -36,7 +36,7 @@ def _serving(host: HostFacts, gpu: Gpu, uid: int | None) -> list[ControlDaemon]:
 
 
 def _open_to(daemons: Iterable[ControlDaemon], uid: int | None) -> list[ControlDaemon]:
-    return [one for one in daemons if one.facts is None or not one.limited or one.facts.user == uid]
+    return [one for one in daemons if not one.facts.limited or one.facts.user == uid]
 
 
 @of_gpu(

@@ -72,7 +72,7 @@ def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) 
     seen = host.conditions.get(daemon.pipe_directory, DaemonConditions())
     cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
     # Only if this host has the folder under the daemon's path.
-    facts = daemon.facts if daemon.facts is not None and not daemon.facts.root else None
+    facts = daemon.facts if not daemon.facts.root else None
     opening = open_folder(seen.closed.get(last.uid or 0), facts)
     yield Case(f"{host.incident(last)} {cause}", remedy, opening, last.at)
 
@@ -205,7 +205,7 @@ def _possible_causes(
             f"daemon's control group, since its host memory{of} ran out",
             "Raise the memory limit of its pod or unit.",
         )
-    if daemon.has_own_pid_namespace:
+    if daemon.facts.has_own_pid_namespace:
         yield (
             "the daemon has a PID namespace of its own (reported to fail on some drivers)",
             "Give its pod hostPID: true.",

@@ -160,8 +160,12 @@ class Subject:
     @property
     def command_to_use_daemon(self) -> str:
         """The command that sets the directory of the host's only daemon; "" if not exactly one."""
-        running = [one for one in self.running if one.facts is None or not one.facts.root]
+        running = [one for one in self.running if not one.facts.root]
         return _first_command(gpus.use_daemon(running))
+
+    def facts_at(self, directory: str | None) -> DaemonFacts | None:
+        daemons = (one for one in self.snapshot.daemons if one.pipe_directory == directory)
+        return next((one.facts for one in daemons), None)
 
 
 def _first_command(actions: Iterable[Action]) -> str:
@@ -259,8 +263,11 @@ def _directory_checks(one: Subject) -> Checks:
             one.command_to_use_daemon,
         )
         if view.closed_folder is not None:
+            # The server runs as the process's user, but with the daemon's group (see view_daemon).
+            # No command for a directory that the process chose: no daemon has it.
             remedy = "Let its user and the daemon's group pass the folder, and start it again."
-            command = _command_to_open_folder(one)
+            facts = one.facts_at(view.pipe_directory)
+            command = _first_command(open_folder(view.closed_folder, facts))
         yield problem(f"It cannot use {shown}: {view.path_error}.", remedy, page, command)
     elif view.closed_socket:
         yield problem(
@@ -276,25 +283,11 @@ def _directory_checks(one: Subject) -> Checks:
         yield ok(f"It uses {shown} ({source}).")
 
 
-def _command_to_open_folder(one: Subject) -> str:
-    """Return the command for a daemon's directory; "" for a directory that the process chose.
-
-    The server runs as the process's user, but with the daemon's group (see view_daemon).
-    """
-    facts = _facts_at(one.view.pipe_directory, one.snapshot)
-    return _first_command(open_folder(one.view.closed_folder, facts))
-
-
 def _command_to_open_socket(one: Subject) -> str:
-    facts = _facts_at(one.view.daemon_directory, one.snapshot)
+    facts = one.facts_at(one.view.daemon_directory)
     path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
     opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
     return _first_command(permitted([opening] if path else (), facts))
-
-
-def _facts_at(directory: str | None, snapshot: Snapshot) -> DaemonFacts | None:
-    daemons = (daemon for daemon in snapshot.daemons if daemon.pipe_directory == directory)
-    return next((daemon.facts for daemon in daemons), None)
 
 
 def _foreign_proc_checks(one: Subject) -> Checks:
@@ -464,13 +457,13 @@ def _hidden_wait_checks(one: Subject) -> Checks:
         another = one.daemon is not None and daemon.pipe_directory != one.daemon.pipe_directory
         if another or daemon.state == "absent":
             continue
-        if daemon.has_own_pid_namespace:
+        if daemon.facts.has_own_pid_namespace:
             # In its queue a process has no PID of this host, but its user.
             waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
             alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
             host = replace(one.alone, snapshot=alone)
             yield from map(_as_check, daemons.several_users_one_daemon.found(host))
-        if daemon.has_own_pid_namespace or not daemon.shows_waits:
+        if daemon.facts.has_own_pid_namespace or not daemon.shows_waits:
             yield _unknown_wait(one, daemon)
 
 

@@ -89,7 +89,7 @@ def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
     if path := quoted_path(largest.path):
         # Run as the log's user: root would truncate the target of a link placed there meanwhile.
-        user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts and daemon.facts.user else ""
+        user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts.user else ""
         run_as = "root, or the user who runs the daemon"
         effect = "empties the log; its lines are lost"
         yield Action(f"{user}truncate -s 0 {path}", run_as, effect)
@@ -180,13 +180,13 @@ def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Cases:
         "Let the exporter's user read the log directory, or set the right one with "
         "--mps.log-directory."
     )
-    if facts is not None and facts.foreground:
+    if facts.foreground:
         text = (
             f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "
             "crashes and faults are not detected."
         )
         remedy = "Start it with -d, so that it writes its logs."
-    elif facts is not None and facts.log_directory_assumed and not facts.log_directory:
+    elif facts.log_directory_assumed and not facts.log_directory:
         text = (
             f"The log directory of the daemon {name} cannot be determined, because its environment "
             "cannot be read. Waits, crashes and faults of this daemon are not detected."
@@ -249,7 +249,7 @@ def replies_not_understood(_: HostFacts, daemon: ControlDaemon) -> Cases:
     page=_PRIVILEGES,
 )
 def directories_assumed(_: HostFacts, daemon: ControlDaemon) -> Cases:
-    if daemon.pid is not None and daemon.facts and daemon.facts.directories_assumed:
+    if daemon.pid is not None and daemon.facts.directories_assumed:
         yield Case(
             f"It is assumed that process {daemon.pid} is the daemon of "
             f"{shown_path(daemon.pipe_directory)}: its environment cannot be read, and nothing "
@@ -308,13 +308,13 @@ def kernel_log_unreadable(host: HostFacts) -> Cases:
 def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Cases:
     name, text = shown_path(daemon.pipe_directory), ""
     nameless = sum(not client.pid for client in clients_of(daemon))
-    process = daemon.facts.process if daemon.facts is not None else None
+    process = daemon.facts.process
     if nameless:
         text = (
             f"{count(nameless, 'client')} of {name} cannot be told apart: the daemon "
             "runs in a different PID namespace."
         )
-    elif process is not None and daemon.has_own_pid_namespace:
+    elif process is not None and daemon.facts.has_own_pid_namespace:
         text = (
             f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
             f"{process.namespace_pids[-1]} there."
@@ -386,12 +386,12 @@ def why_waits_are_unknown(daemon: ControlDaemon) -> str:
     """Return why it cannot be seen whether a process of this host waits."""
     if not daemon.follows("control"):
         return _why_not(daemon, "control")
-    if daemon.has_own_pid_namespace:
+    if daemon.facts.has_own_pid_namespace:
         return "the daemon has a PID namespace of its own, and logs no PID of this host"
     return "an MPS v3 daemon does not tell"
 
 
 def _why_not(daemon: ControlDaemon, log: LogName) -> str:
-    if daemon.facts is not None and daemon.facts.foreground:
+    if daemon.facts.foreground:
         return "the daemon runs in the foreground and writes no logs"
     return f"{log}.log is not readable"

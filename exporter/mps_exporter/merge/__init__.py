@@ -131,7 +131,7 @@ def _merge_gpus(
         server.pid
         for daemon in daemons
         for server in daemon.servers
-        if server.confirmed or not daemon.limited
+        if server.confirmed or not daemon.facts.limited
     }
     strangers = context.server_pids - claimed
     known = tuple(zip(daemons, inputs, strict=True))
@@ -156,8 +156,8 @@ def _merge_gpu(
     direct = tuple(sorted(by_kind.get("direct", ())))
     serving = [one for one in daemons if one.state != "absent" and gpu.uuid in one.gpu_uuids]
     # What ordinary users' daemons claim counts only where no other daemon serves the GPU.
-    trusted = any(not one.limited for one in serving)
-    counted = [one for one in daemons if not (trusted and one.limited)]
+    trusted = any(not one.facts.limited for one in serving)
+    counted = [one for one in daemons if not (trusted and one.facts.limited)]
     clients = [
         client
         for daemon in counted

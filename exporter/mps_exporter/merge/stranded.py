@@ -49,7 +49,9 @@ def stranded_pids(
     others = {context.processes[pid].uid for pid in by_kind["mps_server"] & strangers}
     for uid, pids in by_user.items():
         # An ordinary user's daemon serves that user only, whatever its logs claim of others.
-        serving = [one for one in daemons if not one[0].limited or uid in (None, one[1].facts.user)]
+        serving = [
+            one for one in daemons if not one[0].facts.limited or uid in (None, one[0].facts.user)
+        ]
         if not by_kind["mps_server"] and identified:
             known: set[int] | None = set()
         elif others and (uid is None or not others.isdisjoint({uid, 0, None})):

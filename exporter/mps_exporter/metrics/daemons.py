@@ -36,7 +36,7 @@ DAEMON.info(
     "mps_control_unprivileged_info",
     PROC,
     "uid",
-    lambda d: (d.facts.user,) if d.facts is not None and d.limited else None,
+    lambda d: (d.facts.user,) if d.facts.limited else None,
 ).means(
     "Daemons of ordinary users, not configured: that user can forge their logs and answers. Alerts "
     "about them are warnings with the label daemon_uid."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from mps_exporter.findings import ADVICE, Severity, findings
+from mps_exporter.findings import ADVICE, findings
+from mps_exporter.findings.finding import Severity
 from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section
 from mps_exporter.snapshot import COLLECTORS, CollectorResult, RecordingInfo
 

@@ -71,7 +71,7 @@ class Events:
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         known = self._noted.daemons if self._noted is not None else ()
-        limited = any(one.limited for one in known if one.pipe_directory == daemon)
+        limited = any(one.facts.limited for one in known if one.pipe_directory == daemon)
         data = to_json(incident_view(daemon, incident, self.user_names, limited=limited))
         event = f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode()
         self._past.append((self._number, event))

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from mps_exporter import findings, humanize
-from mps_exporter.findings import ADVICE, Finding
-from mps_exporter.findings import Severity as FindingSeverity
+from mps_exporter.findings import ADVICE, visibility
 from mps_exporter.findings.before_kill import neighbour_counts
-from mps_exporter.findings.finding import effective_severity, shown_path
+from mps_exporter.findings.finding import Finding, effective_severity, shown_path
+from mps_exporter.findings.finding import Severity as FindingSeverity
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
 from mps_exporter.humanize import UserNames
@@ -286,7 +286,7 @@ def incident_view(
 def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
     """Return the incidents, the newest first; at the same time, the one recorded last."""
     found = [
-        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.limited)
+        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.facts.limited)
         for daemon in reversed(snapshot.daemons)
         for one in reversed(daemon.incidents)
     ]
@@ -467,7 +467,7 @@ def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, 
     )
     if urgent is not None:
         return urgent
-    unknown = findings.unknowns(snapshot)
+    unknown = visibility.unknowns(snapshot)
     if not snapshot.daemons and not snapshot.gpus:
         # Without a driver the rest of the page is empty.
         failed = [one.name for one in snapshot.collectors if not one.success]

@@ -250,12 +250,7 @@ def test_no_command_for_an_ordinary_users_daemon_changes_anything(name: str) -> 
     else:
         snapshot = SYNTHETIC[name]
     limited = tuple(
-        replace(
-            one,
-            facts=replace(
-                one.facts or DaemonFacts(one.pipe_directory, "/l"), limited=True, owner_uid=2001
-            ),
-        )
+        replace(one, facts=replace(one.facts, limited=True, owner_uid=2001))
         for one in snapshot.daemons
     )
     assert name in names(snapshot)
@@ -309,7 +304,7 @@ def test_the_verdict_on_the_node_does_not_depend_on_a_users_daemon(state: Any) -
         card = replace(card, served_by=())
         alone = host(own, gpus=(card,))
         beside = host(own, theirs, gpus=(replace(card, served_by=(users.pipe_directory,)),))
-        assert beside.daemons[1].limited
+        assert beside.daemons[1].facts.limited
         for name in CHECKS:
             assert status_of_check(beside, name) == status_of_check(alone, name)
         status = diagnosis_exit_status(Diagnosis(alone))

@@ -80,7 +80,7 @@ async def test_a_server_without_lines_is_no_ghost() -> None:
 async def test_a_daemon_that_was_continued_is_not_to_be_killed() -> None:
     remedies = list[str]()
     for look in await played(recording("stopped")):
-        process = look.snapshot.daemons[0].facts.process  # type: ignore[union-attr]
+        process = look.snapshot.daemons[0].facts.process
         if process is not None and process.state == "S":
             remedies += killed(look)
     assert not [remedy for remedy in remedies if "kill -9" in remedy]

@@ -15,11 +15,12 @@ from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.metrics.spec import Family
 from mps_exporter.mps.record import Counters
-from mps_exporter.observations import ContainerName
+from mps_exporter.observations import ContainerName, DaemonFacts
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
+    ControlState,
     Partitioning,
     RecordingInfo,
     Server,
@@ -33,6 +34,10 @@ from testing.player import Player
 from tools import generate_docs
 
 BUILD = Build("1.0", "abc", "3.11")
+
+
+def daemon_at(path: str, state: ControlState | None = "answering", **more: Any) -> ControlDaemon:
+    return ControlDaemon(path, "/l", state, DaemonFacts(path, "/l"), **more)
 
 
 def families(snapshot: Snapshot) -> dict[str, Family]:
@@ -64,9 +69,7 @@ def _of_clients(level: ClientSeries) -> dict[str, int]:
     )
     server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
     wait = Wait(40, 1002, 4.0, 1001)
-    daemon = ControlDaemon(
-        "/p", "/l", "answering", servers=(server,), waits=(wait,), partitioning=Partitioning("3")
-    )
+    daemon = daemon_at("/p", servers=(server,), waits=(wait,), partitioning=Partitioning("3"))
     container = ContainerName("containerd://c0ffee", "research", "train-0", "main")
     snapshot = Snapshot(taken_at=9.0, daemons=(daemon,), containers=(container,))
     found = render(snapshot, BUILD, clients=level)
@@ -105,7 +108,7 @@ def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:
     server = Server(20, start_time_seconds=100.0, clients=(Client(30, 20, connected_at=110.0),))
     snapshot = Snapshot(
         taken_at=120.0,
-        daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
+        daemons=(daemon_at("/p", servers=(server,)),),
         recording=RecordingInfo("s", "m", "580", "then", 2.0),
     )
     shifted = {f.spec.name: f for f in render(snapshot, BUILD, wall=lambda moment: moment + 1000)}
@@ -117,7 +120,7 @@ def test_clients_that_share_pid_0_have_no_series() -> None:
     numberless = tuple(Client(0, 20, active_thread_ratio=ratio) for ratio in (0.1, 0.2))
     one = Server(20, clients=(*numberless, Client(30, 20, active_thread_ratio=0.3)))
     alone = Server(21, clients=(Client(0, 21, active_thread_ratio=0.4),))
-    daemon = ControlDaemon("/p", "/l", "answering", servers=(one, alone), dropped_clients=5)
+    daemon = daemon_at("/p", servers=(one, alone), dropped_clients=5)
     found = families(Snapshot(taken_at=1.0, daemons=(daemon,)))
     assert dict(found["mps_client_active_thread_ratio"].samples) == {
         ("/p", "20", "30"): 0.3,
@@ -130,7 +133,7 @@ def test_clients_that_share_pid_0_have_no_series() -> None:
 def test_daemons_with_the_same_long_beginning_of_a_path_are_distinguished() -> None:
     names = ["/" + "x" * 300 + end for end in "ab"]
     server = Server(20, clients=(Client(30, 20),))
-    daemons = tuple(ControlDaemon(name, "/l", "answering", servers=(server,)) for name in names)
+    daemons = tuple(daemon_at(name, servers=(server,)) for name in names)
     found = families(Snapshot(taken_at=1.0, daemons=daemons))
     shown = [labels[0] for labels, _ in found["mps_control_up"].samples]
     assert len(set(shown)) == 2
@@ -140,7 +143,7 @@ def test_daemons_with_the_same_long_beginning_of_a_path_are_distinguished() -> N
 
 def test_the_first_of_two_things_with_the_same_labels_counts() -> None:
     clients = (Client(30, 20, connected_at=5.0), Client(30, 20, connected_at=7.0))
-    daemon = ControlDaemon("/p", "/l", "answering", servers=(Server(20, clients=clients),))
+    daemon = daemon_at("/p", servers=(Server(20, clients=clients),))
     found = families(Snapshot(taken_at=9.0, daemons=(daemon,)))
     assert found["mps_client_start_time_seconds"].samples == ((("/p", "20", "30"), 5.0),)
 
@@ -151,7 +154,7 @@ def test_no_program_name_breaks_the_page(name: str) -> None:
     server = Server(20, clients=(client,))
     snapshot = Snapshot(
         taken_at=1.0,
-        daemons=(ControlDaemon("/p", "/l", "answering", servers=(server,)),),
+        daemons=(daemon_at("/p", servers=(server,)),),
         collectors=(CollectorResult("nvml", success=True, duration_seconds=0.1),),
     )
     page = encode(render(snapshot, BUILD), (), TEXT_0_0_4).decode()
@@ -177,10 +180,8 @@ D, U = "/run/mps", "GPU-a"
 G = ("0", U)
 
 SERVER = Server(20, pinned_memory_limit_bytes={U: 6}, clients=(Client(30, 20, priority=1),))
-DAEMON = ControlDaemon(
+DAEMON = daemon_at(
     D,
-    "/l",
-    "answering",
     default_pinned_memory_limit_bytes={U: 11},
     servers=(SERVER,),
     partitioning=Partitioning("3", not_understood={("device_list", "row"): 24}),
@@ -256,7 +257,7 @@ def test_no_label_is_long() -> None:
 def test_faults_of_a_gpu_remain_after_the_daemon_has_stopped_serving_it() -> None:
     counted = Counters()
     counted.increment("mps_server_faults_total", uuid="GPU-gone")
-    daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), gpu_uuids=(U,))
+    daemon = daemon_at(D, None, counters=counted.snapshot(), gpu_uuids=(U,))
     found = families(Snapshot(1.0, daemons=(daemon,), gpu_indexes={U: "0"}))
     assert dict(found["mps_server_faults_total"].samples) == {
         (D, "", ""): 0,
@@ -269,7 +270,7 @@ def test_unknown_users_come_first() -> None:
     counted = Counters()
     counted.increment("mps_uid_waits_abandoned_total", uid=None)
     waits = (Wait(5, 1003, 7.0, 1001), Wait(6, 1002, 8.0, 1001))
-    daemon = ControlDaemon(D, "/l", None, counters=counted.snapshot(), waits=waits)
+    daemon = daemon_at(D, None, counters=counted.snapshot(), waits=waits)
     found = families(Snapshot(1.0, daemons=(daemon,)))
     assert found["mps_uid_waiting_clients"].samples == (
         ((D, ""), 0),

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mps_exporter.findings import findings
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +117,8 @@ def test_the_unit_and_compose_may_read_the_kernel_log_and_not_write_it() -> None
 
 
 def test_the_doctors_drop_in_gives_what_the_unit_has_also_after_the_least_rights() -> None:
-    daemon, unreadable = ControlDaemon("/p", "/l", None), KernelLog(readable=False)
+    daemon = ControlDaemon("/p", "/l", None, DaemonFacts("/p", "/l"))
+    unreadable = KernelLog(readable=False)
     (found,) = findings(Snapshot(0.0, daemons=(daemon,), kernel_log=unreadable))
     (action,) = found.actions
     file = re.search(r">/etc/systemd/system/mps-exporter.service.d/(\S+)", action.command)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from mps_exporter.findings import ADVICE, FindingType, findings, recent_incidents
-from mps_exporter.findings.finding import DOCS
+from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.finding import DOCS, FindingType
 from mps_exporter.metrics import CATALOGUE
 from testing.each import each
 from testing.golden import GOLDEN

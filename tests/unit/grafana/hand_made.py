@@ -6,7 +6,7 @@ It is rendered by the exporter's own renderer.
 from __future__ import annotations
 
 from mps_exporter.mps.record import Counters
-from mps_exporter.observations import GpuObservation, LogState, Reading
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
@@ -82,6 +82,7 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         pipe_directory="/run/mps",
         log_directory="/var/log/mps",
         state="unresponsive",
+        facts=DaemonFacts("/run/mps", "/var/log/mps"),
         queries=grown,
         query_failures={"timeout": grown},
         servers=(
