@@ -357,8 +357,8 @@ async def test_without_nvml_the_daemons_are_there(
 
 
 async def test_a_demo_is_marked(backend: FakeBackend, make_client: MakeClient) -> None:
-    info = RecordingInfo("three limited clients", "1 x NVIDIA H200", "580", "2026-11-21", speed=4)
-    backend.snapshot = replace(hosts.healthy(), recording=info)
+    header = replace(hosts.HEADER, scenario="three limited clients")
+    backend.snapshot = replace(hosts.healthy(), recording=RecordingInfo(header, speed=4))
 
     text = (await page(make_client)).text
 
