@@ -20,6 +20,7 @@ from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import effective_severity, shown_path
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
+from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import (
     Client,
@@ -355,7 +356,7 @@ def make_status(
         api_version=API_VERSION,
         taken_at=now,
         host=options.host,
-        exporter=View(name=options.name, version=options.version, revision=options.revision),
+        exporter=View(name=PROGRAM, version=options.version, revision=options.revision),
         recording=info
         and _view("recording", info, **asdict(info.header), recorded_from=info.header.started_at),
         driver_version=snapshot.driver_version,
