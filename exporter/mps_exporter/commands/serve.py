@@ -63,12 +63,8 @@ async def demo(settings: Settings) -> int:
 
 def free_address(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses, or a free one where the demo's default is taken."""
-    if addresses != DEMO_LISTEN_ADDRESS:
-        return addresses
-    for port in (9400, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+    for port in (9400, 0) if addresses == DEMO_LISTEN_ADDRESS else ():
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as probe:
             return (f"127.0.0.1:{probe.getsockname()[1]}",)
     return addresses
 
