@@ -99,14 +99,6 @@ async def scrapes_of(name: str, began: float) -> Scrapes:
     """Play a recording as if it began at this time, and scrape it; it is gone for 10 s then."""
     player = Player(RECORDINGS / f"{name}.rec.gz")
     header = player.recording.header
-    info = RecordingInfo(
-        scenario=header.scenario,
-        machine=header.machine,
-        driver_version=header.driver_version,
-        recorded_at=header.recorded_at,
-        speed=1.0,
-        loop=1,
-    )
     seconds = player.recording.ended_at - header.started_at
     pages = []
     for step in range(int((seconds + 10.0) / SCRAPE_SECONDS)):
@@ -116,7 +108,7 @@ async def scrapes_of(name: str, began: float) -> Scrapes:
             continue
         metrics = await player.to(header.started_at + moment)
         text = text_of(
-            replace(metrics.snapshot, recording=info),
+            replace(metrics.snapshot, recording=RecordingInfo(header)),
             wall=lambda at: began + at - header.started_at,
         )
         pages.append((began + moment, text + OF_THE_SCRAPE.format(cpu=moment / 100, since=began)))

@@ -13,6 +13,7 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     Gpu,
     Incident,
+    RecordingHeader,
     RecordingInfo,
     Server,
     Snapshot,
@@ -25,6 +26,7 @@ UUID = "GPU-00000001-0000-4000-8000-000000000001"
 GIB = 2**30
 NASTY = "<script>alert(1)</script>\"'&\n\x1b[31m\u202egpj.exe\udcff"
 """Markup, quotes, a line end, an escape, a turn of direction, a byte that was no UTF-8."""
+HEADER = RecordingHeader(NASTY, NASTY, "580", "2026-11-21", 0.0, "", anonymised=True)
 
 
 def gpu(**changes: object) -> Gpu:
@@ -161,7 +163,7 @@ def nasty() -> Snapshot:
             ),
             logs=(LogState("/tmp/x", "control", f"/log/{NASTY}", readable=False, error=NASTY),),
         ),
-        recording=RecordingInfo(NASTY, NASTY, "580", "2026-11-21T11:34:57+00:00"),
+        recording=RecordingInfo(HEADER),
     )
 
 

@@ -23,9 +23,10 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
-from mps_exporter.sources.recording import Header, Recording
+from mps_exporter.sources.recording import Recording
 from testing import fake_mps_v3 as published
 from testing.fake_mps_control import V3_USAGE
 
@@ -145,7 +146,7 @@ def recording(
     """Return a recording of one collection of that host."""
     daemon = facts() if daemon is None else daemon
     known = processes() if found is None else found
-    header = Header("made up", "made up", "615.71", "2026-11-22", START, "test", anonymised=False)
+    header = RecordingHeader("made up", "", "615.71", "2026-11-22", START, "", anonymised=False)
     observations: list[Observation] = [
         ProcfsObservation(START, (daemon,), dict(known), cgroup_memory=MEMORY),
         NvmlObservation(START, Outcome.OK, driver_version="615.71.09", gpus=(gpu(),)),

@@ -152,16 +152,12 @@ class ReplayPlayer:
         self._playing = entered
 
     def _info(self, snapshot: Snapshot, playing: Playing) -> Snapshot:
-        header = playing.recording.header
         position = round(playing.position, 3)
         chapter = self.playlist.chapter_at(position)
         return replace(
             snapshot,
             recording=RecordingInfo(
-                scenario=header.scenario,
-                machine=header.machine,
-                driver_version=header.driver_version,
-                recorded_at=header.recorded_at,
+                playing.recording.header,
                 speed=playing.speed,
                 loop=playing.number,
                 chapters=self.playlist.chapters,
@@ -169,7 +165,6 @@ class ReplayPlayer:
                 position_seconds=position,
                 duration_seconds=round(self.playlist.duration_seconds, 3),
                 names_replaced=self.playlist.names_replaced,
-                recorded_from=header.started_at,
                 played_from=playing.host.played_from,
             ),
         )

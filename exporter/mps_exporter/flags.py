@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from mps_exporter.snapshot import COLLECTORS
 
 PROGRAM = "mps-exporter"
-DEFAULT_LISTEN_ADDRESS = (":9400",)
 DEMO_LISTEN_ADDRESS = ("127.0.0.1:9400",)
 """The demo takes another free port where this one is taken."""
 
@@ -287,9 +286,7 @@ class Settings:
     """
 
     web_listen_address: tuple[str, ...] = _web(
-        DEFAULT_LISTEN_ADDRESS,
-        _ADDRESS,
-        "Address to listen on: host:port, :port, [IPv6]:port or unix:/path.",
+        (":9400",), _ADDRESS, "Address to listen on: host:port, :port, [IPv6]:port or unix:/path."
     )
     web_telemetry_path: str = _web("/metrics", _URL_PATH, "Path of the metrics.")
     web_config_file: str | None = _web(
@@ -554,7 +551,7 @@ def _check_together(settings: Settings) -> None:
             f"--mps.log-directory: given {extra} more time(s) than --mps.pipe-directory; each log "
             "directory belongs to the pipe directory at the same position"
         )
-    if settings.web_systemd_socket and settings.web_listen_address != DEFAULT_LISTEN_ADDRESS:
+    if settings.web_systemd_socket and settings.web_listen_address != Settings().web_listen_address:
         raise InvalidSettingError(
             "--web.listen-address: with --web.systemd-socket the socket unit has the address: "
             "systemctl edit mps-exporter.socket, with the lines [Socket], ListenStream=, and "

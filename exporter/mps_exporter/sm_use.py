@@ -9,10 +9,10 @@ A process without a known limit may use all SMs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mps_exporter.snapshot import Client, ClientKey, ControlDaemon, Gpu, SmUse, Snapshot
+from mps_exporter.snapshot import ClientKey, ControlDaemon, Gpu, SmUse, Snapshot
 
 SAME_SAMPLE_SECONDS = 0.01
 """Difference of two computed times of one sample."""
@@ -26,8 +26,8 @@ class _Seen:
     active_seconds: float
     """Integral of the active share of the SMs."""
     unobserved_seconds: float
-    members: frozenset[int] | None
-    """Processes with a context, without MPS servers; None: not all are known."""
+    members: object
+    """Processes with a context, without MPS servers; unequal to others if not all are known."""
     changes: tuple[object, ...]
     """Differs if a client connected or left since another collection."""
 
@@ -45,13 +45,24 @@ class SmUseCounter:
 
         at: when the GPUs were read.
         """
-        clients = dict(_clients(snapshot))
-        servers = {server.pid for daemon in snapshot.daemons for server in daemon.servers}
+        servers = [(daemon, server) for daemon in snapshot.daemons for server in daemon.servers]
+        server_pids = {server.pid for _, server in servers}
+        clients = {
+            (daemon.pipe_directory, server.pid, client.pid): client
+            for daemon, server in servers
+            for client in server.clients
+        }
         changes = tuple(map(_change, snapshot.daemons))
         totals: dict[ClientKey, dict[str, SmUse]] = {}
         for gpu in snapshot.gpus:
-            on_gpu = {key: one for key, one in clients.items() if gpu.uuid in one.contexts}
-            now = _look(gpu, at, {pid for _, _, pid in on_gpu}, servers, changes)
+            sms, found = gpu.observation.sm_count or 0, gpu.observation.processes
+            on_gpu = [key for key, one in clients.items() if gpu.uuid in one.contexts]
+            limits = {key[2]: clients[key].sm_limit.get(gpu.uuid, sms) for key in on_gpu}
+            members: object = object()
+            if found is not None and not gpu.observation.unread_lists:
+                limits = dict.fromkeys({one.pid for one in found} - server_pids, sms) | limits
+                members = frozenset(limits)
+            now = _look(gpu, at, members, changes)
             if now is None:
                 self._seen.pop(gpu.uuid, None)
                 continue
@@ -60,22 +71,14 @@ class SmUseCounter:
             if is_new:
                 seen.append(now)
             elif now.members != seen[-1].members:
-                seen[-1] = replace(seen[-1], members=None)
-            limits = _most_sms(gpu, now, on_gpu)
+                seen[-1] = replace(seen[-1], members=object())
             for key in on_gpu:
                 use = self._use.get(key, {}).get(gpu.uuid, SmUse())
                 if is_new and len(seen) > 1:
-                    use = _added(use, gpu.observation.sm_count or 0, key[2], limits, seen)
+                    use = _added(use, sms, key[2], limits, seen)
                 totals.setdefault(key, {})[gpu.uuid] = use
         self._use = totals
         return totals
-
-
-def _clients(snapshot: Snapshot) -> Iterator[tuple[ClientKey, Client]]:
-    for daemon in snapshot.daemons:
-        for server in daemon.servers:
-            for client in server.clients:
-                yield (daemon.pipe_directory, server.pid, client.pid), client
 
 
 def _change(daemon: ControlDaemon) -> object:
@@ -86,33 +89,19 @@ def _change(daemon: ControlDaemon) -> object:
     return tuple(sorted(counts.items(), key=str))
 
 
-def _look(
-    gpu: Gpu, at: float, clients: set[int], servers: set[int], changes: tuple[object, ...]
-) -> _Seen | None:
+def _look(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -> _Seen | None:
     """Return what is needed of a GPU; None without SM activity."""
-    seen = gpu.observation
-    active = gpu.reading("sm_active_time")
+    seen, active = gpu.observation, gpu.reading("sm_active_time")
     if active is None or seen.sm_count is None or seen.activity_age_seconds is None:
         return None
-    members = None
-    if seen.processes is not None and not seen.unread_lists:
-        listed = {process.pid for process in seen.processes} - servers
-        members = frozenset(listed | clients)
     unobserved = gpu.reading("unobserved_time", counter="active") or 0.0
     return _Seen(at - seen.activity_age_seconds, active, unobserved, members, changes)
-
-
-def _most_sms(gpu: Gpu, now: _Seen, on_gpu: Mapping[ClientKey, Client]) -> Mapping[int, int]:
-    """Return process -> SMs that it may use at most, for all processes on a GPU."""
-    sms = gpu.observation.sm_count or 0
-    known = {pid: client.sm_limit.get(gpu.uuid, sms) for (_, _, pid), client in on_gpu.items()}
-    return {pid: known.get(pid, sms) for pid in now.members or known}
 
 
 def _added(
     use: SmUse, sms: int, pid: int, limits: Mapping[int, int], seen: Sequence[_Seen]
 ) -> SmUse:
-    """Add the time between the last two of these samples."""
+    """Add the time between the last two samples; limits: process -> SMs it may use at most."""
     before, now = seen[-2], seen[-1]
     seconds = now.sampled_at - before.sampled_at
     seconds -= max(0.0, now.unobserved_seconds - before.unobserved_seconds)
@@ -120,8 +109,8 @@ def _added(
     high = min(active, max(0.0, limits[pid] * seconds))
     # A sample is up to a second older than its collection: the same processes must have been
     # on the GPU in the collection before, too.
-    known = len(seen) == 3 and now.members is not None and seconds > 0
-    if not known or any((one.members, one.changes) != (now.members, now.changes) for one in seen):
+    same = len({(one.members, one.changes) for one in seen}) == 1
+    if len(seen) < 3 or not same or seconds <= 0:
         return replace(use, high=use.high + high)
     others = sum(limits.values()) - limits[pid]
     alone = len(limits) == 1

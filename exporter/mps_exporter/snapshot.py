@@ -564,13 +564,24 @@ class Chapter:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingInfo:
-    """The recording that is replayed instead of a live host."""
+class RecordingHeader:
+    """The first line of a recording."""
 
     scenario: str
     machine: str
     driver_version: str
     recorded_at: str
+    """ISO 8601, UTC."""
+    started_at: float
+    exporter_version: str
+    anonymised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingInfo:
+    """The recording that is replayed instead of a live host."""
+
+    header: RecordingHeader
     speed: float = 1.0
     """Recorded seconds per second of the viewer."""
     loop: int = 1
@@ -584,14 +595,12 @@ class RecordingInfo:
     """Duration of one loop, on the same scale."""
     names_replaced: bool = False
     """Names of users and programs are not from the recording."""
-    recorded_from: float = 0.0
-    """A time in the recording."""
     played_from: float = 0.0
-    """The same time on the viewer's clock."""
+    """Start of the recording on the viewer's clock."""
 
     def viewer_time(self, moment: float) -> float:
         """Return the time on the viewer's clock when a recorded time was played."""
-        return self.played_from + (moment - self.recorded_from) / self.speed
+        return self.played_from + (moment - self.header.started_at) / self.speed
 
 
 @dataclass(frozen=True, slots=True)

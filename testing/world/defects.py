@@ -12,7 +12,7 @@ from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.findings.finding import Action, end_processes
 from mps_exporter.merge.inputs import MergeContext
 from mps_exporter.mps.clients import ServerClients
-from mps_exporter.mps.fault_evidence import FaultEvidence, Owner, Verdict
+from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
 from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
@@ -79,7 +79,7 @@ def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) ->
     verdict = _JUDGE(evidence, at, gpus)
     if verdict.cause != "unknown" or not ended:
         return verdict
-    return Verdict("unfinished_work", (Owner(ended[-1], None, at, ()),))
+    return Verdict("unfinished_work", (Process(ended[-1], None, at, ()),))
 
 
 def _missing_is_ghost(server: TrackedServer, when: Moment) -> None:

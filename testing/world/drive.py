@@ -12,8 +12,8 @@ from typing import get_args
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
-from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources.recording import Header, RecordingWriter
+from mps_exporter.snapshot import RecordingHeader, Snapshot
+from mps_exporter.sources.recording import RecordingWriter
 from testing.mps_logs import LOGS
 from testing.world.checks import (
     CHECKS,
@@ -179,7 +179,7 @@ async def record(
     seed: int, minutes: float, actions: Sequence[Action], scenario: str, path: Path
 ) -> None:
     """Write what the exporter saw of a world; mps-exporter demo replays it."""
-    header = Header(
+    header = RecordingHeader(
         scenario=scenario,
         machine="simulated host",
         driver_version="580",

@@ -70,7 +70,7 @@ async def played(name: str, seconds: float, step_seconds: float = 2.0) -> list[S
     """Return collections of a recording from its beginning on, the last at this second."""
     player = Player(RECORDINGS / f"{name}.rec.gz")
     header = player.recording.header
-    info = RecordingInfo(header.scenario, header.machine, header.driver_version, header.recorded_at)
+    info = RecordingInfo(header, played_from=header.started_at)
     found = []
     moment = 0.0
     while moment < seconds:

@@ -29,8 +29,9 @@ import mps_exporter
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.metrics import CATALOGUE
+from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.recording import Header, RecordingWriter
+from mps_exporter.sources.recording import RecordingWriter
 from testing.commands import output_of
 from testing.player import Metrics
 
@@ -508,7 +509,7 @@ async def lab(
     values: dict[str, object] = {"mps_min_query_interval": 1.0, **overrides}
     settings = Settings(**values)  # type: ignore[arg-type]
     where, driver = machine()
-    header = Header(
+    header = RecordingHeader(
         scenario=words,
         machine=where,
         driver_version=driver,

@@ -122,7 +122,7 @@ async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, nam
         f"basic_auth_users:\n  prometheus: {password}\n"
     )
     backend = FakeBackend()
-    async with served(backend, config_file=str(tmp_path / "web.yml")) as (shown, _):
+    async with served(backend, web_config_file=str(tmp_path / "web.yml")) as (shown, _):
         jobs = [
             JOB.format(name=job, tls=tls, password=word, address=shown[0])
             for job, (tls, word, *_) in EXPECTED.items()

@@ -21,11 +21,10 @@ import trustme
 from aiohttp import ClientConnectorError, ClientError, ClientSession
 
 from mps_exporter.web.app import create_app
-from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.webconfig import WebConfigError, auth
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
-from tests.unit.web.serving import served
+from tests.unit.web.serving import options_of, served
 
 TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
 MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
@@ -84,7 +83,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def visited(site: Site, text: str) -> AsyncIterator[str]:
     site.write(text)
-    async with served(FakeBackend(), config_file=str(site.config)) as (shown, _):
+    async with served(FakeBackend(), web_config_file=str(site.config)) as (shown, _):
         yield shown[0]
 
 
@@ -359,7 +358,7 @@ def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str, words: str) 
     if text:
         site.write(text)
     with pytest.raises(WebConfigError) as error:
-        create_app(FakeBackend(), WebOptions(config_file=str(site.config)))
+        create_app(FakeBackend(), options_of(web_config_file=str(site.config)))
     assert str(error.value).startswith(f"{site.config}: ")
     assert words in str(error.value)
     assert "not-a-hash" not in str(error.value)

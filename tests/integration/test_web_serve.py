@@ -32,7 +32,7 @@ async def refuses(address: str) -> bool:
 async def test_all_addresses_answer(tmp_path: Path) -> None:
     path = tmp_path / "s"
     addresses = ("127.0.0.1:0", ":0", f"unix:{path}")
-    async with served(FakeBackend(), listen_addresses=addresses) as (shown, _):
+    async with served(FakeBackend(), web_listen_address=addresses) as (shown, _):
         port = shown[1].rpartition(":")[2]
         async with ClientSession() as session:
             for address in (shown[0], f"127.0.0.1:{port}"):
@@ -147,7 +147,7 @@ async def test_a_request_that_is_reset_is_not_handled() -> None:
 
 async def test_a_scrape_whose_client_leaves_the_queue_is_not_handled() -> None:
     backend = FakeBackend(gate=asyncio.Event())
-    async with served(backend, max_requests=1) as (shown, _):
+    async with served(backend, web_max_requests=1) as (shown, _):
         request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
         async with connected(shown[0]) as (first, writer):
             writer.write(request)

@@ -63,12 +63,8 @@ async def demo(settings: Settings) -> int:
 
 def free_address(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """Return the addresses, or a free one where the demo's default is taken."""
-    if addresses != DEMO_LISTEN_ADDRESS:
-        return addresses
-    for port in (9400, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+    for port in (9400, 0) if addresses == DEMO_LISTEN_ADDRESS else ():
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as probe:
             return (f"127.0.0.1:{probe.getsockname()[1]}",)
     return addresses
 
@@ -98,7 +94,12 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         await player.start(position)
     stop = asyncio.Event()
     on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
-    options = _web_options(settings)
+    options = WebOptions(
+        settings=settings,
+        host=os.environ.get("NODE_NAME") or socket.gethostname(),
+        version=mps_exporter.__version__,
+        revision=build().revision,
+    )
     jump = player.jump if player is not None and player.playlist.chapters else None
     app = create_app(backend, options, jump=jump)
     watch = app.get(WEB_CONFIG)
@@ -131,19 +132,6 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         show_progress("")
         await backend.close()
     return 0
-
-
-def _web_options(settings: Settings) -> WebOptions:
-    return WebOptions(
-        listen_addresses=settings.web_listen_address,
-        telemetry_path=settings.web_telemetry_path,
-        config_file=settings.web_config_file,
-        systemd_socket=settings.web_systemd_socket,
-        max_requests=settings.web_max_requests,
-        host=os.environ.get("NODE_NAME") or socket.gethostname(),
-        version=mps_exporter.__version__,
-        revision=build().revision,
-    )
 
 
 def _log_start(settings: Settings, *, replay: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import get_args
 
 from mps_exporter.findings import ADVICE, findings
@@ -35,6 +36,7 @@ SECTION = Section("The exporter itself")
 EXPORTER = Scope(SECTION, "", _page_rows)
 COLLECTOR = Scope(SECTION, "collector", _collector_rows)
 RECORDING = Scope(SECTION, "", _recording_rows)
+_RECORDED = attrgetter("scenario", "machine", "driver_version", "recorded_at")
 
 FINDING.number(
     "mps_advice",
@@ -90,5 +92,5 @@ RECORDING.info(
     "mps_exporter_recording_info",
     "this exporter",
     "scenario machine driver_version recorded speed",
-    lambda r: (r.scenario, r.machine, r.driver_version, r.recorded_at, f"{r.speed:g}"),
+    lambda r: (*_RECORDED(r.header), f"{r.speed:g}"),
 ).means("Present while a recording is replayed: these are not the values of a live host.")

@@ -69,15 +69,15 @@ def pci_address(bus_id: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Owner:
-    """A client with its address ranges."""
+class Process:
+    """A client: as the logs name it, or as its address ranges were read."""
 
     pid: int
-    uid: int | None
-    read_at: float
-    ranges: tuple[tuple[int, int], ...]
+    uid: int | None = None
+    read_at: float = 0.0
+    ranges: tuple[tuple[int, int], ...] = ()
     ending_since: float | None = None
-    """Time at which its first context ended, by server.log."""
+    """Time at which its first context ended, by server.log; None: it uses the GPU."""
     ended_at: float | None = None
     """Time at which its process left the server: it exited, or runs another program (exec)."""
     counted: bool = False
@@ -88,18 +88,10 @@ class Verdict(NamedTuple):
     """What the kernel log proves about a fault."""
 
     cause: Literal["unfinished_work", "own_fault", "unknown"] = "unknown"
-    owners: tuple[Owner, ...] = ()
+    owners: tuple[Process, ...] = ()
     """The clients that caused it."""
     running: bool = False
     """A pointer of a running client caused it: no client that had ended did."""
-
-
-class _Life(NamedTuple):
-    """The end of a client, by server.log."""
-
-    ending_since: float | None = None
-    """Time at which its first context ended; None: it uses the GPU."""
-    ended_at: float | None = None
 
 
 class FaultEvidence:
@@ -110,8 +102,8 @@ class FaultEvidence:
         """Whether the kernel log is being read."""
         self.faults: Sequence[KernelFault] = ()
         """The last faults in the kernel log, of all daemons."""
-        self._owners: list[Owner] = []
-        self._clients: dict[int, _Life] = {}
+        self._owners: list[Process] = []
+        self._clients: dict[int, Process] = {}
         """Clients that the logs name."""
 
     def add_ranges(self, found: AddressRanges) -> None:
@@ -122,38 +114,34 @@ class FaultEvidence:
             for owner in self._owners
             if (owner.ended_at >= oldest if owner.ended_at else owner.pid != found.pid)
         ]
-        self._owners.append(Owner(found.pid, found.uid, found.at, found.ranges))
+        self._owners.append(Process(found.pid, found.uid, found.at, found.ranges))
         del self._owners[: -policy.MAX_EVIDENCE_PROCESSES]
 
     def client_active(self, pid: int) -> None:
-        self._clients[pid] = _Life()
+        self._clients[pid] = Process(pid)
         if len(self._clients) > policy.MAX_EVIDENCE_PROCESSES:
-            ended = (pid for pid, life in self._clients.items() if life.ended_at is not None)
+            ended = (pid for pid, client in self._clients.items() if client.ended_at is not None)
             del self._clients[next(ended, pid)]
 
     def client_ending(self, pid: int, at: float) -> None:
-        life = self._clients.get(pid)
-        if life is not None and life.ending_since is None:
-            self._clients[pid] = _Life(ending_since=at)
-        for owner in self._present(pid, at):
-            owner.ending_since = owner.ending_since or at
+        for one in self._of(pid, at):
+            one.ending_since = one.ending_since or at
 
     def client_continues(self, pid: int, at: float) -> None:
         """Record that a client opened another context, so it does not end."""
-        if pid in self._clients:
-            self._clients[pid] = _Life()
-        for owner in self._present(pid, at):
-            owner.ending_since = None
+        for one in self._of(pid, at):
+            one.ending_since = one.ended_at = None
 
     def client_ended(self, pid: int, at: float) -> None:
-        if (life := self._clients.pop(pid, None)) is not None:
-            # The last client to end is the last to be dropped.
-            self._clients[pid] = _Life(life.ending_since or at, at)
-        for owner in self._present(pid, at):
-            owner.ending_since, owner.ended_at = owner.ending_since or at, at
+        if pid in self._clients:  # the last client to end is the last to be dropped
+            self._clients[pid] = self._clients.pop(pid)
+        for one in self._of(pid, at):
+            one.ending_since, one.ended_at = one.ending_since or at, at
 
-    def _present(self, pid: int, at: float) -> list[Owner]:
-        return [
+    def _of(self, pid: int, at: float) -> list[Process]:
+        """Return the client that the logs name, and the process with ranges if it is running."""
+        named = [self._clients[pid]] if pid in self._clients else []
+        return named + [
             owner
             for owner in self._owners
             if owner.pid == pid and owner.ended_at is None and owner.read_at <= at
@@ -194,31 +182,31 @@ class FaultEvidence:
             late = policy.LATE_FAULT_SECONDS
             first, last = min(ended_at, at) - late, at + late
 
-            def may_have_left_work(life: _Life) -> bool:
-                if life.ended_at is None:  # the line about its end may follow
-                    return life.ending_since is not None and life.ending_since <= at
-                return first <= life.ended_at <= last
+            def may_have_left_work(client: Process) -> bool:
+                if client.ended_at is None:  # the line about its end may follow
+                    return client.ending_since is not None and client.ending_since <= at
+                return first <= client.ended_at <= last
 
             if self._unread(may_have_left_work):
                 return None
             return Verdict("unfinished_work", (owner,))
         running_at = at - policy.SAME_FAULT_SECONDS
         if fault.unit == "T1" and (ended_at is None or ended_at >= running_at):
-            if self._unread(lambda life: life.ended_at is None or life.ended_at >= running_at):
+            if self._unread(lambda one: one.ended_at is None or one.ended_at >= running_at):
                 return None
             return Verdict("own_fault", (owner,), running=True)
         return None
 
-    def _unread(self, matters: Callable[[_Life], bool]) -> bool:
+    def _unread(self, matters: Callable[[Process], bool]) -> bool:
         """Return whether the memory of a client, selected by its end, is unknown.
 
         Processes that were forked from one parent have the same addresses, so they are
         distinguished only if the memory of all of them is known.
         """
         read = {owner.pid for owner in self._owners}
-        return any(pid not in read and matters(life) for pid, life in self._clients.items())
+        return any(pid not in read and matters(client) for pid, client in self._clients.items())
 
-    def _owner(self, address: int) -> Owner | None:
+    def _owner(self, address: int) -> Process | None:
         """Return the client whose memory contains an address.
 
         Of 81 large ranges 2 contained another client's address by chance: the smallest range is

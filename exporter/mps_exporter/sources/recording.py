@@ -53,6 +53,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
     QueryKind,
 )
+from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources import policy
 
 if TYPE_CHECKING:
@@ -80,28 +81,14 @@ class RecordingError(StartError):
     """A recording cannot be read or written; the message says which, where and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first line of a recording."""
-
-    scenario: str
-    machine: str
-    driver_version: str
-    recorded_at: str
-    """ISO 8601, UTC."""
-    started_at: float
-    exporter_version: str
-    anonymised: bool
-
-
 def make_header(
     gpus: NvmlObservation | None, started_at: float, scenario: str, *, anonymised: bool
-) -> Header:
+) -> RecordingHeader:
     """Return the header of a recording of this host."""
     names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
     counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     host = "" if anonymised else f"{socket.gethostname()}, "
-    return Header(
+    return RecordingHeader(
         scenario=scenario,
         machine=f"{counts or 'no GPU'}, {host}Linux {platform.release()}",
         driver_version=(gpus.driver_version if gpus else None) or "unknown",
@@ -287,7 +274,7 @@ class RecordEncoder:
         """The last observation of each stream, without its time and data of logs."""
         self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
 
-    def header(self, header: Header) -> bytes:
+    def header(self, header: RecordingHeader) -> bytes:
         return self.line(_converter().unstructure(header) | {"format": FORMAT, "version": VERSION})
 
     def observation(self, observation: Observation) -> bytes:
@@ -326,7 +313,7 @@ class RecordingWriter:
     ``failure``, and not raised: the caller would blame the source.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: RecordingHeader) -> None:
         """Create the file, or replace an older one, or raise RecordingError."""
         self.failure: OSError | None = None
         """Why writing ended, as on a full disk; what was written before can be read."""
@@ -422,7 +409,7 @@ def control_stream(pipe_directory: str, kind: QueryKind) -> str:
 class Recording:
     """A complete recording in memory, in the order in which it was made."""
 
-    header: Header
+    header: RecordingHeader
     observations: tuple[Observation, ...]
     ended_at: float
 
@@ -540,7 +527,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _recording_header(path: Path, record: dict[str, Any] | None) -> Header:
+def _recording_header(path: Path, record: dict[str, Any] | None) -> RecordingHeader:
     if record is None or record.get("format") != FORMAT:
         raise RecordingError(f"{path} is no recording made by mps-exporter record")
     if record.get("version") != VERSION:
@@ -549,7 +536,7 @@ def _recording_header(path: Path, record: dict[str, Any] | None) -> Header:
             f"version {VERSION}: use the mps-exporter that made it, or a newer one"
         )
     try:
-        return _converter().structure(record, Header)
+        return _converter().structure(record, RecordingHeader)
     except Exception as error:
         raise RecordingError(f"{path}: incomplete first line: {_first_line(error)}") from error
 

@@ -43,7 +43,7 @@ async def _add_headers(_request: web.Request, response: web.StreamResponse) -> N
 
 
 def _not_found(request: web.Request) -> web.Response:
-    metrics = request.app[OPTIONS].telemetry_path
+    metrics = request.app[OPTIONS].settings.web_telemetry_path
     return text_response(f"404 Not Found: try / or {metrics}", status=404)
 
 
@@ -78,26 +78,26 @@ def create_app(
     app[BACKEND] = backend
     app[OPTIONS] = options
     flag = "at once (--web.max-requests)"
-    app[handlers.SCRAPE_LIMITER] = Limiter(options.max_requests, f"scrapes {flag}")
+    app[handlers.SCRAPE_LIMITER] = Limiter(options.settings.web_max_requests, f"scrapes {flag}")
     app[handlers.RENDERINGS] = SharedCalls()
     app[handlers.RENDERER] = handlers.StatusRenderer()
-    app[handlers.PAGE_LIMITER] = Limiter(options.max_requests, f"readers {flag}")
+    app[handlers.PAGE_LIMITER] = Limiter(options.settings.web_max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = Limiter(options.max_event_streams, "readers already", 30)
     app.cleanup_ctx.append(events.run_event_hub)
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)
-    if options.config_file is not None:
+    if options.settings.web_config_file is not None:
         # Imported late: YAML and bcrypt take memory.
         from mps_exporter.web.webconfig import WebConfigWatch, install
 
-        app[WEB_CONFIG] = WebConfigWatch(options.config_file)
+        app[WEB_CONFIG] = WebConfigWatch(options.settings.web_config_file)
         install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
     if jump is not None:
         app[handlers.JUMP] = jump
-    _add_routes(app, options.telemetry_path, demo=jump is not None)
+    _add_routes(app, options.settings.web_telemetry_path, demo=jump is not None)
     return app
 
 

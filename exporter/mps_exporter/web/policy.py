@@ -5,26 +5,21 @@ Durations are in seconds. The options of :class:`WebOptions` can differ between 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from mps_exporter.flags import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebOptions:
-    """Addresses, pages and limits of a server."""
+    """The settings of a server, its titles, and the limits that no setting changes."""
 
-    listen_addresses: tuple[str, ...] = (":9400",)
-    telemetry_path: str = "/metrics"
-    config_file: str | None = None
-    systemd_socket: bool = False
-    """Listen on systemd's sockets instead of listen_addresses."""
+    settings: Settings = field(default_factory=Settings)
     host: str = ""
     """Title of the page: the Kubernetes node or the host's name."""
-    name: str = "mps-exporter"
     version: str = ""
     revision: str = ""
 
-    max_requests: int = 40
-    """Maximum number of concurrent scrapes, and of concurrent pages; 0: no limit."""
     max_connections: int = 512
     max_event_streams: int = 32
     timeout_offset: float = 0.5

@@ -228,8 +228,9 @@ async def serve_app(
 
     ``on_listening`` gets the addresses, with the real port for port 0.
     """
-    systemd = options.systemd_socket
-    sockets = from_systemd(os.environ) if systemd else listen(options.listen_addresses)
+    settings = options.settings
+    systemd = settings.web_systemd_socket
+    sockets = from_systemd(os.environ) if systemd else listen(settings.web_listen_address)
     runner = _runner(app, options)
     watch = app.get(WEB_CONFIG)
 

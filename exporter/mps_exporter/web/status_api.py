@@ -20,6 +20,7 @@ from mps_exporter.findings.finding import Finding, effective_severity, shown_pat
 from mps_exporter.findings.finding import Severity as FindingSeverity
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
+from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import (
     Client,
@@ -136,6 +137,10 @@ FIELDS = {
         "caused_by_pids proof ended_before gpu_uuids seconds recorded"
     ),
     "source": "name success duration_seconds error read_at",
+    "recording": (
+        "scenario machine driver_version recorded_at speed loop chapters chapter position_seconds "
+        "duration_seconds names_replaced recorded_from played_from"
+    ),
 }
 """Kind of object -> its fields, in the order of the document."""
 
@@ -337,7 +342,7 @@ def make_status(
     """Return the view of a snapshot for people and programs."""
     name_of = user_names or UserNames(snapshot)
     history = history or History()
-    now = snapshot.taken_at
+    now, info = snapshot.taken_at, snapshot.recording
     states = findings.findings(snapshot, name_of, config_error=config_error)
     news = findings.recent_incidents(snapshot, name_of)
     current = [one for one in (*states, *news) if one.advice.kind != "blindness"]
@@ -351,8 +356,9 @@ def make_status(
         api_version=API_VERSION,
         taken_at=now,
         host=options.host,
-        exporter=View(name=options.name, version=options.version, revision=options.revision),
-        recording=snapshot.recording,
+        exporter=View(name=PROGRAM, version=options.version, revision=options.revision),
+        recording=info
+        and _view("recording", info, **asdict(info.header), recorded_from=info.header.started_at),
         driver_version=snapshot.driver_version,
         cuda_version=snapshot.cuda_version,
         headline=headline(snapshot, found, unknowns),
@@ -367,9 +373,9 @@ def make_status(
         daemons=daemons,
         incidents=incidents,
     )
-    if snapshot.recording is None:
+    if info is None:
         return status
-    shifted: View = _in_viewer_time(status, snapshot.recording.viewer_time)
+    shifted: View = _in_viewer_time(status, info.viewer_time)
     return shifted
 
 

@@ -26,11 +26,12 @@ from mps_exporter.observations import (
     ProcfsObservation,
     Reading,
 )
+from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources import policy
-from mps_exporter.sources.recording import Header, RecordingError, RecordingWriter, read_recording
+from mps_exporter.sources.recording import RecordingError, RecordingWriter, read_recording
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"
-HEADER = Header(
+HEADER = RecordingHeader(
     scenario="a test",
     machine="nothing",
     driver_version="580",
@@ -91,7 +92,7 @@ observations: st.SearchStrategy[Observation] = st.one_of(
 )
 
 
-def written(path: Path, *seen: Observation, header: Header = HEADER) -> Path:
+def written(path: Path, *seen: Observation, header: RecordingHeader = HEADER) -> Path:
     writer = RecordingWriter(path, header)
     for observation in seen:
         writer.add(observation)

@@ -22,6 +22,7 @@ from mps_exporter.snapshot import (
     ControlDaemon,
     ControlState,
     Partitioning,
+    RecordingHeader,
     RecordingInfo,
     Server,
     SmUse,
@@ -34,6 +35,7 @@ from testing.player import Player
 from tools import generate_docs
 
 BUILD = Build("1.0", "abc", "3.11")
+HEADER = RecordingHeader("a test", "a host", "580.3", "then", 0.0, "1.0", anonymised=True)
 
 
 def daemon_at(path: str, state: ControlState | None = "answering", **more: Any) -> ControlDaemon:
@@ -109,7 +111,7 @@ def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:
     snapshot = Snapshot(
         taken_at=120.0,
         daemons=(daemon_at("/p", servers=(server,)),),
-        recording=RecordingInfo("s", "m", "580", "then", 2.0),
+        recording=RecordingInfo(HEADER, 2.0),
     )
     shifted = {f.spec.name: f for f in render(snapshot, BUILD, wall=lambda moment: moment + 1000)}
     assert shifted["mps_server_start_time_seconds"].samples[0][1] == 1100.0
@@ -191,7 +193,7 @@ SNAPSHOT = Snapshot(
     gpu_indexes={U: "0"},
     daemons=(DAEMON,),
     collectors=(CollectorResult("nvml", success=False, duration_seconds=0.125),),
-    recording=RecordingInfo("a test", "a host", "580.3", "then", 2.0),
+    recording=RecordingInfo(HEADER, 2.0),
     containers=(ContainerName("containerd://c0ffee", "research", "train-0", "main"),),
     ignored_processes={1004: 21},
     sm_use={(D, 20, 30): {U: SmUse(low=2.5, high=7.5)}},

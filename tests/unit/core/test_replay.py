@@ -134,7 +134,7 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 def check_that_moments_are_the_viewers(snapshot: Snapshot) -> None:
     status = make_status(snapshot, WebOptions())
     assert snapshot.recording is not None
-    recorded = snapshot.recording.recorded_from
+    recorded = snapshot.recording.header.started_at
     document = json.loads(to_json(status))
     found = {path for path, one in numbers(document) if abs(one - recorded) < 100}
     assert found <= {".recording.recorded_from"}

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 
+from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.server import serve_app
@@ -21,7 +22,7 @@ async def main() -> None:
     lines = [f'mps_x{{pid="{n}"}} {numbers.random()}\n' for n in range(38_000)]
     backend = FakeBackend(body="".join(lines).encode(), seconds=0.02)
     options = WebOptions(
-        listen_addresses=("127.0.0.1:0",),
+        settings=Settings(web_listen_address=("127.0.0.1:0",)),
         request_timeout=REQUEST_TIMEOUT,
         send_timeout=SEND_TIMEOUT,
     )

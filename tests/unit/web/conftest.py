@@ -8,8 +8,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from mps_exporter.web.app import create_app
-from mps_exporter.web.policy import WebOptions
 from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import options_of
 
 Client = TestClient[web.Request, web.Application]
 MakeClient = Callable[..., Awaitable[Any]]
@@ -25,7 +25,7 @@ async def make_client(backend: FakeBackend) -> AsyncIterator[MakeClient]:
     clients: list[Client] = []
 
     async def make(**options: object) -> Client:
-        app = create_app(backend, WebOptions(**options))  # type: ignore[arg-type]
+        app = create_app(backend, options_of(**options))
         client: Client = TestClient(TestServer(app), auto_decompress=False)
         await client.start_server()
         clients.append(client)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.policy import WebOptions
@@ -15,11 +16,18 @@ from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend
 
 
+def options_of(**given: Any) -> WebOptions:
+    """Return options of a server; web_* are settings."""
+    settings = {name: given.pop(name) for name in list(given) if name.startswith("web_")}
+    return WebOptions(settings=Settings(**settings), **given)
+
+
 @asynccontextmanager
 async def served(
     backend: FakeBackend, **options: Any
 ) -> AsyncIterator[tuple[Sequence[str], asyncio.Event]]:
-    settings = WebOptions(**{"listen_addresses": ("127.0.0.1:0",), "host": "gpu-host", **options})
+    defaults = {"web_listen_address": ("127.0.0.1:0",), "host": "gpu-host"}
+    settings = options_of(**defaults | options)
     stop = asyncio.Event()
     shown: list[str] = []
     listening = asyncio.Event()

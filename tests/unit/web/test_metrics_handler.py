@@ -124,7 +124,7 @@ async def test_too_many_requests_get_503(
     backend: FakeBackend, make_client: MakeClient, path: str
 ) -> None:
     backend.gate = asyncio.Event()
-    client = await make_client(max_requests=4)
+    client = await make_client(web_max_requests=4)
 
     hurry = {TIMEOUT_HEADER: "0.1"}
     asking = [asyncio.create_task(client.get(path, headers=hurry)) for _ in range(10)]
@@ -142,7 +142,7 @@ async def test_too_many_requests_get_503(
 
 async def test_a_crowd_waits_for_its_turn(backend: FakeBackend, make_client: MakeClient) -> None:
     backend.gate = asyncio.Event()
-    client = await make_client(max_requests=4)
+    client = await make_client(web_max_requests=4)
 
     asking = [asyncio.create_task(client.get("/metrics")) for _ in range(100)]
     await until(lambda: len(backend.collections) == 3)
@@ -203,7 +203,7 @@ async def test_a_failing_collection_is_a_line_of_text(
 
 
 async def test_the_path_can_be_moved(make_client: MakeClient) -> None:
-    client = await make_client(telemetry_path="/gpu/metrics")
+    client = await make_client(web_telemetry_path="/gpu/metrics")
 
     assert (await client.get("/gpu/metrics")).status == 200
     for path in ("/metrics", "/%2e%2e/%2e%2e/etc/passwd", "/gpu/metrics/"):
