@@ -220,7 +220,7 @@ async def test_a_daemon_from_before_a_reboot_is_absent(
     async def probe(*_: object) -> ControlObservation:
         return ControlObservation(host.wall, PIPE, "probe", Outcome.ABSENT, (none,))
 
-    monkeypatch.setattr(host, "probe", probe)
+    monkeypatch.setattr(host.control, "probe", probe)
     gone = replace(host.facts, process=None, servers=(), configured=True, lock_tested=False)
     finds(host, monkeypatch, replace(gone, lock_holder_pid=None))
     collector = host.collector()
