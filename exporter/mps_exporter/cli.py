@@ -36,8 +36,7 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 DIAGNOSIS_FAILED = 3
 """Exit status of doctor for every failure of the program: 1 and 2 describe the host."""
 
-MAX_MESSAGE_CHARACTERS = 500
-"""Maximum length of an error message, which may quote a file."""
+MAX_MESSAGE_CHARACTERS = 500  # Maximum length of an error message, which may quote a file.
 
 # <malloc.h>
 _M_MMAP_THRESHOLD = -3

@@ -170,8 +170,7 @@ class Flag:
 # ------------------------------------------------------------------------------- values
 
 
-OWN_PATHS = ("/-/", "/api/v1/", "/static/", "/docs/")
-"""Paths of the other pages."""
+OWN_PATHS = ("/-/", "/api/v1/", "/static/", "/docs/")  # Paths of the other pages.
 
 
 def _free_path(value: str) -> str:

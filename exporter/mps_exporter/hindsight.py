@@ -32,21 +32,15 @@ from mps_exporter.snapshot import Incident
 from mps_exporter.sources.policy import MAX_RECORDING_EARLY_SECONDS
 from mps_exporter.sources.recording import RecordEncoder, create_private, make_header, stream_of
 
-KEPT_SECONDS = 600.0
-"""Time before an incident that is kept."""
-
-AFTER_SECONDS = 60.0
-"""Time after an incident that is recorded with it."""
+KEPT_SECONDS = 600.0  # Time before an incident that is kept.
+AFTER_SECONDS = 60.0  # Time after an incident that is recorded with it.
 
 ENCODE_INTERVAL_SECONDS = 5.0
 """Interval between compressions, and least time between two observations of one source that are
 kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
 
-OLD_LOGS_RATIO = 0.25
-"""Part of the memory for older lines of logs."""
-
-MAX_OLD_STREAMS = 256
-"""Maximum number of sources whose last older observation is kept."""
+OLD_LOGS_RATIO = 0.25  # Part of the memory for older lines of logs.
+MAX_OLD_STREAMS = 256  # Maximum number of sources whose last older observation is kept.
 
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20
 """Limits of the directory. The oldest recordings are removed."""

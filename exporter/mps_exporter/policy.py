@@ -8,11 +8,8 @@ GPU_SAMPLE_INTERVAL_SECONDS = 1.0
 EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
 """Timeout for reading processes after an exit, for which the logs wait; it is read again then."""
 
-DAEMON_SEARCH_INTERVAL_SECONDS = 5.0
-"""Interval between searches of /proc for a first daemon."""
-
-DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0
-"""Timeout of such a search, and of a poll of the logs."""
+DAEMON_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches of /proc for a first daemon.
+DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of such a search, and of a poll of the logs.
 
 # ---------------------------------------------------------------------- collections
 
@@ -30,8 +27,7 @@ SERVER_REPLY_VALID_INTERVALS = 3.0
 """Multiple of --mps.min-query-interval for which a server's reply is shown if the logs cannot be
 read: a stopped server is not queried, and may have changed since."""
 
-MIN_SERVER_REPLY_VALID_SECONDS = 15.0
-"""Minimum time for which such a reply is shown."""
+MIN_SERVER_REPLY_VALID_SECONDS = 15.0  # Minimum time for which such a reply is shown.
 
 MAX_KEPT_EVIDENCE = 256
 """Maximum number of faults, and of clients' address ranges, kept for a daemon found later."""
@@ -41,8 +37,7 @@ MAX_KEPT_EVIDENCE = 256
 SHOWN_AFTER_QUIT_SECONDS = 120.0
 """Time for which a daemon that quit, and is not configured, is shown as absent."""
 
-SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0
-"""The same time for a daemon that died."""
+SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0  # The same time for a daemon that died.
 
 MAX_ABSENT_DAEMONS = 32
 """Maximum number of absent daemons of root and the exporter's user, and of all other users."""
@@ -50,27 +45,18 @@ MAX_ABSENT_DAEMONS = 32
 MAX_LOGGED_PIDS = 2048
 """Maximum number of processes that are read because logs of ordinary users' daemons name them."""
 
-USERS_PER_LIMIT = 4
-"""Number of ordinary users who can use up one of these limits together."""
+USERS_PER_LIMIT = 4  # Number of ordinary users who can use up one of these limits together.
 
 # ---------------------------------------------------------------------- replays
 
-REPLAY_STEP_SECONDS = 0.5
-"""Step of a replay up to a position: 129 s take 0.2 s."""
-
-MAX_REPLAY_STEPS = 5000
-"""Maximum number of steps: beyond 40 minutes they are longer."""
-
-MIN_SCENE_SECONDS = 1.0
-"""Minimum time between two scenes, for recordings of one instant."""
+REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
+MAX_REPLAY_STEPS = 5000  # Maximum number of steps: beyond 40 minutes they are longer.
+MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
 
 # ---------------------------------------------------------------------- rendering
 
-GZIP_LEVEL = 1
-"""Compression level: twice as fast as the default for pages hardly larger."""
-
-RENDER_THREADS = 2
-"""Number of threads that render pages, so that the event loop continues."""
+GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
+RENDER_THREADS = 2  # Number of threads that render pages, so that the event loop continues.
 
 MAX_QUEUED_INCIDENTS = 100
 """Maximum number of incidents that wait for a slow reader of the event stream."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from mps_exporter.snapshot import ClientKey, ControlDaemon, Gpu, SmUse, Snapshot
 
-SAME_SAMPLE_SECONDS = 0.01
-"""Difference of two computed times of one sample."""
+SAME_SAMPLE_SECONDS = 0.01  # Difference of two computed times of one sample.
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,7 @@ def diagnosis_exit_status(seen: Diagnosis) -> int:
 HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
 """Statuses of a check, as node-problem-detector defines them."""
 
-MAX_CHECK_CHARACTERS = 120
-"""Maximum length of the line of a check."""
+MAX_CHECK_CHARACTERS = 120  # Maximum length of the line of a check.
 
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
 """Names of checks: any critical finding, or a single one."""
@@ -303,8 +302,7 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
 # ---------------------------------------------------------------------- checks of processes
 
 
-NOT_KNOWN = 3
-"""Exit status if it is unknown whether a process waits."""
+NOT_KNOWN = 3  # Exit status if it is unknown whether a process waits.
 _OUTCOMES: Mapping[Outcome, tuple[str, str, int]] = {
     "ok": ("ok", "good", 0),
     "problem": ("PROBLEM", "critical", 1),

@@ -22,8 +22,7 @@ from mps_exporter.humanize import join_some, percent, printable
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu, NamedServer, Namespace
 
-VOLTA = (7, 0)
-"""First compute capability of the current MPS."""
+VOLTA = (7, 0)  # First compute capability of the current MPS.
 
 
 def predates_volta(gpu: Gpu) -> bool:

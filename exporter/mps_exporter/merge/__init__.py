@@ -37,8 +37,7 @@ __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 MAX_CLIENTS_PER_USER = 256
 """Maximum number of clients of one ordinary user's daemons that have metrics of their own."""
 
-MAX_LIMITED_CLIENTS = 1024
-"""Maximum number of such clients of all ordinary users together."""
+MAX_LIMITED_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:

@@ -30,11 +30,8 @@ SUFFIXES = {"counter": "_total", "info": "_info"}
 TEXT_TYPES = {"info": "gauge", "stateset": "gauge"}
 """Replacements of the types that the text format lacks."""
 
-LIBRARY = "prometheus-client"
-"""Section of the library's metrics, which have no units."""
-
-MAX_CACHED_LINES = 16_384
-"""Lines of two pages of a full host."""
+LIBRARY = "prometheus-client"  # Section of the library's metrics, which have no units.
+MAX_CACHED_LINES = 16_384  # Lines of two pages of a full host.
 
 format_number: Callable[[float], str] = floatToGoString
 

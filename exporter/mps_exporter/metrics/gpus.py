@@ -30,11 +30,8 @@ from mps_exporter.snapshot import PROCESS_KINDS, Gpu
 
 SHARING, GPUS = Section("GPU sharing"), Section("GPUs")
 
-STATE = "state"
-"""Label of a reading that names a state."""
-
-BY_QUANTITY: dict[str, MetricSpec] = {}
-"""Quantity of readings -> the metric that shows them."""
+STATE = "state"  # Label of a reading that names a state.
+BY_QUANTITY: dict[str, MetricSpec] = {}  # Quantity of readings -> the metric that shows them.
 
 Readings = Mapping[str, Mapping[Texts, float]]
 """Quantity -> label values of the reading -> value."""

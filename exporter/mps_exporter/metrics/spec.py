@@ -15,8 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import ControlDaemon, Histogram, Snapshot
 
-MAX_LABEL_LENGTH = 200
-"""Maximum length of a label value: users choose names of programs and paths."""
+MAX_LABEL_LENGTH = 200  # Maximum length of a label value: users choose names of programs and paths.
 
 MAX_CACHED_LABELS = 4096
 """Maximum number of cached label sets, of things and of readings: twice those of a full host."""

@@ -22,17 +22,13 @@ from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.observations import LogName
 
-MESSAGE = "<message>"
-"""Constant value of a row that stands for the message itself."""
-
-KNOWN = "known"
-"""Event of a known line that changes nothing."""
+MESSAGE = "<message>"  # Constant value of a row that stands for the message itself.
+KNOWN = "known"  # Event of a known line that changes nothing.
 
 UNRECOGNIZED = "unrecognized"
 """Event of a line of unknown wording: a reply to a query, or a new wording."""
 
-NUMBER = "number"
-"""Event of a bare number: a reply to a query, or an item of a list in server.log."""
+NUMBER = "number"  # Event of a bare number: a reply to a query, or an item of a list in server.log.
 
 
 class Event(NamedTuple):
@@ -43,8 +39,7 @@ class Event(NamedTuple):
     values: tuple[int | float | str, ...] = ()
 
 
-CONTINUATION = Event("continuation")
-"""A line without a prefix: it belongs to the record before it."""
+CONTINUATION = Event("continuation")  # A line without a prefix: it belongs to the record before it.
 
 
 class LogEntry(NamedTuple):

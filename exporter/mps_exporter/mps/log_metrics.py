@@ -58,8 +58,7 @@ class LogMetric:
         return self.name.endswith("_seconds_total")
 
 
-LOG_METRICS: dict[str, LogMetric] = {}
-"""Metrics by name, in the order of the documentation."""
+LOG_METRICS: dict[str, LogMetric] = {}  # Metrics by name, in the order of the documentation.
 
 _LOGS = get_args(LogName)
 

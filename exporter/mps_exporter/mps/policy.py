@@ -12,11 +12,8 @@ from dataclasses import dataclass
 MAX_LINE_BYTES = 65_536
 """Longest line, also of a recording's filter. A longer line is skipped, and counted as unknown."""
 
-MAX_MESSAGE = 512
-"""Longest message, in characters, that is compared with the known wordings."""
-
-MAX_QUOTED = 120
-"""Longest text that is kept of a message, in characters."""
+MAX_MESSAGE = 512  # Longest message, in characters, that is compared with the known wordings.
+MAX_QUOTED = 120  # Longest text that is kept of a message, in characters.
 
 WRITE_RACE_SECONDS = 0.1
 """Time between a line's timestamp and the write. A log read to its end at t is complete to t less
@@ -26,8 +23,7 @@ MAX_HOLD_SECONDS = 5.0
 """Maximum time for which a line waits until the other log is read up to its timestamp, and a reply
 of the control tool until both logs are read up to the query."""
 
-CLOCK_JUMP_SECONDS = 60.0
-"""Minimum step back in time that shows that a clock was set back."""
+CLOCK_JUMP_SECONDS = 60.0  # Minimum step back in time that shows that a clock was set back.
 
 CLOCK_TOLERANCE_SECONDS = 2.0
 """Maximum time by which a timestamp may be later than the time at which the line was read, and a
@@ -55,8 +51,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 5.0
 SIMULTANEOUS_SECONDS = 0.01
 """Maximum difference of the timestamps that the two logs give one event."""
 
-REFUSAL_SECONDS = 1.0
-"""Maximum time between the lines about one refused client."""
+REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
 
 MAX_RECENT = 256
 """Entries of each list or table of recent events, such as refusals by PID. The oldest go first."""
@@ -64,27 +59,17 @@ MAX_RECENT = 256
 MAX_CONTEXTS = 256
 """Contexts of one client process; contexts of one server whose GPU is not known yet."""
 
-MAX_GPUS = 64
-"""GPUs of one daemon, server or fault."""
-
-TIMELINE_SECONDS = 600
-"""Time that the timeline covers."""
-
-MAX_TIMELINE_SPANS = 400
-"""Spans of one daemon's timeline. The oldest go first."""
-
-MAX_INCIDENTS = 100
-"""Incidents of one daemon. The oldest go first."""
-
-MAX_INCIDENT_PIDS = 64
-"""Processes that one incident names."""
+MAX_GPUS = 64  # GPUs of one daemon, server or fault.
+TIMELINE_SECONDS = 600  # Time that the timeline covers.
+MAX_TIMELINE_SPANS = 400  # Spans of one daemon's timeline. The oldest go first.
+MAX_INCIDENTS = 100  # Incidents of one daemon. The oldest go first.
+MAX_INCIDENT_PIDS = 64  # Processes that one incident names.
 
 REPEATED_WITHIN_SECONDS = 60.0
 """Time within which equal failed starts and rejections are one incident with a count: a server that
 cannot start fails twenty times a second."""
 
-REPEATED_AMONG = 8
-"""Recent incidents that a repeated incident is compared with."""
+REPEATED_AMONG = 8  # Recent incidents that a repeated incident is compared with.
 
 # Faults
 
@@ -117,8 +102,7 @@ MAX_END_AGE_SECONDS = 5.0
 RANGES_LIFETIME_SECONDS = 600.0
 """Time for which the address ranges of a client are kept after its end."""
 
-MAX_EVIDENCE_PROCESSES = 1024
-"""Processes of one daemon whose address ranges are kept."""
+MAX_EVIDENCE_PROCESSES = 1024  # Processes of one daemon whose address ranges are kept.
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +140,7 @@ MIN_QUERY_AGE_SECONDS = 1.0
 RETRY_INTERVAL_SECONDS = 60.0
 """Minimum interval after a reply that explained nothing; doubles each time."""
 
-LOG_PRECEDENCE_SECONDS = 2.0
-"""Time before a query whose events are left to the log."""
+LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the log.
 
 CONTRADICTION_CONFIRM_SECONDS = 10.0
 """Minimum time between two replies that contradict the log and so prove that it lost a line."""

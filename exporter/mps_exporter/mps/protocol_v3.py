@@ -46,11 +46,9 @@ FEATURES = "feature describe --format=csv"
 V2_PARTITIONS = "lspart"
 """Query of a v2 daemon that was started with -S; sent on standard input like all v2 commands."""
 
-PROBE_V3 = (SERVERS, NAMESPACES)
-"""Lists of the daemon's configuration."""
+PROBE_V3 = (SERVERS, NAMESPACES)  # Lists of the daemon's configuration.
 DETAILS_V3 = (CLIENTS, PARTITIONS)
-FIXED_V3 = (DEVICES, FEATURES)
-"""Lists that change with the servers at most."""
+FIXED_V3 = (DEVICES, FEATURES)  # Lists that change with the servers at most.
 
 READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3, *FIXED_V3))
 """Every query that is ever given as arguments. None of them changes anything, and none has a flag
@@ -209,8 +207,7 @@ def _reply_name(query: str) -> str:
     return "_".join(query.split()[:2]).replace("-", "_")
 
 
-REPLIES = (*map(_reply_name, _LISTS), V2_PARTITIONS)
-"""Names of the queries in metrics."""
+REPLIES = (*map(_reply_name, _LISTS), V2_PARTITIONS)  # Names of the queries in metrics.
 
 
 def _split_lines(text: str) -> tuple[list[str], str]:

@@ -25,8 +25,7 @@ from typing import Any
 from mps_exporter.sources import policy
 from mps_exporter.sources.processes import Processes
 
-NO_GROUP = 65534
-"""The group without members: the groups of a user are not known here."""
+NO_GROUP = 65534  # The group without members: the groups of a user are not known here.
 
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE = 5, 6, 7, 19
 

@@ -29,21 +29,15 @@ from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LI
 from mps_exporter.observations import LogChunk, LogName, LogState
 from mps_exporter.sources import policy
 
-BLOCK_BYTES = 64 * 1024
-"""Size of the blocks in which a file is searched."""
+BLOCK_BYTES = 64 * 1024  # Size of the blocks in which a file is searched.
 
 FINGERPRINT_BYTES = 64
 """Length of the data before the read offset that is compared: a file in which it changed was
 truncated and written again."""
 
-STAMP_BYTES = 128
-"""Maximum length of a line's timestamp with its component and PID."""
-
-ZONE_STEP_SECONDS = 900
-"""Granularity of time zones: a quarter of an hour."""
-
-MAX_ZONE_SECONDS = 14 * 3600
-"""Maximum distance of a time zone from Greenwich."""
+STAMP_BYTES = 128  # Maximum length of a line's timestamp with its component and PID.
+ZONE_STEP_SECONDS = 900  # Granularity of time zones: a quarter of an hour.
+MAX_ZONE_SECONDS = 14 * 3600  # Maximum distance of a time zone from Greenwich.
 
 MTIME_TOLERANCE_SECONDS = 2.0
 """Maximum distance of a file's modification time from the timestamp of its last line."""
@@ -51,8 +45,7 @@ MTIME_TOLERANCE_SECONDS = 2.0
 _SET_BACK_SECONDS = 1800.0
 """Minimum step back of timestamps that shows the second pass of the hour that occurs twice."""
 
-MAX_COPIES = 3
-"""Maximum number of files that are searched for the end of a truncated log."""
+MAX_COPIES = 3  # Maximum number of files that are searched for the end of a truncated log.
 
 MISSING = "no such file"
 IRREGULAR = "not a regular file"

@@ -9,18 +9,14 @@ MAX_PROCESSES_PER_USER = 24
 """Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool. The
 directories of each are checked in each collection, with 40 system calls on a thread."""
 
-MAX_PROCESSES = 192
-"""Processes of all ordinary users: those of 64 daemons."""
+MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
 
 NEW_PROCESSES_PER_SECOND = 1.0
 """Refill rate of a user's new processes. A new process costs 0.3 ms, and 30 ms if it has a daemon's
 name and exits at once: 8 ms are a run of the control tool."""
 
-MAX_NEW_PROCESSES_PER_SECOND = 16.0
-"""Refill rate of the new processes of all ordinary users."""
-
-MAX_DAEMONS_PER_USER = 8
-"""Daemons shown of one user."""
+MAX_NEW_PROCESSES_PER_SECOND = 16.0  # Refill rate of the new processes of all ordinary users.
+MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
 
 MAX_DAEMONS = 64
 """Daemons shown of all ordinary users. Eight GPUs of seven MIG instances need 56 daemons."""
@@ -28,11 +24,8 @@ MAX_DAEMONS = 64
 MAX_TOOL_RUNS = 8
 """Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
 
-MAX_TOOL_RUNS_PER_USER = 2
-"""Concurrent runs of the control tool for one ordinary user."""
-
-MAX_IGNORED_USERS = 32
-"""Users whose ignored processes are counted, those with most of them first."""
+MAX_TOOL_RUNS_PER_USER = 2  # Concurrent runs of the control tool for one ordinary user.
+MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, those with most of them first.
 
 # ---------------------------------------------------------------------- discovery
 
@@ -43,14 +36,12 @@ MAX_PIPE_DIRECTORY_BYTES = 255
 """Length of a pipe directory's path. No daemon can run at a longer path: a socket's address has at
 most 108 bytes."""
 
-MAX_HUNG_PATHS_SHOWN = 8
-"""Hung directories named in the error message."""
+MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
 
 MAX_SOCKET_DIRECTORIES = 256
 """Directories with a control socket that are checked for a daemon without readable environment."""
 
-LOG_TAIL_BYTES = 1 << 16
-"""End of a control.log that is searched for lines of a daemon."""
+LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
 
 # ---------------------------------------------------------------------- processes
 
@@ -67,8 +58,7 @@ CLOCK_STEP_SECONDS = 2.0
 """Smallest change of the boot time that is a step of the clock. /proc/stat contains whole seconds,
 and adjustments of the clock move them a little."""
 
-MAX_PROC_FILE_BYTES = 1 << 22
-"""Length of a file of /proc."""
+MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
 
 MAX_MOUNT_NUMBER_BYTES = 64
 """Length of the beginning of a list of mounts, with the number of the first."""
@@ -76,8 +66,7 @@ MAX_MOUNT_NUMBER_BYTES = 64
 MAX_ARGUMENT_BYTES = 1 << 13
 """Length of the arguments that are read: a daemon's flags are at the beginning."""
 
-MAX_VARIABLES = 64
-"""MPS variables kept of a process's environment."""
+MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
 
 MAX_VARIABLE_NAME_BYTES = 128
 """Length of an MPS variable's name. A variable with a longer name is ignored."""
@@ -91,14 +80,9 @@ daemon, its server and its queued clients need one each."""
 
 # ---------------------------------------------------------------------- control groups
 
-MAX_CGROUPS = 1024
-"""Control groups whose GPU memory is read."""
-
-MAX_CGROUP_DEPTH = 32
-"""Levels of a control group's path that are searched for a limit."""
-
-MAX_CGROUP_FILE_BYTES = 1 << 16
-"""Length of a control group's file."""
+MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
+MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
+MAX_CGROUP_FILE_BYTES = 1 << 16  # Length of a control group's file.
 
 MAX_CONTAINER_LINKS = 20_000
 """Links in the kubelet's folder. A node has 110 pods by default; links of ended containers stay
@@ -106,8 +90,7 @@ until their pods are removed."""
 
 # ---------------------------------------------------------------------- doctor
 
-DOCTOR_TIMEOUT_SECONDS = 2.0
-"""Timeout for all that only the doctor reads."""
+DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for all that only the doctor reads.
 
 DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
 """Timeout of the search for open device files: 4,000 files take about 10 ms."""
@@ -123,8 +106,7 @@ MAX_IDLE_THREADS = 8
 MAX_HUNG_CALLS = 64
 """Maximum number of calls in progress from earlier rounds, after which no call is started."""
 
-MAX_HUNG_CALLS_PER_USER = 4
-"""The same limit for calls that read files of one ordinary user."""
+MAX_HUNG_CALLS_PER_USER = 4  # The same limit for calls that read files of one ordinary user.
 
 MAX_USERS_CALLS = 24
 """Maximum number of ordinary users' calls in progress that one round starts, each on a thread. Of
@@ -132,11 +114,8 @@ MAX_USERS_CALLS = 24
 
 # ---------------------------------------------------------------------- logs
 
-LOG_POLL_INTERVAL_SECONDS = 0.2
-"""Interval between polls of the logs."""
-
-LOG_POLL_TIMEOUT_SECONDS = 2.0
-"""Timeout of one poll of all logs."""
+LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between polls of the logs.
+LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
 
 USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
 """Part of that timeout in which a poll waits for logs of ordinary users."""
@@ -147,14 +126,12 @@ LOG_UNREADABLE_AFTER_SECONDS = 5.0
 SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
 """Interval between searches of a v3 daemon's log directory for logs of new servers."""
 
-MAX_LOG_BACKLOG_BYTES = 16 << 20
-"""Maximum part of a log that its first read covers, from the end."""
+MAX_LOG_BACKLOG_BYTES = 16 << 20  # Maximum part of a log that its first read covers, from the end.
 
 MAX_LOG_BEHIND_BYTES = 64 << 20
 """Maximum unread part of a log. A log that grew by more is skipped up to its last lines."""
 
-MAX_LOG_POLL_BYTES = 1 << 20
-"""Maximum part of a log that one poll reads."""
+MAX_LOG_POLL_BYTES = 1 << 20  # Maximum part of a log that one poll reads.
 
 MAX_USER_LOG_POLL_BYTES = 64 << 10
 """Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
@@ -163,28 +140,21 @@ some kB/s)."""
 MAX_USERS_LOG_POLL_BYTES = 128 << 10
 """Maximum size that one poll reads of all logs of all ordinary users."""
 
-MIN_USER_LOG_POLL_BYTES = 4096
-"""Minimum share of each log in these two limits."""
-
-MAX_SERVER_LOGS = 64
-"""Maximum number of server logs that are followed for a v3 daemon."""
+MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
+MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
 
 MAX_LOG_DIRECTORY_ENTRIES = 4096
 """Maximum number of directory entries that are searched for server logs."""
 
 # ---------------------------------------------------------------------- the control tool
 
-MAX_CONTROL_ATTEMPTS = 2
-"""Maximum number of runs for one query: the second follows a refusal."""
-
-CONTROL_RETRY_DELAY_SECONDS = 0.04
-"""Delay before the second run."""
+MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second follows a refusal.
+CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
 
 MIN_CONTROL_RUN_SECONDS = 0.5
 """Minimum time for a run (or half of its timeout): starting the tool takes a part of it."""
 
-MIN_CONTROL_RETRY_SECONDS = 0.1
-"""Minimum time for the second run."""
+MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
 
 CONTROL_HANG_RATIO = 0.9
 """Part of the timeout of a run without any reply, over all runs since the last, that is a hang."""
@@ -192,30 +162,21 @@ CONTROL_HANG_RATIO = 0.9
 CONTROL_BACKOFF_SECONDS = 10.0
 """Pause after a daemon's first hang. Each following pause is twice as long."""
 
-MAX_CONTROL_BACKOFF_SECONDS = 300.0
-"""Maximum pause after a hang."""
+MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 
 USERS_CONTROL_BACKOFF_SECONDS = 5.0
 """Delay before another query of an ordinary user's daemon that refused or was absent. Each
 following delay is twice as long. A run of the tool costs the exporter 8 ms."""
 
-MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0
-"""Maximum delay after such a failure."""
+MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum delay after such a failure.
 
 MAX_CONTROL_OUTPUT_BYTES = 1 << 20
 """Maximum length of each output. The kernel ends a tool that writes more."""
 
-MAX_KEPT_OUTPUT_CHARACTERS = 4096
-"""Length that is kept of such an output."""
-
-CONTROL_REAP_SECONDS = 1.0
-"""Maximum time to wait for the exit of a killed tool."""
-
-MAX_CONTROL_CPU_SECONDS = 10
-"""Maximum CPU time of a run."""
-
-MAX_CONTROL_OPEN_FILES = 64
-"""Maximum number of open files of a run."""
+MAX_KEPT_OUTPUT_CHARACTERS = 4096  # Length that is kept of such an output.
+CONTROL_REAP_SECONDS = 1.0  # Maximum time to wait for the exit of a killed tool.
+MAX_CONTROL_CPU_SECONDS = 10  # Maximum CPU time of a run.
+MAX_CONTROL_OPEN_FILES = 64  # Maximum number of open files of a run.
 
 # ---------------------------------------------------------------------- recordings
 
@@ -228,14 +189,9 @@ MAX_FIRST_REPLY_SECONDS = 5.0
 MAX_RECORDING_BYTES = 128 << 20
 """Maximum size of an unpacked recording. In memory it takes up to five times that."""
 
-MAX_RECORDING_LINE_BYTES = 32 << 20
-"""Maximum size of one line."""
-
-MAX_RECORDING_LINE_LISTS = 1_000_000
-"""Maximum number of lists and objects in one line."""
-
-MAX_RECORDING_SECONDS = 7 * 86400.0
-"""Maximum duration of a recording."""
+MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
+MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
+MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
 
 MAX_RECORDING_EARLY_SECONDS = 86400.0
 """Maximum time of an observation before the recording's start: an exit is recorded with its own
@@ -261,19 +217,14 @@ MAX_MAPS_WAITING_PER_USER = 512
 MAX_USER_MAPS_BYTES = 16 << 20
 """Maximum size of all maps that are read at once of one ordinary user's processes."""
 
-USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0
-"""Refill rate of that limit."""
+USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
 
 # ---------------------------------------------------------------------- this host
 
-MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5
-"""Timeout for the memory limits that only NVML reports."""
+MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
 
 EXIT_POLL_INTERVAL_SECONDS = 1.0
 """Interval between scans for exits of processes that have no pidfd."""
 
-GPU_SAMPLE_TIMEOUT_SECONDS = 5.0
-"""Timeout for one sample of the GPUs' activity."""
-
-CLOSE_TIMEOUT_SECONDS = 1.0
-"""Timeout for closing each source."""
+GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
+CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from cattrs.preconf.json import JsonConverter
 
 MAX_NUMBER = 2.0**64
-MAX_MOMENT = 4_102_444_800.0
-"""The year 2100."""
+MAX_MOMENT = 4_102_444_800.0  # The year 2100.
 _MOMENTS = frozenset({"at", "started_at", "start_time_seconds", "complete_until"})
 
 FORMAT = "mps-exporter-recording"

@@ -23,8 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-MAX_PATH_BYTES = 4095
-"""Longest path that the kernel accepts (PATH_MAX without the final byte)."""
+MAX_PATH_BYTES = 4095  # Longest path that the kernel accepts (PATH_MAX without the final byte).
 
 _INACCESSIBLE = "/systemd/inaccessible/dir"
 """The directory that systemd mounts over the directories of InaccessiblePaths= and ProtectHome=."""

@@ -39,16 +39,12 @@ class WebOptions:
 MAX_UNANSWERED_BYTES = 65_536
 """Maximum size of an incomplete request, far above the limits of aiohttp."""
 
-ADDRESS_FRACTION = 0.75
-"""Fraction of the connections or requests that one client address may have."""
-
-SWEEP_INTERVAL_SECONDS = 1.0
-"""Interval between searches for slow clients."""
+ADDRESS_FRACTION = 0.75  # Fraction of the connections or requests that one client address may have.
+SWEEP_INTERVAL_SECONDS = 1.0  # Interval between searches for slow clients.
 
 TLS_CLOSE_TIMEOUT_SECONDS = 2.0
 
-LINGERING_TIMEOUT_SECONDS = 2.0
-"""Time to read the rest of a request that is already answered."""
+LINGERING_TIMEOUT_SECONDS = 2.0  # Time to read the rest of a request that is already answered.
 
 ACCEPT_RETRY_SECONDS = 1.0
 """Delay before the next connection is accepted when descriptors or memory are short."""
@@ -57,8 +53,7 @@ LISTEN_BACKLOG = 1024
 
 # ---------------------------------------------------------------------------------- scrapes
 
-MAX_SCRAPE_TIMEOUT_SECONDS = 300.0
-"""Maximum scrape timeout that is taken from the request."""
+MAX_SCRAPE_TIMEOUT_SECONDS = 300.0  # Maximum scrape timeout that is taken from the request.
 
 MAX_QUEUE_SECONDS = 5.0
 """Maximum time that a scrape waits for a free slot, at most half of its timeout."""
@@ -68,20 +63,14 @@ MAX_QUEUE_SECONDS = 5.0
 STATUS_REUSE_SECONDS = 1.0
 """Maximum age of a status that is shown again, unless an incident occurred since."""
 
-AFTER_INCIDENT_SECONDS = 0.2
-"""Minimum interval between two collections that incidents cause."""
-
-STATUS_TIMEOUT_SECONDS = 5.0
-"""Timeout of a collection for the status."""
+AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
+STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
 
 INCIDENT_LEAD_SECONDS = 60.0
 """Age at which a past incident no longer precedes the current warnings."""
 
-HISTORY_SECONDS = 600.0
-"""Period of the drawings on the page."""
-
-SAMPLE_INTERVAL_SECONDS = 2.0
-"""Minimum interval between two samples of a GPU's activity."""
+HISTORY_SECONDS = 600.0  # Period of the drawings on the page.
+SAMPLE_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU's activity.
 
 MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1
 """Maximum number of samples of one GPU."""
@@ -89,8 +78,7 @@ MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1
 LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)
 """Periods that the lanes of a daemon may show."""
 
-SPARSE_SAMPLES = 20
-"""Number of samples in the period below which the page calls them sparse."""
+SPARSE_SAMPLES = 20  # Number of samples in the period below which the page calls them sparse.
 
 GAP_SECONDS = 30.0
 """Minimum interval between samples that breaks a line, unless the usual interval is longer."""
@@ -105,28 +93,19 @@ SHOWN_LANES = 6
 
 # ----------------------------------------------------------------------------------- events
 
-REPLAYED_EVENTS = 256
-"""Number of past events that a reconnecting reader can get."""
+REPLAYED_EVENTS = 256  # Number of past events that a reconnecting reader can get.
 
 MAX_QUEUED_EVENTS = 64
 """Maximum number of events that wait for a slow reader; it loses the oldest, with a notice."""
 
-KEEP_ALIVE_INTERVAL_SECONDS = 15.0
-"""Interval between comments on an idle event stream."""
-
-RECONNECT_MILLISECONDS = 3000
-"""Delay after which a browser reconnects to the event stream."""
+KEEP_ALIVE_INTERVAL_SECONDS = 15.0  # Interval between comments on an idle event stream.
+RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the event stream.
 
 # ------------------------------------------------------------------- web configuration file
 
-CONFIG_CHECK_INTERVAL_SECONDS = 1.0
-"""Interval between checks of the files for changes."""
-
-MAX_CONFIG_BYTES = 1 << 17
-"""Maximum size of the file: PyYAML reads about 100 kB per second."""
-
-MAX_CERTIFICATE_BYTES = 4 << 20
-"""Maximum size of a file with certificates or a key."""
+CONFIG_CHECK_INTERVAL_SECONDS = 1.0  # Interval between checks of the files for changes.
+MAX_CONFIG_BYTES = 1 << 17  # Maximum size of the file: PyYAML reads about 100 kB per second.
+MAX_CERTIFICATE_BYTES = 4 << 20  # Maximum size of a file with certificates or a key.
 
 WRONG_PASSWORD_SECONDS = 0.5
 """Delay after a wrong password, before the next check for the same address."""

@@ -124,8 +124,7 @@ def unwrapped_increment(before: int, now: int, expected: float) -> int:
     return increment + max(0, turns) * COUNTER_32
 
 
-GPU_UTILIZATION_SAMPLES = 1
-"""nvmlSamplingType_t."""
+GPU_UTILIZATION_SAMPLES = 1  # nvmlSamplingType_t.
 SILENCE_SECONDS = 5.0
 """Time without a new sample that proves that the clock was set: NVML samples once a second."""
 

@@ -37,8 +37,7 @@ CORES_PER_SM = {3: 192, 5: 128, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 11: 128,
 """Major compute capability -> cores; 6.0 and 8.0 have 64."""
 CORES_PER_SM_EXCEPTIONS = {(6, 0): 64, (8, 0): 64}
 
-LOST = (Reading("up", 0.0),)
-"""Readings of a GPU that is gone."""
+LOST = (Reading("up", 0.0),)  # Readings of a GPU that is gone.
 
 
 class DeviceReader:
@@ -334,8 +333,7 @@ def _compute_mode(value: int | None) -> str | None:
 
 # Processes
 
-NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF
-"""NVML's number for unknown memory."""
+NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory.
 
 CALLS: dict[ProcessList, ProcessKind] = {
     "compute": "Compute",

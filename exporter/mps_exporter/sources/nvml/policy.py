@@ -4,15 +4,13 @@ from __future__ import annotations
 
 # How often a value is read, by what the call costs and how fast the value changes
 
-EACH = 0.0
-"""Interval of values that cost microseconds: read at each collection."""
+EACH = 0.0  # Interval of values that cost microseconds: read at each collection.
 SLOW = 5.0
 """Interval in seconds of values that may change at any time, but cost 0.3 ms or more. These and
 slower values are renewed between collections, so that no collection waits for them."""
 MINUTE = 60.0
 """Interval in seconds of settings and of counters of rare events, which cost about 1 ms."""
-HOUR = 3600.0
-"""Interval in seconds of values that only a repair or a new board changes."""
+HOUR = 3600.0  # Interval in seconds of values that only a repair or a new board changes.
 
 # Work between collections
 
@@ -45,10 +43,8 @@ INIT_RETRY_INTERVAL_SECONDS = 10.0
 """Interval between attempts to initialize NVML while NVML is missing."""
 MIN_LOST_RETRY_SECONDS = 60.0
 """Delay after the loss of a GPU until NVML is initialized again; doubled after each attempt."""
-MAX_LOST_RETRY_SECONDS = 600.0
-"""Maximum of that delay."""
-MIG_SCAN_INTERVAL_SECONDS = 10.0
-"""Interval between scans for new MIG instances."""
+MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
+MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
 # Xid events and control groups
 

@@ -154,11 +154,8 @@ BROKEN_V3 = ((535, 43), (535, 98))
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
-UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF
-"""NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit."""
-
-LOCK = threading.Lock()
-"""Held during each NVML call except waits for events."""
+UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
+LOCK = threading.Lock()  # Held during each NVML call except waits for events.
 
 _MISMATCH: tuple[type[Exception], ...] = (
     (pynvml.NVMLLibraryMismatchError,) if hasattr(pynvml, "NVMLLibraryMismatchError") else ()
@@ -371,8 +368,7 @@ NEVER_AGAIN = math.inf
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of arithmetic on an unexpected reply: infinity, a list too short. They cost the reading,
 never the source."""
-DEFECT = -1
-"""Number of defects among NVML's codes."""
+DEFECT = -1  # Number of defects among NVML's codes.
 
 
 class GpuGoneError(Exception):

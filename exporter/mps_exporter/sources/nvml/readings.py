@@ -25,8 +25,7 @@ PERCENT = 1e-2
 MEGA = 1e6
 KIBI = 1024.0
 
-ALL_LINKS = 0xFFFFFFFF
-"""Scope of the sum over all NVLink links."""
+ALL_LINKS = 0xFFFFFFFF  # Scope of the sum over all NVLink links.
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -220,8 +219,7 @@ def _query_links(api: NvmlApi, device: Device, field: int, known: set[int]) -> l
     return [reply.value for reply in replies if reply.code == 0]
 
 
-ECC_LOCATIONS = {"dram": 2, "sram": 7}
-"""nvmlMemoryLocation_t of GPUs since Ampere."""
+ECC_LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t of GPUs since Ampere.
 ECC_OLD_LOCATIONS = {
     "l1_cache": 0,
     "l2_cache": 1,

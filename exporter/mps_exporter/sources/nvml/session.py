@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 
 NEVER = float("inf")
 
-XID_CRITICAL_ERROR = 0x8
-"""nvmlEventTypeXidCriticalError."""
+XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError.
 
 REMEDIES: dict[int, str] = {
     Code.LIBRARY_NOT_FOUND: (

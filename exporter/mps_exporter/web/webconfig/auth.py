@@ -24,8 +24,7 @@ from .config import RateLimit, WebConfig
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
-MAX_PASSWORD_BYTES = 72
-"""Bytes of a password that bcrypt reads. Go compares only these, too."""
+MAX_PASSWORD_BYTES = 72  # Bytes of a password that bcrypt reads. Go compares only these, too.
 
 
 _ROUNDING_SECONDS = 1e-9
