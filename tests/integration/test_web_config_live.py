@@ -425,7 +425,7 @@ async def test_the_fix_may_be_in_another_file(
 
 async def test_a_handshake_that_is_never_finished(site: Site) -> None:
     site.write(TLS)
-    options = {"config_file": str(site.config), "request_timeout": 0.5}
+    options = {"web_config_file": str(site.config), "request_timeout": 0.5}
     async with served(FakeBackend(), **options) as (shown, _):
         host, _, port = shown[0].rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -67,6 +67,8 @@ class TrackedServer:
     _credentials_missing: bool = False
     """Its log shows that a queued client sent no credentials: that client was dead already.
     From then on the server serves nothing, whatever connects."""
+    _has_served: bool = False
+    """A context was ACTIVE."""
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
@@ -162,8 +164,8 @@ class TrackedServer:
         return not self.has_log or (lost_at is not None and lost_at >= self.started_at)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost, unless it has clients: one without a free descriptor logs the same."""
-        if not self.clients.may_have_context:
+        """Make it a ghost unless it has served: one without a free descriptor logs the same."""
+        if not (self._has_served or self.clients.may_have_context):
             self._credentials_missing = True
             self._become_ghost(when)
 
@@ -215,6 +217,7 @@ class TrackedServer:
             self._open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False
+            self._has_served = True
             self.daemon.evidence.client_active(pid)
         self.faults.endings.forget((self.clients.gpu_of(pid, context),))
         self.clients.associations.confirm(pid, context, active=True)
