@@ -285,9 +285,9 @@ def test_each_layout_watches_and_mounts_what_it_is_about() -> None:
         for layout in LAYOUTS
     }
     assert volumes == {
-        "devicePlugin": {"passwd", "container-logs", "mps-root"},
-        "dra": {"passwd", "container-logs"},
-        "plain": {"passwd", "tmp", "var-log"},
+        "devicePlugin": {"passwd", "incidents", "container-logs", "mps-root"},
+        "dra": {"passwd", "incidents", "container-logs"},
+        "plain": {"passwd", "incidents", "tmp", "var-log"},
     }
     pod = daemonset("devicePlugin.resources={nvidia.com/gpu.shared,nvidia.com/h200}")
     arguments = pod["containers"][0]["args"]
