@@ -463,8 +463,7 @@ class Collector:
                 for gpu in snapshot.gpus
                 for pid in gpu.seems_stranded or ()
             }
-            use = self._sm_use.count(snapshot, run.gpus.at)
-            snapshot = replace(snapshot, sm_use=use)
+            snapshot = replace(snapshot, sm_use=self._sm_use.count(snapshot, run.gpus.at))
         kernel = self._kernel
         known = kernel is not None and (kernel.readable or kernel.error)
         return replace(

@@ -21,6 +21,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,
     KernelObservation,
@@ -40,10 +41,9 @@ ENCODE_INTERVAL_SECONDS = 5.0
 kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
 
 OLD_LOGS_RATIO = 0.25  # Part of the memory for older lines of logs.
-MAX_OLD_STREAMS = 256  # Maximum number of sources whose last older observation is kept.
-
-MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20
-"""Limits of the directory. The oldest recordings are removed."""
+MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
+MAX_NAMES = 50_000  # Maximum number of replaced names. Beyond, the memory begins again.
+MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
 
 _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -77,6 +77,7 @@ class Hindsight:
         self._incident: Incident | None = None
         """The first incident that waits to be written."""
         self._lock = threading.Lock()
+        self._transitions = TransitionLogger(_log)
 
     # ------------------------------------------------------------------ on the event loop
 
@@ -99,13 +100,23 @@ class Hindsight:
         """Compress, and write recordings of incidents, until cancelled."""
         while True:
             await asyncio.sleep(ENCODE_INTERVAL_SECONDS)
-            waiting, self._waiting = self._waiting, []
-            await asyncio.to_thread(self._encode, waiting)
-            incident = self._incident
-            if incident is not None and self._now() >= incident.at + AFTER_SECONDS:
-                self._incident = None
-                if self._directory is not None:
-                    await asyncio.to_thread(self._write, self._directory, incident)
+            try:
+                await self._step()
+            except Exception as error:  # noqa: BLE001 - the exporter continues without recordings
+                self._transitions.failed("hindsight", message="cannot record", err=repr(error))
+            else:
+                self._transitions.recovered("hindsight", message="incidents are recorded again")
+
+    async def _step(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if len(self._kept) > MAX_STREAMS:
+            self._kept.clear()
+        await asyncio.to_thread(self._encode, waiting)
+        incident = self._incident
+        if incident is not None and self._now() >= incident.at + AFTER_SECONDS:
+            self._incident = None
+            if self._directory is not None:
+                await asyncio.to_thread(self._write, self._directory, incident)
 
     async def recording(self, at: float) -> bytes | None:
         """Return the recording of an incident at this time; None if it is not kept any more."""
@@ -115,6 +126,12 @@ class Hindsight:
 
     def _encode(self, waiting: list[Observation]) -> None:
         with self._lock:
+            self._encoder.prune(MAX_STREAMS)
+            if self._encoder.names > MAX_NAMES:
+                self._encoder = RecordEncoder(anonymised=self._anonymised)
+                for kept in (self._recent, self._old_logs, self._old):
+                    kept.clear()
+                self._size = 0
             for observation in waiting:
                 if isinstance(observation, NvmlObservation):
                     self._gpus = observation
@@ -137,7 +154,7 @@ class Hindsight:
                 self._old[stream] = data
         while sum(map(len, self._old_logs)) > OLD_LOGS_RATIO * self._max_bytes:
             self._old_logs.popleft()
-        while len(self._old) > MAX_OLD_STREAMS:
+        while len(self._old) > MAX_STREAMS:
             del self._old[next(iter(self._old))]
 
     def _find(self, at: float) -> bytes | None:
@@ -152,16 +169,13 @@ class Hindsight:
 
     def _recording(self, scenario: str) -> bytes:
         """Return the recording of all that is kept."""
-        begin, now = self._recent[0][0], self._now()
+        begin = self._recent[0][0]
         header = make_header(self._gpus, begin, scenario, anonymised=self._anonymised)
-        earliest = begin - MAX_RECORDING_EARLY_SECONDS
+        old = map(zlib.decompress, (*self._old_logs, *self._old.values()))
         lines = [self._encoder.header(header)]
-        lines += (
-            _not_before(earliest, zlib.decompress(data))
-            for data in (*self._old_logs, *self._old.values())
-        )
+        lines += (_not_before(begin - MAX_RECORDING_EARLY_SECONDS, line) for line in old)
         lines += (zlib.decompress(data) for _, _, data in self._recent)
-        lines.append(self._encoder.line({"kind": "end", "at": now}))
+        lines.append(self._encoder.line({"kind": "end", "at": self._now()}))
         return gzip.compress(b"".join(lines), mtime=0)
 
     def _write(self, directory: Path, incident: Incident) -> None:
@@ -174,16 +188,13 @@ class Hindsight:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_room(directory, len(data))
-            part = path.with_name(f".{path.name}")
+            part = directory / ".incident.rec.gz"  # the next recording replaces what a failure left
             os.close(create_private(part, data))
             part.replace(path)
+            _log.info("wrote the recording of an incident", extra={"fields": fields})
         except OSError as error:
-            with suppress(OSError):
-                path.with_name(f".{path.name}").unlink()
             fields["err"] = str(error)
             _log.warning("cannot write the recording of an incident", extra={"fields": fields})
-        else:
-            _log.info("wrote the recording of an incident", extra={"fields": fields})
 
 
 def _mark(observation: Observation) -> object:
@@ -210,11 +221,11 @@ def _not_before(earliest: float, line: bytes) -> bytes:
 
 def _files(directory: Path | None) -> list[Path]:
     """Return the recordings in a directory, the oldest first."""
-    if directory is None:
+    try:
+        found = directory.iterdir() if directory is not None else ()
+        return sorted(one for one in found if _FILE_NAME.fullmatch(one.name))
+    except OSError:
         return []
-    with suppress(OSError):
-        return sorted(one for one in directory.iterdir() if _FILE_NAME.fullmatch(one.name))
-    return []
 
 
 def _incident_time(path: Path) -> float:

@@ -45,7 +45,6 @@ class SmUseCounter:
         at: when the GPUs were read.
         """
         servers = [(daemon, server) for daemon in snapshot.daemons for server in daemon.servers]
-        server_pids = {server.pid for _, server in servers}
         clients = {
             (daemon.pipe_directory, server.pid, client.pid): client
             for daemon, server in servers
@@ -59,7 +58,8 @@ class SmUseCounter:
             limits = {key[2]: clients[key].sm_limit.get(gpu.uuid, sms) for key in on_gpu}
             members: object = object()
             if found is not None and not gpu.observation.unread_lists:
-                limits = dict.fromkeys({one.pid for one in found} - server_pids, sms) | limits
+                others = {one.pid for one in found} - {server.pid for _, server in servers}
+                limits = dict.fromkeys(others, sms) | limits
                 members = frozenset(limits)
             now = _look(gpu, at, members, changes)
             if now is None:

@@ -39,7 +39,6 @@ class EndAdvice:
     in_danger: bool
     """Whether other programs are lost, or the daemon may hang."""
     text: tuple[str, ...]
-    """Sentences."""
     neighbours: tuple[int, ...] = ()
     """Processes that are lost if it ends with GPU work in flight."""
     actions: tuple[Action, ...] = ()
@@ -54,8 +53,7 @@ def before_kill(pid: int, snapshot: Snapshot) -> EndAdvice:
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
                 "A process that dies in the queue stays in it: the daemon may hang when its turn "
-                "comes, and then every other program waits. Let it run first, or quit the daemon "
-                "when no client is connected.",
+                "comes, and then every other program waits. Let it run first.",
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         for server in daemon.servers:
@@ -69,12 +67,18 @@ def before_kill(pid: int, snapshot: Snapshot) -> EndAdvice:
                 if client.pid == pid:
                     return _of_client(host, daemon, server, client)
     unread = ", ".join(result.name for result in snapshot.collectors if not result.success)
-    if not unread and any(not daemon.follows("server") for daemon in snapshot.daemons):
+    if not (unread or all(map(_shows_clients, snapshot.daemons))):
         unread = "server.log"
     end = f"Process {pid} is no client of MPS: its end takes no other program down."
     if unread:
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
+
+
+def _shows_clients(daemon: ControlDaemon) -> bool:
+    """Return whether all clients and their contexts are known."""
+    listed = daemon.follows("server") or daemon.protocol == "3"
+    return listed and not daemon.dropped_clients
 
 
 def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: Client) -> EndAdvice:
@@ -89,6 +93,8 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
             "cannot use the GPU any more.",
             f"{capitalize(join_some([host.client(one) for one in found]))}.",
         ]
+    elif not _shows_clients(daemon):
+        text.append("Not all clients of its daemon are known: others may be lost with it.")
     elif not _gpus_of(client):
         text.append("It has no context on a GPU: its end takes no other program down.")
     else:
@@ -98,7 +104,8 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
         )
     if actions := _in_order(daemon, client):
         text.append("In this order, its end takes no other program down:")
-    return EndAdvice(client.pid, bool(found), tuple(text), tuple(one.pid for one in found), actions)
+    in_danger, pids = bool(found) or not _shows_clients(daemon), tuple(one.pid for one in found)
+    return EndAdvice(client.pid, in_danger, tuple(text), pids, actions)
 
 
 def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from mps_exporter.metrics.spec import (
     PROC,
@@ -16,7 +16,7 @@ from mps_exporter.metrics.spec import (
     texts,
 )
 from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
-from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, SmUse, Wait
+from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, Wait
 
 _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
 """States with series. Nearly all clients are active."""
@@ -46,19 +46,13 @@ def _detail_rows(page: Page) -> Rows[Client]:
     return client_rows(page) if page.clients == "full" else iter(())
 
 
-def _use_rows(page: Page) -> Rows[Mapping[str, SmUse]]:
-    for daemon in page.snapshot.daemons if page.clients == "full" else ():
-        for server in daemon.servers:
-            for one in _with_series(page, server):
-                key = daemon.pipe_directory, server.pid, one.pid
-                yield key, page.snapshot.sm_use.get(key, {})
-
-
 def _sm_seconds(page: Page) -> Samples:
     return {
-        labels + texts((*page.gpu(uuid), bound)): value
-        for labels, by_gpu in page.rows(USE)
-        for uuid, use in by_gpu.items()
+        texts((*key, *page.gpu(uuid), bound)): value
+        for key, one in _detail_rows(page)
+        for uuid, use in page.snapshot.sm_use.get(
+            (str(key[0]), one.server_pid, one.pid), {}
+        ).items()
         for bound, value in (("high", use.high), ("low", use.low))
     }
 
@@ -110,7 +104,6 @@ def _user_rows(page: Page) -> Rows[Sequence[Wait]]:
 SECTION = Section("Clients")
 CLIENT = Scope(SECTION, "daemon server pid", client_rows)
 DETAIL = Scope(SECTION, "daemon server pid", _detail_rows)
-USE = Scope(SECTION, "daemon server pid", _use_rows)
 INACTIVE = Scope(SECTION, "daemon server pid uid state", _inactive_rows)
 CONTAINER = Scope(SECTION, "container_id pod_namespace pod_name container_name", _container_rows)
 DROPPED = Scope(SECTION, "daemon", _dropped_rows)
@@ -164,7 +157,7 @@ DETAIL.number(
 DETAIL.by_gpu(
     "mps_client_sm_limit", "calculated, with the hardware's rounding", lambda c: c.sm_limit
 ).means("SMs that the client's share allows on this GPU: a maximum, not a reservation.")
-USE.add(
+DETAIL.add(
     "mps_client_sm_seconds_total",
     "nvmlGpmMetricsGet 2 and mps_client_sm_limit",
     _sm_seconds,

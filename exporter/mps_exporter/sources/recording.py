@@ -123,9 +123,9 @@ class Anonymiser:
     def __init__(self) -> None:
         from cattrs.gen import make_dict_unstructure_fn, override
 
-        self._uuids: dict[str, str] = {}
-        self._programs: dict[str, str] = {}
-        self._names: dict[str, str] = {}
+        self.uuids: dict[str, str] = {}
+        self.programs: dict[str, str] = {}
+        self.parts: dict[str, str] = {}
         """Parts of paths, and names of servers, namespaces and partitions of MPS v3: a path may
         contain these."""
         self._converter = _make_converter()
@@ -205,10 +205,10 @@ class Anonymiser:
         if kind == "program":
             if not name or name.startswith("nvidia-cuda-mps"):
                 return name
-            return self._programs.setdefault(name, f"program-{len(self._programs) + 1}")
+            return self.programs.setdefault(name, f"program-{len(self.programs) + 1}")
         if _KEPT_NAME.fullmatch(name):
             return name
-        return self._names.setdefault(name, f"name_{len(self._names) + 1}")
+        return self.parts.setdefault(name, f"name_{len(self.parts) + 1}")
 
     def _path(self, path: str) -> str:
         return "/".join(self._rename("part", part) for part in path.split("/"))
@@ -226,7 +226,7 @@ class Anonymiser:
     def _uuid(self, match: re.Match[str]) -> str:
         kind, digits = match.groups()
         head = digits[:8].lower()
-        number = self._uuids.setdefault(head, f"{len(self._uuids) + 1:08x}")
+        number = self.uuids.setdefault(head, f"{len(self.uuids) + 1:08x}")
         whole = f"{number}-0000-4000-8000-{number:0>12}"
         return f"{kind}-{whole[: len(digits)]}"
 
@@ -297,6 +297,18 @@ class RecordEncoder:
         line = json.dumps(record, separators=(",", ":"))
         text = line if self._anonymiser is None else self._anonymiser.text(line)
         return f"{text}\n".encode()
+
+    @property
+    def names(self) -> int:
+        """Number of names that have a replacement."""
+        one = self._anonymiser
+        return 0 if one is None else sum(map(len, (one.uuids, one.programs, one.parts)))
+
+    def prune(self, most: int) -> None:
+        """Forget all sources if they are too many: the next observation of each is written."""
+        if len(self._previous) + len(self._log_filters) > most:
+            self._previous.clear()
+            self._log_filters.clear()
 
     def _known_lines(self, chunk: LogChunk) -> LogChunk:
         stream = chunk.pipe_directory, chunk.log, chunk.server_name

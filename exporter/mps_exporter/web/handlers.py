@@ -170,13 +170,9 @@ async def incident_recording(request: web.Request) -> web.Response:
     async with request.app[PAGE_LIMITER].slot(request.remote):
         data = found and await request.app[BACKEND].recording(int(found[1]) / 1000)
     if not found or data is None:
-        text = (
-            "404 Not Found: this incident is not recorded, or not kept any more "
-            "(--record.directory keeps recordings)"
-        )
+        text = "404 Not Found: this incident is not kept (--record.directory keeps recordings)"
         return text_response(text, status=404)
-    name = f"attachment; filename=incident-{found[0]}.rec.gz"
-    headers = {"Content-Disposition": name}
+    headers = {"Content-Disposition": f"attachment; filename=incident-{found[0]}.rec.gz"}
     return web.Response(body=data, content_type="application/octet-stream", headers=headers)
 
 

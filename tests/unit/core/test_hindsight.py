@@ -19,11 +19,12 @@ from mps_exporter.hindsight import (
     MAX_FILES,
     Hindsight,
 )
-from mps_exporter.observations import Observation
+from mps_exporter.observations import ControlObservation, Observation, Outcome
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import Recording, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS
+from testing.waiting import until
 
 FAULT = read_recording(RECORDINGS / "fault.rec.gz")
 MB = 1 << 20
@@ -176,3 +177,45 @@ def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
     assert "of somebody else" in names
     kept.ring._write(tmp_path / "of somebody else", Incident(kept.now, "ghost"))
     assert "cannot write the recording of an incident" in caplog.text
+
+
+def test_a_failure_ends_neither_the_exporter_nor_later_recordings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mps_exporter.hindsight.ENCODE_INTERVAL_SECONDS", 0.01)
+    kept = Kept(tmp_path)
+    kept.ring.note(Incident(-AFTER_SECONDS, "fault"))  # nothing was observed yet
+    encode = kept.ring._encoder.observation
+    monkeypatch.setattr(kept.ring._encoder, "observation", lambda _: 1 / 0)
+
+    async def run() -> None:
+        task = asyncio.create_task(kept.ring.run())
+        kept.observe(FAULT.observations[0])
+        await until(lambda: "cannot record" in caplog.text)
+        monkeypatch.setattr(kept.ring._encoder, "observation", encode)
+        await until(lambda: "recorded again" in caplog.text)
+        kept.observe(*FAULT.observations[1:])
+        await until(lambda: bool(kept.ring._recent))
+        task.cancel()
+
+    caplog.set_level("INFO")
+    asyncio.run(run())
+    assert caplog.text.count("cannot record") == 1
+
+
+def test_names_and_sources_that_users_choose_do_not_grow_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mps_exporter.hindsight.MAX_NAMES", 100)
+    monkeypatch.setattr("mps_exporter.hindsight.MAX_STREAMS", 10)
+    kept = Kept()
+    ring = Hindsight(8 * MB, None, anonymised=True, now=lambda: kept.now)
+    kept.ring = ring
+    for number in range(200):
+        answer = ControlObservation(number, f"/home/user-{number}/mps", "probe", Outcome.OK)
+        kept.observe(answer)
+        asyncio.run(ring._step())
+        assert len(ring._kept) <= 11
+        assert len(ring._old) <= 10
+        assert ring._encoder.names <= 103
+        assert len(ring._encoder._previous) <= 11

@@ -102,8 +102,16 @@ def test_nothing_is_known_from_below(why: str) -> None:
     elif why == "no server.log":
         host.readable = False
     before = host.look(**changes)[1].low
+    for _ in range(1 if why == "came and went" else 3):
+        host.work(1.0, p1=90.0)
+        assert host.look(**changes)[1].low == before
+
+
+def test_two_samples_do_not_show_that_the_processes_were_the_same() -> None:
+    host = Host({1: 100})
+    host.look()
     host.work(1.0, p1=90.0)
-    assert host.look(**changes)[1].low == before
+    assert host.look()[1].low == 0.0
 
 
 def test_a_gpu_without_sm_activity_has_no_bounds() -> None:
