@@ -165,10 +165,9 @@ DETAIL.add(
 ).means(
     "SM-seconds of the client: at least low, at most high. Equal while the client is the only "
     "process on the GPU. Hopper and later.",
-    note="high: its limit, or the whole use of the GPU if that is less. low: the use of the GPU "
-    "less the limits of all others; it does not rise while processes come and go, or while "
-    "server.log cannot be read. A process without MPS that came and went between two "
-    "collections is not visible, nor is a limit that a program changes at its start.",
+    note="high: its limit, or the GPU's use if that is less. low: the GPU's use less the limits of "
+    "all others; it does not rise while processes come and go, or without server.log. Not seen: a "
+    "process without MPS between two collections, a limit that a program changes at its start.",
 )
 DETAIL.number("mps_client_priority", f"{PROC}/PID/environ", lambda c: c.priority or None).means(
     "1 where the client requested a priority below normal; else absent."
