@@ -331,7 +331,7 @@ def _read_row(kind: _List, row: Mapping[str, str], counts: Counter[str]) -> Iter
     cells = {field: row[field] for field in kind.fields & row.keys() if row[field] not in _EMPTY}
     values = {field: _value(field, cell) for field, cell in cells.items()}
     known = {field: value for field, value in values.items() if value is not None}
-    # Without a PID that matches it is unknown whether a server has a process.
+    # Without a PID that matches it is unknown whether a server has a process. No client has PID 0.
     if all(map(known.get, kind.required)) and ("pid" in known or "pid" not in cells):
         counts["value"] += len(cells) - len(known)
         yield kind.row(**known)
