@@ -88,7 +88,7 @@ def test_one_file_runs_with_every_python(release: Path, tmp_path: Path, python: 
     if output_of(python, "-V").returncode:
         pytest.skip("this Python is a name only")
     file = release / "mps-exporter.pyz"
-    run: list[str | Path] = [python, "-I", "-B", file]
+    run: list[str | Path] = [python, "-I", "-S", "-B", file]  # without installed packages
     recording = ROOT / "tests" / "recordings" / "quiet.rec.gz"
     doctor = output_of(*run, "doctor", "--recording", recording, "--json")
     assert doctor.returncode in (0, 1, 2), doctor.stderr
@@ -96,7 +96,8 @@ def test_one_file_runs_with_every_python(release: Path, tmp_path: Path, python: 
     assert output_of(*run, "explain", "error 810").returncode == 0
     users = tmp_path / "web.yml"
     users.write_text(f"basic_auth_users: {{a: '$2y$10${'a' * 53}'}}\n")
-    refused = output_of(*run, "demo", f"--web.config.file={users}", "--web.listen-address=:0")
+    words = ("demo", f"--web.config.file={users}", "--web.listen-address=:0")
+    refused = output_of(*run, *words, timeout=60)
     assert refused.returncode == 1
     assert "needs the Python package bcrypt" in refused.stderr
     address = f"unix:{tmp_path / 'socket'}"
