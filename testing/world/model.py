@@ -165,7 +165,10 @@ class World:
             self._retry_unless(daemon.act(action), action)
 
     def _set_clock(self, step_ms: int) -> None:
-        """Set the wall clock; /proc counts starts since the boot, so they move with it."""
+        """Set the wall clock; /proc counts starts since the boot, so they move with it.
+
+        The logs have wall-clock timestamps only: a duration across the step includes it.
+        """
         self.now_ms += step_ms
         self.settled_ms += step_ms
         self.stepped_ms += step_ms
