@@ -114,8 +114,8 @@ class DaemonTracker:
             self._server.apply(entry, when)
 
     def advance_to(self, until: float) -> None:
-        self.state.advance_to(until)
         self._confirm_exits(until)
+        self.state.advance_to(until)
 
     @property
     def silent_since(self) -> float | None:

@@ -124,12 +124,14 @@ class ClientQueue:
             if entry.uid != uid:
                 entry.block(uid, when)
 
-    def has_blocked_clients(self) -> bool:
-        return any(entry.blocked and not entry.dead for entry in self)
+    def has_blocked_clients(self, at: float = 0.0) -> bool:
+        """Return whether another user's client waits whose process was not gone by this time."""
+        waiting = (entry for entry in self._entries if entry.blocked and not entry.dead)
+        return any((entry.missing_since or NEVER) > at for entry in waiting)
 
     def count_overtake(self, uid: int, when: Moment) -> None:
         """Count the admission of the running user's client, if another user's client waits."""
-        if self.has_blocked_clients():
+        if self.has_blocked_clients(when.at):
             when.increment("mps_uid_overtakes_total", uid=uid)
 
 

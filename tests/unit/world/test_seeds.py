@@ -22,6 +22,11 @@ WORLDS = (
     (550166, 10),  # without control.log, a new daemon had the GPUs of the last one
     (602748, 10),  # a working server without a free descriptor was called a ghost
     (3016, 10),  # the clock was set between an event and the moment from which on it is known
+    (650765, 10),  # the clock was set while a server started: the lines are an hour apart
+    (603123, 10),  # the clock was set before the daemon's death was certain
+    (603736, 10),  # a dead client waited until its death was certain
+    (701170, 10),  # the same, in a fault
+    (605138, 10),  # twenty-eight clients overtook one that had died half a second before
 )
 """Seed and minutes."""
 
