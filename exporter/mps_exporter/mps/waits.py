@@ -126,8 +126,7 @@ class ClientQueue:
 
     def has_blocked_clients(self, at: float = 0.0) -> bool:
         """Return whether another user's client waits whose process was not gone by this time."""
-        waiting = (entry for entry in self._entries if entry.blocked and not entry.dead)
-        return any((entry.missing_since or NEVER) > at for entry in waiting)
+        return any(e.blocked and not e.dead and (e.missing_since or NEVER) > at for e in self)
 
     def count_overtake(self, uid: int, when: Moment) -> None:
         """Count the admission of the running user's client, if another user's client waits."""
