@@ -1,8 +1,8 @@
 """The pages in docs/symptoms: a page for each error text or hang that users report.
 
 Each page begins with its title and a comment, ``<!-- symptom``, with one ``key: values`` on a line:
-kind (one of KINDS), its findings and alerts, the public threads that report it, and the recordings
-of real hosts on which a finding of the page appears.
+kind (one of KINDS), its findings and alerts, and the recordings of real hosts on which a finding of
+the page appears.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = {
     "log": "A line in the log",
 }
 _HEADER = re.compile(r"<!-- symptom\n(.*?)-->", re.DOTALL)
-_KEYS = ("findings", "alerts", "reported", "recordings")
+_KEYS = ("findings", "alerts", "recordings")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Symptom:
     kind: str
     findings: tuple[str, ...]
     alerts: tuple[str, ...]
-    reported: tuple[str, ...]
     recordings: tuple[str, ...]
 
     @property

@@ -57,17 +57,15 @@ class Playing:
     recording: Recording
     host: ReplayHost
     collector: Collector
-    speed: float
-    """Recorded seconds for each second of the viewer."""
 
     @property
     def position(self) -> float:
         """Seconds after the playlist's start."""
-        return self.scene.starts_at + (self._elapsed - self.scene.begin) / self.scene.speed
+        return self.scene.starts_at + self._elapsed - self.scene.begin
 
     def seconds_left(self) -> float:
         """Return the time until the scene's end, in the viewer's time."""
-        return (self.scene.end - self._elapsed) / self.speed
+        return (self.scene.end - self._elapsed) / self.host.speed
 
     @property
     def _elapsed(self) -> float:
@@ -135,8 +133,7 @@ class ReplayPlayer:
         """Play the scene at this position, from there."""
         scene = self.playlist.scene_at(position)
         recording = await asyncio.to_thread(self.playlist.recording, scene)
-        speed = self._settings.replay_speed * scene.speed
-        host = ReplayHost(recording, speed=speed)
+        host = ReplayHost(recording, speed=self._settings.replay_speed, end=scene.end)
 
         def publish(daemon: str, incident: Incident) -> None:
             # Incidents before the wanted position are not reported.
@@ -145,9 +142,8 @@ class ReplayPlayer:
 
         collector = Collector(host, self._settings, on_incident=publish)
         number = 1 if self._playing is None else self._playing.number + 1
-        entered = Playing(number, scene, recording, host, collector, speed)
-        offset = scene.begin + (position - scene.starts_at) * scene.speed
-        await advance(host, collector, offset)
+        entered = Playing(number, scene, recording, host, collector)
+        await advance(host, collector, scene.begin + position - scene.starts_at)
         host.play()
         self._playing = entered
 
@@ -158,7 +154,7 @@ class ReplayPlayer:
             snapshot,
             recording=RecordingInfo(
                 playing.recording.header,
-                speed=playing.speed,
+                speed=playing.host.speed,
                 loop=playing.number,
                 chapters=self.playlist.chapters,
                 chapter=None if chapter is None else chapter.name,

@@ -314,8 +314,8 @@ class Settings:
     mps_log_directory: tuple[str, ...] = _host(
         (),
         _DIRECTORY,
-        "Log directory of the daemon whose pipe directory stands at the same position; default: "
-        "the daemon's environment, then /var/log/nvidia-mps.",
+        "Log directory of the daemon that has the pipe directory of the same rank. Default: that "
+        "of the daemon's environment, then /var/log/nvidia-mps.",
     )
     mps_control_binary: str = _host(
         "nvidia-cuda-mps-control",

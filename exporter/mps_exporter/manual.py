@@ -22,6 +22,9 @@ WANTED_SHARE = 0.6
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
+_NUMBER = re.compile(r"\b\d+\b")
+_TEXT_BLOCK = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_ERROR_NAME = re.compile(r"CUDA_ERROR_\w+|cudaError\w+")
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,24 @@ class ManualPage:
 
     @cached_property
     def phrases(self) -> str:
-        """The words of the page in their order, between blanks."""
-        return f" {' '.join(_WORD.findall(self.source.lower()))} "
+        return _phrase(self.source)
+
+    @cached_property
+    def quotes(self) -> tuple[str, ...]:
+        """The printed texts that the page quotes, and the names of the errors in its title."""
+        lines = "".join(_TEXT_BLOCK.findall(self.source)).splitlines()
+        texts = [line for line in lines if line.count(" ") > 1] + _ERROR_NAME.findall(self.title)
+        return tuple(_phrase(_NUMBER.sub("", one)) for one in texts)
 
     def _absolute(self, found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(self.folder, found[1]))
         name, anchor = posixpath.basename(path).removesuffix(".md"), found[2] or ""
         return f"]({name}{anchor})" if name in _names() else f"]({DOCS}{path}{anchor})"
+
+
+def _phrase(text: str) -> str:
+    """Return the words of a text in their order, between blanks."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
 def _folder(name: str) -> Path:
@@ -89,10 +103,12 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    A page that contains the text word for word is better than others. Otherwise the page with
-    most of its rare words is best: a message contains PIDs and paths that no page can contain.
+    A page that contains the text word for word is better than others, or of which the text
+    contains a quoted line. Otherwise the page with most of its rare words is best: a message
+    contains PIDs and paths that no page can contain.
     """
     asked = _WORD.findall(text.lower())
+    typed, without_numbers = _phrase(text), _phrase(_NUMBER.sub("", text))
     known = pages().values()
     counts = Counter(word for page in known for word in page.words)
     weights = {word: math.log(1 + len(known) / counts[word]) for word in set(asked) if counts[word]}
@@ -101,7 +117,8 @@ def search(text: str, most: int = 5) -> list[ManualPage]:
     ranked = []
     for page in known:
         share = sum(weights[word] for word in page.words & weights.keys()) / (whole or 1.0)
-        exact = bool(asked) and f" {' '.join(asked)} " in page.phrases
+        quoted = max((len(one) for one in page.quotes if one in without_numbers), default=0)
+        exact = len(typed) if asked and typed in page.phrases else quoted
         named = text.strip().lower() == page.name.lower()
         titled = len(weights.keys() & set(_WORD.findall(page.title.lower()))) / (len(asked) or 1)
         if share >= WANTED_SHARE or exact:

@@ -9,6 +9,7 @@ from pathlib import Path
 from testing.devtools import Page, browser
 from testing.program import running
 from testing.waiting import until_awaited
+from tests.browser.test_status_page import violations
 
 SPEED = 1
 """The wait lasts for 51 seconds: enough to click through all of it, also on a busy machine."""
@@ -41,8 +42,14 @@ async def test_which_user_waits_behind_which_since_when(tmp_path: Path) -> None:
         # 1. The page, and that it is a recording.
         await page.open(f"{program.url}/")
         assert (await text_of(page, ".demo")).startswith("Demo. This is a recording of another")
+        await page.look(390, 844)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert await page.evaluate("document.querySelectorAll('.chapter').length") == 7
+        assert await violations(page) == []
+        await page.look(1200, 900)
         # 2. The answer, as the page keeps itself fresh.
-        answer = await until(page, "#headline", r"^Bob has waited")
+        answer = await until(page, "h2 #headline", r"^Bob has waited")
+        assert await text_of(page, "h2 .legend") == ""
         assert re.fullmatch(r"Bob has waited \d+ s behind alice's server 607\.", answer)
         assert "Do not kill process" in await text_of(page, ".remedy")
         # 3. All who wait.

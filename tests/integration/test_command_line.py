@@ -243,7 +243,7 @@ def test_a_terminal_shows_what_is_played() -> None:
     words = ("demo", "--chapter=ghost", f"--web.listen-address=127.0.0.1:{free_port()}")
     with terminal() as (ours, ends), started(*words, **ends) as process:
         line = until_printed(ours, rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K")
-        assert re.match(rb"  \d:\d\d / 2:\d\d  speed 0.5  ghost: A ghost", line[1])
+        assert re.match(rb"  \d:\d\d / 2:\d\d  speed 1  ghost: A ghost", line[1])
         assert len(line[1]) == 59
         ends_well(process)
 

@@ -10,16 +10,20 @@ from mps_exporter.logging import print_output
 def explain(text: str) -> int:
     """Print the page about a text, and the names of further pages; return the exit status."""
     advice = ADVICE.get(text.strip())
-    page = manual.name_of(advice.runbook_url or advice.docs_url) if advice is not None else None
+    url = None if advice is None else advice.runbook_url or advice.docs_url
+    page = manual.name_of(url)
     found = manual.search(page or text)
-    if not found:
+    if advice is not None and page is None:
+        print_output(f"# {advice.title}\n\n{advice.why}\n\nSee {url}\n")
+    elif not found:
         print_output(
             f"Nothing in the manual is about {text!r}. Give the error text as it is printed, "
             "an alert, a finding or an error number.\nmps-exporter doctor checks this host.\n"
         )
         return 1
-    print_output(found[0].text.rstrip() + "\n")
-    if found[1:]:
-        others = "".join(f"  {page.name}: {page.title}\n" for page in found[1:])
+    else:
+        print_output(found.pop(0).text.rstrip() + "\n")
+    if found:
+        others = "".join(f"  {page.name}: {page.title}\n" for page in found)
         print_output(f"\nFurther pages (mps-exporter explain NAME):\n{others}")
     return 0

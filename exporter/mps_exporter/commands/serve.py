@@ -191,7 +191,7 @@ async def _report_progress(player: ReplayPlayer) -> None:
     """Show the position, the speed and the chapter on a terminal until cancelled."""
     playlist = player.playlist
     while True:
-        at, speed = player.playing.position, player.playing.speed
+        at, speed = player.playing.position, player.playing.host.speed
         text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {speed:g}"
         chapter = playlist.chapter_at(at)
         show_progress(text if chapter is None else f"{text}  {chapter.name}: {chapter.title}")

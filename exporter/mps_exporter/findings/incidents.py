@@ -293,7 +293,7 @@ def server_without_daemon(host: HostFacts) -> Cases:
 @of_leftovers(
     "warning",
     "A process of MPS has ended and was not reaped",
-    "It was reported to keep a new server from working until its parent ended.",
+    "Reported: new servers may not work until the parent of the dead process ends.",
     page=_AFTER_A_KILL,
 )
 def process_not_reaped(host: HostFacts) -> Cases:

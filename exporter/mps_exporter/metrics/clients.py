@@ -114,12 +114,10 @@ CLIENT.info(
     "uid user command container_id pod_uid slurm_job_id systemd_unit pid_namespace limit_source",
     limit_source=LIMIT_SOURCES,
 ).means(
-    "The client's process and what it belongs to; command: the program's name. limit_source: which "
-    "SM share is the lower one."
+    "The client's process and what it belongs to. limit_source: which SM share is the lower one."
 )
 CONTAINER.number("mps_container_info", "/var/log/containers", lambda one: one).means(
-    "What Kubernetes calls a container_id of mps_client_info. Absent where the kubelet's log "
-    "directory is not mounted."
+    "The Kubernetes names of a container_id, where the kubelet's log directory is mounted."
 )
 DETAIL.number("mps_client_start_time_seconds", SERVER_LOG, lambda c: c.connected_at).means(
     "When the client connected."
@@ -150,9 +148,8 @@ DETAIL.by_gpu(
 DETAIL.number(
     "mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio_unless_in_sms
 ).means(
-    "Share of the SMs that MPS allows the client, 0 to 1: the lower of its own limit (in its "
-    "environment at exec) and the server's when it connected. Absent where mps_client_sm_limit "
-    "shows it."
+    "Share of the SMs that MPS allows the client: the lower of its own limit (in its environment) "
+    "and the server's when it connected. Absent where mps_client_sm_limit shows it."
 )
 DETAIL.by_gpu(
     "mps_client_sm_limit", "calculated, with the hardware's rounding", lambda c: c.sm_limit
@@ -174,8 +171,7 @@ DETAIL.number("mps_client_priority", f"{PROC}/PID/environ", lambda c: c.priority
 )
 SECTION.counted("mps_client_")
 DROPPED.number("mps_client_dropped_series", "this exporter", lambda count: count).means(
-    "Clients without metrics of their own: beyond --collector.clients.max, several with PID 0, all "
-    "with --collector.clients=off."
+    "Clients without metrics of their own, by --collector.clients or with a PID of 0."
 )
 
 

@@ -37,10 +37,7 @@ DAEMON.info(
     PROC,
     "uid",
     lambda d: (d.facts.user,) if d.facts.limited else None,
-).means(
-    "Daemons of ordinary users, not configured: that user can forge their logs and answers. Alerts "
-    "about them are warnings with the label daemon_uid."
-)
+).means("An ordinary user's daemon, not configured: the user can forge its logs and answers.")
 DAEMON.number("mps_control_start_time_seconds", PROC, lambda d: d.start_time_seconds).means(
     "When the control daemon's process started."
 )
@@ -59,7 +56,7 @@ DAEMON.each(
 ).means("Runs of the control tool that failed, after one retry, by reason.")
 DAEMON.number(
     "mps_control_default_active_thread_ratio", TOOL, lambda d: d.default_active_thread_ratio
-).means("Share of the SMs that new servers allow each client, 0 to 1.")
+).means("Share of the SMs that new servers allow each client.")
 DAEMON.by_gpu(
     "mps_control_default_pinned_memory_limit_bytes",
     TOOL,
@@ -106,7 +103,7 @@ SERVER.by_gpu(
 ).means("How many client contexts the server admits on the GPU.")
 SERVER.number(
     "mps_server_active_thread_ratio", f"{TOOL}, {SERVER_LOG}", lambda s: s.active_thread_ratio
-).means("Share of the SMs for each new client, 0 to 1.")
+).means("Share of the SMs for each new client.")
 SERVER.by_gpu(
     "mps_server_pinned_memory_limit_bytes",
     f"{TOOL}, {SERVER_LOG}",
@@ -116,7 +113,6 @@ SERVER.by_gpu("mps_server_memory_used_bytes", "NVML", lambda s: s.memory_used_by
     "Device memory of the server process itself."
 )
 SERVER.number("mps_server_ghost", f"{BOTH_LOGS}, {PROC}", lambda s: s.ghost).means(
-    "1 when the server was started for a client that had died in the queue: the daemon hangs on it "
-    "until it is killed."
+    "1 when it was started for a client that had died in the queue: the daemon hangs on it."
 )
 SERVERS.counted("mps_server_")

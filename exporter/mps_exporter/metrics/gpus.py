@@ -112,9 +112,7 @@ READINGS = Scope(GPUS, "gpu uuid", _reading_rows)
 _GPM = "nvmlGpmMetricsGet"
 _FIELDS = "nvmlDeviceGetFieldValues"
 _HOPPER = "Hopper and later."
-_SLOW = "Read every 5 s."
-_MINUTE = "Read once a minute."
-_MEAN = f"mean of a second, 0 to 1. {_HOPPER}"
+_MEAN = f"mean of a second. {_HOPPER}"
 _INTEGRATED = f"without gaps. {_HOPPER}"
 
 
@@ -159,8 +157,7 @@ Scope(GPUS, "gpu uuid", _identity_rows).info(
 # Identity
 
 _reading("mps_gpu_up", "up", "each nvmlDeviceGet call").means(
-    "1 while the GPU answers; 0 when it has fallen off the bus or must be reset, and then its "
-    "other metrics are absent."
+    "1 while the GPU answers; 0 when it has fallen off the bus or must be reset."
 )
 GPU.number(
     "mps_gpu_sms",
@@ -177,7 +174,7 @@ _reading("mps_gpu_persistence_mode", "persistence_mode", "nvmlDeviceGetPersisten
     "1 when the driver stays loaded while no process uses the GPU."
 )
 _reading("mps_gpu_mig_mode", "mig_mode", "nvmlDeviceGetMigMode").means(
-    f"1 when the GPU is divided into MIG instances. {_SLOW}"
+    "1 when the GPU is divided into MIG instances."
 )
 _reading("mps_gpu_performance_state", "performance_state", "nvmlDeviceGetPerformanceState").means(
     "Performance state, 0 (fastest) to 15 (slowest)."
@@ -189,20 +186,17 @@ _reading("mps_gpu_vgpu_licensed", "vgpu_licensed", "nvmlDeviceGetGridLicensableF
 # Use
 
 _reading("mps_gpu_utilization_ratio", "gpu_utilization", "nvmlDeviceGetUtilizationRates").means(
-    "Share of the driver's last sampling period (at most 1 s) in which any kernel ran, 0 to 1: one "
-    "tiny kernel gives 1."
+    "Share of the driver's last sample (at most 1 s) in which any kernel ran, however small."
 )
 _reading(
     "mps_gpu_memory_copy_utilization_ratio", "memory_utilization", "nvmlDeviceGetUtilizationRates"
-).means(
-    "Share of the driver's last sampling period in which device memory was read or written, 0 to 1."
-)
+).means("Share of the driver's last sample in which device memory was read or written.")
 _rare(
     "mps_gpu_engine_utilization_ratio",
     "engine_utilization",
     "nvmlDeviceGet{Encoder,Decoder,Jpg,Ofa}Utilization",
     engine=("encoder", "decoder", "jpeg", "ofa"),
-).means("Share of the driver's last sampling period in which the engine was busy, 0 to 1.")
+).means("Share of the driver's last sample in which the engine was busy.")
 _reading("mps_gpu_busy_seconds_total", "busy_time", "nvmlDeviceGetSamples, integrated").means(
     "Time in which any kernel ran, from all of the driver's samples."
 )
@@ -271,10 +265,10 @@ _reading("mps_gpu_memory_reserved_bytes", "memory_reserved", "nvmlDeviceGetMemor
     "Device memory reserved by driver and firmware. Absent with a driver that counts it as used."
 )
 _reading("mps_gpu_bar1_total_bytes", "bar1_total", "nvmlDeviceGetBAR1MemoryInfo").means(
-    f"BAR1: the window through which other devices access device memory. {_SLOW}"
+    "BAR1: the window through which other devices access device memory."
 )
 _reading("mps_gpu_bar1_used_bytes", "bar1_used", "nvmlDeviceGetBAR1MemoryInfo").means(
-    f"BAR1 space in use. {_SLOW}"
+    "BAR1 space in use."
 )
 
 # Power
@@ -287,12 +281,9 @@ _reading(
     "power_limit",
     "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementLimit, ...",
     limit=("enforced", "requested", "default", "min", "max"),
-).means(
-    "enforced: in force; requested: by the administrator; min and max: what may be requested. "
-    f"All but enforced: {_MINUTE.lower()}"
-)
+).means("enforced: in force; requested: by the administrator; min and max: what may be requested.")
 _reading("mps_gpu_energy_joules_total", "energy", "nvmlDeviceGetTotalEnergyConsumption").means(
-    f"Energy used since the driver was loaded; its rate is the mean power. {_SLOW}"
+    "Energy used since the driver was loaded; its rate is the mean power."
 )
 _reading(
     "mps_gpu_temperature_celsius",
@@ -306,8 +297,7 @@ _reading(
     "nvmlDeviceGetTemperatureThreshold",
     limit=nvml.TEMPERATURE_LIMITS,
 ).means(
-    "Temperatures at which the GPU shuts down, slows down, or reaches its (gpu_max) or its "
-    "memory's (memory_max) maximum."
+    "Temperatures at which the GPU shuts down, slows down, or reaches its or its memory's maximum."
 )
 _reading("mps_gpu_fan_speed_ratio", "fan_speed", "nvmlDeviceGetFanSpeed_v2", fan=()).means(
     "Intended fan speed over its maximum. Absent without fans."
@@ -332,10 +322,7 @@ _rare(
     "clock_event_time",
     f"{_FIELDS} 74-81, 269-271",
     reason=nvml.CLOCK_EVENT_SECONDS_REASONS,
-).means(
-    "Time with lowered clocks by reason, since the driver was loaded; reasons overlap. thermal, "
-    f"hw_thermal_slowdown, hw_power_brake_slowdown: {_SLOW.lower()}"
-)
+).means("Time with lowered clocks by reason, since the driver was loaded; reasons overlap.")
 
 # Health
 
@@ -355,34 +342,31 @@ _rare(
     scope=nvml.ECC_SCOPES,
     location=nvml.ECC_LOCATIONS,
     always=frozenset({"uncorrected", "volatile"}),
-).means(
-    "Memory errors since the driver was loaded (volatile) or in the board's life (aggregate). "
-    "Absent without ECC."
-)
+).means("Memory errors since the driver was loaded (volatile) or in the board's life (aggregate).")
 _rare(
     "mps_gpu_remapped_rows",
     "remapped_rows",
     f"{_FIELDS} 142-143",
     cause=("correctable_error", "uncorrectable_error"),
-).means(f"Memory rows replaced by spare ones in the board's life. {_MINUTE}")
+).means("Memory rows replaced by spare ones in the board's life.")
 _reading("mps_gpu_row_remap_pending", "row_remap_pending", f"{_FIELDS} 144").means(
-    f"1 when a row will be replaced at the next reset of the GPU. {_MINUTE}"
+    "1 when a row will be replaced at the next reset of the GPU."
 )
 _reading("mps_gpu_row_remap_failure", "row_remap_failure", f"{_FIELDS} 145").means(
-    f"1 when a row could not be replaced: the board needs replacement. {_MINUTE}"
+    "1 when a row could not be replaced: the board needs replacement."
 )
 _rare(
     "mps_gpu_retired_pages",
     "retired_pages",
     f"{_FIELDS} 29-30",
     cause=("multiple_single_bit_errors", "double_bit_error"),
-).means(f"Memory pages taken out of use in the board's life. Before Ampere. {_MINUTE}")
+).means("Memory pages taken out of use in the board's life. Before Ampere.")
 _reading("mps_gpu_retired_pages_pending", "retired_pages_pending", f"{_FIELDS} 31").means(
-    f"1 when a page will be taken out of use at the next reboot. Before Ampere. {_MINUTE}"
+    "1 when a page will be taken out of use at the next reboot. Before Ampere."
 )
 _reading(
     "mps_gpu_recovery_action", "recovery_action", f"{_FIELDS} 230", states=nvml.RECOVERY_ACTIONS
-).means(f"What the driver requires before the GPU is reliable again. {_SLOW}")
+).means("What the driver requires before the GPU is reliable again.")
 
 # Link
 
@@ -393,14 +377,14 @@ _reading(
     "mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_FIELDS} 197, {_GPM} 20"
 ).means(f"Bytes from the GPU over PCIe, protocol included. {_HOPPER}")
 _reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
-    f"PCIe packets sent again, since the driver was loaded. {_MINUTE}"
+    "PCIe packets sent again, since the driver was loaded."
 )
 _rare(
     "mps_gpu_pcie_errors_total",
     "pcie_errors",
     f"{_FIELDS} 169, 173-183",
     kind=nvml.PCIE_ERROR_KINDS,
-).means(f"PCIe errors by kind, since the driver was loaded. Kinds overlap. {_MINUTE}")
+).means("PCIe errors by kind, since the driver was loaded. Kinds overlap.")
 _reading(
     "mps_gpu_pcie_link_generation",
     "pcie_link_generation",
@@ -414,14 +398,13 @@ _reading(
     of=("current", "max"),
 ).means("PCIe lanes of the link.")
 _reading("mps_gpu_nvlink_receive_bytes_total", "nvlink_receive_bytes", f"{_FIELDS} 139").means(
-    f"Payload bytes received over all NVLink links, since the driver was loaded. {_SLOW}"
+    "Payload bytes received over all NVLink links, since the driver was loaded."
 )
 _reading("mps_gpu_nvlink_transmit_bytes_total", "nvlink_transmit_bytes", f"{_FIELDS} 138").means(
-    f"Payload bytes sent over all NVLink links, since the driver was loaded. {_SLOW}"
+    "Payload bytes sent over all NVLink links, since the driver was loaded."
 )
 _reading("mps_gpu_nvlink_links", "nvlink_links", f"{_FIELDS} 165", state=nvml.NVLINK_STATES).means(
-    f"NVLink links by state. {_MINUTE}",
-    note="Absent while a link that answered before does not answer.",
+    "NVLink links by state.", note="Absent while a link that answered before does not answer."
 )
 _rare(
     "mps_gpu_nvlink_errors_total",
@@ -429,9 +412,9 @@ _rare(
     f"{_FIELDS} 38, 45, 52, 59, 160-163",
     kind=nvml.NVLINK_ERROR_KINDS,
 ).means(
-    f"NVLink errors by kind over all links, since the driver was loaded. {_MINUTE}",
+    "NVLink errors by kind over all links, since the driver was loaded.",
     note="A kind is absent while a link that answered before does not answer.",
 )
 _reading(
     "mps_gpu_fabric_state", "fabric_state", "nvmlDeviceGetGpuFabricInfoV", states=nvml.FABRIC_STATES
-).means(f"How far the GPU is registered with the NVLink fabric. Absent without a fabric. {_MINUTE}")
+).means("How far the GPU is registered with the NVLink fabric. Absent without a fabric.")

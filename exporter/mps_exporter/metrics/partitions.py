@@ -130,7 +130,7 @@ NAMESPACE.each(
 ).means("1 when the namespace limits this for its clients, 0 when the daemon reports unlimited.")
 NAMESPACE.number(
     "mps_namespace_active_thread_ratio", _OF_DAEMON, lambda n: _finite(n.active_thread_ratio)
-).means("Share of the SMs of each GPU that the namespace allows each client, 0 to 1.")
+).means("Share of the SMs of each GPU that the namespace allows each client.")
 NAMESPACE.number(
     "mps_namespace_pinned_memory_limit_bytes",
     _OF_DAEMON,

@@ -75,14 +75,13 @@ _metric("mps_control_starts_total", CONTROL_LOG).means(
 )
 _metric("mps_control_log_lines_total", BOTH_LOGS, log=_LOGS).means("Log lines read.")
 _metric("mps_control_log_lost_bytes_total", BOTH_LOGS, log=_LOGS).means(
-    "Bytes known to be lost unread: the log grew too fast, or was truncated without a copy next to "
-    "it."
+    "Bytes lost unread: the log grew too fast, or was truncated without a copy next to it."
 )
 _metric("mps_control_log_unrecognized_lines_total", BOTH_LOGS, log=_LOGS).means(
     "Log lines that were not recognized: the driver has a new wording."
 )
 _metric("mps_control_log_query_lines_total", CONTROL_LOG).means(
-    "Lines in control.log caused by queries, including those of this exporter."
+    "Lines in control.log caused by queries, this exporter's included."
 )
 _metric("mps_server_starts_total", CONTROL_LOG, uid=()).means(
     "Servers started, by the user they were started for."
@@ -98,8 +97,7 @@ _metric("mps_server_last_exit_timestamp_seconds", BOTH_LOGS, cause=EXIT_CAUSES).
     "When a server last exited for this cause."
 )
 _metric("mps_server_faults_total", SERVER_LOG, uuid=()).means(
-    "Fatal GPU errors that servers handled, by GPU: that of the client that MPS blames, or the "
-    "only one that was reset; empty if not known."
+    "Fatal GPU errors, by the GPU of the client that MPS blames, or the only one that was reset."
 )
 _metric("mps_server_last_fault_timestamp_seconds", SERVER_LOG).means(
     "When a server last handled a fatal GPU error."
@@ -123,8 +121,7 @@ _metric("mps_client_losses_total", BOTH_LOGS, uid=(), cause=LOSS_CAUSES).means(
 )
 _metric("mps_client_last_loss_timestamp_seconds", BOTH_LOGS).means("When a client was last lost.")
 _metric("mps_client_unfinished_exits_total", f"{SERVER_LOG}, /dev/kmsg", uid=()).means(
-    "Clients whose work in flight caused a fatal GPU error after their end, as the kernel log "
-    "proves."
+    "Ended clients whose work in flight caused a fatal GPU error, as the kernel log proves."
 )
 _metric("mps_client_rejections_total", BOTH_LOGS, uid=(), cause=REJECTION_CAUSES).means(
     "Clients that were refused, by cause."

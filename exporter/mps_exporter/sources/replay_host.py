@@ -43,10 +43,16 @@ class ReplayHost:
     """Host over a recording. Its time is the recording's, at the chosen speed."""
 
     def __init__(
-        self, recording: Recording, *, speed: float = 1.0, clock: Callable[[], float] = time.time
+        self,
+        recording: Recording,
+        *,
+        speed: float = 1.0,
+        end: float = 0.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._recording = recording
-        self._speed = speed
+        self._ended_at = max(recording.ended_at, recording.header.started_at + end)
+        self.speed = speed
         self._clock = clock
         self._started_at = clock()
         self._held: float | None = None
@@ -65,11 +71,11 @@ class ReplayHost:
     # ------------------------------------------------------------------ the clock
 
     def now(self) -> float:
-        """Return the recording's time, which stops at its end, and while it is held."""
+        """Return the recording's time, which stops at its end, or at the scene's later end."""
         elapsed = self._held
         if elapsed is None:
-            elapsed = (self._clock() - self._started_at) * self._speed
-        return min(self._recording.header.started_at + elapsed, self._recording.ended_at)
+            elapsed = (self._clock() - self._started_at) * self.speed
+        return min(self._recording.header.started_at + elapsed, self._ended_at)
 
     def hold(self, elapsed: float) -> None:
         """Stop the clock this many seconds after the recording's start."""
@@ -82,11 +88,11 @@ class ReplayHost:
     def played_from(self) -> float:
         """The viewer's time of the recording's start; while it is held, if it were played now."""
         if self._held is not None:
-            return self._clock() - self._held / self._speed
+            return self._clock() - self._held / self.speed
         return self._started_at
 
     def wall(self, moment: float) -> float:
-        return self.played_from + (moment - self._recording.header.started_at) / self._speed
+        return self.played_from + (moment - self._recording.header.started_at) / self.speed
 
     # ------------------------------------------------------------------ observations
 
@@ -221,14 +227,13 @@ class Scene:
     begin: float
     """Seconds after the recording's start."""
     end: float
-    speed: float
-    """Recorded seconds for each second of the playlist."""
+    """Seconds after the recording's start; what was read last is shown until then."""
     starts_at: float
     """Seconds after the playlist's start."""
 
     @property
     def duration_seconds(self) -> float:
-        return (self.end - self.begin) / self.speed
+        return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +252,7 @@ class Playlist:
     @classmethod
     def of(cls, recording: Recording) -> Playlist:
         path = Path()
-        scene = Scene(path, 0.0, recording.duration_seconds, 1.0, 0.0)
+        scene = Scene(path, 0.0, recording.duration_seconds, 0.0)
         return cls((scene,), recordings={path: recording})
 
     @property
@@ -297,10 +302,10 @@ def read_playlist(path: Path) -> Playlist:
     chapters: list[Chapter] = []
     starts_at = 0.0
     for one in document["scenes"]:
-        begin, end, speed = float(one["begin"]), float(one["end"]), float(one["speed"])
-        scenes.append(Scene(path.parent / one["recording"], begin, end, speed, starts_at))
+        begin, end = float(one["begin"]), float(one["end"])
+        scenes.append(Scene(path.parent / one["recording"], begin, end, starts_at))
         for chapter in one["chapters"]:
-            position = round(starts_at + (float(chapter["at"]) - begin) / speed, 3)
+            position = round(starts_at + float(chapter["at"]) - begin, 3)
             chapters.append(Chapter(chapter["name"], chapter["title"], position))
         starts_at += scenes[-1].duration_seconds
     names = document["names"]

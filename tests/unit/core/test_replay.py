@@ -38,8 +38,8 @@ def playlist() -> Playlist:
 async def moment_of(playlist: Playlist, position: float) -> Snapshot:
     """What is seen at a position of the playlist."""
     scene = playlist.scene_at(position)
-    host = ReplayHost(playlist.recording(scene))
-    elapsed = scene.begin + (position - scene.starts_at) * scene.speed
+    host = ReplayHost(playlist.recording(scene), end=scene.end)
+    elapsed = scene.begin + position - scene.starts_at
     return await advance(host, Collector(host, Settings()), elapsed)
 
 
@@ -64,9 +64,9 @@ def test_the_demo_has_the_chapters_that_are_documented(playlist: Playlist) -> No
     [
         ("wait", 0, r"^Bob .*\b2 s behind alice's server 607"),
         ("hand-over", 4, r"\b1 client "),
-        ("fault", 4, r"^Root's server 1171 is in FAULT"),
-        ("unfinished-work", 9, r"^Process 2192 .*root's server 2178"),
-        ("ghost", 6, r"^Bob's server 6811 was started for clients that had died"),
+        ("fault", 5, r"^Root's server 1171 is in FAULT"),
+        ("unfinished-work", 15, r"^Process 2192 .*root's server 2178"),
+        ("ghost", 10, r"^Bob's server 6811 was started for clients that had died"),
         ("crash", 4, r"^Bob's server 791 crashed"),
     ],
 )
@@ -76,6 +76,15 @@ async def test_a_chapter_shows_what_it_is_called(
     (begin,) = (one.at_seconds for one in playlist.chapters if one.name == chapter)
     opened = await moment_of(playlist, begin)
     assert re.search(shows, headline(opened, await moment_of(playlist, begin + seconds)))
+
+
+def test_time_goes_on_after_a_recording_whose_scene_is_longer(playlist: Playlist) -> None:
+    (scene,) = (one for one in playlist.scenes if one.path.name == "ending-jobs.rec.gz")
+    recording = playlist.recording(scene)
+    host = ReplayHost(recording, end=scene.end)
+    host.hold(scene.end + 1)
+    assert host.now() - recording.header.started_at == pytest.approx(scene.end)
+    assert scene.end > recording.duration_seconds
 
 
 def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> None:

@@ -5,6 +5,7 @@ A block of shell commands (``sh``) is run in a copy of the tree, unless a commen
 - ``<!-- needs: gpu -->`` (or another of NEEDS): what it needs that a test does not have;
 - ``<!-- in: folder -->``: the folder of the tree in which it is run.
 
+All blocks of runbooks and symptom pages need a GPU host or a cluster.
 A command that serves (``mps-exporter demo``) is scraped and stopped; it listens on a free port.
 Durations of minutes are shortened to seconds.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.cli import main
+from mps_exporter.manual import FOLDERS
 from testing.commands import output_of
 from testing.program import running
 from tests.unit.docs.markdown import ROOT, Block, blocks, files, pages
@@ -37,9 +39,15 @@ NEEDS = {
 }
 LANGUAGES = {"sh", "console", "yaml", "json", "ini", "text", "promql", "python", "toml", "mermaid"}
 
+
+def can_run(block: Block) -> bool:
+    in_manual = str(block.page.parent.relative_to(ROOT)) in FOLDERS and block.page.stem != "README"
+    return not in_manual and not block.mark("needs")
+
+
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
-UNMARKED = list({block.text: block for block in SHELL if not block.mark("needs")}.values())
+UNMARKED = list({block.text: block for block in SHELL if can_run(block)}.values())
 """Blocks to run here; several pages contain the same commands."""
 ANSWERS = ("Findings: ", "Nothing is wrong here.", "Checked, in this order:")
 """What the doctor's report contains."""
