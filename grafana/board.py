@@ -203,6 +203,8 @@ class Board:
             body["interval"] = panel.min_step
         if panel.points:
             body["maxDataPoints"] = panel.points
+        if panel.period:
+            body["timeFrom"] = panel.period
         return body
 
 

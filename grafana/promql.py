@@ -28,6 +28,11 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "ALERTS_FOR_STATE": _ALERT,
     "process_start_time_seconds": (),
     "instance:mps_host_state:worst": (),
+    "gpu_uid:mps_client_sms:avg5m": ("gpu", "uuid", "uid", "bound"),
+    "client:mps_client_info:pod": ("uid", "pod"),
+    "job_uid:mps_uid_holding_gpus:avg5m": ("uid",),
+    "job_uid:mps_uid_waiting_gpus:sum": ("uid",),
+    "job_le:mps_uid_wait_seconds_bucket:increase1h": ("le",),
 }
 """Series of other programs and of recording rules: their names and labels."""
 
@@ -70,7 +75,8 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
         if not match["name"]:
             return match[0]
         own = (match["matchers"] or "{}")[1:-1]
-        labels = (*TARGET_LABELS, *labels_of(match["name"]))
+        of_jobs = re.match(r"job(_\w+)?:", match["name"])
+        labels = (*TARGET_LABELS[: 1 if of_jobs else None], *labels_of(match["name"]))
         # An explicit matcher takes precedence over the dashboard's.
         named = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", own))
         filters = [f'{label}=~"${label}"' for label in wanted if label in labels]
@@ -83,13 +89,15 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
 def new_in_step(counter: str, by: str) -> str:
     """Count whole events between one point of a graph and the next: rate() would return fractions.
 
-    A series that begins with its first event counts if its exporter was known before.
+    A series that begins with its first event counts if its exporter was known before. After a
+    restart of the exporter, its counters begin at 0.
     """
-    grown = f"{counter} - last_over_time({counter}[1h] offset $__interval) >= 0"
+    before = f"last_over_time({counter}[1h] offset $__interval)"
+    grown = f"{counter} - {before} >= 0 and resets({counter}[$__interval]) == 0"
     if any(CATALOGUE[name].sparse for name in metrics_in(counter) if name in CATALOGUE):
         known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
         grown += f" or {counter} and on (job, instance) {known}"
-    return f"sum by ({by}) ({grown})"
+    return f"sum by ({by}) ({grown} or round(increase({counter}[$__interval])))"
 
 
 LAST = {

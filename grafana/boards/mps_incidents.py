@@ -7,6 +7,7 @@ from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
+    GPUS_ALIKE,
     Column,
     Query,
     colors_by_query,
@@ -80,7 +81,7 @@ TILES = (
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
         f"time() - topk(1, max by (instance) ({LAST_FAULT} or {LAST_EXIT}))",
-        style.SECONDS,
+        style.DURATION,
         none="none seen",
         name="{{instance}}",
     ),
@@ -93,7 +94,7 @@ AXIS = (
         Query(new_in_step(CRASHED, "instance"), "crashed · {{instance}}"),
         Query(new_in_step(START_FAILED, "instance"), "start failed · {{instance}}"),
         Query(new_in_step(DAEMON_DIED, "instance"), "daemon died · {{instance}}"),
-        Query(new_in_step(FAULTS, "instance, gpu"), "fatal error, GPU {{gpu}} · {{instance}}"),
+        Query(new_in_step(FAULTS, "instance"), "fatal error · {{instance}}"),
         overrides=colors_by_query(style.BAD, style.WARN, "dark-red", "purple"),
         none=NONE,
     ),
@@ -118,7 +119,8 @@ AXIS = (
         "Xid errors, by code",
         "Healthy: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
         "and 119 are the hardware's or the driver's.",
-        Query(new_in_step(XIDS, "instance, gpu, xid"), "Xid {{xid}}, GPU {{gpu}} · {{instance}}"),
+        Query(new_in_step(XIDS, "instance, gpu, xid"), "GPU {{gpu}} Xid {{xid}} · {{instance}}"),
+        overrides=GPUS_ALIKE,
         none=NONE,
     ),
 )

@@ -63,6 +63,12 @@ mps_client_losses_total{daemon="/mps",uid="1001",cause="own_fault"} 50
 mps_client_last_loss_timestamp_seconds{daemon="/mps"} 2000
 mps_server_exits_total{daemon="/mps",cause="crashed"} 7
 """
+RESTARTED = "an exporter that was restarted between two bars"
+CRASHES = """mps_exporter_build_info{{version="1"}} 1
+process_start_time_seconds {since}
+mps_control_up{{daemon="/mps"}} 1
+mps_server_exits_total{{daemon="/mps",cause="crashed"}} {crashes}
+"""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, V3, hand_made.NAME})
 
@@ -89,9 +95,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
     hosts.append(Scrapes(OLD, tuple((at, LIFETIME) for at in moments)))
+    hosts.append(Scrapes(RESTARTED, tuple((at, _restarted(at - began, at)) for at in moments)))
+    windows[RESTARTED] = Window(began - 1, moments[-1])
     windows[BLIND] = windows[OLD] = Window(began, moments[-1])
     with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
         yield server, windows
+
+
+def _restarted(seconds: float, at: float) -> str:
+    """Two crashes by 20 s; a restart at 60.25 s; another crash by 70 s."""
+    if seconds < 60.25:
+        return CRASHES.format(since=at - seconds, crashes=2 * (seconds >= 20))
+    return CRASHES.format(since=at - seconds + 60.25, crashes=int(seconds >= 70))
 
 
 def _alert(window: Window) -> Scrapes:
@@ -236,9 +251,8 @@ mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
 mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
 mps-fleet|Waiting|A|three-users|5.5|1002|-|mps_uid_waiting_clients|0
 mps-fleet|Clients lost|A|fault-held|end|1002|-|2|0
-mps-fleet|Hosts and GPUs|A|limits|12|1002|-|1|0
-mps-fleet|Hosts and GPUs|B|limits|12|1002|-|mps_gpu_up|0
-mps-fleet|Hosts and GPUs|C|limits|12|1002|-|1|0
+mps-fleet|Waits of at most a minute, by day|A|made by hand|end|1002|-|0.75|0
+mps-fleet|GPU hours held, by user and day|A|made by hand|end|1002|uid=1001|0.05|0.02
 mps-host|State|A|stopped|12|1002|-|16|0
 mps-host|State|A|limits|12|1002|-|1|0
 mps-host|State|A|an exporter that ended|end|1002|-|17|0
@@ -250,7 +264,7 @@ mps-host|Contexts|A|context-limit|15|1002|-|1|0
 mps-sharing|Holder|A|three-users|5.5|1002|uid=1002|1|0
 mps-sharing|Waiting|A|three-users|5.5|1002|-|1|0
 mps-sharing|Longest wait|A|wait-served|4|1002|-|3.2|1
-mps-sharing|Waits, p95|A|wait-served|end|1002|-|9.5|0.5
+mps-sharing|Short waits|A|wait-served|end|1002|-|1|0
 mps-sharing|Waiters|A|three-users|5.5|1002|uid=1003|1|0
 mps-sharing|Time lost|A|wait-served|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-sharing|Time lost|A|three-users|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
@@ -268,6 +282,8 @@ mps-incidents|Fatal errors|A|fault|end|1002|-|1|0
 mps-incidents|Refused|A|context-limit|end|1002|-|4|0
 mps-incidents|Most recent|A|made by hand|end|1002|-|100|5
 mps-incidents|Who lost programs, and by whom?|A|fault|end|1002|uid=1001|2|0
+mps-host|SMs of each user, between|A|made by hand|end|1002|uid=1001|66|0
+mps-host|SMs of each user, between|B|made by hand|end|1002|uid=1001|12|0
 mps-gpu|Lost GPUs|A|made by hand|end|1002|-|1|0
 mps-gpu|Needs reset|A|made by hand|end|1002|-|1|0
 mps-gpu|Row failures|A|made by hand|end|1002|-|1|0
@@ -336,3 +352,16 @@ def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:
             for _, values in prometheus.target(target, windows[recording], instance=recording)
         )
         assert total == wanted, panel
+
+
+@pytest.mark.parametrize("step", [5, 30])
+def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> None:
+    prometheus, windows = stage
+    window = windows[RESTARTED]
+    asked = [t for t in targets() if t.dashboard == "mps-incidents" and t.ref == "A"]
+    (tile,) = (t for t in asked if t.panel == "Crashes")
+    (bars,) = (t for t in asked if t.panel.startswith("Servers: crashes"))
+    assert [v for _, (v,) in prometheus.at_end(tile, window, instance=RESTARTED)] == [3]
+    expr = filled(bars.expr, __interval=f"{step}s", job=JOB, instance=RESTARTED)
+    found = prometheus.span(expr, Window(window.start + 1, window.end), step=step)
+    assert sum(sum(values) for _, values in found) == 3
