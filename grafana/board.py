@@ -260,7 +260,8 @@ def _annotations(*, shown: bool) -> list[Json]:
         "name": "Alerts",
         "datasource": DATASOURCE,
         "enable": shown,
-        "hide": False,
+        # The switch takes room beside the choices; where it is off, a table has the alerts.
+        "hide": not shown,
         "iconColor": "red",
         "expr": scoped(firing, ("job", "instance")),
         "step": "30s",

@@ -531,6 +531,7 @@ def table(
     two_lines: bool = False,
     width: int = 24,
     height: int = 8,
+    points: int | None = None,
 ) -> Panel:
     """Show rows of labels and numbers, as of now. Queries with the same labels share their rows.
 
@@ -580,6 +581,7 @@ def table(
         tuple(column.override() for column in columns),
         _table_options(sort, descending=descending, two_lines=two_lines),
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
+        points=points,
     )
 
 

@@ -89,15 +89,16 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
 def new_in_step(counter: str, by: str) -> str:
     """Count whole events between one point of a graph and the next: rate() would return fractions.
 
-    A series that begins with its first event counts if its exporter was known before. After a
-    restart of the exporter, its counters begin at 0.
+    A counter begins at 0 when its exporter begins: it counts in full if it was 0 or absent, or if
+    it was reset, and its exporter was known before. Zeros are left out first, because most
+    counters are 0: matching 17,000 series of 1,000 hosts takes seconds.
     """
-    before = f"last_over_time({counter}[1h] offset $__interval)"
-    grown = f"{counter} - {before} >= 0 and resets({counter}[$__interval]) == 0"
-    if any(CATALOGUE[name].sparse for name in metrics_in(counter) if name in CATALOGUE):
-        known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
-        grown += f" or {counter} and on (job, instance) {known}"
-    return f"sum by ({by}) ({grown} or round(increase({counter}[$__interval])))"
+    known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
+    grown = (
+        f"({counter} > 0) - (last_over_time({counter}[1h] offset $__interval) > 0) >= 0"
+        f" unless resets({counter}[$__interval]) > 0"
+    )
+    return f"sum by ({by}) ({grown} or {counter} > 0 and on (job, instance) {known})"
 
 
 LAST = {

@@ -129,6 +129,7 @@ HOST_TABLE = table(
     none="No exporter is scraped.",
     found=f"{shared.TARGETS} or {shared.SEEN}",
     height=10,
+    points=100,
 )
 
 _SEVERITIES = (style.State(2, "critical", style.BAD), style.State(1, "warning", style.WARN))
@@ -178,7 +179,7 @@ ALERTS = table(
                 shared.to_host("mps-incidents", "Its incidents"),
             ),
         ),
-        Column("What", "object", width=250),
+        Column("What", "object", width=190),
         Column("For", "B", unit=style.DURATION, width=110),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job"),

@@ -219,11 +219,14 @@ BLAST = (
     ),
 )
 
-_IN_TROUBLE = (
-    f"{shared.SERVER_STATE} and on ({shared.USERS})"
-    f" max_over_time(({shared.SERVER_STATE})[$__range:$__interval] @ end()) > 12"
+# Once for the range, and of single metrics: a subquery of all states takes seconds.
+_TROUBLED = (
+    f"max by ({shared.USERS}) (last_over_time(mps_server_info[$__range] @ end())"
+    " and on (job, instance, daemon, server)"
+    " (max_over_time(mps_server_ghost[$__range] @ end()) == 1"
+    ' or max_over_time(mps_server_state{mps_server_state="FAULT"}[$__range] @ end()) == 1))'
 )
-
+_IN_TROUBLE = f"{shared.SERVER_STATE} and on ({shared.USERS}) {_TROUBLED}"
 
 RECOVERY = (
     timeline(
@@ -237,7 +240,7 @@ RECOVERY = (
             "uid {{uid}} · {{instance}}",
         ),
         Query(
-            f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
+            f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_TROUBLED})"
             f" or {shared.UNREACHABLE}",
             "all servers",
         ),

@@ -97,7 +97,7 @@ TILES = (
 
 
 def _up_to(le: str) -> str:
-    return new_in_step(f'mps_uid_wait_seconds_bucket{{le="{le}"}}', "")
+    return f"({new_in_step(_WAITS_ENDED % le, '')} or vector(0))"
 
 
 WAIT_LENGTHS = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
@@ -202,9 +204,9 @@ BOARD = Board(
     description="Why is my job waiting, what did I lose, and what did I get?",
     variables=(
         job(),
-        instance(),
-        Variable("slurm_job_id", "Slurm job", "mps_client_info", filters=False),
-        Variable("pod", "Pod", "client:mps_client_info:pod", filters=False),
+        replace(instance(), several=False),
+        Variable("slurm_job_id", "Slurm job", "mps_client_info", filters=False, several=False),
+        Variable("pod", "Pod", "client:mps_client_info:pod", filters=False, several=False),
         Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
     ),
     rows=(
