@@ -149,7 +149,7 @@ CLIENTS = table(
             decimals=0,
             width=85,
         ),
-        Column("Connected", "G", unit=style.AGO, width=115),
+        Column("Connected", "G", unit=style.AGO, width=130),
         Column("Daemon", "daemon", width=150),
         Column("Limits from", "limit_source", width=120),
         Column("Slurm job", "slurm_job_id", width=90),
