@@ -109,19 +109,22 @@ LAST = {
 
 
 def new_in_range(counter: str, by: str) -> str:
-    """Count the events in the time range that the dashboard shows."""
-    return f"round({grown_in_range(counter, by)})"
+    """Count the events in the time range that the dashboard shows; no series where none happened.
+
+    Zeros are left out first: matching the counters of 1,000 hosts takes seconds.
+    """
+    return f"round({grown_in_range(counter, by, least=' > 0')})"
 
 
-def grown_in_range(counter: str, by: str) -> str:
+def grown_in_range(counter: str, by: str, least: str = "") -> str:
     """Return the increase of a counter in the time range that the dashboard shows.
 
     increase() extrapolates: it returns 13 for 12 events. So it is used only if an exporter was
     restarted in the range; otherwise the result is the last value less the value before the range.
-    Each counter of events begins at 0 when its exporter begins.
+    Each counter of events begins at 0 when its exporter begins. least: a condition for values.
     """
-    last = f"last_over_time({counter}[$__range])"
-    before = f"last_over_time({counter}[1h] offset $__range)"
+    last = f"(last_over_time({counter}[$__range]){least})"
+    before = f"last_over_time({counter}[1h] offset $__range){least}"
     grouped = f"sum by ({by})" if by else "sum"
     # The first sample counts earlier events, unless Prometheus knew the exporter before the range
     # or the exporter started in the range.
@@ -130,7 +133,7 @@ def grown_in_range(counter: str, by: str) -> str:
     first = f"({last} * 0 and on (job, instance) {known} or min_over_time({counter}[$__range]))"
     grown = (
         f"{last} - ({before} or {first}) >= 0"
-        f" and resets({counter}[$__range]) == 0 or increase({counter}[$__range])"
+        f" unless resets({counter}[$__range]) > 0 or increase({counter}[$__range]){least}"
     )
     moment = LAST.get(counter.split("{", maxsplit=1)[0])
     if moment is not None:

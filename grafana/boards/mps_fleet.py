@@ -198,6 +198,12 @@ _SHOWN = f"topk(60, {_WORST})"
 _LOST = next(state.code for state in style.HOST_STATES if state.text == "clients lost")
 """The first state that is red."""
 
+# Without any series, Grafana shows an error.
+_NO_HOST = (
+    "label_replace(vector(5) unless on () count(last_over_time(up[$__range] @ end())),"
+    ' "instance", "no target in this time range", "", "")'
+)
+
 HISTORY = status_history(
     "Worst state of each host",
     "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
@@ -209,7 +215,7 @@ HISTORY = status_history(
     Query(
         f"({_STEPS} and on ({shared.HOSTS}) {_SHOWN} < {_LOST}"
         f" or topk(60, ({shared.HOST_STATE}) unless on () count({_WORST}))"
-        f" or {shared.GONE})",
+        f" or {shared.GONE} or {_NO_HOST})",
         "{{instance}}",
     ),
     states=style.HOST_STATES,

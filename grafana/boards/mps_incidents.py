@@ -17,7 +17,7 @@ from grafana.panels import (
     tile,
     timeline,
 )
-from grafana.promql import new_in_range, new_in_step
+from grafana.promql import grown_in_range, new_in_range, new_in_step
 
 CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
@@ -203,7 +203,7 @@ BLAST = (
             f"topk(20, {new_in_range(UNFINISHED, shared.USERS)} > 0)",
             f"sum by ({shared.USERS}) (({new_in_range(UNFINISHED, shared.USERS)} > 0) * 0"
             f" + on ({shared.DAEMONS}) group_left ()"
-            f" {new_in_range(LOST_BY_IT, shared.DAEMONS)})",
+            f" round({grown_in_range(LOST_BY_IT, shared.DAEMONS)}))",
         ),
         (
             Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),

@@ -77,7 +77,7 @@ TILES = (
         "Short waits",
         "Healthy: 95 % and more. Share of the waits that ended in this time range within a minute, "
         "the longest back-off of a hand-over. The dashboard Fleet shows it by day.",
-        f"{new_in_range(_WAITS_ENDED % '60.0', '')}"
+        f"round({grown_in_range(_WAITS_ENDED % '60.0', '')})"
         f" / ({new_in_range(_WAITS_ENDED % '+Inf', '')} > 0)",
         style.SHARE,
         style.Steps(((None, style.QUIET), (0, style.WARN), (shared.SHORT_WAITS, style.GOOD))),
@@ -119,11 +119,11 @@ WAIT_LENGTHS = (
         "how often this user's clients overtook the queue, and how long they held the GPU. The 50 "
         "users with most waits.",
         (
-            f"topk(50, {new_in_range('mps_uid_wait_seconds_count', 'uid')})",
+            f"topk(50, round({grown_in_range('mps_uid_wait_seconds_count', 'uid')}))",
             f"{grown_in_range('mps_uid_wait_seconds_sum', 'uid')}"
             f" / ({new_in_range('mps_uid_wait_seconds_count', 'uid')} > 0)",
             "histogram_quantile(0.95,"
-            f" {new_in_range('mps_uid_wait_seconds_bucket', 'uid, le')}) >= 0",
+            f" round({grown_in_range('mps_uid_wait_seconds_bucket', 'uid, le')})) >= 0",
             f"{new_in_range('mps_uid_waits_abandoned_total', 'uid')} > 0",
             f"{new_in_range('mps_uid_overtakes_total', 'uid')} > 0",
             grown_in_range("mps_uid_holding_seconds_total", "uid"),

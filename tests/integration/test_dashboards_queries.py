@@ -170,6 +170,9 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
     last = {labels["instance"]: values[-1] for labels, values in found}
     assert last[NEVER] == 17
     assert last["limits"] == 1
+    gone = filled(target.expr, __range="10m", __interval="5s", instance="removed", job=JOB)
+    found = prometheus.span(gone, Window(middle - 600, middle), step=5)
+    assert [labels["instance"] for labels, _ in found] == ["no target in this time range"]
 
 
 def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
