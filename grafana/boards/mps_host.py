@@ -158,8 +158,8 @@ CLIENTS = table(
         *hidden("server", "instance", "uuid", "job"),
     ),
     sort="Memory",
-    none="No client is known.",
-    found="mps_client_info",
+    none="No client with a context is known.",
+    found="mps_client_contexts or mps_client_namespace_info",
     height=9,
 )
 
