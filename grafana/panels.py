@@ -225,8 +225,6 @@ def graph(
     min_step: str = "",
     legend: bool = True,
     numbers: bool = False,
-    points: int | None = None,
-    period: str = "",
 ) -> Panel:
     """Draw lines, stacked areas, or bars of events over time. A limit is a dashed line.
 
@@ -280,19 +278,16 @@ def graph(
         tuple(overrides),
         options,
         min_step=min_step,
-        points=points,
-        period=period,
     )
 
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw bars of whole events: each bar covers the time since the bar before it."""
     kept: style.Json = {"decimals": 0, "min_step": "1m", "width": 12, "height": 6, **more}
-    # More bars are thinner than can be seen.
-    kept.setdefault("points", 100)
     # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
-    return graph(title, description, *shown, bars=True, **kept)
+    # More bars are thinner than can be seen.
+    return replace(graph(title, description, *shown, bars=True, **kept), points=100)
 
 
 def share_graph(title: str, description: str, *queries: Query, **more: object) -> Panel:
@@ -531,7 +526,6 @@ def table(
     two_lines: bool = False,
     width: int = 24,
     height: int = 8,
-    points: int | None = None,
 ) -> Panel:
     """Show rows of labels and numbers, as of now. Queries with the same labels share their rows.
 
@@ -581,7 +575,6 @@ def table(
         tuple(column.override() for column in columns),
         _table_options(sort, descending=descending, two_lines=two_lines),
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
-        points=points,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grafana import style
 from grafana.board import Board, Row, instance, job
 from grafana.boards import shared
@@ -129,7 +131,6 @@ HOST_TABLE = table(
     none="No exporter is scraped.",
     found=f"{shared.TARGETS} or {shared.SEEN}",
     height=10,
-    points=100,
 )
 
 _SEVERITIES = (style.State(2, "critical", style.BAD), style.State(1, "warning", style.WARN))
@@ -227,8 +228,9 @@ _WAITS = 'sum(sum_over_time(job_le:mps_uid_wait_seconds_bucket:increase1h{le="%s
 
 def _by_day(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw a bar for each of the last seven days, which ended at midnight."""
-    kept: style.Json = {"bars": True, "width": 8, "period": "7d", "min_step": "1d", **more}
-    return graph(title, description, *queries, none="No whole day is recorded yet.", **kept)
+    kept: style.Json = {"bars": True, "width": 8, "min_step": "1d", **more}
+    panel = graph(title, description, *queries, none="No whole day is recorded yet.", **kept)
+    return replace(panel, period="7d")
 
 
 def _gpu_hours(title: str, description: str, recorded: str) -> Panel:
@@ -291,7 +293,6 @@ WAITS = (
 _GPU = "job, instance, gpu, uuid"
 _KNOWN = f" and on ({_GPU}) mps_gpu_up"
 WASTE = (
-    shared.utilization_and_activity("job", width=24),
     table(
         "All GPUs",
         "For information: every GPU of the fleet, the least active first; at most 200. A busy GPU "
@@ -345,7 +346,8 @@ BOARD = Board(
     period="now-3h",
     rows=(
         Row("How many are unhealthy?", TILES),
-        Row("Which hosts are in trouble?", (HOST_TABLE,)),
+        # A moment of the past is looked for in a hundred steps.
+        Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),
         Row("Who is waiting?", WAITS),
         Row("Since when?", (HISTORY,)),

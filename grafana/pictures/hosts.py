@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -20,7 +18,6 @@ from aiohttp import web
 from mps_exporter.backend import CollectorBackend
 from mps_exporter.flags import Settings
 from mps_exporter.metrics.exposition import TEXT_0_0_4
-from mps_exporter.snapshot import SmUse, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist
 from testing import v3_host
@@ -41,20 +38,6 @@ def service(recording: str) -> CollectorBackend:
     return CollectorBackend(settings, Playlist.of(read_recording(path)))
 
 
-def made_up() -> Snapshot:
-    """Return the host with eight GPUs: each client uses at least 1 SM and at most 3."""
-    snapshot, seconds = full(), time.monotonic()
-    use = {
-        (daemon.pipe_directory, client.server_pid, client.pid): dict.fromkeys(
-            client.contexts, SmUse(low=seconds, high=3 * seconds)
-        )
-        for daemon in snapshot.daemons
-        for server in daemon.servers
-        for client in server.clients
-    }
-    return replace(snapshot, sm_use=use)
-
-
 def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application:
     """Serve each at /NAME/metrics, and the host with MPS v3."""
 
@@ -64,7 +47,7 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
             snapshot = await services[name].collect(None, None)
             page = await services[name].expose(snapshot, TEXT_0_0_4, gzip=False)
         elif name in (MADE_UP, V3):
-            snapshot = made_up() if name == MADE_UP else (await v3.to_end()).snapshot
+            snapshot = full() if name == MADE_UP else (await v3.to_end()).snapshot
             page = text_of(snapshot).encode()
         else:
             raise web.HTTPNotFound

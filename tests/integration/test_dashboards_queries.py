@@ -55,20 +55,6 @@ mps_control_log_readable{daemon="/mps",log="control"} 0
 mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
 """The rest of a daemon whose logs and clients cannot be read."""
-OLD = "scraped again after a long outage"
-LIFETIME = """mps_exporter_build_info{version="1"} 1
-process_start_time_seconds 1000
-mps_control_up{daemon="/mps"} 1
-mps_client_losses_total{daemon="/mps",uid="1001",cause="own_fault"} 50
-mps_client_last_loss_timestamp_seconds{daemon="/mps"} 2000
-mps_server_exits_total{daemon="/mps",cause="crashed"} 7
-"""
-RESTARTED = "an exporter that was restarted between two bars"
-CRASHES = """mps_exporter_build_info{{version="1"}} 1
-process_start_time_seconds {since}
-mps_control_up{{daemon="/mps"}} 1
-mps_server_exits_total{{daemon="/mps",cause="crashed"}} {crashes}
-"""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, V3, hand_made.NAME})
 
@@ -94,19 +80,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(_alert(windows["server-killed"]))
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
-    hosts.append(Scrapes(OLD, tuple((at, LIFETIME) for at in moments)))
-    hosts.append(Scrapes(RESTARTED, tuple((at, _restarted(at - began, at)) for at in moments)))
-    windows[RESTARTED] = Window(began - 1, moments[-1])
-    windows[BLIND] = windows[OLD] = Window(began, moments[-1])
+    windows[BLIND] = Window(began, moments[-1])
     with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
         yield server, windows
-
-
-def _restarted(seconds: float, at: float) -> str:
-    """Two crashes by 20 s; a restart at 60.25 s; another crash by 70 s."""
-    if seconds < 60.25:
-        return CRASHES.format(since=at - seconds, crashes=2 * (seconds >= 20))
-    return CRASHES.format(since=at - seconds + 60.25, crashes=int(seconds >= 70))
 
 
 def _alert(window: Window) -> Scrapes:
@@ -182,14 +158,6 @@ def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
     assert len(asked) >= 4
     for target in asked:
         assert prometheus.target(target, windows[BLIND], instance=BLIND) == [], target
-
-
-def test_tiles_do_not_count_what_was_before_an_outage(stage: Stage) -> None:
-    prometheus, windows = stage
-    window = Window(windows[OLD].start - 600, windows[OLD].end)
-    for panel in ("Clients lost", "Crashes"):
-        target = next(t for t in targets() if (t.panel, t.ref) == (panel, "A"))
-        assert [v for _, (v,) in prometheus.at_end(target, window, instance=OLD)] == [0], panel
 
 
 def test_a_host_that_was_never_reached_can_be_chosen(stage: Stage) -> None:
@@ -355,16 +323,3 @@ def test_bars_of_events_add_up_to_the_events(stage: Stage) -> None:
             for _, values in prometheus.target(target, windows[recording], instance=recording)
         )
         assert total == wanted, panel
-
-
-@pytest.mark.parametrize("step", [5, 30])
-def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> None:
-    prometheus, windows = stage
-    window = windows[RESTARTED]
-    asked = [t for t in targets() if t.dashboard == "mps-incidents" and t.ref == "A"]
-    (tile,) = (t for t in asked if t.panel == "Crashes")
-    (bars,) = (t for t in asked if t.panel.startswith("Servers: crashes"))
-    assert [v for _, (v,) in prometheus.at_end(tile, window, instance=RESTARTED)] == [3]
-    expr = filled(bars.expr, __interval=f"{step}s", job=JOB, instance=RESTARTED)
-    found = prometheus.span(expr, Window(window.start + 1, window.end), step=step)
-    assert sum(sum(values) for _, values in found) == 3

@@ -13,9 +13,10 @@ import pytest
 
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
-from testing.dashboards import targets
+from testing.dashboards import filled, targets
 from testing.player import RECORDINGS, Metrics, Player
 from testing.prometheus_server import (
+    JOB,
     SCRAPE_SECONDS,
     Scraped,
     Scrapes,
@@ -57,6 +58,7 @@ NEWER_METRICS = re.compile(
 )
 """What an exporter may lack that is older than the dashboards."""
 HOLE, REMOVED, HEALTHY = "scraped with a hole", "removed", "healthy"
+NEW, RESTARTED = "not scraped before", "restarted"
 QUIET = """up 1
 mps_exporter_build_info{version="1"} 1
 process_start_time_seconds 1000
@@ -64,6 +66,9 @@ mps_control_up{daemon="/mps"} 1
 mps_control_state{daemon="/mps",mps_control_state="answering"} 1
 """
 CRASHED = QUIET + 'mps_server_exits_total{daemon="/mps",cause="crashed"} %s\n'
+LIFETIME = """mps_client_losses_total{daemon="/mps",uid="1001",cause="own_fault"} 50
+mps_client_last_loss_timestamp_seconds{daemon="/mps"} 2000
+"""
 FIRING = QUIET + 'ALERTS{alertname="%s",alertstate="firing",severity="%s"} 1\n'
 SEVERITIES = {"critical": 10, "warning": 6, "info": 2}
 """Severity of an alert -> the state of its host."""
@@ -89,6 +94,12 @@ def _made(began: float) -> Iterator[Scrapes]:
     # Two crashes before the hole of two minutes, three in it.
     crashes = {at: 2 if at <= 60 else 5 for at in every if not 60 < at < 180}
     yield Scrapes(HOLE, tuple((began + at, CRASHED % number) for at, number in crashes.items()))
+    yield Scrapes(NEW, tuple((began + at, CRASHED % 50 + LIFETIME) for at in every))
+    # Two crashes, and another after the restart.
+    crashes = {at: 2 * (at >= 20) if at < 60.25 else int(at >= 70) for at in every}
+    yield Scrapes(
+        RESTARTED, tuple((began + at, CRASHED % number) for at, number in crashes.items())
+    )
     end = began + MADE_SECONDS
     for rule in alerts():
         page = FIRING % (rule.alert, rule.severity)
@@ -149,7 +160,7 @@ def test_no_host_is_healthy_while_an_alert_about_it_fires(stage: Stage) -> None:
     ordered = sorted(alerts(), key=lambda rule: SEVERITIES[rule.severity])
     severities = {rule.alert: rule.severity for rule in ordered}
     table = _shown(stage, "Hosts, worst first", "A", whole)
-    assert {host for host, state in table.items() if state == 1} == {HEALTHY, HOLE}
+    assert {host for host, state in table.items() if state == 1} == {HEALTHY, HOLE, NEW, RESTARTED}
     assert table.items() >= {name: SEVERITIES[one] for name, one in severities.items()}.items()
     for name in dict(zip(severities.values(), severities, strict=True)).values():
         assert _shown(stage, "State", "A", whole, name) == {"": table[name]}
@@ -165,6 +176,21 @@ def test_a_hole_in_the_range_hides_and_invents_nothing(
     stage: Stage, start: float, end: float, crashes: int
 ) -> None:
     assert _shown(stage, "Crashes", "A", (start, end), HOLE) == {"": crashes}
+
+
+def test_what_an_exporter_counted_before_it_was_known_is_not_of_the_range(stage: Stage) -> None:
+    for panel in ("Clients lost", "Crashes"):
+        assert _shown(stage, panel, "A", (-600, MADE_SECONDS), NEW) == {"": 0}
+
+
+@pytest.mark.parametrize("step", [5, 30])
+def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> None:
+    prometheus, began = stage
+    assert _shown(stage, "Crashes", "A", (-1, 120), RESTARTED) == {"": 3}
+    (bars,) = (t for t in targets() if t.panel.startswith("Servers: crashes") and t.ref == "A")
+    expr = filled(bars.expr, __interval=f"{step}s", job=JOB, instance=RESTARTED)
+    found = prometheus.span(expr, Window(began, began + 120), step=step)
+    assert sum(sum(values) for _, values in found) == 3
 
 
 def test_a_host_that_was_removed_is_gone_since_then(stage: Stage) -> None:
