@@ -204,7 +204,8 @@ class Board:
         if panel.points:
             body["maxDataPoints"] = panel.points
         if panel.period:
-            body["timeFrom"] = panel.period
+            # Grafana's own words for it leave no room for the title.
+            body |= {"timeFrom": panel.period, "hideTimeOverride": True}
         return body
 
 

@@ -138,7 +138,8 @@ def _stat_options(text: str, *, background: bool) -> style.Json:
         "justifyMode": "center",
         "orientation": "auto",
         "textMode": text,
-        "wideLayout": True,
+        # Beside each other on a phone, "of 32" and 1 read as 321.
+        "wideLayout": False,
     }
 
 
