@@ -261,7 +261,7 @@ def _annotations(*, shown: bool) -> list[Json]:
         "name": "Alerts",
         "datasource": DATASOURCE,
         "enable": shown,
-        # The switch takes room beside the choices; where it is off, a table has the alerts.
+        # The switch needs the width of a choice, and Fleet has a table of alerts.
         "hide": not shown,
         "iconColor": "red",
         "expr": scoped(firing, ("job", "instance")),

@@ -346,7 +346,7 @@ BOARD = Board(
     period="now-3h",
     rows=(
         Row("How many are unhealthy?", TILES),
-        # A moment of the past is looked for in a hundred steps.
+        # "Gone since" has the resolution of a hundredth of the range.
         Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),
         Row("Who is waiting?", WAITS),

@@ -192,7 +192,7 @@ _SHOWN = (
     f" or 0 * last_over_time(mps_server_info{_MINE}[$__range] @ end())))"
 )
 
-# Of all users; with a Slurm job or a pod chosen, only its user: other series have no such label.
+# All users; with a Slurm job or a pod chosen, its user: the other series lack that label.
 _USERS = (
     '{__name__=~"mps_client_connections_total|mps_client_info|client:mps_client_info:pod",'
     ' job=~"$job", instance=~"$instance", slurm_job_id=~"$slurm_job_id", pod=~"$pod"}'
