@@ -168,7 +168,7 @@ ALERTS = table(
         _with_words(_FIRING_FOR),
     ),
     (
-        Column("Severity", "A", states=_SEVERITIES, width=90),
+        Column("Severity", "A", states=_SEVERITIES, width=100),
         Column("Alert", "alertname", width=215, links=(shared.to_runbook(),)),
         Column(
             "Host",

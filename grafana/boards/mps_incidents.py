@@ -89,7 +89,7 @@ TILES = (
 
 AXIS = (
     events(
-        "Servers: crashes, failed starts, fatal errors",
+        "Crashes, failed starts, fatal errors",
         "Healthy: empty. Each bar is what happened since the bar before.",
         Query(new_in_step(CRASHED, "instance"), "crashed · {{instance}}"),
         Query(new_in_step(START_FAILED, "instance"), "start failed · {{instance}}"),

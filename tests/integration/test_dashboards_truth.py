@@ -187,7 +187,7 @@ def test_what_an_exporter_counted_before_it_was_known_is_not_of_the_range(stage:
 def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> None:
     prometheus, began = stage
     assert _shown(stage, "Crashes", "A", (-1, 120), RESTARTED) == {"": 3}
-    (bars,) = (t for t in targets() if t.panel.startswith("Servers: crashes") and t.ref == "A")
+    (bars,) = (t for t in targets() if t.panel.startswith("Crashes, ") and t.ref == "A")
     expr = filled(bars.expr, __interval=f"{step}s", job=JOB, instance=RESTARTED)
     found = prometheus.span(expr, Window(began, began + 120), step=step)
     assert sum(sum(values) for _, values in found) == 3
