@@ -203,6 +203,9 @@ class Board:
             body["interval"] = panel.min_step
         if panel.points:
             body["maxDataPoints"] = panel.points
+        if panel.period:
+            # Grafana's own words for it leave no room for the title.
+            body |= {"timeFrom": panel.period, "hideTimeOverride": True}
         return body
 
 
@@ -258,7 +261,8 @@ def _annotations(*, shown: bool) -> list[Json]:
         "name": "Alerts",
         "datasource": DATASOURCE,
         "enable": shown,
-        "hide": False,
+        # The switch needs the width of a choice, and Fleet has a table of alerts.
+        "hide": not shown,
         "iconColor": "red",
         "expr": scoped(firing, ("job", "instance")),
         "step": "30s",

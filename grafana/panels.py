@@ -54,6 +54,8 @@ class Panel:
     """Minimum distance between points of a graph."""
     points: int | None = None
     """Maximum number of points of a graph; None: derived from its width."""
+    period: str = ""
+    """Time until now that the panel shows, such as 7d; empty: the dashboard's time range."""
 
 
 def override(matcher: str, what: str, **properties: object) -> style.Json:
@@ -136,7 +138,8 @@ def _stat_options(text: str, *, background: bool) -> style.Json:
         "justifyMode": "center",
         "orientation": "auto",
         "textMode": text,
-        "wideLayout": True,
+        # Beside each other on a phone, "of 32" and 1 read as 321.
+        "wideLayout": False,
     }
 
 
@@ -206,21 +209,6 @@ def names_tile(title: str, description: str, *queries: tuple[str, str, str], non
     return Panel("stat", title, description, shown, 4, 4, defaults, colors, options)
 
 
-def numbers_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
-    """Show several numbers with their names: (expression, name, unit) each."""
-    shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
-    steps = style.PLAIN.json()
-    looks = {"thresholds": steps, "decimals": 0, **_BY_STEPS}
-    defaults = {"unit": style.COUNT, "noValue": none, **looks}
-    units = tuple(
-        override("byFrameRefID", letter, unit=unit)
-        for letter, (_, _, unit) in zip(string.ascii_uppercase, queries, strict=False)
-        if unit != style.COUNT
-    )
-    options = _stat_options("value_and_name", background=False)
-    return Panel("stat", title, description, shown, 12, 5, defaults, units, options)
-
-
 def graph(
     title: str,
     description: str,
@@ -273,7 +261,8 @@ def graph(
     options = {
         "legend": {
             "displayMode": "table" if numbers else "list",
-            "placement": "bottom",
+            # Below a graph there is room for three names.
+            "placement": "right" if numbers and width >= 12 else "bottom",
             "showLegend": legend,
             "calcs": ["lastNotNull", "max"] if numbers else [],
         },
@@ -298,7 +287,8 @@ def events(title: str, description: str, *queries: Query, **more: object) -> Pan
     kept: style.Json = {"decimals": 0, "min_step": "1m", "width": 12, "height": 6, **more}
     # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
-    return graph(title, description, *shown, bars=True, **kept)
+    # More bars are thinner than can be seen.
+    return replace(graph(title, description, *shown, bars=True, **kept), points=100)
 
 
 def share_graph(title: str, description: str, *queries: Query, **more: object) -> Panel:
@@ -348,16 +338,15 @@ def ranking(
             "reduceOptions": _LAST,
             "displayMode": "basic",
             "orientation": "horizontal",
-            # At the left, Grafana truncates names of hosts, however wide the panel is.
-            "namePlacement": "top",
+            "namePlacement": "left",
             "valueMode": "color",
             "showUnfilled": True,
             # Otherwise a few bars have huge letters and fill the panel.
             "text": {"titleSize": 13, "valueSize": 16},
             "sizing": "manual",
-            "minVizHeight": 36,
+            "minVizHeight": 22,
             "minVizWidth": 8,
-            "maxVizHeight": 36,
+            "maxVizHeight": 22,
             "legend": {"showLegend": False},
         },
     )
@@ -425,7 +414,7 @@ def status_history(
 
 _NOT_KNOWN: style.Json = {
     "type": "special",
-    "options": {"match": "nan", "result": {"text": "-", "color": "transparent"}},
+    "options": {"match": "null+nan", "result": {"text": "-", "color": "transparent"}},
 }
 
 
@@ -497,6 +486,7 @@ class Column:
         if self.states:
             # An unknown value has no colour; otherwise it would have that of the text.
             cells["mappings"] = [*style.mappings(*self.states), _NOT_KNOWN]
+            cells.setdefault("thresholds", style.CLEAR.json())
             cells["custom__align"] = "left"
         if cells:
             cells["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}

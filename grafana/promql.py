@@ -28,6 +28,11 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "ALERTS_FOR_STATE": _ALERT,
     "process_start_time_seconds": (),
     "instance:mps_host_state:worst": (),
+    "gpu_uid:mps_client_sms:avg5m": ("gpu", "uuid", "uid", "bound"),
+    "client:mps_client_info:pod": ("uid", "pod"),
+    "job_uid:mps_uid_holding_gpus:avg5m": ("uid",),
+    "job_uid:mps_uid_waiting_gpus:sum": ("uid",),
+    "job_le:mps_uid_wait_seconds_bucket:increase1h": ("le",),
 }
 """Series of other programs and of recording rules: their names and labels."""
 
@@ -70,7 +75,8 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
         if not match["name"]:
             return match[0]
         own = (match["matchers"] or "{}")[1:-1]
-        labels = (*TARGET_LABELS, *labels_of(match["name"]))
+        of_jobs = re.match(r"job(_\w+)?:", match["name"])
+        labels = (*TARGET_LABELS[: 1 if of_jobs else None], *labels_of(match["name"]))
         # An explicit matcher takes precedence over the dashboard's.
         named = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", own))
         filters = [f'{label}=~"${label}"' for label in wanted if label in labels]
@@ -83,13 +89,16 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
 def new_in_step(counter: str, by: str) -> str:
     """Count whole events between one point of a graph and the next: rate() would return fractions.
 
-    A series that begins with its first event counts if its exporter was known before.
+    A counter begins at 0 when its exporter begins: it counts in full if it was 0 or absent, or if
+    it was reset, and its exporter was known before. Zeros are left out first, because most
+    counters are 0: matching 17,000 series of 1,000 hosts takes seconds.
     """
-    grown = f"{counter} - last_over_time({counter}[1h] offset $__interval) >= 0"
-    if any(CATALOGUE[name].sparse for name in metrics_in(counter) if name in CATALOGUE):
-        known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
-        grown += f" or {counter} and on (job, instance) {known}"
-    return f"sum by ({by}) ({grown})"
+    known = "last_over_time(mps_exporter_build_info[1h] offset $__interval)"
+    grown = (
+        f"({counter} > 0) - (last_over_time({counter}[1h] offset $__interval) > 0) >= 0"
+        f" unless resets({counter}[$__interval]) > 0"
+    )
+    return f"sum by ({by}) ({grown} or {counter} > 0 and on (job, instance) {known})"
 
 
 LAST = {
@@ -100,19 +109,22 @@ LAST = {
 
 
 def new_in_range(counter: str, by: str) -> str:
-    """Count the events in the time range that the dashboard shows."""
-    return f"round({grown_in_range(counter, by)})"
+    """Count the events in the shown time range: a series only where one happened.
+
+    Zeros are left out first: matching the counters of 1,000 hosts takes seconds.
+    """
+    return f"round({grown_in_range(counter, by, least=' > 0')})"
 
 
-def grown_in_range(counter: str, by: str) -> str:
+def grown_in_range(counter: str, by: str, least: str = "") -> str:
     """Return the increase of a counter in the time range that the dashboard shows.
 
     increase() extrapolates: it returns 13 for 12 events. So it is used only if an exporter was
     restarted in the range; otherwise the result is the last value less the value before the range.
-    Each counter of events begins at 0 when its exporter begins.
+    Each counter of events begins at 0 when its exporter begins. least: a condition for values.
     """
-    last = f"last_over_time({counter}[$__range])"
-    before = f"last_over_time({counter}[1h] offset $__range)"
+    last = f"(last_over_time({counter}[$__range]){least})"
+    before = f"last_over_time({counter}[1h] offset $__range){least}"
     grouped = f"sum by ({by})" if by else "sum"
     # The first sample counts earlier events, unless Prometheus knew the exporter before the range
     # or the exporter started in the range.
@@ -121,7 +133,7 @@ def grown_in_range(counter: str, by: str) -> str:
     first = f"({last} * 0 and on (job, instance) {known} or min_over_time({counter}[$__range]))"
     grown = (
         f"{last} - ({before} or {first}) >= 0"
-        f" and resets({counter}[$__range]) == 0 or increase({counter}[$__range])"
+        f" unless resets({counter}[$__range]) > 0 or increase({counter}[$__range]){least}"
     )
     moment = LAST.get(counter.split("{", maxsplit=1)[0])
     if moment is not None:

@@ -16,8 +16,8 @@ RULES = Path(__file__).parent.parent / "prometheus" / "rules"
 
 GOOD, NOTICE, WARN, BAD = "green", "yellow", "orange", "red"
 USED, REAL, QUIET = "blue", "green", "#8e8e8e"
-# Not the grey of what is not known: that there is no MPS is known.
-UNUSED = "#4f6d9a"
+# Not the grey of what is not known: that there is no MPS, or no client, is known.
+UNUSED, IDLE = "#4f6d9a", "#8ab8ff"
 
 # A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
 # users come. No red and no green: those say something. All are seen on white and on black.
@@ -51,6 +51,8 @@ OF_CAUSES = {
 COUNT, SHARE, SECONDS, BYTES = "none", "percentunit", "s", "bytes"
 BYTES_PER_SECOND, WATTS, CELSIUS, HERTZ = "Bps", "watt", "celsius", "hertz"
 AGO, WORDS = "dateTimeFromNow", "string"
+# 1:26 of a wait, in words 1.44 mins.
+DURATION = "dtdhms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Steps:
 
 PLAIN = Steps(((None, "text"),))
 UNCOLORED = Steps(((None, QUIET),))
+CLEAR = Steps(((None, "transparent"),))
 
 
 def at_most(warn: float, bad: float | None = None) -> Steps:
@@ -135,7 +138,7 @@ SERVER_STATES = (
     State(14, "ghost", "dark-red"),
 )
 HOLDER_STATES = (
-    State(21, "server idle", QUIET),
+    State(21, "server idle", IDLE),
     State(22, "waiting", WARN),
     State(23, "connected", USED),
     State(24, "idle, others wait", BAD),
@@ -162,8 +165,8 @@ HOST_STATES = (
     State(17, "unreachable", QUIET),
 )
 USER_STATES = (
-    State(0, "not connected", QUIET),
-    State(21, "server idle", QUIET),
+    State(0, "not connected", UNUSED),
+    State(21, "server idle", IDLE),
     State(22, "waiting", WARN),
     State(23, "connected", USED),
     State(25, "dead in queue", "dark-red"),

@@ -64,7 +64,7 @@ class Scraped(Prometheus):
 
 
 GONE = "up 0\n"
-_SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
+_SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
 
 OF_THE_SCRAPE = (
     "up 1\nscrape_duration_seconds 0.01\nscrape_samples_scraped 500\n"

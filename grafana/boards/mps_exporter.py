@@ -26,6 +26,7 @@ COLLECTORS = tuple(
     for name, color in zip(("nvml", "control", "logs", "process"), BY_LAST_DIGIT, strict=False)
 )
 _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_info)"
+_BUILD = "version, revision, pythonversion"
 _HOST = "max by (job, instance)"
 
 WHICH = table(
@@ -50,24 +51,23 @@ WHICH = table(
         f"{_HOST} (process_resident_memory_bytes {_OURS})",
         "max by (job, instance) (mps_control_log_size_bytes)",
         f"{new_in_range('mps_control_log_unrecognized_lines_total', 'job, instance')} > 0",
-        "max by (job, instance, version, revision, pythonversion) (mps_exporter_build_info)",
+        "max by (job, instance, version, revision) (mps_exporter_build_info)",
         "max by (job, instance, scenario) (mps_exporter_recording_info)",
     ),
     (
-        Column("Reachable", "B", states=(State(1, "yes", GOOD), State(0, "no", QUIET)), width=95),
+        Column("Up", "B", states=(State(1, "yes", GOOD), State(0, "no", QUIET)), width=50),
         Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
-        Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=85),
-        Column("Unread logs", "C", steps=at_most(1), width=105),
-        Column("Unread limits", "D", steps=noticed_from(1), width=110),
-        Column("Not exported", "E", steps=noticed_from(1), width=110),
-        Column("Scrape", "F", unit=SECONDS, steps=at_most(5, 10), width=85),
-        Column("Samples", "G", width=80),
-        Column("CPU", "H", unit=SHARE, steps=noticed_from(0.02), decimals=1, width=75),
-        Column("Memory", "I", unit=BYTES, width=90),
-        Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=105),
-        Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=125, decimals=0),
-        Column("Version", "version", width=95),
-        Column("Python", "pythonversion", width=90),
+        Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=80),
+        Column("Unread logs", "C", steps=at_most(1), width=100),
+        Column("Unread limits", "D", steps=noticed_from(1), width=105),
+        Column("Not exported", "E", steps=noticed_from(1), width=105),
+        Column("Scrape", "F", unit=SECONDS, steps=at_most(5, 10), width=80),
+        Column("Samples", "G", width=75),
+        Column("CPU", "H", unit=SHARE, steps=noticed_from(0.02), decimals=1, width=65),
+        Column("Memory", "I", unit=BYTES, width=80),
+        Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=95),
+        Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=115, decimals=0),
+        Column("Version", "version", width=90),
         Column("Recording", "scenario", width=110),
         *hidden("revision", "job"),
     ),
@@ -91,24 +91,31 @@ READ = (
     ),
     graph(
         "Read time by source",
-        "Healthy: milliseconds. The slowest host.",
+        "Healthy: milliseconds. The slowest host. Daemon: all queries of one collection; while it "
+        "answers the exporter it answers nobody else.",
+        Query("max(mps_control_query_duration_seconds)", "daemon"),
         Query("max by (collector) (mps_scrape_collector_duration_seconds)", "{{collector}}"),
         unit=SECONDS,
-        overrides=COLLECTORS,
+        overrides=(*COLLECTORS, dotted("byFrameRefID", "A")),
         width=8,
         numbers=True,
     ),
-    graph(
-        "Response time of the daemons",
-        "Healthy: milliseconds. All queries of one collection; the slowest host. While the daemon "
-        "answers the exporter it answers nobody else.",
-        Query("max(mps_control_query_duration_seconds)", "slowest"),
-        Query("avg(mps_control_query_duration_seconds)", "mean"),
-        unit=SECONDS,
-        overrides=(color_of("byName", "mean", QUIET),),
+    table(
+        "Versions",
+        "Healthy: one. How many exporters have which version; the 20 most common.",
+        (
+            f"topk(20, count by ({_BUILD}) (max by (job, instance, {_BUILD})"
+            " (mps_exporter_build_info)))",
+        ),
+        (
+            Column("Version", "version"),
+            Column("Revision", "revision", width=110),
+            Column("Python", "pythonversion", width=90),
+            Column("Exporters", "A", width=95),
+        ),
+        sort="Exporters",
+        none="No exporter is scraped.",
         width=8,
-        numbers=True,
-        none="No daemon.",
     ),
 )
 

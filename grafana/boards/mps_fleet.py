@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grafana import style
 from grafana.board import Board, Row, instance, job
 from grafana.boards import shared
-from grafana.panels import Column, Query, hidden, numbers_tile, status_history, table, tile
+from grafana.panels import (
+    USERS_ALIKE,
+    Column,
+    Panel,
+    Query,
+    color_of,
+    graph,
+    hidden,
+    status_history,
+    table,
+    tile,
+)
 from grafana.promql import new_in_range
 
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
@@ -97,7 +110,7 @@ HOST_TABLE = table(
             ),
         ),
         Column("Waiting", "B", steps=style.noticed_from(1), width=75),
-        Column("Longest wait", "C", unit=style.SECONDS, steps=shared.WAIT_STEPS, width=110),
+        Column("Longest wait", "C", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
         Column("Lost", "D", steps=style.at_most(1), width=60, decimals=0),
         Column("Crashes", "E", steps=style.at_most(1), width=75, decimals=0),
         Column(
@@ -139,36 +152,36 @@ def _with_words(expr: str) -> str:
     return f'label_replace({joined}, "action", "$1", "alertname", "(.*)")'
 
 
-_SINCE = (
-    f"max by ({_WHERE}) (ALERTS_FOR_STATE"
-    f'{{alertname=~"Mps.*"}} and ignoring (alertstate) {_FIRING}) * 1000'
+_FIRING_FOR = (
+    f"time() - min by ({_WHERE}) (ALERTS_FOR_STATE"
+    f'{{alertname=~"Mps.*"}} and ignoring (alertstate) {_FIRING})'
 )
 
 ALERTS = table(
     "Firing alerts",
-    "Healthy: none. Critical alerts and warnings: where, since when, and what to do first; at most "
-    "50. The alert's name links to its runbook. Needs this project's rules in Prometheus.",
+    "Healthy: none. Critical alerts and warnings: where, for how long, and what to do first; at "
+    "most 50. The alert's name links to its runbook. Needs this project's rules in Prometheus.",
     (
         f"{_with_words(f'topk(50, max by ({_WHERE}) ({_RANK}))')}"
         f' or label_replace(NaN * absent({_RULES}), "action",'
         ' "No rules are loaded: see prometheus/rules.", "", "")',
-        _with_words(_SINCE),
+        _with_words(_FIRING_FOR),
     ),
     (
-        Column("Severity", "A", states=_SEVERITIES, width=95),
-        Column("Alert", "alertname", width=225, links=(shared.to_runbook(),)),
+        Column("Severity", "A", states=_SEVERITIES, width=100),
+        Column("Alert", "alertname", width=215, links=(shared.to_runbook(),)),
         Column(
             "Host",
             "instance",
-            width=190,
+            width=165,
             links=(
                 shared.to_host("mps-host", "This host"),
                 shared.to_host("mps-sharing", "Who holds the GPU and who waits"),
                 shared.to_host("mps-incidents", "Its incidents"),
             ),
         ),
-        Column("What", "object", width=250),
-        Column("Since", "B", unit=style.AGO, width=145),
+        Column("What", "object", width=240),
+        Column("For", "B", unit=style.DURATION, width=100),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
@@ -186,6 +199,12 @@ _SHOWN = f"topk(60, {_WORST})"
 _LOST = next(state.code for state in style.HOST_STATES if state.text == "clients lost")
 """The first state that is red."""
 
+# Without any series, Grafana shows an error.
+_NO_HOST = (
+    "label_replace(vector(5) unless on () count(last_over_time(up[$__range] @ end())),"
+    ' "instance", "no target in this time range", "", "")'
+)
+
 HISTORY = status_history(
     "Worst state of each host",
     "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
@@ -197,45 +216,52 @@ HISTORY = status_history(
     Query(
         f"({_STEPS} and on ({shared.HOSTS}) {_SHOWN} < {_LOST}"
         f" or topk(60, ({shared.HOST_STATE}) unless on () count({_WORST}))"
-        f" or {shared.GONE})",
+        f" or {shared.GONE} or {_NO_HOST})",
         "{{instance}}",
     ),
     states=style.HOST_STATES,
     height=14,
 )
 
-_IN_USE = 'count(sum by (job, instance, uuid) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0)'
-_GPUS = 'sum(mps_gpu_up{uuid!~"MIG-.*"})'
+_WAITS = 'sum(sum_over_time(job_le:mps_uid_wait_seconds_bucket:increase1h{le="%s"}[1d:1m]))'
 
-INVENTORY = (
-    numbers_tile(
-        "Hosts and GPUs",
-        "For information: hosts whose exporter responds; GPUs that respond (MIG instances count "
-        "as their GPU); and the share of GPUs on which a compute process runs now, with or "
-        "without MPS.",
-        ("count(mps_exporter_build_info)", "hosts", style.COUNT),
-        (_GPUS, "GPUs", style.COUNT),
-        (f"({_IN_USE} or 0 * {_GPUS}) / {_GPUS}", "of GPUs in use", style.SHARE),
-        none="none",
+
+def _by_day(title: str, description: str, *queries: Query, **more: object) -> Panel:
+    """Draw a bar for each of the last seven days, which ended at midnight."""
+    kept: style.Json = {"bars": True, "width": 8, "min_step": "1d", **more}
+    panel = graph(title, description, *queries, none="No whole day is recorded yet.", **kept)
+    return replace(panel, period="7d")
+
+
+def _gpu_hours(title: str, description: str, recorded: str) -> Panel:
+    expr = f"topk(10, sum by (uid) (sum_over_time({recorded}[1d:1m])) / 60 > 0)"
+    return _by_day(title, description, Query(expr, "uid {{uid}}"), overrides=USERS_ALIKE)
+
+
+DAYS = (
+    _gpu_hours(
+        "GPU hours held, by user and day",
+        "For information: hours in which a user's clients were connected, times the GPUs of their "
+        "daemon; the 10 users with most, on all hosts. Needs this project's recording rules.",
+        "job_uid:mps_uid_holding_gpus:avg5m",
     ),
-    table(
-        "Driver versions",
-        "Healthy: one. How many hosts and GPUs have which driver; the 20 most common.",
-        (
-            "topk(20, count by (driver_version) (count by (job, instance, driver_version)"
-            " (mps_gpu_info)))",
-            "count by (driver_version) (count by (job, instance, uuid, driver_version)"
-            ' (mps_gpu_info{uuid!~"MIG-.*"}))',
-        ),
-        (
-            Column("Driver", "driver_version"),
-            Column("Hosts", "A", width=90),
-            Column("GPUs", "B", width=90),
-        ),
-        sort="Hosts",
-        none="No GPU is known.",
-        width=12,
-        height=5,
+    _gpu_hours(
+        "GPU hours waited, by user and day",
+        "Healthy: much less than was held. Hours in which a user's clients hung in cuInit, times "
+        "the GPUs of the daemon; the 10 users with most, on all hosts. Needs this project's "
+        "recording rules.",
+        "job_uid:mps_uid_waiting_gpus:sum",
+    ),
+    _by_day(
+        "Waits of at most a minute, by day",
+        "Healthy: above the dashed line, 95 %. Share of the waits that ended in the user's turn "
+        "within a minute, the longest back-off of a hand-over, on all hosts. Needs this project's "
+        "recording rules.",
+        Query(f"{_WAITS % '60.0'} / ({_WAITS % '+Inf'} > 0)", "within a minute"),
+        unit=style.SHARE,
+        top=1.0,
+        limit=shared.SHORT_WAITS,
+        overrides=[color_of("byFrameRefID", "A", style.USED)],
     ),
 )
 
@@ -252,7 +278,7 @@ WAITS = (
         (
             Column("User", "uid", width=130),
             Column("Host", "instance", links=(shared.to_host("mps-sharing", "Who holds the GPU"),)),
-            Column("Waiting for", "A", unit=style.SECONDS, steps=shared.WAIT_STEPS, width=110),
+            Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=style.at_most(1), width=65),
             Column("Daemon", "daemon"),
@@ -267,7 +293,6 @@ WAITS = (
 _GPU = "job, instance, gpu, uuid"
 _KNOWN = f" and on ({_GPU}) mps_gpu_up"
 WASTE = (
-    shared.utilization_and_activity("job", width=24),
     table(
         "All GPUs",
         "For information: every GPU of the fleet, the least active first; at most 200. A busy GPU "
@@ -284,6 +309,7 @@ WASTE = (
             f"min by ({_GPU}) (mps_server_client_contexts_limit - mps_server_client_contexts)"
             f"{_KNOWN}",
             f"max by ({_GPU}) (mps_gpu_sm_committed_ratio){_KNOWN}",
+            f"max by ({_GPU}, driver_version) (mps_gpu_info)",
         ),
         (
             Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
@@ -301,6 +327,7 @@ WASTE = (
             Column("Clients", "F", width=75),
             Column("Free contexts", "G", width=115),
             Column("SMs promised", "H", unit=style.SHARE, decimals=0, width=115),
+            Column("Driver", "driver_version", width=105),
             *hidden("uuid", "job"),
         ),
         sort="SM activity",
@@ -319,10 +346,12 @@ BOARD = Board(
     period="now-3h",
     rows=(
         Row("How many are unhealthy?", TILES),
-        Row("Which hosts are in trouble?", (HOST_TABLE,)),
+        # "Gone since" has the resolution of a hundredth of the range.
+        Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),
         Row("Who is waiting?", WAITS),
         Row("Since when?", (HISTORY,)),
-        Row("Where is room, and is the fleet well used?", (*WASTE, *INVENTORY), collapsed=True),
+        Row("Where is room, and is the fleet well used?", WASTE, collapsed=True),
+        Row("Who had the GPUs, and who waited?", DAYS, collapsed=True),
     ),
 )

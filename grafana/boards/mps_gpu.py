@@ -20,7 +20,7 @@ from grafana.panels import (
     table,
     tile,
 )
-from grafana.promql import new_in_range, new_in_step
+from grafana.promql import grown_in_range, new_in_step
 
 GPU = "instance, gpu"
 KEYS = "job, instance, gpu, uuid"
@@ -86,7 +86,7 @@ HEALTH = table(
         f"topk(100, max by ({KEYS}, name, driver_version) (mps_gpu_info))",
         f"max by ({KEYS}) (mps_gpu_up)",
         f"max by ({KEYS}, mps_gpu_recovery_action) (mps_gpu_recovery_action == 1)",
-        f"round({new_in_range(UNCORRECTED, KEYS)})",
+        f"round({grown_in_range(UNCORRECTED, KEYS)})",
         f"max by ({KEYS}) (mps_gpu_row_remap_pending)",
         f"max by ({KEYS}) (mps_gpu_row_remap_failure)",
         f'max by ({KEYS}) (mps_gpu_pcie_link_width{{of="current"}}'

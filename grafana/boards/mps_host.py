@@ -11,6 +11,7 @@ from grafana.panels import (
     Query,
     color_of,
     dashed,
+    dotted,
     graph,
     hidden,
     share_graph,
@@ -103,9 +104,9 @@ _ON_GPUS = "(mps_client_contexts or %s * mps_client_namespace_info)"
 CLIENTS = table(
     "Clients and their limits",
     "Healthy: memory well below its limit. Every connected program, its limits and its use; at "
-    "most 500. A limit is a cap, not a reservation. The SM share is after rounding to whole "
-    "SMs. Where limits may not be read they are left "
-    "out. The user links to the user's dashboard.",
+    "most 500. A limit is a cap, not a reservation. The rounded share is what MPS makes of the one "
+    "that was set: whole SMs. Where limits may not be read they are left out. The user links to "
+    "the user's dashboard.",
     (
         f"topk(500, max by ({KEYS}, uid, user, command, slurm_job_id, container_id, limit_source) ("
         f"{_ON_GPUS % 'NaN'} * on (job, instance, daemon, server, pid)"
@@ -131,41 +132,54 @@ CLIENTS = table(
     ),
     (
         Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
-        Column("Name", "user", width=100),
+        Column("Name", "user", width=90),
         Column("Program", "command"),
-        Column("State", "state", width=100),
-        Column("PID", "pid", width=80),
-        Column("GPU", "gpu", width=70),
-        Column("SM share", "B", unit=style.SHARE, decimals=0, width=125),
-        Column("SMs", "C", width=60),
-        Column("Memory", "D", unit=style.BYTES, width=95),
-        Column("Memory limit", "E", unit=style.BYTES, width=110),
+        Column("State", "state", width=90),
+        Column("PID", "pid", width=75),
+        Column("GPU", "gpu", width=65),
+        Column("Rounded share", "B", unit=style.SHARE, decimals=0, width=130),
+        Column("SMs", "C", width=50),
+        Column("Memory", "D", unit=style.BYTES, width=105),
+        Column("Memory limit", "E", unit=style.BYTES, width=105),
         Column(
             "Limit used",
             "F",
             unit=style.SHARE,
             steps=style.noticed_from(shared.MEMORY_WARN),
             decimals=0,
-            width=95,
+            width=85,
         ),
         Column("Connected", "G", unit=style.AGO, width=130),
-        Column("Contexts", "A", width=85),
-        Column("Limits from", "limit_source", width=110),
+        Column("Daemon", "daemon", width=150),
+        Column("Limits from", "limit_source", width=120),
         Column("Slurm job", "slurm_job_id", width=90),
         Column("Container", "container_id", width=110),
-        Column("Server", "server", width=85),
-        Column("Daemon", "daemon", width=150),
-        *hidden("instance", "uuid", "job"),
+        Column("Contexts", "A", width=85),
+        *hidden("server", "instance", "uuid", "job"),
     ),
     sort="Memory",
-    none="No client is known.",
-    found="mps_client_info",
+    none="No client with a context is known.",
+    found="mps_client_contexts or mps_client_namespace_info",
     height=9,
 )
 
 _SHARE_OF_SMS = "mps_client_sm_limit / on (job, instance, uuid) group_left mps_gpu_sms"
+_SMS = 'sum by (instance, uid) (gpu_uid:mps_client_sms:avg5m{bound="%s"})'
 PER_GPU = (
-    shared.utilization_and_activity("instance, gpu", width=8),
+    graph(
+        "SMs of each user, between",
+        "For information: each user's clients use at most as many SMs as the solid line says, and "
+        "at least as many as the dotted one; under MPS no tool measures the use of one client. "
+        "Equal while the user is alone. Mean of 5 minutes, from a recording rule of this project; "
+        "Hopper and later.",
+        Query(_SMS % "high", "uid {{uid}}, at most"),
+        Query(_SMS % "low", "uid {{uid}}, at least"),
+        Query("max by (instance) (mps_gpu_sms)", "SMs of the GPU"),
+        overrides=(*USERS_ALIKE, dotted("byFrameRefID", "B"), dashed("C", style.BAD)),
+        width=8,
+        decimals=0,
+        none="No bounds are known.",
+    ),
     share_graph(
         "SM limits of clients, stacked",
         "Healthy: up to the dashed line, where all limited clients can have their share at once. "
@@ -254,7 +268,8 @@ BOARD = Board(
                     "Processes on the GPUs",
                     "Healthy: clients of MPS, and no direct process with them: a direct process "
                     "takes turns with all clients together. Several direct processes and a wide "
-                    "gap between utilization and SM activity: MPS would let them run at once.",
+                    "gap between utilization and SM activity (dashboard GPU): MPS would let them "
+                    "run at once.",
                     Query(
                         'sum by (kind) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0',
                         "{{kind}}",

@@ -7,6 +7,7 @@ from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
+    GPUS_ALIKE,
     Column,
     Query,
     colors_by_query,
@@ -16,7 +17,7 @@ from grafana.panels import (
     tile,
     timeline,
 )
-from grafana.promql import new_in_range, new_in_step
+from grafana.promql import grown_in_range, new_in_range, new_in_step
 
 CRASHED = 'mps_server_exits_total{cause="crashed"}'
 START_FAILED = 'mps_server_exits_total{cause="start_failed"}'
@@ -80,7 +81,7 @@ TILES = (
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
         f"time() - topk(1, max by (instance) ({LAST_FAULT} or {LAST_EXIT}))",
-        style.SECONDS,
+        style.DURATION,
         none="none seen",
         name="{{instance}}",
     ),
@@ -88,12 +89,12 @@ TILES = (
 
 AXIS = (
     events(
-        "Servers: crashes, failed starts, fatal errors",
+        "Crashes, failed starts, fatal errors",
         "Healthy: empty. Each bar is what happened since the bar before.",
         Query(new_in_step(CRASHED, "instance"), "crashed · {{instance}}"),
         Query(new_in_step(START_FAILED, "instance"), "start failed · {{instance}}"),
         Query(new_in_step(DAEMON_DIED, "instance"), "daemon died · {{instance}}"),
-        Query(new_in_step(FAULTS, "instance, gpu"), "fatal error, GPU {{gpu}} · {{instance}}"),
+        Query(new_in_step(FAULTS, "instance"), "fatal error · {{instance}}"),
         overrides=colors_by_query(style.BAD, style.WARN, "dark-red", "purple"),
         none=NONE,
     ),
@@ -118,7 +119,8 @@ AXIS = (
         "Xid errors, by code",
         "Healthy: empty. 13, 31 and 43 are mostly a program's own mistake; 48, 63, 64, 79, 94, 95 "
         "and 119 are the hardware's or the driver's.",
-        Query(new_in_step(XIDS, "instance, gpu, xid"), "Xid {{xid}}, GPU {{gpu}} · {{instance}}"),
+        Query(new_in_step(XIDS, "instance, gpu, xid"), "GPU {{gpu}} Xid {{xid}} · {{instance}}"),
+        overrides=GPUS_ALIKE,
         none=NONE,
     ),
 )
@@ -201,7 +203,7 @@ BLAST = (
             f"topk(20, {new_in_range(UNFINISHED, shared.USERS)} > 0)",
             f"sum by ({shared.USERS}) (({new_in_range(UNFINISHED, shared.USERS)} > 0) * 0"
             f" + on ({shared.DAEMONS}) group_left ()"
-            f" {new_in_range(LOST_BY_IT, shared.DAEMONS)})",
+            f" round({grown_in_range(LOST_BY_IT, shared.DAEMONS)}))",
         ),
         (
             Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
@@ -217,11 +219,14 @@ BLAST = (
     ),
 )
 
-_IN_TROUBLE = (
-    f"{shared.SERVER_STATE} and on ({shared.USERS})"
-    f" max_over_time(({shared.SERVER_STATE})[$__range:$__interval] @ end()) > 12"
+# Once for the range, and of single metrics: a subquery of all states takes seconds.
+_TROUBLED = (
+    f"max by ({shared.USERS}) (last_over_time(mps_server_info[$__range] @ end())"
+    " and on (job, instance, daemon, server)"
+    " (max_over_time(mps_server_ghost[$__range] @ end()) == 1"
+    ' or max_over_time(mps_server_state{mps_server_state="FAULT"}[$__range] @ end()) == 1))'
 )
-
+_IN_TROUBLE = f"{shared.SERVER_STATE} and on ({shared.USERS}) {_TROUBLED}"
 
 RECOVERY = (
     timeline(
@@ -235,7 +240,7 @@ RECOVERY = (
             "uid {{uid}} · {{instance}}",
         ),
         Query(
-            f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_IN_TROUBLE})"
+            f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_TROUBLED})"
             f" or {shared.UNREACHABLE}",
             "all servers",
         ),

@@ -21,6 +21,7 @@ from grafana.panels import (
 from grafana.promql import grown_in_range, new_in_range, new_in_step
 
 IDLE_TIME = grown_in_range("mps_uid_handover_idle_seconds_total", "")
+_WAITS_ENDED = 'mps_uid_wait_seconds_bucket{le="%s"}'
 _NOBODY = "count(mps_control_up) unless on () count(mps_client_info)"
 
 TILES = (
@@ -36,7 +37,7 @@ TILES = (
         (
             "count(mps_exporter_build_info) unless on () count(mps_control_up)",
             "no MPS",
-            style.QUIET,
+            style.UNUSED,
         ),
         (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="unreachable",
@@ -68,25 +69,27 @@ TILES = (
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
         shared.LONGEST_WAIT,
-        style.SECONDS,
+        style.DURATION,
         shared.WAIT_STEPS,
         no_mps=True,
     ),
     tile(
-        "Waits, p95",
-        "Healthy: below a minute, the longest back-off of a hand-over. 95 of 100 waits that ended "
-        "in this time range took at most this long, estimated from a histogram's buckets.",
-        f"histogram_quantile(0.95, {new_in_range('mps_uid_wait_seconds_bucket', 'le')}) >= 0",
-        style.SECONDS,
-        shared.WAIT_STEPS,
-        none="none seen",
+        "Short waits",
+        "Healthy: 95 % and more. Share of the waits that ended in this time range within a minute, "
+        "the longest back-off of a hand-over. The dashboard Fleet shows it by day.",
+        f"round({grown_in_range(_WAITS_ENDED % '60.0', '')})"
+        f" / ({new_in_range(_WAITS_ENDED % '+Inf', '')} > 0)",
+        style.SHARE,
+        style.Steps(((None, style.QUIET), (0, style.WARN), (shared.SHORT_WAITS, style.GOOD))),
+        none="none ended",
+        decimals=0,
     ),
     tile(
         "Time lost",
         "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
         "because the daemon was backing off before it replaced an idle server.",
         IDLE_TIME,
-        style.SECONDS,
+        style.DURATION,
         style.noticed_from(1),
         no_mps=True,
     ),
@@ -94,7 +97,7 @@ TILES = (
 
 
 def _up_to(le: str) -> str:
-    return new_in_step(f'mps_uid_wait_seconds_bucket{{le="{le}"}}', "")
+    return f"({new_in_step(_WAITS_ENDED % le, '')} or vector(0))"
 
 
 WAIT_LENGTHS = (
@@ -116,11 +119,11 @@ WAIT_LENGTHS = (
         "how often this user's clients overtook the queue, and how long they held the GPU. The 50 "
         "users with most waits.",
         (
-            f"topk(50, {new_in_range('mps_uid_wait_seconds_count', 'uid')})",
+            f"topk(50, round({grown_in_range('mps_uid_wait_seconds_count', 'uid')}))",
             f"{grown_in_range('mps_uid_wait_seconds_sum', 'uid')}"
             f" / ({new_in_range('mps_uid_wait_seconds_count', 'uid')} > 0)",
             "histogram_quantile(0.95,"
-            f" {new_in_range('mps_uid_wait_seconds_bucket', 'uid, le')}) >= 0",
+            f" round({grown_in_range('mps_uid_wait_seconds_bucket', 'uid, le')})) >= 0",
             f"{new_in_range('mps_uid_waits_abandoned_total', 'uid')} > 0",
             f"{new_in_range('mps_uid_overtakes_total', 'uid')} > 0",
             grown_in_range("mps_uid_holding_seconds_total", "uid"),
@@ -128,14 +131,14 @@ WAIT_LENGTHS = (
         (
             Column("User", "uid", links=(shared.to_user("${__data.fields.User}"),)),
             Column("Waits", "A", width=65),
-            Column("Mean", "B", unit=style.SECONDS, steps=shared.WAIT_STEPS, width=90),
-            Column("p95", "C", unit=style.SECONDS, steps=shared.WAIT_STEPS, width=80),
+            Column("Mean", "B", unit=style.DURATION, steps=shared.WAIT_STEPS, width=90),
+            Column("p95", "C", unit=style.DURATION, steps=shared.WAIT_STEPS, width=90),
             Column("Abandoned", "D", steps=style.noticed_from(1), width=100),
             Column("Overtook", "E", steps=style.noticed_from(1), width=90),
-            Column("Held", "F", unit=style.SECONDS, width=80),
+            Column("Held", "F", unit=style.DURATION, width=110),
         ),
         sort="Mean",
-        none="nobody",
+        none="No user is known.",
         found="last_over_time(mps_uid_wait_seconds_count[$__range])",
         width=16,
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
@@ -19,6 +21,7 @@ from grafana.panels import (
 from grafana.promql import new_in_range, new_in_step
 
 _MINE = '{uid=~"$uid"}'
+_MY_JOB = '{uid=~"$uid", slurm_job_id=~"$slurm_job_id"}'
 _OTHERS = '{uid!~"$uid"}'
 _NONE_CONNECTED = "0 * count(mps_exporter_build_info)"
 _NOWHERE = f'label_replace({_NONE_CONNECTED}, "instance", "nowhere", "", "")'
@@ -66,7 +69,7 @@ TILES = (
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
         f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}",
-        style.SECONDS,
+        style.DURATION,
         shared.WAIT_STEPS,
         name="{{instance}}",
     ),
@@ -93,10 +96,10 @@ TILES = (
 
 WHERE = table(
     "Where do I wait, and what comes next?",
-    "Healthy: empty. Each daemon on which this user waits: since when, behind whom, how many users "
-    "come first, and how long the daemon backs off between attempts to replace the server.",
+    "Healthy: empty. Each daemon on which this user waits: for how long, behind whom, how many "
+    "users come first, and how long the daemon backs off between attempts to replace the server.",
     (
-        f"topk(50, max by ({shared.DAEMONS}) ({_SINCE})) * 1000",
+        f"topk(50, max by ({shared.DAEMONS}) (time() - {_SINCE}))",
         f"max by ({shared.DAEMONS}) ({WAITING}) > 0",
         f"max by ({shared.DAEMONS}) ({POSITION})",
         f"max by ({shared.DAEMONS}) (mps_uid_handover_backoff_seconds and {_WHERE_I_WAIT})",
@@ -105,7 +108,7 @@ WHERE = table(
     ),
     (
         Column("Host", "instance", links=(shared.to_host("mps-sharing", "Who holds the GPU"),)),
-        Column("Waiting since", "A", unit=style.AGO, width=150),
+        Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=120),
         Column("Behind", "holder", width=140),
         Column("Place in queue", "C", width=125),
         Column("My programs", "B", width=115),
@@ -113,8 +116,7 @@ WHERE = table(
         Column("Daemon", "daemon"),
         *hidden("E", "job"),
     ),
-    sort="Waiting since",
-    descending=False,
+    sort="Waiting for",
     none="No wait of this user is known.",
     found=_SINCE,
     height=5,
@@ -150,26 +152,27 @@ TO_WHOM = table(
 
 GOT = table(
     "What do my programs get?",
-    "For information: this user's connected programs, their SMs and memory, and the limits; at "
-    "most 100.",
+    "For information: this user's connected programs, those of the chosen Slurm job, their SMs and "
+    "memory, and the limits; at most 100.",
     (
-        "topk(100, max by (job, instance, daemon, pid, gpu, command)"
+        "topk(100, max by (job, instance, daemon, pid, gpu, command, slurm_job_id)"
         " (mps_client_memory_used_bytes * on (job, instance, daemon, server, pid)"
-        f" group_left (command) mps_client_info{_MINE}))",
+        f" group_left (command, slurm_job_id) mps_client_info{_MY_JOB}))",
         "max by (job, instance, daemon, pid, gpu) (mps_client_memory_limit_bytes"
-        f" and on (job, instance, daemon, server, pid) mps_client_info{_MINE})",
+        f" and on (job, instance, daemon, server, pid) mps_client_info{_MY_JOB})",
         "max by (job, instance, daemon, pid, gpu) (mps_client_sm_limit"
-        f" and on (job, instance, daemon, server, pid) mps_client_info{_MINE})",
+        f" and on (job, instance, daemon, server, pid) mps_client_info{_MY_JOB})",
         "max by (job, instance, daemon, pid, gpu) (mps_client_memory_used_bytes * 0"
         " + on (job, instance, daemon, server, pid) group_left ()"
         f" (mps_client_start_time_seconds and on (job, instance, daemon, server, pid)"
-        f" mps_client_info{_MINE})) * 1000",
+        f" mps_client_info{_MY_JOB})) * 1000",
     ),
     (
         Column("Program", "command"),
         Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
         Column("GPU", "gpu", width=70),
         Column("PID", "pid", width=90),
+        Column("Slurm job", "slurm_job_id", width=110),
         Column("Connected", "D", unit=style.AGO, width=140),
         Column("SMs", "C", width=75),
         Column("Memory", "A", unit=style.BYTES, width=100),
@@ -178,7 +181,7 @@ GOT = table(
     ),
     sort="Memory",
     none="No program of this user is known.",
-    found=f"mps_client_info{_MINE}",
+    found=f"mps_client_info{_MY_JOB}",
     height=7,
 )
 
@@ -189,21 +192,22 @@ _SHOWN = (
     f" or 0 * last_over_time(mps_server_info{_MINE}[$__range] @ end())))"
 )
 
+# All users; with a Slurm job or a pod chosen, its user: the other series lack that label.
+_USERS = (
+    '{__name__=~"mps_client_connections_total|mps_client_info|client:mps_client_info:pod",'
+    ' job=~"$job", instance=~"$instance", slurm_job_id=~"$slurm_job_id", pod=~"$pod"}'
+)
+
 BOARD = Board(
     uid="mps-user",
     name="User",
     description="Why is my job waiting, what did I lose, and what did I get?",
     variables=(
         job(),
-        instance(),
-        Variable(
-            "uid",
-            "User",
-            "mps_client_connections_total",
-            everything=False,
-            filters=False,
-            several=False,
-        ),
+        replace(instance(), several=False),
+        Variable("slurm_job_id", "Slurm job", "mps_client_info", filters=False, several=False),
+        Variable("pod", "Pod", "client:mps_client_info:pod", filters=False, several=False),
+        Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
     ),
     rows=(
         Row("Why is my job waiting?", TILES),

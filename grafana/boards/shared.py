@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from grafana import style
 from grafana.board import REPOSITORY
-from grafana.panels import Panel, Query, color_of, link, ranking, share_graph, tile
+from grafana.panels import Panel, Query, link, ranking, tile
 from grafana.promql import new_in_range, state_code
 
 HOSTS = "job, instance"
@@ -29,6 +29,8 @@ WAIT_STEPS = style.at_most(
     style.alert_threshold("MpsUidWaitLong", _WAITING_SINCE),
     style.alert_threshold("MpsUidStarved", _WAITING_SINCE),
 )
+SHORT_WAITS = 0.95
+"""The share of waits of at most a minute that is the objective."""
 IDLE_WARN = style.alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
 CONTEXTS_WARN = style.alert_threshold("MpsContextsNearLimit", "mps_server_client_contexts")
 MEMORY_WARN = style.alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")
@@ -185,26 +187,6 @@ def events_tile(
     """Show the events of a counter in the time range; `nothing` is 0 if the source is known."""
     expr = f"{new_in_range(counter, '')} or {nothing}"
     return tile(title, description, expr, steps=steps, decimals=0, links=links)
-
-
-def utilization_and_activity(by: str, *, width: int = 12) -> Panel:
-    """Show utilization and SM activity, which are only meaningful together."""
-    return share_graph(
-        "Utilization and SM activity",
-        "Healthy: green is near grey. Grey is the share of time in which any kernel ran; green is "
-        "how much of the GPU was working. A wide gap with several processes is what MPS is for; "
-        "with one process, the program leaves most of the GPU unused. SM activity needs Hopper or "
-        "later.",
-        Query(f"avg by ({by}) {UTILIZATION}", "utilization"),
-        Query(f"avg by ({by}) {SM_ACTIVITY}", "SM activity"),
-        width=width,
-        overrides=(
-            color_of("byFrameRefID", "A", style.QUIET, custom__fillOpacity=0),
-            color_of("byFrameRefID", "B", style.REAL, custom__fillOpacity=30),
-        ),
-        numbers=True,
-        none="No GPU reports its utilization.",
-    )
 
 
 def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE) -> Panel:

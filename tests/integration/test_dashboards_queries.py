@@ -55,14 +55,6 @@ mps_control_log_readable{daemon="/mps",log="control"} 0
 mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
 """The rest of a daemon whose logs and clients cannot be read."""
-OLD = "scraped again after a long outage"
-LIFETIME = """mps_exporter_build_info{version="1"} 1
-process_start_time_seconds 1000
-mps_control_up{daemon="/mps"} 1
-mps_client_losses_total{daemon="/mps",uid="1001",cause="own_fault"} 50
-mps_client_last_loss_timestamp_seconds{daemon="/mps"} 2000
-mps_server_exits_total{daemon="/mps",cause="crashed"} 7
-"""
 SUBJECTS = subjects()
 NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, V3, hand_made.NAME})
 
@@ -88,8 +80,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(_alert(windows["server-killed"]))
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
-    hosts.append(Scrapes(OLD, tuple((at, LIFETIME) for at in moments)))
-    windows[BLIND] = windows[OLD] = Window(began, moments[-1])
+    windows[BLIND] = Window(began, moments[-1])
     with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
         yield server, windows
 
@@ -155,6 +146,9 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
     last = {labels["instance"]: values[-1] for labels, values in found}
     assert last[NEVER] == 17
     assert last["limits"] == 1
+    gone = filled(target.expr, __range="10m", __interval="5s", instance="removed", job=JOB)
+    found = prometheus.span(gone, Window(middle - 600, middle), step=5)
+    assert [labels["instance"] for labels, _ in found] == ["no target in this time range"]
 
 
 def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
@@ -164,14 +158,6 @@ def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
     assert len(asked) >= 4
     for target in asked:
         assert prometheus.target(target, windows[BLIND], instance=BLIND) == [], target
-
-
-def test_tiles_do_not_count_what_was_before_an_outage(stage: Stage) -> None:
-    prometheus, windows = stage
-    window = Window(windows[OLD].start - 600, windows[OLD].end)
-    for panel in ("Clients lost", "Crashes"):
-        target = next(t for t in targets() if (t.panel, t.ref) == (panel, "A"))
-        assert [v for _, (v,) in prometheus.at_end(target, window, instance=OLD)] == [0], panel
 
 
 def test_a_host_that_was_never_reached_can_be_chosen(stage: Stage) -> None:
@@ -236,9 +222,8 @@ mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
 mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
 mps-fleet|Waiting|A|three-users|5.5|1002|-|mps_uid_waiting_clients|0
 mps-fleet|Clients lost|A|fault-held|end|1002|-|2|0
-mps-fleet|Hosts and GPUs|A|limits|12|1002|-|1|0
-mps-fleet|Hosts and GPUs|B|limits|12|1002|-|mps_gpu_up|0
-mps-fleet|Hosts and GPUs|C|limits|12|1002|-|1|0
+mps-fleet|Waits of at most a minute, by day|A|made by hand|end|1002|-|0.75|0
+mps-fleet|GPU hours held, by user and day|A|made by hand|end|1002|uid=1001|0.05|0.02
 mps-host|State|A|stopped|12|1002|-|16|0
 mps-host|State|A|limits|12|1002|-|1|0
 mps-host|State|A|an exporter that ended|end|1002|-|17|0
@@ -250,7 +235,7 @@ mps-host|Contexts|A|context-limit|15|1002|-|1|0
 mps-sharing|Holder|A|three-users|5.5|1002|uid=1002|1|0
 mps-sharing|Waiting|A|three-users|5.5|1002|-|1|0
 mps-sharing|Longest wait|A|wait-served|4|1002|-|3.2|1
-mps-sharing|Waits, p95|A|wait-served|end|1002|-|9.5|0.5
+mps-sharing|Short waits|A|wait-served|end|1002|-|1|0
 mps-sharing|Waiters|A|three-users|5.5|1002|uid=1003|1|0
 mps-sharing|Time lost|A|wait-served|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-sharing|Time lost|A|three-users|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
@@ -268,6 +253,8 @@ mps-incidents|Fatal errors|A|fault|end|1002|-|1|0
 mps-incidents|Refused|A|context-limit|end|1002|-|4|0
 mps-incidents|Most recent|A|made by hand|end|1002|-|100|5
 mps-incidents|Who lost programs, and by whom?|A|fault|end|1002|uid=1001|2|0
+mps-host|SMs of each user, between|A|made by hand|end|1002|uid=1001|66|0
+mps-host|SMs of each user, between|B|made by hand|end|1002|uid=1001|12|0
 mps-gpu|Lost GPUs|A|made by hand|end|1002|-|1|0
 mps-gpu|Needs reset|A|made by hand|end|1002|-|1|0
 mps-gpu|Row failures|A|made by hand|end|1002|-|1|0

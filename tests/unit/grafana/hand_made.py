@@ -23,6 +23,16 @@ NAME = "made by hand"
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 LOST = "GPU-00000000-0000-0000-0000-000000000001"
 
+RECORDED = f"""gpu_uid:mps_client_sms:avg5m{{gpu="0",uuid="{UUID}",uid="1001",bound="high"}} 66
+gpu_uid:mps_client_sms:avg5m{{gpu="0",uuid="{UUID}",uid="1001",bound="low"}} 12
+client:mps_client_info:pod{{daemon="/run/mps",pid="4242",uid="1001",pod="train-0"}} 1
+job_uid:mps_uid_holding_gpus:avg5m{{uid="1001"}} 2
+job_uid:mps_uid_waiting_gpus:sum{{uid="1002"}} 1
+job_le:mps_uid_wait_seconds_bucket:increase1h{{le="60.0"}} 3
+job_le:mps_uid_wait_seconds_bucket:increase1h{{le="+Inf"}} 4
+"""
+"""What rules record of it."""
+
 
 def _readings(seconds: float) -> tuple[Reading, ...]:
     """Counters that grow by the second, and states of a GPU that has had its day."""
@@ -73,6 +83,7 @@ def snapshot(seconds: float, now: float) -> Snapshot:
         uid=1001,
         user="ada",
         command="train",
+        slurm_job_id="4711",
         contexts={UUID: 1},
         memory_used_bytes={UUID: 39_000_000_000},
         memory_limit_bytes={UUID: 40_000_000_000},
@@ -113,4 +124,4 @@ def snapshot(seconds: float, now: float) -> Snapshot:
 
 def page(seconds: float, began: float) -> str:
     """Return its page this many seconds after it began (Unix time)."""
-    return text_of(snapshot(seconds, began + seconds))
+    return text_of(snapshot(seconds, began + seconds)) + RECORDED
