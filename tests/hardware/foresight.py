@@ -108,7 +108,7 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
             time.sleep(max(0.0, at + 1 - time.monotonic()))
     finally:
         one.clean_up()
-    result = []
+    result: list[dict[str, float]] = []
     for client, blocks in loads:
         done = json.loads(client.output.read_text().splitlines()[-1])
         rate = blocks * done["busy_seconds"] / done["wall_seconds"]
