@@ -194,9 +194,9 @@ class Hindsight:
         fields = {"file": str(path), "bytes": len(data)}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_room(directory, len(data))
             part = directory / ".incident.rec.gz"  # the next recording replaces what a failure left
             os.close(create_private(part, data))
+            _make_room(directory, len(data))
             part.replace(path)
             _log.info("wrote the recording of an incident", extra={"fields": fields})
         except OSError as error:

@@ -100,7 +100,8 @@ async def _report(settings: Settings, incident: str) -> int:
         raise StartError(f"cannot write {path}: {error.strerror}") from error
     read_recording(path)  # fails for a recording that was cut off
     names = "without names" if header.anonymised else "WITH the names of users, programs and paths"
-    found = ", ".join(one.advice.name for one in (*seen.found, *seen.recent)) or "nothing"
+    names_found = dict.fromkeys(one.advice.name for one in (*seen.found, *seen.recent))
+    found = ", ".join(names_found) or "nothing"
     print_status(
         f"Wrote {path} ({len(data)} bytes), {names}: the recording of an incident\n"
         f"({printable(header.scenario)}), the exporter's version and flags, and doctor's findings\n"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -213,7 +215,7 @@ def test_one_command_makes_a_bug_report(tmp_path: Path, capfd: pytest.CaptureFix
 
 
 def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path)
     kept.observe(*FAULT.observations)
@@ -224,6 +226,14 @@ def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == MAX_FILES + 1
     assert "of somebody else" in names
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("mps_exporter.hindsight.create_private", side_effect=full):
+        kept.ring._write(tmp_path, Incident(kept.now + MAX_FILES, "fault"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    size = max(path.stat().st_size for path in tmp_path.iterdir())
+    monkeypatch.setattr("mps_exporter.hindsight.MAX_DIRECTORY_BYTES", 3 * size + 99)
+    kept.ring._write(tmp_path, Incident(kept.now + MAX_FILES, "fault"))
+    assert len(list(tmp_path.glob("*.rec.gz"))) == 3
     kept.ring._write(tmp_path / "of somebody else", Incident(kept.now, "ghost"))
     assert "cannot write the recording of an incident" in caplog.text
 
