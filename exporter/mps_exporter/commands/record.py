@@ -36,7 +36,7 @@ FLUSH_INTERVAL_SECONDS = 2.0
 
 async def record(settings: Settings) -> int:
     if settings.record_incident is not None:
-        return await _report(settings, settings.record_incident)
+        return await _report_bug(settings, settings.record_incident)
     path = Path(settings.record_file)
     stop = asyncio.Event()
     # A closed terminal (SIGHUP) ends a recording like Ctrl-C: the file is complete up to then.
@@ -84,7 +84,7 @@ async def record(settings: Settings) -> int:
     return 0
 
 
-async def _report(settings: Settings, incident: str) -> int:
+async def _report_bug(settings: Settings, incident: str) -> int:
     """Write a bug report: a recording, and after its end what the doctor finds in it."""
     source = Path(incident) if incident != "latest" else latest_recording(settings.record_directory)
     if source is None:
