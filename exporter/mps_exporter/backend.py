@@ -10,7 +10,6 @@ import platform
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 from prometheus_client import ProcessCollector
@@ -46,6 +45,12 @@ async def advance(host: ReplayHost, collector: Collector, target: float) -> Snap
         if elapsed >= target:
             return snapshot
         elapsed = min(elapsed + step_seconds, target)
+
+
+async def play(recording: Recording, settings: Settings, target: float) -> Snapshot:
+    """Return what a recording shows this many seconds after its start."""
+    host = ReplayHost(recording)
+    return await advance(host, Collector(host, settings), target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +202,7 @@ class CollectorBackend:
         if playlist is None:
             self._host = host = LiveHost(settings)
             if settings.record_memory:
-                self._hindsight = Hindsight(
-                    settings.record_memory << 20,
-                    Path(settings.record_directory) if settings.record_directory else None,
-                    anonymised=not settings.record_names,
-                    now=host.now,
-                )
+                self._hindsight = Hindsight(settings, host.now)
             keep = self._hindsight.add if self._hindsight is not None else lambda _: None
             self._source = Collector(host, settings, on_observation=keep, on_incident=self._publish)
         else:
@@ -241,7 +241,7 @@ class CollectorBackend:
         page = encode(self._sparse.shown(families), own, content_type)
         return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
 
-    async def recording(self, at: float) -> bytes | None:
+    async def recording(self, at: float | None) -> bytes | None:
         return None if self._hindsight is None else await self._hindsight.recording(at)
 
     def _publish(self, daemon: str, incident: Incident) -> None:

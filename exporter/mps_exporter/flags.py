@@ -388,7 +388,7 @@ class Settings:
         "Memory in MB for the last 10 minutes, which are recorded when a server crashes, a daemon "
         "dies, or a GPU fault or a ghost appears. 0 = off.",
     )
-    record_directory: str | None = _serve(
+    record_directory: str | None = _flags_of("serve", "doctor", "record")(
         None,
         _DIRECTORY,
         "Where these recordings are kept: the newest 20, at most 64 MB. Without it, the API gives "
@@ -456,9 +456,21 @@ class Settings:
         (), Kind(), "An error text, an alert, a finding, or the number of a CUDA error."
     )
     record_scenario: str = _option("", Kind("TEXT"), "Description, stored in the recording.")
+    record_incident: str | None = _option(
+        None, _FILE, "Make a bug report of an incident's recording, or of the 'latest' kept one."
+    )
 
     def enabled_collectors(self) -> tuple[str, ...]:
         return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
+
+    def changed(self) -> tuple[str, ...]:
+        """Return the settings that are not at their defaults; texts, which may be names, as set."""
+        values = ((flag, getattr(self, flag.field)) for flag in FLAGS)
+        return tuple(
+            f"{flag.name}={'set' if isinstance(value, str | tuple) else value}"
+            for flag, value in values
+            if value != flag.default
+        )
 
     def configured_directories(self) -> tuple[tuple[str, str | None], ...]:
         """Return the (pipe directory, log directory or None) pairs, matched by position."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,
@@ -44,6 +45,7 @@ OLD_LOGS_RATIO = 0.25  # Part of the memory for older lines of logs.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
 MAX_NAMES = 50_000  # Maximum number of replaced names. Beyond, the memory begins again.
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
+PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.
 
 _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -54,14 +56,12 @@ _log = logging.getLogger(__name__)
 class Hindsight:
     """Keeps the last minutes of a host, and writes them after an incident."""
 
-    def __init__(
-        self, max_bytes: int, directory: Path | None, *, anonymised: bool, now: Callable[[], float]
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._directory = directory
-        self._anonymised = anonymised
+    def __init__(self, settings: Settings, now: Callable[[], float]) -> None:
+        self._max_bytes = settings.record_memory << 20
+        self._directory = Path(settings.record_directory) if settings.record_directory else None
+        self._settings = settings
         self._now = now
-        self._encoder = RecordEncoder(anonymised=anonymised)
+        self._encoder = RecordEncoder(anonymised=not settings.record_names)
         self._waiting: list[Observation] = []
         self._kept: dict[str, tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
@@ -76,6 +76,8 @@ class Hindsight:
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None
         """The first incident that waits to be written."""
+        self._latest_at: float | None = None
+        """Time of the latest incident since the start."""
         self._lock = threading.Lock()
         self._transitions = TransitionLogger(_log)
 
@@ -93,8 +95,9 @@ class Hindsight:
 
     def note(self, incident: Incident) -> None:
         """Write a recording one minute after an incident; a later one is in the same recording."""
-        if incident.recorded and self._incident is None:
-            self._incident = incident
+        if incident.recorded:
+            self._latest_at = incident.at
+            self._incident = self._incident or incident
 
     async def run(self) -> None:
         """Compress, and write recordings of incidents, until cancelled."""
@@ -118,8 +121,8 @@ class Hindsight:
             if self._directory is not None:
                 await asyncio.to_thread(self._write, self._directory, incident)
 
-    async def recording(self, at: float) -> bytes | None:
-        """Return the recording of an incident at this time; None if it is not kept any more."""
+    async def recording(self, at: float | None) -> bytes | None:
+        """Return the recording of an incident at this time (None: the latest), if it is kept."""
         return await asyncio.to_thread(self._find, at)
 
     # ------------------------------------------------------------------ on a thread
@@ -128,7 +131,7 @@ class Hindsight:
         with self._lock:
             self._encoder.prune(MAX_STREAMS)
             if self._encoder.names > MAX_NAMES:
-                self._encoder = RecordEncoder(anonymised=self._anonymised)
+                self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
                 for kept in (self._recent, self._old_logs, self._old):
                     kept.clear()
                 self._size = 0
@@ -157,8 +160,11 @@ class Hindsight:
         while len(self._old) > MAX_STREAMS:
             del self._old[next(iter(self._old))]
 
-    def _find(self, at: float) -> bytes | None:
-        for path in reversed(_files(self._directory)):
+    def _find(self, at: float | None) -> bytes | None:
+        files = _files(self._directory)
+        if at is None:
+            at = self._latest_at or (_incident_time(files[-1]) if files else 0.0)
+        for path in reversed(files):
             written = _incident_time(path)
             if written <= at + 1 and at <= written + AFTER_SECONDS + 1:
                 with suppress(OSError):
@@ -170,7 +176,8 @@ class Hindsight:
     def _recording(self, scenario: str) -> bytes:
         """Return the recording of all that is kept."""
         begin = self._recent[0][0]
-        header = make_header(self._gpus, begin, scenario, anonymised=self._anonymised)
+        names = self._settings.record_names
+        header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
         old = map(zlib.decompress, (*self._old_logs, *self._old.values()))
         lines = [self._encoder.header(header)]
         lines += (_not_before(begin - MAX_RECORDING_EARLY_SECONDS, line) for line in old)
@@ -187,9 +194,9 @@ class Hindsight:
         fields = {"file": str(path), "bytes": len(data)}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_room(directory, len(data))
             part = directory / ".incident.rec.gz"  # the next recording replaces what a failure left
             os.close(create_private(part, data))
+            _make_room(directory, len(data))
             part.replace(path)
             _log.info("wrote the recording of an incident", extra={"fields": fields})
         except OSError as error:
@@ -226,6 +233,11 @@ def _files(directory: Path | None) -> list[Path]:
         return sorted(one for one in found if _FILE_NAME.fullmatch(one.name))
     except OSError:
         return []
+
+
+def latest_recording(directory: str | None) -> Path | None:
+    """Return the newest recording in the directory of an exporter; None for the packages'."""
+    return next(reversed(_files(Path(directory or PACKAGED_DIRECTORY))), None)
 
 
 def _incident_time(path: Path) -> float:

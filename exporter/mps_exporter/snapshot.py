@@ -575,6 +575,8 @@ class RecordingHeader:
     started_at: float
     exporter_version: str
     anonymised: bool
+    flags: tuple[str, ...] = ()
+    """The exporter's settings that are not at their defaults."""
 
 
 @dataclass(frozen=True, slots=True)

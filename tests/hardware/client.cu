@@ -9,6 +9,8 @@
 //         faulthold  as fault, but catches the error and stays for 8 s
 //         hog        allocates device memory until CUDA refuses, then idles
 //         contexts   makes two contexts (driver API) and idles
+//         each       short kernels without a pause, on each GPU that it sees
+//         eachidle   a context on each GPU that it sees, and nothing else
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -73,6 +75,12 @@ int main(int argc, char **argv) {
 #endif
     cudaSetDevice(0);
   }
+  int devices = 1;
+  if (!strncmp(mode, "each", 4)) cudaGetDeviceCount(&devices);
+  for (int device = devices - 1; device >= 0; device--) {
+    cudaSetDevice(device);
+    if ((error = cudaFree(0)) != cudaSuccess) return failed("init", error);
+  }
   size_t free_bytes, total_bytes;
   cudaMemGetInfo(&free_bytes, &total_bytes);
   printf("{\"event\":\"ready\",\"pid\":%d,\"uid\":%d,\"init_seconds\":%.3f,\"sms\":%d,"
@@ -113,6 +121,15 @@ int main(int argc, char **argv) {
       told = moment;
       first = kernels;
     }
+  } else if (!strcmp(mode, "each")) {
+    while (seconds() < end) {
+      for (int device = 0; device < devices; device++) {
+        cudaSetDevice(device);
+        busy<<<blocks, 128>>>(50000LL, nullptr);
+        if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("kernel", error);
+      }
+      kernels += devices;
+    }
   } else if (!strcmp(mode, "hog")) {
     size_t taken = 0;
     void *piece;
@@ -124,7 +141,10 @@ int main(int argc, char **argv) {
     // An idle client notices only at its next call that its server is gone.
     while (seconds() < end) {
       pause_for(0.2);
-      if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("idle", error);
+      for (int device = 0; device < devices; device++) {
+        cudaSetDevice(device);
+        if ((error = cudaDeviceSynchronize()) != cudaSuccess) return failed("idle", error);
+      }
     }
   }
   printf("{\"event\":\"done\",\"pid\":%d,\"kernels\":%ld,\"seconds\":%.2f}\n", getpid(), kernels,

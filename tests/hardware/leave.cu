@@ -1,9 +1,9 @@
 // A CUDA client that ends in a given way: leave MODE KERNEL_MS COUNT END [SECONDS]
 //
 // MODE: device (kernels that write 1 GiB), read (that read it), host (that write pinned host memory), streams (device,
-// on four streams), contexts (device, in five contexts), graph (device, as one CUDA graph), nop (empty kernels); null,
-// over and trap have a fatal error of their own when they get SIGUSR1: a null pointer, a write behind their allocation,
-// a trap.
+// on four streams), contexts (device, in five contexts), each (device, on each GPU that it sees), graph (device, as one
+// CUDA graph), nop (empty kernels); null, over and trap have a fatal error of their own when they get SIGUSR1: a null
+// pointer, a write behind their allocation, a trap.
 // END: pause (keep the kernels queued and sleep), exit, _exit, abort, segv (end with the kernels queued), exec (become
 // sleep), oom (allocate host memory without end), sync_pause (wait for them, then sleep), loop (one kernel after the
 // other for SECONDS, then end in order). SECONDS of 0 ends at once.
@@ -138,6 +138,15 @@ int main(int count, char **words) {
       int *own = nullptr;
       CHECK(cudaMalloc(&own, size));
       for (long number = 0; number < kernels; number++) write_memory<<<16, 256>>>(own, size / 4, cycles);
+    }
+  } else if (is("each")) {
+    int devices = 0;
+    CHECK(cudaGetDeviceCount(&devices));
+    for (int device = 0; device < devices; device++) {
+      int *own = nullptr;
+      CHECK(cudaSetDevice(device));
+      CHECK(cudaMalloc(&own, size));
+      for (long number = 0; number < kernels; number++) write_memory<<<64, 256>>>(own, size / 4, cycles);
     }
   } else {
     for (long number = 0; number < kernels; number++) launch(number);

@@ -20,6 +20,7 @@ from mps_exporter.findings import recent_incidents
 from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
+from mps_exporter.hindsight import latest_recording
 from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.observations import Leftovers, ProcessView
 from mps_exporter.snapshot import Snapshot
@@ -63,8 +64,7 @@ async def diagnose(settings: Settings) -> int:
             f"--check: no finding {check!r}; docs/troubleshooting.md lists them"
         )
     live = settings.doctor_recording is None
-    collected = collect_twice(settings) if live else _collect_from_recording(settings)
-    snapshot = await collected
+    snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if settings.doctor_before_kill is not None:
         advice = before_kill(settings.doctor_before_kill, snapshot)
         status, text = doctor_report.status_of_end(advice, as_json=settings.doctor_json)
@@ -91,7 +91,8 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     recent = recent_incidents(snapshot, views=views)
     traces = replace(read.get(_LEFT) or Leftovers(), directories=read.get(_DIRECTORIES) or ())
     unread = tuple(str(name) for name, result in read.items() if result is None)
-    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces, unread)
+    kept = None if procfs is None else latest_recording(settings.record_directory)
+    diagnosis = doctor_report.Diagnosis(snapshot, recent, traces, unread, kept)
     if about_host:
         status = doctor_report.diagnosis_exit_status(diagnosis)
         if settings.doctor_json:
@@ -156,16 +157,14 @@ def _selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
 
 
 async def _collect_from_recording(settings: Settings) -> Snapshot:
-    from mps_exporter.backend import advance
+    from mps_exporter.backend import play
     from mps_exporter.sources.recording import read_recording
-    from mps_exporter.sources.replay_host import ReplayHost
 
     recording = read_recording(Path(settings.doctor_recording or ""))
     length, at = recording.duration_seconds, settings.doctor_at
     if at is not None and at > length:
         raise StartError(f"--at: {settings.doctor_recording} ends {length:.1f} s after its start")
-    host = ReplayHost(recording)
-    return await advance(host, Collector(host, settings), length if at is None else at)
+    return await play(recording, settings, length if at is None else at)
 
 
 # ------------------------------------------------------------------ --once and --textfile

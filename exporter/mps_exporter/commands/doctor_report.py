@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from textwrap import shorten
 
 from mps_exporter import humanize
@@ -20,6 +21,7 @@ from mps_exporter.findings.finding import Finding, Severity, page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
 from mps_exporter.findings.visibility import unknowns
+from mps_exporter.flags import PROGRAM
 from mps_exporter.manual import name_of
 from mps_exporter.observations import Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
@@ -47,6 +49,8 @@ class Diagnosis:
     traces: Leftovers = field(default_factory=Leftovers)
     unread: tuple[str, ...] = ()
     """What could not be read in time."""
+    recording: Path | None = None
+    """The latest recording of an incident."""
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -131,6 +135,10 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
         for finding in seen.recent:
             yield ""
             yield from _finding(finding, paint)
+    if seen.recording is not None:
+        yield ""
+        yield f"Latest recording of an incident: {humanize.printable(str(seen.recording), 400)}"
+        yield f"    run:   {PROGRAM} record FILE --incident=latest  (makes a bug report of it)"
 
 
 def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
@@ -294,7 +302,8 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
                 result.name: result.error for result in snapshot.collectors if not result.success
             }
             | dict.fromkeys(seen.unread, "no answer in time"),
-        },
+        }
+        | ({} if seen.recording is None else {"recording": str(seen.recording)}),
         indent=2,
     )
 

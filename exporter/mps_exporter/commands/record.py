@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
+import os
 import signal
 import time
 from pathlib import Path
 
+import mps_exporter
+from mps_exporter.backend import play
 from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
+from mps_exporter.findings import recent_incidents
+from mps_exporter.findings.finding import DOCS, page_url
 from mps_exporter.flags import Settings, StartError
+from mps_exporter.hindsight import latest_recording
+from mps_exporter.humanize import printable
 from mps_exporter.logging import print_status, show_progress
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.sources.recording import RecordingWriter, make_header
+from mps_exporter.sources.recording import (
+    RecordingWriter,
+    create_private,
+    make_header,
+    read_recording,
+)
 
 FLUSH_INTERVAL_SECONDS = 2.0
 """Interval between writes to the file, and maximum loss if the recorder is killed."""
 
 
 async def record(settings: Settings) -> int:
+    if settings.record_incident is not None:
+        return await _report_bug(settings, settings.record_incident)
     path = Path(settings.record_file)
     stop = asyncio.Event()
     # A closed terminal (SIGHUP) ends a recording like Ctrl-C: the file is complete up to then.
@@ -31,6 +48,7 @@ async def record(settings: Settings) -> int:
             gpus,
             host.now(),
             settings.record_scenario or "no description given",
+            settings,
             anonymised=settings.record_anonymise,
         )
         writer = RecordingWriter(path, header)
@@ -62,6 +80,33 @@ async def record(settings: Settings) -> int:
     print_status(
         f"Recorded {path} ({path.stat().st_size} bytes). "
         f"Look at it with: mps-exporter demo {path}\n"
+    )
+    return 0
+
+
+async def _report_bug(settings: Settings, incident: str) -> int:
+    """Write a bug report: a recording, and after its end what the doctor finds in it."""
+    source = Path(incident) if incident != "latest" else latest_recording(settings.record_directory)
+    if source is None:
+        raise StartError("no recording in --record.directory: name one that the page gave")
+    path, recording = Path(settings.record_file), read_recording(source)
+    snapshot, header = await play(recording, settings, recording.duration_seconds), recording.header
+    seen = Diagnosis(snapshot, recent_incidents(snapshot))
+    added = {"version": mps_exporter.__version__, "doctor": json.loads(diagnosis_as_json(seen))}
+    try:
+        data = source.read_bytes() + gzip.compress(json.dumps(added).encode() + b"\n")
+        os.close(create_private(path, data))
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from error
+    read_recording(path)  # fails for a recording that was cut off
+    names = "without names" if header.anonymised else "WITH the names of users, programs and paths"
+    names_found = dict.fromkeys(one.advice.name for one in (*seen.found, *seen.recent))
+    found = ", ".join(names_found) or "nothing"
+    print_status(
+        f"Wrote {path} ({len(data)} bytes), {names}: the recording of an incident\n"
+        f"({printable(header.scenario)}), the exporter's version and flags, and doctor's findings\n"
+        f"({found}).\nRead it before you attach it to an issue: zcat {path}\n"
+        f"{page_url('recordings.md')}\n{DOCS.removesuffix('blob/main/')}issues\n"
     )
     return 0
 

@@ -76,9 +76,10 @@ def before_kill(pid: int, snapshot: Snapshot) -> EndAdvice:
 
 
 def _shows_clients(daemon: ControlDaemon) -> bool:
-    """Return whether all clients and their contexts are known."""
+    """Return whether all clients, and the GPUs of their contexts, are known."""
     listed = daemon.follows("server") or daemon.protocol == "3"
-    return listed and not daemon.dropped_clients
+    clients = (client for server in daemon.servers for client in server.clients)
+    return listed and not (daemon.dropped_clients or any("" in one.contexts for one in clients))
 
 
 def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: Client) -> EndAdvice:
@@ -94,7 +95,9 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
             f"{capitalize(join_some([host.client(one) for one in found]))}.",
         ]
     elif not _shows_clients(daemon):
-        text.append("Not all clients of its daemon are known: others may be lost with it.")
+        text.append(
+            "Not all clients of its daemon, and their GPUs, are known: others may be lost with it."
+        )
     elif not _gpus_of(client):
         text.append("It has no context on a GPU: its end takes no other program down.")
     else:

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import mps_exporter
-from mps_exporter.flags import StartError
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE, LogFilter
 from mps_exporter.mps.protocol_v3 import READ_ONLY_V3, anonymised
 from mps_exporter.observations import (
@@ -81,7 +81,12 @@ class RecordingError(StartError):
 
 
 def make_header(
-    gpus: NvmlObservation | None, started_at: float, scenario: str, *, anonymised: bool
+    gpus: NvmlObservation | None,
+    started_at: float,
+    scenario: str,
+    settings: Settings,
+    *,
+    anonymised: bool,
 ) -> RecordingHeader:
     """Return the header of a recording of this host."""
     names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
@@ -95,6 +100,7 @@ def make_header(
         started_at=started_at,
         exporter_version=mps_exporter.__version__,
         anonymised=anonymised,
+        flags=settings.changed(),
     )
 
 

@@ -35,8 +35,8 @@ class Backend(Protocol):
     async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
         """Render the metrics, not on the event loop."""
 
-    async def recording(self, at: float) -> bytes | None:
-        """Return the recording of an incident at this time; None if there is none."""
+    async def recording(self, at: float | None) -> bytes | None:
+        """Return the recording of an incident at this time (None: the latest), if it is kept."""
 
     def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         """Yield (daemon, incident) for each new incident."""

@@ -165,10 +165,11 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def incident_recording(request: web.Request) -> web.Response:
-    """Return the recording of an incident (/api/v1/incidents/ID/recording)."""
-    found = re.fullmatch(r"(\d{1,14})-([a-z_]+)", request.match_info["id"])
+    """Return the recording of an incident (/api/v1/incidents/ID/recording, or "latest")."""
+    found = re.fullmatch(r"(\d{1,14})-[a-z_]+|latest", request.match_info["id"])
+    at = int(found[1]) / 1000 if found and found[1] else None
     async with request.app[PAGE_LIMITER].slot(request.remote):
-        data = found and await request.app[BACKEND].recording(int(found[1]) / 1000)
+        data = found and await request.app[BACKEND].recording(at)
     if not found or data is None:
         text = "404 Not Found: this incident is not kept (--record.directory keeps recordings)"
         return text_response(text, status=404)

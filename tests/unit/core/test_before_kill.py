@@ -64,10 +64,11 @@ def test_a_queued_process_is_not_to_be_ended() -> None:
 def test_what_could_not_be_read_is_not_called_harmless() -> None:
     blind = snapshot(daemon(server(), logs=()))
     assert "server.log could not be read: not known" in before_kill(99, blind).text[0]
-    for unknown in ({"logs": ()}, {"dropped_clients": 1}):
-        advice = before_kill(11, snapshot(daemon(server(client(11, contexts={})), **unknown)))
+    for contexts, unknown in (({}, {"logs": ()}), ({}, {"dropped_clients": 1}), ({"": 1}, {})):
+        host = snapshot(daemon(server(client(11, contexts=contexts)), **unknown))
+        advice = before_kill(11, host)
         assert advice.in_danger
-        assert "others may be lost with it" in advice.text[-1]
+        assert "others may be lost with it" in " ".join(advice.text)
     failed = (CollectorResult("logs", success=False, duration_seconds=1.0),)
     assert before_kill(99, replace(HOST, collectors=failed)).in_danger
 

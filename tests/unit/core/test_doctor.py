@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -319,6 +320,12 @@ def test_the_verdict_on_the_node_does_not_depend_on_a_users_daemon(state: Any) -
 
 def report(snapshot: Snapshot) -> str:
     return diagnosis_as_json(Diagnosis(snapshot, recent_incidents(snapshot)))
+
+
+def test_the_report_names_the_latest_recording_of_an_incident() -> None:
+    seen = Diagnosis(host(), recording=Path("/var/lib/x/incident-fault.rec.gz"))
+    assert "incident: /var/lib/x/incident-fault.rec.gz\n" in "\n".join(diagnosis_lines(seen))
+    assert json.loads(diagnosis_as_json(seen))["recording"] == str(seen.recording)
 
 
 def test_a_users_own_daemon_is_not_recommended_to_others() -> None:

@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gzip
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from mps_exporter.backend import advance
 from mps_exporter.collector import Collector
-from mps_exporter.flags import Settings
+from mps_exporter.commands.record import record
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.hindsight import (
     AFTER_SECONDS,
     ENCODE_INTERVAL_SECONDS,
     KEPT_SECONDS,
     MAX_FILES,
     Hindsight,
+    latest_recording,
 )
 from mps_exporter.observations import ControlObservation, Observation, Outcome
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.sources.recording import Recording, read_recording
+from mps_exporter.sources.recording import Recording, RecordingError, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS
 from testing.waiting import until
 
 FAULT = read_recording(RECORDINGS / "fault.rec.gz")
-MB = 1 << 20
 
 
 class Kept:
     """A ring that was given the observations of a recording, and its clock."""
 
-    def __init__(self, directory: Path | None = None, max_bytes: int = 8 * MB) -> None:
+    def __init__(self, directory: Path | None = None, **settings: Any) -> None:
         self.now = 0.0
-        self.ring = Hindsight(max_bytes, directory, anonymised=False, now=lambda: self.now)
+        settings = {"record_names": True} | settings
+        kept_in = str(directory) if directory else None
+        self.ring = Hindsight(Settings(record_directory=kept_in, **settings), lambda: self.now)
 
     def observe(self, *observations: Observation) -> None:
         for one in observations:
@@ -125,7 +133,8 @@ def test_no_source_has_a_hole(tmp_path: Path) -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    kept = Kept(max_bytes=64 << 10)
+    kept = Kept()
+    kept.ring._max_bytes = 64 << 10
     for number in range(200):
         kept.observe(*(replace(one, at=one.at + 40 * number) for one in FAULT.observations))
         kept.encode()
@@ -159,12 +168,54 @@ def test_an_incident_is_written_with_the_minute_after_it(
         assert path.stat().st_mode & 0o777 == 0o600
         assert await kept.ring.recording(kept.now - AFTER_SECONDS) == path.read_bytes()
         assert await kept.ring.recording(kept.now - KEPT_SECONDS) is None
+        for ring in (kept.ring, Kept(directory).ring):  # the other: after a restart
+            assert await ring.recording(None) == path.read_bytes()
+        assert await Kept().ring.recording(None) is None
+        assert await asyncio.to_thread(latest_recording, str(directory)) == path
 
     asyncio.run(run())
 
 
+def test_the_latest_recording_is_of_the_latest_incident_that_is_recorded(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.observe(*FAULT.observations)
+    kept.encode()
+    kept.ring._write(tmp_path, Incident(kept.now - KEPT_SECONDS, "ghost"))
+    kept.ring.note(Incident(kept.now, "fault"))
+    kept.ring.note(Incident(kept.now - KEPT_SECONDS, "wait_started"))
+    [written] = tmp_path.iterdir()
+    found = asyncio.run(kept.ring.recording(None))
+    assert found not in (None, written.read_bytes())
+
+
+def test_one_command_makes_a_bug_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = Kept(tmp_path, record_names=False, record_memory=4, path_procfs="/home/x/proc")
+    report = tmp_path / "report.rec.gz"
+    kept.observe(*FAULT.observations)
+    kept.encode()
+    settings = Settings(
+        record_file=str(report), record_incident="latest", record_directory=str(tmp_path)
+    )
+    with pytest.raises(StartError, match="name one that the page gave"):
+        asyncio.run(record(settings))
+    kept.ring._write(tmp_path, Incident(kept.now, "fault"))
+    assert asyncio.run(record(settings)) == 0
+    text = capfd.readouterr().err
+    assert "without names: the recording of an incident" in text
+    assert "doctor's findings\n(daemon_quit, fault)" in text
+    assert text.endswith("github.com/mps-exporter/mps-exporter/issues\n")
+    flags = ("path.procfs=set", "record.memory=4", "record.directory=set")
+    assert read_recording(report).header.flags == flags
+    added = json.loads(gzip.decompress(report.read_bytes()).splitlines()[-1])
+    assert added["doctor"]["recent"][0]["name"] == "fault"
+    cut = tmp_path / "cut.rec.gz"
+    cut.write_bytes((RECORDINGS / "fault.rec.gz").read_bytes()[:-2000])
+    with pytest.raises(RecordingError):
+        asyncio.run(record(replace(settings, record_incident=str(cut))))
+
+
 def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path)
     kept.observe(*FAULT.observations)
@@ -175,6 +226,14 @@ def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == MAX_FILES + 1
     assert "of somebody else" in names
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("mps_exporter.hindsight.create_private", side_effect=full):
+        kept.ring._write(tmp_path, Incident(kept.now + MAX_FILES, "fault"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    size = max(path.stat().st_size for path in tmp_path.iterdir())
+    monkeypatch.setattr("mps_exporter.hindsight.MAX_DIRECTORY_BYTES", 3 * size + 99)
+    kept.ring._write(tmp_path, Incident(kept.now + MAX_FILES, "fault"))
+    assert len(list(tmp_path.glob("*.rec.gz"))) == 3
     kept.ring._write(tmp_path / "of somebody else", Incident(kept.now, "ghost"))
     assert "cannot write the recording of an incident" in caplog.text
 
@@ -208,9 +267,8 @@ def test_names_and_sources_that_users_choose_do_not_grow_it(
 ) -> None:
     monkeypatch.setattr("mps_exporter.hindsight.MAX_NAMES", 100)
     monkeypatch.setattr("mps_exporter.hindsight.MAX_STREAMS", 10)
-    kept = Kept()
-    ring = Hindsight(8 * MB, None, anonymised=True, now=lambda: kept.now)
-    kept.ring = ring
+    kept = Kept(record_names=False)
+    ring = kept.ring
     for number in range(200):
         answer = ControlObservation(number, f"/home/user-{number}/mps", "probe", Outcome.OK)
         kept.observe(answer)

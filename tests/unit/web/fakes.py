@@ -47,8 +47,8 @@ class FakeBackend:
         body = self.body + end
         return gzip_module.compress(body, 1) if gzip else body
 
-    async def recording(self, at: float) -> bytes | None:
-        return self.recordings.get(at)
+    async def recording(self, at: float | None) -> bytes | None:
+        return self.recordings.get(max(self.recordings) if at is None else at)
 
     async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
         while True:

@@ -326,6 +326,8 @@ async def test_the_recording_of_an_incident(make_client: MakeClient, backend: Fa
     assert answer.headers["Content-Disposition"] == (
         "attachment; filename=incident-1795000000250-fault.rec.gz"
     )
+    latest = await client.get("/api/v1/incidents/latest/recording")
+    assert (latest.status, await latest.read()) == (200, b"data")
     for wrong in ("1795000000251-fault", "x-fault", "..%2F..%2Fetc%2Fpasswd"):
         answer = await client.get(f"/api/v1/incidents/{wrong}/recording")
         assert answer.status == 404
