@@ -230,8 +230,8 @@ class DaemonDiscovery:
         """Check directories on threads; update the configured places, and return the daemons.
 
         All checks of trusted users are started before the first wait: waking a thread takes 0.24 ms
-        (H200). Checks beside them would take twice as long, so those of ordinary users follow. If a
-        check does not return now, or is not due, its last result is used.
+        (H200). Those of ordinary users follow: at the same time, each takes twice as long. If
+        a check does not return now, or is not due, its last result is used.
         """
         candidates = _candidates(programs)
         pipes = [pipe for pipe, _ in configured]
@@ -242,9 +242,9 @@ class DaemonDiscovery:
         found, errors = dict[Hashable, DirectoryLookup](), dict[Hashable, OSError]()
         for limited, calls in enumerate((self._calls, self._users_calls)):
             some: dict[Hashable, tuple[Account, Callable[[], Any]]] = {}
-            for name in (one for one in candidates if one in due):
-                before, program = self._lookups.get(name), candidates[name]
-                if limited == (program.account is not None):
+            for name, program in candidates.items():
+                if name in due and limited == (program.account is not None):
+                    before = self._lookups.get(name)
                     locate = partial(self._directories.locate, program, pipes, before)
                     some[name] = program.account, locate
             calls.start(some)

@@ -211,8 +211,8 @@ class Processes:
     def find_program(self, comm: bytes, ignored: Container[int] = ()) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
 
-        An exec may change a name, so it is read each time, except that of a kernel thread. Of the
-        processes that were returned last, those in `ignored` are returned again, unread.
+        An exec may change a name, so it is read each time, except that of a kernel thread. A
+        process in `ignored` that was returned last time is returned again, unread.
 
         Raises:
             OSError: If /proc cannot be listed, or names in it cannot be read now.

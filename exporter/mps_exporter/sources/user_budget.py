@@ -85,8 +85,8 @@ class UserBudget:
     ) -> set[Hashable]:
         """Return the processes whose directories are checked in the collection of this number.
 
-        They are those of trusted users and those that were never checked, and of each ordinary user
-        some in turn.
+        These are all of trusted users, all that were never checked, and some of each ordinary user,
+        in turn.
         """
         due, most = set[Hashable](), policy.MAX_DIRECTORY_CHECKS_PER_USER
         totals, seen = Counter(accounts.values()), Counter[Account]()
