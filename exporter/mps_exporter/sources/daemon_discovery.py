@@ -73,11 +73,15 @@ class DaemonDiscovery:
         self._cgroups = cgroups
         self._now = now
         self._ignored = Counter[int]()
+        self._left_out = set[int]()
+        """Processes of MPS's programs that are not read: their users have too many."""
         self._checks = BlockingCalls[_Place]()
         """Checks of configured directories."""
         self._calls = BlockingCalls[Any]()
+        self._users_calls = BlockingCalls[Any]()
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
+        self._rounds = 0
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []
         """What the node's daemons have that could not be read, or not in time."""
@@ -200,8 +204,9 @@ class DaemonDiscovery:
 
     def _programs(self) -> list[Program]:
         """Return the processes of MPS's programs, trusted users' first, then by PID."""
-        statuses = self._processes.find_program(MPS_COMM)
+        statuses = self._processes.find_program(MPS_COMM, self._left_out)
         admitted, self._ignored = self.budget.admit_processes(statuses)
+        self._left_out = statuses.keys() - admitted
         facts, unknown = self._processes.identify(admitted)
         for error in unknown.values():
             raise error
@@ -224,20 +229,30 @@ class DaemonDiscovery:
     ) -> list[tuple[PipeDirectory, DaemonFacts]]:
         """Check directories on threads; update the configured places, and return the daemons.
 
-        All checks are started before the first wait: waking a thread takes 0.24 ms (H200). If a
-        check does not return now, its last result is used.
+        All checks of trusted users are started before the first wait: waking a thread takes 0.24 ms
+        (H200). Those of ordinary users follow: at the same time, each takes twice as long. If
+        a check does not return now, or is not due, its last result is used.
         """
         candidates = _candidates(programs)
         pipes = [pipe for pipe, _ in configured]
-        calls: dict[Hashable, tuple[Account, Callable[[], Any]]] = {}
-        for name, program in candidates.items():
-            locate = partial(self._directories.locate, program, pipes, self._lookups.get(name))
-            calls[name] = program.account, locate
-        self._calls.start(calls)
+        accounts = {name: one.account for name, one in candidates.items()}
+        self._rounds += 1
+        due = self.budget.due_checks(accounts, self._lookups, self._rounds)
         end = time.monotonic() + policy.DIRECTORY_TIMEOUT_SECONDS
-        self._checks.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
-        self._calls.wait(max(0.0, end - time.monotonic()))
-        checked, found = self._checks.results(configured), self._calls.results(calls)
+        found, errors = dict[Hashable, DirectoryLookup](), dict[Hashable, OSError]()
+        for limited, calls in enumerate((self._calls, self._users_calls)):
+            some: dict[Hashable, tuple[Account, Callable[[], Any]]] = {}
+            for name, program in candidates.items():
+                if name in due and limited == (program.account is not None):
+                    before = self._lookups.get(name)
+                    locate = partial(self._directories.locate, program, pipes, before)
+                    some[name] = program.account, locate
+            calls.start(some)
+            self._checks.wait(max(0.0, end - time.monotonic()))
+            calls.wait(max(0.0, end - time.monotonic()))
+            found |= calls.results(some)
+            errors |= calls.errors
+        checked = self._checks.results(configured)
         hung = [(one.account, f"the memory of PID {one.pid}") for one in programs if one.unread]
         hung += [
             (None, place[0] + _error_suffix(self._checks.errors.get(place)))
@@ -245,12 +260,9 @@ class DaemonDiscovery:
             if place not in checked
         ]
         hung += [
-            (
-                one.account,
-                f"the directories of PID {one.pid}{_error_suffix(self._calls.errors.get(name))}",
-            )
+            (one.account, f"the directories of PID {one.pid}{_error_suffix(errors.get(name))}")
             for name, one in candidates.items()
-            if name not in found
+            if name in due and name not in found
         ]
         self._hung = self._of_node(hung)
         self._places = {place: self._place(place, checked) for place in configured}

@@ -86,13 +86,17 @@ class LogFollower:
         """Return the new data of these daemons' logs, and close the files of all others.
 
         Nothing is reported of daemons whose logs are not read at the deadline; a later call returns
-        their data. The positions in the logs of the `kept` pipe directories are retained.
+        their data. The positions in the logs of the `kept` pipe directories are retained. Logs of
+        ordinary users that were read within the interval of polls wait for the next one.
 
         Raises:
             SourceTimeoutError: None of the logs was read.
         """
         began, names = self._monotonic(), {one.pipe_directory for one in daemons}
-        self._read_at = {name: self._read_at.get(name, began) for name in names}
+        interval = policy.LOG_POLL_INTERVAL_SECONDS
+        self._read_at = {name: self._read_at.get(name, began - interval) for name in names}
+        read = {name for name, at in self._read_at.items() if began - at < interval}
+        daemons = [one for one in daemons if not one.limited or one.pipe_directory not in read]
         seconds = min(deadline_seconds, policy.LOG_POLL_TIMEOUT_SECONDS)
         limits = _byte_limits(daemons)
         calls: dict[Hashable, tuple[Hashable | None, Callable[[], LogsObservation | None]]] = {

@@ -6,8 +6,11 @@ from __future__ import annotations
 # Root, the exporter's own user and configured daemons have none of these limits.
 
 MAX_PROCESSES_PER_USER = 24
-"""Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool. The
-directories of each are checked in each collection, with 40 system calls on a thread."""
+"""Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool."""
+
+MAX_DIRECTORY_CHECKS_PER_USER = 2
+"""Processes of a user whose directories are checked again in one collection: 40 system calls each,
+on a thread."""
 
 MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
 

@@ -19,7 +19,7 @@ import pwd
 import re
 import stat as stat_bits
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -208,10 +208,11 @@ class Processes:
         self._boot_time = float("-inf")
         self._boot_time_is_fresh = False
 
-    def find_program(self, comm: bytes) -> dict[int, ProcessStatus]:
+    def find_program(self, comm: bytes, ignored: Container[int] = ()) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
 
-        An exec may change a name, so it is read each time, except that of a kernel thread.
+        An exec may change a name, so it is read each time, except that of a kernel thread. A
+        process in `ignored` that was returned last time is returned again, unread.
 
         Raises:
             OSError: If /proc cannot be listed, or names in it cannot be read now.
@@ -221,8 +222,12 @@ class Processes:
         self._known = {pid: known for pid, known in self._known.items() if pid in listed}
         pids = sorted(listed.keys() - self._kernel_threads())
         # A process that gets a used PID has another inode.
-        found = [(pid, listed[pid]) for pid in pids if self._comm(pid) == comm]
-        before = self._statuses
+        before, keys = self._statuses, [(pid, listed[pid]) for pid in pids]
+        found = [
+            key
+            for key in keys
+            if (key[0] in ignored and key in before) or self._comm(key[0]) == comm
+        ]
         self._statuses = {key: before.get(key) or self._first_status(key[0]) for key in found}
         return {pid: status for (pid, _), status in self._statuses.items()}
 

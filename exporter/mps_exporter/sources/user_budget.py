@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from weakref import WeakValueDictionary
 
 from mps_exporter.observations import DaemonFacts
@@ -79,6 +79,23 @@ class UserBudget:
                 ignored[uid] += 1
         self._admitted = frozenset(admitted)
         return sorted(admitted), ignored
+
+    def due_checks(
+        self, accounts: Mapping[Hashable, Account], checked: Container[Hashable], number: int
+    ) -> set[Hashable]:
+        """Return the processes whose directories are checked in the collection of this number.
+
+        These are all of trusted users, all that were never checked, and some of each ordinary user,
+        in turn.
+        """
+        due, most = set[Hashable](), policy.MAX_DIRECTORY_CHECKS_PER_USER
+        totals, seen = Counter(accounts.values()), Counter[Account]()
+        for name, user in accounts.items():
+            turn = (seen[user] - number * most) % totals[user]
+            if user is None or name not in checked or turn < most:
+                due.add(name)
+            seen[user] += 1
+        return due
 
     def admit_daemon(self, daemon: DaemonFacts, shown: Counter[Hashable]) -> bool:
         """Return whether a daemon is shown; count it in `shown`, the ordinary users' daemons."""

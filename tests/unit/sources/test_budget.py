@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import ProcessStatus
+from mps_exporter.sources.processes import Account, ProcessStatus
 from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
 
 OWN, ALICE, BOB = 900, 2001, 2002
@@ -99,6 +99,21 @@ def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
     assert scan(2) == 0
     now += 1.0
     assert scan(3) == policy.MAX_NEW_PROCESSES_PER_SECOND
+
+
+def test_directories_of_each_user_are_checked_in_turn_and_new_ones_at_once() -> None:
+    most = policy.MAX_DIRECTORY_CHECKS_PER_USER
+    others = crowd(1, 0, 9) | crowd(11, BOB, 1)
+    accounts: dict[Hashable, Account] = {pid: one.account for pid, one in others.items()}
+    accounts |= dict.fromkeys(range(100, 107), (ALICE, None))
+    budget, checked = UserBudget(), Counter[Hashable]()
+    assert budget.due_checks(accounts, (), 1) == accounts.keys()
+    for number in range(7):
+        due = budget.due_checks(accounts, accounts, number)
+        assert len(due) == 9 + 1 + most
+        checked.update(due)
+    assert {checked[pid] for pid in range(100, 107)} == {most}
+    assert {checked[pid] for pid in (*range(1, 10), 11)} == {7}
 
 
 def test_the_daemons_shown_have_a_limit_per_user_and_one_in_total() -> None:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from mps_exporter.sources import daemon_directories, daemon_discovery, policy, r
 from mps_exporter.sources.daemon_directories import (
     DEFAULT_LOG_DIRECTORY,
     DaemonDirectories,
+    Program,
     directory_status,
     lock_holder,
 )
@@ -222,6 +224,47 @@ def test_of_a_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
             "root": 1,
         }
         assert host.source.observe([]).ignored_programs[user] == 20 - most
+
+
+def test_what_is_left_out_is_not_read_again_until_its_pid_is_of_another(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MAX_PROCESSES_PER_USER", 1)
+    for pid in (100, 101):
+        host.daemon(pid, f"/{pid}", uid=os.getuid() + 2001)
+    host.add(102, argv=["/bin/sh"])
+    assert host.pipes() == ["/100"]
+    (host.root / "101" / "comm").unlink()  # it would be gone
+    host.daemon(102, "/root")  # an exec
+    assert host.pipes() == ["/100", "/root"]
+    assert host.source.observe([]).ignored_programs == {os.getuid() + 2001: 1}
+    (host.root / "101").rename(host.root / "old")
+    host.add(101, argv=["/bin/sh"], uid=os.getuid() + 2001)  # has another inode
+    assert host.pipes() == ["/100", "/root"]
+    assert host.source.observe([]).ignored_programs == {}
+    host.add(100, argv=["/bin/sh"])  # an exec of one that is read
+    assert host.pipes() == ["/root"]
+
+
+def test_checks_of_ordinary_users_begin_after_roots(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.daemon(100, "/user", uid=os.getuid() + 2001)
+    host.daemon(200, "/root")
+    running, beside = Counter[bool](), list[bool]()
+    locate = DaemonDirectories.locate
+
+    def slow(self: DaemonDirectories, program: Program, *more: Any) -> Any:
+        limited = program.account is not None
+        running[limited] += 1
+        beside.append(bool(running[not limited]))
+        time.sleep(0.05)
+        running[limited] -= 1
+        return locate(self, program, *more)
+
+    monkeypatch.setattr(DaemonDirectories, "locate", slow)
+    assert host.pipes() == ["/root", "/user"]
+    assert beside == [False, False]
 
 
 # ------------------------------------------------------------------------------ configured

@@ -109,6 +109,20 @@ async def test_a_later_poll_returns_late_data(site: Site) -> None:
     assert found["a"] + found["then"] == "first\nsecond\n"
 
 
+async def test_logs_of_ordinary_users_are_read_once_in_an_interval(site: Site) -> None:
+    site.add("a", user=2001)
+    site.add("b")
+    assert await site.poll() == {"a": "first\n", "b": "first\n"}
+    for name in "ab":
+        site.write(name, "news")
+    assert await site.poll() == {"b": "news\n"}
+    site.logs.seconds += policy.LOG_POLL_INTERVAL_SECONDS
+    gate = await site.lose("a", 0.01)  # what is late is in the next poll
+    gate.set()
+    await site.returned("a")
+    assert await site.poll() == {"a": "news\n"}
+
+
 async def test_a_late_result_is_complete_only_until_it_was_read(site: Site) -> None:
     """This holds for the other log, too, which had no new line."""
     site.add("a")

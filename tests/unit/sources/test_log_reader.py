@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,15 +166,19 @@ def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogF
         assert state(host.poll(), "control").readable
 
 
-@pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "dangling link", "socket"])
 def test_only_regular_files_are_opened(host: LogFolder, kind: str) -> None:
     path = host.folder / "control.log"
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "directory":
         path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
     else:
-        (host.folder / "real").write_bytes(b"secret\n")
+        if kind == "link":
+            (host.folder / "real").write_bytes(b"secret\n")
         path.symlink_to(host.folder / "real")
     observation = host.poll()  # and returns
     assert observation.chunks == ()
@@ -182,6 +187,22 @@ def test_only_regular_files_are_opened(host: LogFolder, kind: str) -> None:
     path.rename(host.folder / "elsewhere")
     host.write("control", START.format("00:01.000"))
     assert state(host.poll(), "control").readable
+
+
+def test_a_fifo_in_the_place_of_a_log_at_its_opening_is_not_waited_for(
+    host: LogFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.write("control", START.format("00:01.000"))
+    really_open = os.open
+
+    def swap(path: str, flags: int, **more: Any) -> int:
+        if path == "control.log":
+            (host.folder / path).unlink()
+            os.mkfifo(host.folder / path)
+        return really_open(path, flags, **more)
+
+    monkeypatch.setattr(os, "open", swap)
+    assert state(host.poll(), "control").error == "not a regular file"
 
 
 def test_a_log_that_is_replaced_while_it_is_opened_is_not_read(
