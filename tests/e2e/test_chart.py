@@ -215,6 +215,22 @@ def test_the_values_of_each_kind_of_site(schemas: Path, site: str) -> None:
     assert {*conform(schemas, "1.30.0", text).values()} <= {"statusValid", "statusSkipped"}
 
 
+@pytest.mark.parametrize("name", ["argo-cd", "flux"])
+def test_the_examples_for_gitops_render(schemas: Path, name: str) -> None:
+    text = (ROOT / "deploy" / "gitops" / f"{name}.yaml").read_text("utf-8")
+    spec = list(yaml.safe_load_all(text))[-1]["spec"]
+    argo = spec.get("source", {})
+    chart, values = (
+        (argo["path"], argo["helm"]["valuesObject"])
+        if argo
+        else (spec["chart"]["spec"]["chart"], spec["values"])
+    )
+    command = ("template", "mps", chart, "--kube-version", "1.30.0", "--values", "-")
+    shown = helm(*command, values=yaml.safe_dump(values))
+    assert "release: kube-prometheus-stack" in shown
+    assert conform(schemas, "1.30.0", shown)["DaemonSet"] == "statusValid"
+
+
 @pytest.mark.parametrize(
     ("values", "hints"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import socket
 import sys
 import tempfile
 import time
@@ -97,7 +99,8 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
         status = doctor_report.diagnosis_exit_status(diagnosis)
         if settings.doctor_json:
             return status, doctor_report.diagnosis_as_json(diagnosis)
-        return status, "\n".join(doctor_report.diagnosis_lines(diagnosis, paint))
+        ports = [] if procfs is None else port_lines()
+        return status, "\n".join([*doctor_report.diagnosis_lines(diagnosis, paint), *ports])
     found = (*diagnosis.found, *recent)
     checks = {}
     for pid in pids:
@@ -107,6 +110,26 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     if settings.doctor_json:
         return status, doctor_report.checks_as_json(checks)
     return status, doctor_report.checks_as_text(checks, paint)
+
+
+def port_lines(ports: Iterable[int] = (9400, 9401)) -> list[str]:
+    """Return a line with what serves metrics on the ports of this host that are in use."""
+    owners = _read_in_time({port: partial(_port_owner, port) for port in ports})
+    used = [f"{port} {owner or 'not known'}" for port, owner in owners.items() if owner != "free"]
+    return ["", f"Ports: {', '.join(used)}"] if used else []
+
+
+def _port_owner(port: int) -> str:
+    with suppress(OSError):
+        try:
+            one = socket.create_connection(("127.0.0.1", port), timeout=0.5)
+        except ConnectionRefusedError:
+            return "free"
+        with one, one.makefile("rb") as page:
+            one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            if found := re.search(rb"# HELP (mps|DCGM)_", page.read(1 << 16)):
+                return "mps-exporter" if found[1] == b"mps" else "dcgm-exporter"
+    return ""
 
 
 _LEFT, _DIRECTORIES = "what MPS left on the host", "directories where a daemon has run"
