@@ -26,11 +26,7 @@ MIN_SAMPLE_INTERVAL_SECONDS = 0.1
 """Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
 NVIDIA's documentation of DCGM."""
 BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
-"""Interval at which ticks read the utilization samples while no collections come: the driver
-retains the samples of the last 14 s."""
-MAX_COLLECTION_INTERVAL_SECONDS = 5.0
-"""Maximum interval between collections for each tick to read the utilization samples, so that the
-next collection need not."""
+"""Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
 INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0
 """Interval at which ticks sample a MIG instance: a host may have dozens."""
 
