@@ -6,7 +6,6 @@ import contextlib
 import errno
 import ipaddress
 import os
-import re
 import ssl
 import stat
 import warnings
@@ -17,21 +16,6 @@ from typing import Any, NamedTuple
 from mps_exporter.web.policy import MAX_CERTIFICATE_BYTES
 
 from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
-
-_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-
-_GO_KEYS = tuple(
-    bytes.fromhex(oid)
-    for oid in (
-        "06092a864886f70d010101",  # RSA
-        "06032b6570",  # Ed25519
-        "06072a8648ce3d0201 06052b81040021",  # ECDSA with P-224,
-        "06072a8648ce3d0201 06082a8648ce3d030107",  # P-256,
-        "06072a8648ce3d0201 06052b81040022",  # P-384,
-        "06072a8648ce3d0201 06052b81040023",  # P-521
-    )
-)
-"""Keys that Go supports: algorithm and curve as encoded in a certificate (RFC 5480)."""
 
 
 class Pem(NamedTuple):
@@ -166,11 +150,6 @@ def _load_certificate(context: ssl.SSLContext, cert: Pem, key: Pem) -> None:
             reason = "the key does not belong to the certificate"
         reason = f"certificate and key cannot be used: {reason}"
         raise WebConfigError(reason, key=cert.key) from error
-    first = _CERTIFICATE.search(cert.content.decode("latin-1"))
-    certificate = ssl.PEM_cert_to_DER_cert(first[0]) if first is not None else b""
-    if not any(encoded in certificate for encoded in _GO_KEYS):
-        reason = "the certificate's key must be RSA, Ed25519, or ECDSA with P-224 to P-521"
-        raise WebConfigError(reason, key=cert.key)
 
 
 def _load_authority(context: ssl.SSLContext, client_ca: Pem) -> None:
