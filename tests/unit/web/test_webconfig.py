@@ -80,17 +80,6 @@ def test_durations_are_those_of_go(folder: Path, text: str, seconds: float | Non
         assert loaded.rate_limit.burst == 1
 
 
-def test_a_suite_that_the_host_forbids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise ssl.SSLError(1, "[SSL: NO_CIPHER_MATCH] no cipher match")
-
-    monkeypatch.setattr(ssl.SSLContext, "set_ciphers", refuse)
-    suite = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
-    words = refused(folder, TLS + f"  cipher_suites: [{suite}]\n")
-    assert "cipher_suites: OpenSSL on this host refuses it" in words
-    assert "no cipher match" in words
-
-
 async def test_a_truncated_file_keeps_the_active_configuration(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,27 +56,13 @@ def make_context(config: TLSConfig, cert: Pem, key: Pem, client_ca: Pem) -> ssl.
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    with _refusals("cipher_suites"):
-        _versions_and_ciphers(context, config)
-    with _refusals("curve_preferences"):
-        _curves(context, config)
+    _versions_and_ciphers(context, config)
+    _curves(context, config)
     _load_certificate(context, cert, key)
     context.verify_mode = CLIENT_AUTH[config.client_auth_type]
     if context.verify_mode != ssl.CERT_NONE:
         _load_authority(context, client_ca)
     return context
-
-
-@contextlib.contextmanager
-def _refusals(key: str) -> Iterator[None]:
-    """Report settings that OpenSSL refuses by the policy of the host (FIPS, crypto-policies)."""
-    try:
-        yield
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise WebConfigError(
-            f"OpenSSL on this host refuses it: {reason}", key=f"{TLS_KEY}.{key}"
-        ) from error
 
 
 def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
