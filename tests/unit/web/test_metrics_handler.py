@@ -52,7 +52,7 @@ async def test_metrics_have_the_requested_format(
     assert answer.status == 200
     assert gzip.decompress(await answer.read()) == backend.body + b"# EOF\n"
     assert answer.headers["Content-Type"] == (
-        "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
+        "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"
     )
     assert answer.headers["Content-Encoding"] == "gzip"
     assert answer.headers["Vary"] == "Accept, Accept-Encoding"
