@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.web import Handler, policy
 from mps_exporter.web.policy import WebOptions
 
@@ -164,20 +165,17 @@ class Connections:
 
     async def accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        short = False
+        transitions = TransitionLogger(_log)
         async with asyncio.TaskGroup() as starting:
             while True:
                 try:
                     client, peer = await loop.sock_accept(listener)
                 except OSError as error:
                     if error.errno in _SHORTAGES:
-                        if not short:
-                            fields = {"err": error}
-                            _log.warning("cannot accept a connection", extra={"fields": fields})
-                        short = True
+                        transitions.failed(message="cannot accept a connection", err=error)
                         await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
                     continue
-                short = False
+                transitions.recovered(message="connections are accepted again")
                 address = network_of(peer[0]) if isinstance(peer, tuple) else ""
                 limit, used = self._options.max_connections, list(self._open.values())
                 if len(used) >= limit or used.count(address) >= address_limit(limit):

@@ -180,9 +180,7 @@ def _to_mapping(node: yaml.Node) -> dict[str, yaml.Node]:
         raise WebConfigError("must be a mapping of keys to values")
     found: dict[str, yaml.Node] = {}
     for name, value in node.value:
-        if name.tag == f"{_TAG}merge":
-            raise WebConfigError("merge keys (<<) are not supported: write the keys out")
-        if not isinstance(name, yaml.ScalarNode) or name.tag in (_NULL, f"{_TAG}binary"):
+        if not isinstance(name, yaml.ScalarNode):
             raise WebConfigError("a key must be a plain word")
         if name.value in found:
             raise WebConfigError(f"the key {name.value} is there twice")
@@ -193,14 +191,7 @@ def _to_mapping(node: yaml.Node) -> dict[str, yaml.Node]:
 def _to_string(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
         raise WebConfigError("must be a string")
-    if node.tag == _NULL:
-        return ""
-    implicit = _YAML.resolve(  # type: ignore[no-untyped-call]
-        yaml.ScalarNode, node.value, (True, False)
-    )
-    if node.tag not in (implicit, f"{_TAG}str"):
-        raise WebConfigError("has a tag that cannot be used here")
-    return str(node.value)
+    return "" if node.tag == _NULL else str(node.value)
 
 
 def _to_strings(node: yaml.Node) -> tuple[str, ...]:

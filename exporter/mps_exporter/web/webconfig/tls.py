@@ -42,8 +42,6 @@ def _pem(name: str, read: Callable[[str], bytes], source: str) -> Pem:
     except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
         reason = getattr(error, "strerror", None) or error
         raise WebConfigError(f"cannot read {source!r}: {reason}", key=key) from error
-    if content.startswith(b"\xef\xbb\xbf"):
-        raise WebConfigError("begins with a byte order mark: no PEM data", key=key)
     return Pem(key, content)
 
 
