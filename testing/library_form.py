@@ -45,6 +45,4 @@ class _Prepared:
 def encode_metrics(metrics: Iterable[Metric], content_type: str) -> bytes:
     """Return the page of these metrics, encoded by prometheus-client."""
     encoder = openmetrics_encoder if "openmetrics" in content_type else text_encoder
-    escaping = content_type.rpartition("escaping=")[2] if "escaping" in content_type else ""
-    # The library's scheme "values" changes half of the names that need no escaping.
-    return encoder(_Prepared(metrics), "underscores" if escaping in ("", "values") else escaping)
+    return encoder(_Prepared(metrics), "underscores")

@@ -7,7 +7,7 @@ import contextlib
 import gzip as gzip_format
 import os
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import cast
@@ -188,7 +188,7 @@ class CollectorBackend:
         self._process = (
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
-        self._subscribers: set[asyncio.Queue[tuple[str, Incident]]] = set()
+        self._readers: list[Callable[[str, Incident], None]] = []
         self.ready = False
         """Whether the first collection is done."""
         self.enabled_collectors = settings.enabled_collectors()
@@ -247,16 +247,8 @@ class CollectorBackend:
     def _publish(self, daemon: str, incident: Incident) -> None:
         if self._hindsight is not None and daemon not in self._limited:
             self._hindsight.note(incident)
-        for queue in self._subscribers:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait((daemon, incident))
+        for reader in self._readers:
+            reader(daemon, incident)
 
-    async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        queue: asyncio.Queue[tuple[str, Incident]] = asyncio.Queue(policy.MAX_QUEUED_INCIDENTS)
-        self._subscribers.add(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._subscribers.discard(queue)
+    def subscribe(self, reader: Callable[[str, Incident], None]) -> None:
+        self._readers.append(reader)

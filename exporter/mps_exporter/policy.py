@@ -57,6 +57,3 @@ MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of on
 
 GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
 RENDER_THREADS = 2  # Number of threads that render pages, so that the event loop continues.
-
-MAX_QUEUED_INCIDENTS = 100
-"""Maximum number of incidents that wait for a slow reader of the event stream."""

@@ -148,7 +148,7 @@ async def test_an_incident_is_shown(page: Page, blocked: bool) -> None:
         await until(page, f"document.getElementById('freshness').textContent.startsWith('{how}')")
         backend.snapshot = hosts.crashed()
         happened = Incident(at=hosts.NOW - 40, kind="server_crashed", uid=1001)
-        await backend.incidents.put(("/tmp/nvidia-mps", happened))
+        backend.publish("/tmp/nvidia-mps", happened)
         await until(page, f"{TEXT}.includes('crashed; 2 clients were lost')")
 
 

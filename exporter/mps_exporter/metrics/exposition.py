@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
@@ -20,9 +19,8 @@ from mps_exporter.snapshot import Histogram
 TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
 TEXT_1_0_0 = "text/plain; version=1.0.0; charset=utf-8; escaping=underscores"
 OPENMETRICS_1_0_0 = TEXT_1_0_0.replace("text/plain", "application/openmetrics-text")
-"""Content types. Since 1.0.0 they contain the requested escaping of names with characters beyond
-[a-zA-Z0-9_:]. No metric here has such a name; only the escaping "dots" changes a page: it doubles
-the underscores of all names."""
+"""Content types. Since 1.0.0 they contain the escaping of names with characters beyond
+[a-zA-Z0-9_:]. No metric here has such a name, so another requested escaping is ignored."""
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
 """Ends of names in the text format that OpenMetrics omits."""
@@ -36,51 +34,43 @@ MAX_CACHED_LINES = 16_384  # Lines of two pages of a full host.
 format_number: Callable[[float], str] = floatToGoString
 
 
-class Style(NamedTuple):
-    """The parts of a content type that change a page."""
-
-    openmetrics: bool
-    dots: bool
-
-    def name(self, name: str) -> str:
-        return name.replace("_", "__") if self.dots else name
-
-
 def encode(families: Iterable[Family], extra: Iterable[Metric], content_type: str) -> bytes:
     """Return a page; `extra` are metrics of the library without labels, for its end."""
-    style = Style("openmetrics" in content_type, content_type.endswith("dots"))
-    parts = [_family_text(style, family) for family in (*families, *_library_families(extra))]
-    return "".join([*parts, "# EOF\n" if style.openmetrics else ""]).encode()
-
-
-def _family_text(style: Style, family: Family) -> str:
-    spec = family.spec
-    return _head(style, spec) + "".join(
-        f"{_beginning(style, spec, key)}{format_number(value)}\n" for key, value in _lines(family)
-    )
+    head = _openmetrics_head if "openmetrics" in content_type else _text_head
+    parts = [
+        head(family.spec)
+        + "".join(
+            f"{_beginning(family.spec, key)}{format_number(value)}\n"
+            for key, value in _lines(family)
+        )
+        for family in (*families, *_library_families(extra))
+    ]
+    return "".join([*parts, "# EOF\n" if head is _openmetrics_head else ""]).encode()
 
 
 @lru_cache(maxsize=MAX_CACHED_LINES)
-def _beginning(style: Style, spec: MetricSpec, key: Texts) -> str:
+def _beginning(spec: MetricSpec, key: Texts) -> str:
     """Return ``name{label="value",…} ``, sorted by label, or ``name `` without labels."""
     name = spec.name
     if spec.kind == "histogram":
         name, key = name + key[0], key[1:]
     # Only the buckets of a histogram have the last label.
     pairs = sorted(zip((*spec.sample_labels, "le"), key, strict=False))
-    shown = ",".join([f'{style.name(label)}="{_escaped(value)}"' for label, value in pairs])
-    return f"{style.name(name)}{{{shown}}} " if shown else f"{style.name(name)} "
+    shown = ",".join([f'{label}="{_escaped(value)}"' for label, value in pairs])
+    return f"{name}{{{shown}}} " if shown else f"{name} "
 
 
-def _head(style: Style, spec: MetricSpec) -> str:
-    name = style.name(spec.name.removesuffix(SUFFIXES.get(spec.kind, "")))
-    if style.openmetrics:
-        unit = "" if spec.kind == "stateset" or spec.section == LIBRARY else spec.unit
-        unit_line = f"# UNIT {name} {unit}\n" if unit else ""
-        return f"# HELP {name} {_escaped(spec.help)}\n# TYPE {name} {spec.kind}\n{unit_line}"
-    name = style.name(spec.name)
+def _openmetrics_head(spec: MetricSpec) -> str:
+    name = spec.name.removesuffix(SUFFIXES.get(spec.kind, ""))
+    unit = "" if spec.kind == "stateset" or spec.section == LIBRARY else spec.unit
+    unit_line = f"# UNIT {name} {unit}\n" if unit else ""
+    return f"# HELP {name} {_escaped(spec.help)}\n# TYPE {name} {spec.kind}\n{unit_line}"
+
+
+def _text_head(spec: MetricSpec) -> str:
     text = spec.help.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {name} {text}\n# TYPE {name} {TEXT_TYPES.get(spec.kind, spec.kind)}\n"
+    kind = TEXT_TYPES.get(spec.kind, spec.kind)
+    return f"# HELP {spec.name} {text}\n# TYPE {spec.name} {kind}\n"
 
 
 def _escaped(value: str) -> str:

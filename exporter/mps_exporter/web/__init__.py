@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
@@ -38,8 +38,8 @@ class Backend(Protocol):
     async def recording(self, at: float | None) -> bytes | None:
         """Return the recording of an incident at this time (None: the latest), if it is kept."""
 
-    def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        """Yield (daemon, incident) for each new incident."""
+    def subscribe(self, reader: Callable[[str, Incident], None]) -> None:
+        """Call the reader on the event loop with the daemon and each new incident."""
 
 
 BACKEND = web.AppKey[Backend]("BACKEND")

@@ -84,7 +84,7 @@ def create_app(
     app[handlers.PAGE_LIMITER] = Limiter(options.settings.web_max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = Limiter(options.max_event_streams, "readers already", 30)
-    app.cleanup_ctx.append(events.run_event_hub)
+    backend.subscribe(app[events.EVENTS].add)
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)
     if options.settings.web_config_file is not None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
 
 from aiohttp import web
 
 from mps_exporter.humanize import UserNames
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.web import BACKEND, policy
+from mps_exporter.web import policy
 from mps_exporter.web.guard import Limiter
 from mps_exporter.web.status_api import History, incident_view, to_json
-
-_log = logging.getLogger(__name__)
 
 
 class Stream:
@@ -116,22 +112,6 @@ async def _stream(request: web.Request, hub: Events) -> web.StreamResponse:
     finally:
         hub.streams.discard(stream)
     return response
-
-
-async def run_event_hub(app: web.Application) -> AsyncIterator[None]:
-    """Follow the backend's incidents while the application runs."""
-
-    async def follow() -> None:
-        try:
-            async for daemon, incident in app[BACKEND].subscribe():
-                app[EVENTS].add(daemon, incident)
-        except Exception:  # noqa: BLE001 - the server runs without events
-            _log.exception("no more events will be streamed")
-
-    task = asyncio.create_task(follow(), name="events")
-    yield
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def close_streams(app: web.Application) -> None:

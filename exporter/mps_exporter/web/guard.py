@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from mps_exporter.logging import TransitionLogger
 from mps_exporter.web import Handler, policy
 from mps_exporter.web.policy import WebOptions
 
@@ -164,23 +165,17 @@ class Connections:
 
     async def accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        short = False
+        transitions = TransitionLogger(_log)
         async with asyncio.TaskGroup() as starting:
             while True:
                 try:
                     client, peer = await loop.sock_accept(listener)
                 except OSError as error:
                     if error.errno in _SHORTAGES:
-                        if not short:
-                            fields = {"err": error}
-                            _log.warning("cannot accept a connection", extra={"fields": fields})
-                        short = True
+                        transitions.failed(message="cannot accept a connection", err=error)
                         await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
                     continue
-                short = False
-                if _is_reset(client):
-                    client.close()
-                    continue
+                transitions.recovered(message="connections are accepted again")
                 address = network_of(peer[0]) if isinstance(peer, tuple) else ""
                 limit, used = self._options.max_connections, list(self._open.values())
                 if len(used) >= limit or used.count(address) >= address_limit(limit):
@@ -225,17 +220,6 @@ class Connections:
         await asyncio.sleep(0)
 
 
-_TCP_CLOSE = 7
-
-
-def _is_reset(client: socket.socket) -> bool:
-    """Return whether the client reset the connection, even if its request is still unread."""
-    if client.family == socket.AF_UNIX:
-        return False
-    # The first byte of struct tcp_info is the state.
-    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
-
-
 async def _readable(client: socket.socket) -> None:
     """Wait for the first byte: TLS takes 0.3 MB for each connection, idle or not."""
     loop = asyncio.get_running_loop()
@@ -250,8 +234,7 @@ async def _readable(client: socket.socket) -> None:
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Record on the connection that a request is complete and admitted, and its response."""
-    client = request.get_extra_info("socket")
-    if request.transport is None or request.transport.is_closing() or _is_reset(client):
+    if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError
     connection = request.transport.get_protocol()
     if not isinstance(connection, Connection):

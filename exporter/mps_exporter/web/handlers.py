@@ -35,9 +35,7 @@ def choose_format(accept: str) -> str:
         return TEXT_0_0_4
     if "version=0." in content_type:
         return TEXT_0_0_4
-    form = OPENMETRICS_1_0_0 if "openmetrics" in content_type else TEXT_1_0_0
-    escaping = re.search(r"escaping=([a-z0-9-]+)", content_type)
-    return form if escaping is None else form.replace("underscores", escaping[1])
+    return OPENMETRICS_1_0_0 if "openmetrics" in content_type else TEXT_1_0_0
 
 
 def collection_deadline(header: str | None, offset: float) -> float | None:

@@ -104,7 +104,6 @@ RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the e
 # ------------------------------------------------------------------- web configuration file
 
 CONFIG_CHECK_INTERVAL_SECONDS = 1.0  # Interval between checks of the files for changes.
-MAX_CONFIG_BYTES = 1 << 17  # Maximum size of the file: PyYAML reads about 100 kB per second.
 MAX_CERTIFICATE_BYTES = 4 << 20  # Maximum size of a file with certificates or a key.
 
 WRONG_PASSWORD_SECONDS = 0.5

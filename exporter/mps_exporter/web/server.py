@@ -44,11 +44,8 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
             else:
                 sockets += _tcp(*split_address(address))
         except (OSError, ValueError) as error:
-            before = [display_address(one) for one in sockets]
             close_sockets(sockets)
-            raise ListenError(
-                f"cannot listen on {address}: {_reason(address, error, before)}"
-            ) from error
+            raise ListenError(f"cannot listen on {address}: {_reason(address, error)}") from error
     return sockets
 
 
@@ -101,19 +98,16 @@ def _bound(family: int, where: tuple[object, ...], *, dualstack: bool = False) -
     return one
 
 
-def _reason(address: str, error: Exception, before: Sequence[str]) -> str:
+def _reason(address: str, error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     port = address.rpartition(":")[2]
     if number == errno.EADDRINUSE:
-        own = next((one for one in before if one.rpartition(":")[2] == port), None)
-        if own is not None:
-            return f"it is given twice or overlaps with {own} (--web.listen-address)"
         if address.startswith("unix:"):
-            return "another program listens there"
+            return "another program listens there, or it is given twice"
         owner = (
             f"{port} is also the default port of NVIDIA's dcgm-exporter, which may be running here"
             if port == str(DCGM_PORT)
-            else "another program listens there"
+            else "another program listens there, or it is given twice"
         )
         return (
             f"the address is in use: {owner}. Choose another port, such as "

@@ -19,7 +19,7 @@ from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.flags import Settings
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import ProcfsObservation
-from mps_exporter.snapshot import Snapshot
+from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost
 from mps_exporter.web.policy import WebOptions
@@ -185,18 +185,16 @@ async def test_scenes_follow_each_other_and_begin_again(playlist: Playlist) -> N
 
 async def test_only_what_happens_while_it_is_played_is_an_event(playlist: Playlist) -> None:
     async with played(playlist, speed=5.0) as service:
-        events = service.subscribe()
-        first = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0)  # subscribed
+        events = asyncio.Queue[tuple[str, Incident]]()
+        service.subscribe(lambda *one: events.put_nowait(one))
         assert service.player is not None
         before = time.time()
         await service.player.jump("crash")
-        _, incident = await first
+        _, incident = await events.get()
         while incident.kind != "server_crashed":  # on a slow machine, of the chapter before
             assert incident.at >= before, "in the viewer's time"
-            _, incident = await anext(events)
+            _, incident = await events.get()
         assert incident.at >= before
-        await events.aclose()  # type: ignore[attr-defined]
 
 
 async def test_a_recording_of_ones_own_has_no_chapters() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip as gzip_module
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
@@ -25,7 +25,8 @@ class FakeBackend:
     error: Exception | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
     renderings: list[tuple[str, bool]] = field(default_factory=list)
-    incidents: asyncio.Queue[tuple[str, Incident]] = field(default_factory=asyncio.Queue)
+    publish: Callable[[str, Incident], None] = lambda _daemon, _incident: None
+    """Sends an incident to the server."""
     recordings: dict[float, bytes] = field(default_factory=dict)
 
     async def collect(
@@ -50,9 +51,8 @@ class FakeBackend:
     async def recording(self, at: float | None) -> bytes | None:
         return self.recordings.get(max(self.recordings) if at is None else at)
 
-    async def subscribe(self) -> AsyncIterator[tuple[str, Incident]]:
-        while True:
-            yield await self.incidents.get()
+    def subscribe(self, reader: Callable[[str, Incident], None]) -> None:
+        self.publish = reader
 
 
 class PageReader(HTMLParser):

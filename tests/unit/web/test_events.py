@@ -36,7 +36,7 @@ async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeCli
     async with client.get("/api/v1/events") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert await answer.content.readline() == b"retry: 3000\n"
-        await backend.incidents.put(("/tmp/nvidia-mps", CRASH))
+        backend.publish("/tmp/nvidia-mps", CRASH)
         got = await event(answer)
 
     assert got["event"] == "incident"
@@ -50,9 +50,9 @@ async def test_missed_events_are_sent_after_a_reconnect(
 ) -> None:
     client = await make_client()
     async with client.get("/api/v1/events") as answer:
-        await backend.incidents.put(("a", CRASH))
+        backend.publish("a", CRASH)
         first = await event(answer)
-    await backend.incidents.put(("b", CRASH))
+    backend.publish("b", CRASH)
     async with client.get("/api/v1/events", headers={"Last-Event-ID": first["id"]}) as answer:
         assert json.loads((await event(answer))["data"])["daemon"] == "b"
     for other_user in ("other-1", "", "x", first["id"].partition("-")[0] + "-\u00b2"):

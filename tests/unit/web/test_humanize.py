@@ -21,15 +21,9 @@ def shown_user(uid: int | None) -> str:
     [
         (-1, "0 ms"),
         (0.025, "25 ms"),
-        (1, "1 s"),
         (4.21, "4.2 s"),
-        (13.4, "13 s"),
-        (89, "89 s"),
         (90, "2 min"),
-        (240, "4 min"),
-        (3600, "1 h"),
         (7500, "2 h 5 min"),
-        (86400, "1 d"),
         (273_600, "3 d 4 h"),
     ],
 )
@@ -38,14 +32,7 @@ def test_duration(seconds: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (0, "0 B"),
-        (2048, "2.0 KiB"),
-        (608_174_080, "580 MiB"),
-        (1.5 * 2**30, "1.5 GiB"),
-        (140 * 2**30, "140 GiB"),
-    ],
+    ("size", "expected"), [(0, "0 B"), (608_174_080, "580 MiB"), (1.5 * 2**30, "1.5 GiB")]
 )
 def test_memory(size: float, expected: str) -> None:
     assert humanize.memory(size) == expected

@@ -40,16 +40,6 @@ def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) ->
     assert "--web.listen-address" in str(dcgm.value)
 
 
-@pytest.mark.parametrize("first", ["127.0.0.1", ""])
-def test_an_address_that_is_given_twice_names_the_other(first: str, tmp_path: Path) -> None:
-    port = free_port()
-    with pytest.raises(ListenError, match=rf"given twice or overlaps with .*:{port} "):
-        listen([f"{first}:{port}", f"127.0.0.1:{port}"])
-    server.close_sockets(listen([f"127.0.0.1:{port}"]))
-    with pytest.raises(ListenError, match="it is given twice"):
-        listen([f"unix:{tmp_path}/s"] * 2)
-
-
 def test_an_address_of_another_host() -> None:
     with pytest.raises(ListenError, match="no such address"):
         listen(["192.0.2.1:0"])
@@ -68,7 +58,7 @@ def test_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "exporter.sock"
     first = listen([f"unix:{path}"])
     assert display_address(first[0]) == f"unix:{path}"
-    with pytest.raises(ListenError, match="another program listens there"):
+    with pytest.raises(ListenError, match="another program listens there, or it is given twice"):
         listen([f"unix:{path}"])
     server.close_sockets(first)
     assert not path.exists()

@@ -62,7 +62,7 @@ class DeviceReader:
         self._gpm = gpm
         self._accumulators: tuple[BusyAccumulator | GpmAccumulator, ...] = (gpm,)
         self._processes = ProcessReader(queries)
-        self._ticked_at = self._observed_at = -math.inf
+        self._ticked_at = -math.inf
 
     def tick(self, now: float) -> None:
         """Sample activity that would be lost between two scrapes."""
@@ -82,7 +82,6 @@ class DeviceReader:
             for accumulator in self._accumulators:
                 self._sample(accumulator, now, shortest)
                 readings += accumulator.readings()
-            self._observed_at = now
             processes, unread = self._processes.read(as_of)
             compute_mode = self._number("nvmlDeviceGetComputeMode", now, policy.EACH)
             identity = self._identity(now)
@@ -223,13 +222,7 @@ class GpuReader(DeviceReader):
     def tick(self, now: float) -> None:
         """Sample activity, and renew slow values."""
         with suppress(GpuGoneError):
-            observed = now - self._observed_at < policy.MAX_COLLECTION_INTERVAL_SECONDS
-            busy_interval = (
-                policy.MIN_SAMPLE_INTERVAL_SECONDS
-                if observed
-                else policy.BUSY_SAMPLE_INTERVAL_SECONDS
-            )
-            self._sample(self._busy, now, busy_interval)
+            self._sample(self._busy, now, policy.BUSY_SAMPLE_INTERVAL_SECONDS)
             self._sample(self._gpm, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
             self._ticked_at = now
             for _ in self._values(now, policy.SLOW):

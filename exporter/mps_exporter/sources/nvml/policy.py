@@ -17,8 +17,7 @@ HOUR = 3600.0  # Interval in seconds of values that only a repair or a new board
 TICK_INTERVAL_SECONDS = 1.0
 """Interval of `NvmlSession.tick`.
 
-GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
-counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
+GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much.
 """
 MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
@@ -27,11 +26,7 @@ MIN_SAMPLE_INTERVAL_SECONDS = 0.1
 """Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
 NVIDIA's documentation of DCGM."""
 BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
-"""Interval at which ticks read the utilization samples while no collections come: the driver
-retains the samples of the last 14 s."""
-MAX_COLLECTION_INTERVAL_SECONDS = 5.0
-"""Maximum interval between collections for each tick to read the utilization samples, so that the
-next collection need not."""
+"""Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
 INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0
 """Interval at which ticks sample a MIG instance: a host may have dozens."""
 

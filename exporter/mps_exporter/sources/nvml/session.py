@@ -231,9 +231,7 @@ class NvmlSession:
         missing = [gpu for uuid, gpu in self._known_gpus.items() if uuid not in here]
         yield from missing
         own = {gpu.index for gpu in missing}
-        nameless = [index for index in gone if index not in own]
-        others = sum(index not in gone for index in own)
-        for index in nameless[others:]:
+        for index in sorted(gone, key=lambda index: index not in own)[len(missing) :]:
             yield GpuObservation(index, "", readings=LOST, lost=True)
 
     def _watch(self, now: float) -> None:

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
@@ -27,10 +26,6 @@ from .tls import alternative_names
 MAX_PASSWORD_BYTES = 72  # Bytes of a password that bcrypt reads. Go compares only these, too.
 
 
-_ROUNDING_SECONDS = 1e-9
-"""More than the rounding of a time, and less than the interval between two requests."""
-
-
 def has_hash(hashed: str, password: bytes) -> bool:
     import bcrypt  # late: mps-exporter.pyz is without it, and refuses a configuration with users
 
@@ -41,12 +36,12 @@ def has_hash(hashed: str, password: bytes) -> bool:
 
 
 def dummy_hash(users: Mapping[str, str]) -> str:
-    """Return a hash without a password, of the users' cost.
+    """Return a hash without a password, of the first user's cost.
 
     It is compared with the password of an unknown user: the response time does not reveal which
     names exist.
     """
-    cost = Counter(hashed[4:6] for hashed in users.values()).most_common(1)[0][0]
+    cost = next(iter(users.values()))[4:6]
     return f"$2b${cost}$" + "." * 53
 
 
@@ -135,7 +130,7 @@ class _Checks:
         now = time.monotonic()
         # A limit that was reloaded may have had a longer interval.
         self._due = min(max(self._due, now), now + limit.interval * limit.burst)
-        if self._due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
+        if self._due - now > limit.interval * (limit.burst - 1):
             return False
         self._due += limit.interval
         return True

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import ipaddress
 import os
-import re
 import ssl
 import stat
 import warnings
@@ -17,21 +16,6 @@ from typing import Any, NamedTuple
 from mps_exporter.web.policy import MAX_CERTIFICATE_BYTES
 
 from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSConfig, WebConfigError
-
-_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-
-_GO_KEYS = tuple(
-    bytes.fromhex(oid)
-    for oid in (
-        "06092a864886f70d010101",  # RSA
-        "06032b6570",  # Ed25519
-        "06072a8648ce3d0201 06052b81040021",  # ECDSA with P-224,
-        "06072a8648ce3d0201 06082a8648ce3d030107",  # P-256,
-        "06072a8648ce3d0201 06052b81040022",  # P-384,
-        "06072a8648ce3d0201 06052b81040023",  # P-521
-    )
-)
-"""Keys that Go supports: algorithm and curve as encoded in a certificate (RFC 5480)."""
 
 
 class Pem(NamedTuple):
@@ -58,8 +42,6 @@ def _pem(name: str, read: Callable[[str], bytes], source: str) -> Pem:
     except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
         reason = getattr(error, "strerror", None) or error
         raise WebConfigError(f"cannot read {source!r}: {reason}", key=key) from error
-    if content.startswith(b"\xef\xbb\xbf"):
-        raise WebConfigError("begins with a byte order mark: no PEM data", key=key)
     return Pem(key, content)
 
 
@@ -72,27 +54,13 @@ def make_context(config: TLSConfig, cert: Pem, key: Pem, client_ca: Pem) -> ssl.
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    with _refusals("cipher_suites"):
-        _versions_and_ciphers(context, config)
-    with _refusals("curve_preferences"):
-        _curves(context, config)
+    _versions_and_ciphers(context, config)
+    _curves(context, config)
     _load_certificate(context, cert, key)
     context.verify_mode = CLIENT_AUTH[config.client_auth_type]
     if context.verify_mode != ssl.CERT_NONE:
         _load_authority(context, client_ca)
     return context
-
-
-@contextlib.contextmanager
-def _refusals(key: str) -> Iterator[None]:
-    """Report settings that OpenSSL refuses by the policy of the host (FIPS, crypto-policies)."""
-    try:
-        yield
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise WebConfigError(
-            f"OpenSSL on this host refuses it: {reason}", key=f"{TLS_KEY}.{key}"
-        ) from error
 
 
 def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
@@ -166,11 +134,6 @@ def _load_certificate(context: ssl.SSLContext, cert: Pem, key: Pem) -> None:
             reason = "the key does not belong to the certificate"
         reason = f"certificate and key cannot be used: {reason}"
         raise WebConfigError(reason, key=cert.key) from error
-    first = _CERTIFICATE.search(cert.content.decode("latin-1"))
-    certificate = ssl.PEM_cert_to_DER_cert(first[0]) if first is not None else b""
-    if not any(encoded in certificate for encoded in _GO_KEYS):
-        reason = "the certificate's key must be RSA, Ed25519, or ECDSA with P-224 to P-521"
-        raise WebConfigError(reason, key=cert.key)
 
 
 def _load_authority(context: ssl.SSLContext, client_ca: Pem) -> None:
