@@ -370,12 +370,12 @@ _reading(
 
 # Link
 
-_reading("mps_gpu_pcie_receive_bytes_total", "pcie_receive_bytes", f"{_GPM} 21").means(
-    f"Bytes to the GPU over PCIe, protocol included. {_HOPPER}"
-)
-_reading("mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_GPM} 20").means(
-    f"Bytes from the GPU over PCIe, protocol included. {_HOPPER}"
-)
+_reading(
+    "mps_gpu_pcie_receive_bytes_total", "pcie_receive_bytes", f"{_FIELDS} 198, {_GPM} 21"
+).means(f"Bytes to the GPU over PCIe, protocol included. {_HOPPER}")
+_reading(
+    "mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_FIELDS} 197, {_GPM} 20"
+).means(f"Bytes from the GPU over PCIe, protocol included. {_HOPPER}")
 _reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
     "PCIe packets sent again, since the driver was loaded."
 )

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter.sources.nvml.accumulators import (
+    COUNTER_32,
     LONGEST_PERIOD_SECONDS,
     RatioIntegral,
     SampleIntegral,
+    unwrapped_increment,
 )
 
 STEPS = st.lists(
@@ -112,3 +114,18 @@ def test_an_interval_without_one_of_the_ratios_is_unobserved() -> None:
     active.add(20.0, {"sm": 0.5})
     assert active.seconds == {"sm": 10.0, "tensor": 1.0}
     assert active.unobserved_seconds == 10
+
+
+@given(st.integers(0, COUNTER_32 - 1), st.integers(0, 2**45), st.integers(-(2**31) + 1, 2**31 - 1))
+def test_unwrapping_is_exact_within_half_a_turn(before: int, moved: int, error: int) -> None:
+    now = (before + moved) % COUNTER_32
+    assert unwrapped_increment(before, now, max(0, moved + error)) == moved
+
+
+@given(st.integers(0, COUNTER_32 - 1), st.integers(0, COUNTER_32 - 1), st.floats(0, 1e15))
+def test_unwrapping_never_goes_back_and_always_fits_the_counter(
+    before: int, now: int, expected: float
+) -> None:
+    increment = unwrapped_increment(before, now, expected)
+    assert increment >= 0
+    assert (before + increment) % COUNTER_32 == now

@@ -67,6 +67,22 @@ def test_setting_the_host_s_clock_neither_repeats_nor_invents_busy_time(step: fl
         assert gap <= 22, "the driver's buffer, and the time until the step is detected"
 
 
+def test_pcie_counters_of_32_bits_are_unwrapped() -> None:
+    device = gpu(share=1.0)
+    device.metrics = device.metrics | {21: 50_000.0}
+    replies = dict(device.replies)
+    library = FakeNvml(device)
+    with opened(library) as nvml:
+        seen: dict[str, float] = {}
+        for second in range(5):
+            moved = second * 52_500_000_000  # 0.14 % more than GPM measures
+            fields = {**replies["fields"], "198:0": {"code": 0, "value": moved % 2**32}}
+            device.replies = {**replies, "fields": fields}
+            seen = only(nvml.observe())
+            library.now += 1.0
+        assert seen["pcie_receive_bytes"] == 4 * 52_500_000_000
+
+
 # Reload, loss, hot-plug
 
 

@@ -20,6 +20,8 @@ from mps_exporter.sources.nvml.pynvml_api import (
     NvmlError,
 )
 
+COUNTER_32 = 1 << 32
+
 LONGEST_PERIOD_SECONDS = 1.5
 """Maximum distance of two samples without a gap: NVML's sampling period is 1/6 s to 1 s."""
 
@@ -110,6 +112,18 @@ class RatioIntegral:
         return interval
 
 
+def unwrapped_increment(before: int, now: int, expected: float) -> int:
+    """Return the increment of a 32-bit counter, given the approximate increment.
+
+    The counter alone shows the increment only modulo 2**32, which at 50 GB/s takes 90 ms. A second,
+    coarser measurement of the same traffic shows how often it wrapped: the result is the possible
+    increment nearest to that measurement, exact if its error is less than 2 GiB.
+    """
+    increment = (now - before) % COUNTER_32
+    turns = round((expected - increment) / COUNTER_32)
+    return increment + max(0, turns) * COUNTER_32
+
+
 GPU_UTILIZATION_SAMPLES = 1  # nvmlSamplingType_t.
 SILENCE_SECONDS = 5.0
 """Time without a new sample that proves that the clock was set: NVML samples once a second."""
@@ -130,6 +144,8 @@ GPM_COUNTED = ("graphics", "sm", "tensor", "dram")
 """Units whose activity is also counted in seconds."""
 GPM_PCIE = {"transmit": 20, "receive": 21}
 """nvmlGpmMetricId_t of the traffic, in MiB/s over the interval."""
+PCIE_FIELDS = {"transmit": 197, "receive": 198}
+"""NVML_FI_DEV_PCIE_COUNT_..._BYTES: 32-bit counters of bytes."""
 GPM_ALL = (*GPM_RATIOS, *GPM_PCIE.values())
 MEBI = 1 << 20
 
@@ -213,6 +229,7 @@ class GpmAccumulator:
         self._base: object | None = None
         self._spare: object | None = None
         self._base_at: float | None = None
+        self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
         self._observed: set[str] = set()
         """Counters that the last sample has updated."""
@@ -256,8 +273,9 @@ class GpmAccumulator:
         return self._queries.get("nvmlGpmSampleGet", read, now)
 
     def _advance(self, sample: object, now: float) -> None:
-        base, base_at = self._base, self._base_at
-        self._base, self._base_at = sample, now
+        pcie = self._pcie_counters(now)
+        base, base_at, base_pcie = self._base, self._base_at, self._base_pcie
+        self._base, self._base_at, self._base_pcie = sample, now, pcie
         self._spare = base
         active = self._totals.active
         if base is None or base_at is None:
@@ -282,9 +300,28 @@ class GpmAccumulator:
         for direction, metric in GPM_PCIE.items():
             rate = metrics.get(metric, -1.0)
             if math.isfinite(rate) and rate >= 0:
+                increment = rate * MEBI * (now - base_at)
+                before, after = base_pcie.get(direction), pcie.get(direction)
+                if before is not None and after is not None:
+                    increment = unwrapped_increment(before, after, increment)
                 total = self._totals.pcie_bytes
-                total[direction] = total.get(direction, 0.0) + rate * MEBI * (now - base_at)
+                total[direction] = total.get(direction, 0.0) + increment
                 self._observed.add(direction)
+
+    def _pcie_counters(self, now: float) -> dict[str, int]:
+        if self._gpu_instance is not None:
+            return {}
+        fields = [(field, 0) for field in PCIE_FIELDS.values()]
+        replies = self._queries.get(
+            "nvmlDeviceGetFieldValues(PCIE_COUNT_BYTES)",
+            lambda: self._api.fields(self._device, fields),
+            now,
+        )
+        return {
+            direction: int(reply.value)
+            for direction, reply in zip(PCIE_FIELDS, replies or (), strict=False)
+            if reply.code == 0
+        }
 
     def age_seconds(self, now: float) -> float | None:
         """Return the age of the last sample; None if the SMs' activity is not counted."""
@@ -299,6 +336,7 @@ class GpmAccumulator:
                 except NvmlError:
                     continue
         self._base = self._spare = self._base_at = None
+        self._base_pcie = {}
 
     def readings(self) -> Iterator[Reading]:
         """Yield the ratios over the last interval, and the counters that are current."""

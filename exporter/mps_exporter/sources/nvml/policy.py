@@ -17,7 +17,8 @@ HOUR = 3600.0  # Interval in seconds of values that only a repair or a new board
 TICK_INTERVAL_SECONDS = 1.0
 """Interval of `NvmlSession.tick`.
 
-GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much.
+GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
+counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
 """
 MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
