@@ -343,7 +343,7 @@ CLAIMED = GpuObservation(0, "GPU-a", compute_mode="default", readings=IDLE_SMS)
 @pytest.mark.parametrize(
     ("card", "node"),
     [
-        # Two processes of another user take turns, and one of them looks for a daemon.
+        # Two processes of another user take turns, and one has a directory of a daemon.
         (
             gpu(process(1, CUDA_MPS_PIPE_DIRECTORY="/tmp/alice"), process(2), served=False),
             ["daemon_missing", "mps_would_help"],

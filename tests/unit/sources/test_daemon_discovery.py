@@ -242,7 +242,7 @@ def test_what_is_left_out_is_not_read_again_until_its_pid_is_of_another(
     host.add(101, argv=["/bin/sh"], uid=os.getuid() + 2001)  # has another inode
     assert host.pipes() == ["/100", "/root"]
     assert host.source.observe([]).ignored_programs == {}
-    host.add(100, argv=["/bin/sh"])  # an exec of one that is read
+    host.add(100, argv=["/bin/sh"])  # an exec of a process that is read
     assert host.pipes() == ["/root"]
 
 

@@ -126,7 +126,7 @@ def test_each_exit_is_reported_with_its_own_time() -> None:
 
 @pytest.fixture
 async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveHost]:
-    """Where no process can be watched, and looks are not rationed."""
+    """Give a host without pidfds and without a limit on polls."""
     monkeypatch.setattr(policy, "EXIT_POLL_INTERVAL_SECONDS", 0.0)
     FakeProc(tmp_path)
     one = LiveHost(Settings(collector_nvml=False, path_procfs=str(tmp_path)))
