@@ -2,7 +2,8 @@
 
 A client that ends with GPU work in flight leaves it to the server, and 0.1 to 0.3 s later a fault
 follows: the busy clients of the server on the same GPU die, and the idle ones cannot use the GPU
-any more (measured on H200 with driver 580). A client's own fault takes down the same clients.
+any more (measured on H200 with driver 580). A client's own fault takes down the same clients. A
+lost client with contexts on two GPUs takes the fault to the second GPU, too (measured on two H100).
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from mps_exporter.snapshot import Client, ControlDaemon, Server, Snapshot
 
 
 def _neighbours(client: Client, server: Server) -> list[Client]:
-    """Return the other clients of a server that share a GPU with a client, and still work."""
-    others = (one for one in server.clients if one is not client and one.state != "torn_down")
-    return [one for one in others if _gpus_of(client) & _gpus_of(one)]
+    """Return the other clients of a server that still work, and that a client's fault reaches."""
+    others = [one for one in server.clients if one is not client and one.state != "torn_down"]
+    reached, gpus = set[str](), _gpus_of(client)
+    while gpus - reached:
+        reached |= gpus
+        gpus = gpus.union(*(_gpus_of(one) for one in others if reached & _gpus_of(one)))
+    return [one for one in others if reached & _gpus_of(one)]
 
 
 def _gpus_of(client: Client) -> set[str]:
@@ -89,9 +94,9 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
     text = [f"{capitalize(host.client(client))} is a client of {host.server(server)}."]
     if found:
         text += [
-            f"{count(len(found), 'other client')}{of_users} on the same GPU would be lost if it "
-            "ends with GPU work in flight, or by a fault of its own: busy clients die, idle ones "
-            "cannot use the GPU any more.",
+            f"{count(len(found), 'other client')}{of_users} would be lost if it ends with GPU work "
+            "in flight, or by a fault of its own: busy clients die, idle ones cannot use the GPU "
+            "any more.",
             f"{capitalize(join_some([host.client(one) for one in found]))}.",
         ]
     elif not _shows_clients(daemon):

@@ -31,10 +31,16 @@ def test_neighbours_share_server_and_gpu_and_still_work() -> None:
     assert advice.neighbours == (12,)
     status, text = status_of_end(advice, as_json=False)
     assert status == 1
-    assert "1 other client of 1 other user on the same GPU would be lost" in text
+    assert "1 other client of 1 other user would be lost" in text
     first = text.index("echo terminate_client 634 11 | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps")
     assert first < text.index("kill 11\n")
     assert json.loads(status_of_end(advice, as_json=True)[1])["neighbours"] == [12]
+
+
+def test_a_fault_goes_on_over_a_client_with_contexts_on_two_gpus() -> None:
+    both = client(16, contexts={UUID: 1, OTHER_GPU: 1})
+    joined = server(BUSY, client(13, contexts={OTHER_GPU: 1}), both)
+    assert before_kill(11, snapshot(daemon(joined))).neighbours == (13, 16)
 
 
 @pytest.mark.parametrize(
