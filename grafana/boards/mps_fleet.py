@@ -223,7 +223,8 @@ HISTORY = status_history(
     height=14,
 )
 
-_WAITS = 'sum(sum_over_time(job_le:mps_uid_wait_seconds_bucket:increase1h{le="%s"}[1d:1m]))'
+_ENDED = 'job_le:mps_uid_wait_seconds_bucket:increase1h{instance=~".*",le="%s"}'
+_WAITS = f"sum(sum_over_time({_ENDED}[1d:1m]))"
 
 
 def _by_day(title: str, description: str, *queries: Query, **more: object) -> Panel:
@@ -234,7 +235,7 @@ def _by_day(title: str, description: str, *queries: Query, **more: object) -> Pa
 
 
 def _gpu_hours(title: str, description: str, recorded: str) -> Panel:
-    expr = f"topk(10, sum by (uid) (sum_over_time({recorded}[1d:1m])) / 60 > 0)"
+    expr = f'topk(10, sum by (uid) (sum_over_time({recorded}{{instance=~".*"}}[1d:1m])) / 60 > 0)'
     return _by_day(title, description, Query(expr, "uid {{uid}}"), overrides=USERS_ALIKE)
 
 
