@@ -176,6 +176,9 @@ class Connections:
                         await asyncio.sleep(policy.ACCEPT_RETRY_SECONDS)
                     continue
                 transitions.recovered(message="connections are accepted again")
+                if _is_reset(client):
+                    client.close()
+                    continue
                 address = network_of(peer[0]) if isinstance(peer, tuple) else ""
                 limit, used = self._options.max_connections, list(self._open.values())
                 if len(used) >= limit or used.count(address) >= address_limit(limit):
@@ -220,6 +223,17 @@ class Connections:
         await asyncio.sleep(0)
 
 
+_TCP_CLOSE = 7
+
+
+def _is_reset(client: socket.socket) -> bool:
+    """Return whether the client reset the connection, even if its request is still unread."""
+    if client.family == socket.AF_UNIX:
+        return False
+    # The first byte of struct tcp_info is the state.
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+
+
 async def _readable(client: socket.socket) -> None:
     """Wait for the first byte: TLS takes 0.3 MB for each connection, idle or not."""
     loop = asyncio.get_running_loop()
@@ -234,7 +248,8 @@ async def _readable(client: socket.socket) -> None:
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Record on the connection that a request is complete and admitted, and its response."""
-    if request.transport is None or request.transport.is_closing():
+    client = request.get_extra_info("socket")
+    if request.transport is None or request.transport.is_closing() or _is_reset(client):
         raise ConnectionResetError
     connection = request.transport.get_protocol()
     if not isinstance(connection, Connection):

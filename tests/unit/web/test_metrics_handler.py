@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
+import struct
 
 import pytest
 from aiohttp import web
 
+from mps_exporter.web import guard
 from mps_exporter.web.guard import Limiter
 from mps_exporter.web.handlers import TIMEOUT_HEADER, collection_deadline
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.serving import connected, served
 
 
 @pytest.mark.parametrize(
@@ -229,3 +233,30 @@ async def test_every_response_has_the_security_headers(make_client: MakeClient) 
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
         assert answer.headers["Server"] == "mps-exporter"
+
+
+def connect_request_and_reset(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def test_a_connection_that_is_reset_before_its_request_is_handled_costs_nothing(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted: list[guard.Connection] = []
+
+    class Counted(guard.Connection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(self)
+            super().connection_made(transport)
+
+    monkeypatch.setattr(guard, "Connection", Counted)
+    async with served(backend) as ((address,), _):
+        for _ in range(200):
+            connect_request_and_reset(address)
+        async with connected(address) as (reader, writer):
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    assert len(accepted) == len(backend.collections) == len(backend.renderings) == 1
