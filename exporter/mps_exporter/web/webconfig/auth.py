@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
@@ -23,6 +24,7 @@ from .config import RateLimit, WebConfig
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
+_ROUNDING_SECONDS = 1e-9  # Above a time's rounding, below the interval between two requests.
 MAX_PASSWORD_BYTES = 72  # Bytes of a password that bcrypt reads. Go compares only these, too.
 
 
@@ -36,12 +38,12 @@ def has_hash(hashed: str, password: bytes) -> bool:
 
 
 def dummy_hash(users: Mapping[str, str]) -> str:
-    """Return a hash without a password, of the first user's cost.
+    """Return a hash without a password, of the users' cost.
 
     It is compared with the password of an unknown user: the response time does not reveal which
     names exist.
     """
-    cost = next(iter(users.values()))[4:6]
+    cost = Counter(hashed[4:6] for hashed in users.values()).most_common(1)[0][0]
     return f"$2b${cost}$" + "." * 53
 
 
@@ -130,7 +132,7 @@ class _Checks:
         now = time.monotonic()
         # A limit that was reloaded may have had a longer interval.
         self._due = min(max(self._due, now), now + limit.interval * limit.burst)
-        if self._due - now > limit.interval * (limit.burst - 1):
+        if self._due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
             return False
         self._due += limit.interval
         return True

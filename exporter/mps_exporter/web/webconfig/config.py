@@ -142,13 +142,25 @@ class WebConfig:
 
 _TAG = "tag:yaml.org,2002:"
 _NULL, _BOOL, _INT = f"{_TAG}null", f"{_TAG}bool", f"{_TAG}int"
+_MAX_DEPTH = 20  # Maximum number of nested collections; a valid file has 3.
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops at the first token that is nested too deeply: the time grows with the depth."""
+
+    def fetch_more_tokens(self) -> None:
+        if self.flow_level + len(self.indents) > _MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem="nested too deeply")
+        super().fetch_more_tokens()
+
+
 _YAML = yaml.SafeLoader("")
 """Resolves and converts single values; the file itself is only composed into nodes."""
 
 
 def parse_web_config(content: bytes) -> WebConfig:
     try:
-        node = yaml.compose(content, yaml.SafeLoader)
+        node = _Loader(content).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise WebConfigError(f"no valid YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # OverflowError: "\UFFFFFFFF"
