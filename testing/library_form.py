@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest as text_encoder
@@ -32,17 +34,8 @@ def to_metric(family: Family) -> Metric:
     return metric
 
 
-class _Prepared:
-    """A collector of finished metrics, which the encoders take as a registry."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = list(metrics)
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(self._metrics)
-
-
 def encode_metrics(metrics: Iterable[Metric], content_type: str) -> bytes:
     """Return the page of these metrics, encoded by prometheus-client."""
     encoder = openmetrics_encoder if "openmetrics" in content_type else text_encoder
-    return encoder(_Prepared(metrics), "underscores")
+    registry: Any = SimpleNamespace(collect=lambda: metrics)
+    return encoder(registry, "underscores")

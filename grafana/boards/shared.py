@@ -148,13 +148,6 @@ def to_host(board: str, title: str) -> style.Json:
     )
 
 
-def to_host_of_series(board: str, title: str) -> style.Json:
-    """From a bar or a line to a dashboard about its host."""
-    return link(
-        title, f"/d/{board}?{PLACE}&${{job:queryparam}}&var-instance=${{__field.labels.instance}}"
-    )
-
-
 def to_board(board: str, title: str) -> style.Json:
     """To another dashboard with the same choices, at the same time.
 

@@ -68,11 +68,10 @@ TWO_GPU_ENDS: list[tuple[Place, list[Place], int]] = [
     (Place("device", "0"), [Place("each")], 1),
     (Place("device", "1"), [Place("each")], 2),
     (Place("each"), [Place("rate", "1")], 1),
-    *(
-        (Place("device", gpu), [Place(mode, other) for mode in ("rate", "idle")] + bridge, 1)
-        for gpu, other in (("0", "1"), ("1", "0"))
-        for bridge in ([Place("eachidle")], [Place("each")])
-    ),
+    (Place("device", "0"), [Place("rate", "1"), Place("idle", "1"), Place("eachidle")], 1),
+    (Place("device", "0"), [Place("rate", "1"), Place("idle", "1"), Place("each")], 1),
+    (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("eachidle")], 1),
+    (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("each")], 1),
 ]
 """Who ends, the others, and their number of users."""
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.

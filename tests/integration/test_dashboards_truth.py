@@ -73,6 +73,7 @@ FIRING = QUIET + 'ALERTS{alertname="%s",alertstate="firing",severity="%s"} 1\n'
 SEVERITIES = {"critical": 10, "warning": 6, "info": 2}
 """Severity of an alert -> the state of its host."""
 MADE_SECONDS = 240
+WHOLE = (0, MADE_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +156,15 @@ def _shown(
 
 
 def test_no_host_is_healthy_while_an_alert_about_it_fires(stage: Stage) -> None:
-    whole = (0, MADE_SECONDS)
     # Some alerts have two rules: the worse one counts.
     ordered = sorted(alerts(), key=lambda rule: SEVERITIES[rule.severity])
     severities = {rule.alert: rule.severity for rule in ordered}
-    table = _shown(stage, "Hosts, worst first", "A", whole)
+    table = _shown(stage, "Hosts, worst first", "A", WHOLE)
     assert {host for host, state in table.items() if state == 1} == {HEALTHY, HOLE, NEW, RESTARTED}
     assert table.items() >= {name: SEVERITIES[one] for name, one in severities.items()}.items()
     for name in dict(zip(severities.values(), severities, strict=True)).values():
-        assert _shown(stage, "State", "A", whole, name) == {"": table[name]}
-    rows = _shown(stage, "Firing alerts", "A", whole)
+        assert _shown(stage, "State", "A", WHOLE, name) == {"": table[name]}
+    rows = _shown(stage, "Firing alerts", "A", WHOLE)
     # This Prometheus has no rules, and a row says so.
     assert rows.keys() - {""} == {name for name, one in severities.items() if one != "info"}
 
@@ -194,9 +194,8 @@ def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> 
 
 
 def test_a_host_that_was_removed_is_gone_since_then(stage: Stage) -> None:
-    whole = (0, MADE_SECONDS)
-    assert _shown(stage, "Hosts, worst first", "A", whole)[REMOVED] == 5
-    since = _shown(stage, "Hosts, worst first", "J", whole)
+    assert _shown(stage, "Hosts, worst first", "A", WHOLE)[REMOVED] == 5
+    since = _shown(stage, "Hosts, worst first", "J", WHOLE)
     assert set(since) >= {REMOVED}
     assert since[REMOVED] / 1000 - stage[1] == pytest.approx(120, abs=1)
     assert HEALTHY not in since

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
-import struct
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -131,18 +129,6 @@ async def answers(address: str) -> bool:
             writer.write(b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n\r\n")
             return (await reader.read(12)) == b"HTTP/1.1 200"
         return False
-
-
-async def test_a_request_that_is_reset_is_not_handled() -> None:
-    backend = FakeBackend()
-    async with served(backend) as (shown, _):
-        host, _, port = shown[0].rpartition(":")
-        for _ in range(20):
-            with socket.create_connection((host, int(port))) as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
-        await until_awaited(lambda: answers(shown[0]))
-        assert backend.collections == []
 
 
 async def test_a_scrape_whose_client_leaves_the_queue_is_not_handled() -> None:

@@ -190,10 +190,8 @@ def counts_know_when_they_began_to_know(dashboard: Json) -> Iterator[str]:
     """A counter less 0 is the whole life of an exporter that was not scraped before the range."""
     for panel in panels(dashboard):
         for expr in _exprs(panel):
-            if (
-                re.search(r"\[\$__range\](?:\) > 0)?\) \* 0", expr)
-                and "process_start_time_seconds{" not in expr
-            ):
+            lost = re.search(r"\[\$__range\](?:\) > 0)?\) \* 0", expr)
+            if lost and "process_start_time_seconds{" not in expr:
                 yield panel["title"]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import socket
 import struct
+from unittest import mock
 
 import pytest
 from aiohttp import web
@@ -235,28 +236,20 @@ async def test_every_response_has_the_security_headers(make_client: MakeClient) 
         assert answer.headers["Server"] == "mps-exporter"
 
 
-def connect_request_and_reset(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port))) as client:
-        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
 async def test_a_connection_that_is_reset_before_its_request_is_handled_costs_nothing(
-    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+    backend: FakeBackend,
 ) -> None:
-    accepted: list[guard.Connection] = []
-
-    class Counted(guard.Connection):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            accepted.append(self)
-            super().connection_made(transport)
-
-    monkeypatch.setattr(guard, "Connection", Counted)
-    async with served(backend) as ((address,), _):
-        for _ in range(200):
-            connect_request_and_reset(address)
-        async with connected(address) as (reader, writer):
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 200")
-    assert len(accepted) == len(backend.collections) == len(backend.renderings) == 1
+    made = guard.Connection.__init__
+    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    counted = mock.patch.object(guard.Connection, "__init__", autospec=True, side_effect=made)
+    with counted as handled:
+        async with served(backend) as ((address,), _):
+            host, _, port = address.rpartition(":")
+            for _ in range(200):
+                with socket.create_connection((host, int(port))) as client:
+                    client.sendall(request)
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            async with connected(address) as (reader, writer):
+                writer.write(request)
+                assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    assert handled.call_count == len(backend.collections) == len(backend.renderings) == 1
