@@ -23,7 +23,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testing.page import Page
 from tests.hardware.faults import wait_for
 from tests.hardware.lab import Actors, Client, build, exporter, machine, send
 
@@ -83,13 +82,12 @@ def get(path: str) -> str:
     return text
 
 
-def bounds_of(pid: int) -> dict[str, float]:
-    page = Page(get("/metrics"))
-    found = {
-        bound: page.value("mps_client_sm_seconds_total", pid=pid, bound=bound)
-        for bound in ("low", "high")
-    }
-    return {bound: value for bound, value in found.items() if value is not None}
+def use_of(pid: int) -> dict[str, float]:
+    """Return the bounds of a client, and its time alone with the SM-seconds of that time."""
+    daemons = json.loads(get("/api/v1/status"))["daemons"]
+    servers = [server for daemon in daemons for server in daemon["servers"]]
+    uses = [one["sm_use"] for server in servers for one in server["clients"] if one["pid"] == pid]
+    return next((use for using in uses for use in using.values()), {})
 
 
 def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, Path]) -> Any:
@@ -108,7 +106,7 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
             at = time.monotonic()
             for client, _ in loads:
                 if client.process.poll() is None:
-                    seen[client.pid].append((at, bounds_of(client.pid)))
+                    seen[client.pid].append((at, use_of(client.pid)))
             time.sleep(max(0.0, at + 1 - time.monotonic()))
     finally:
         one.clean_up()
@@ -116,7 +114,7 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
     for client, blocks in loads:
         done = json.loads(client.output.read_text().splitlines()[-1])
         rate = blocks * done["busy_seconds"] / done["wall_seconds"]
-        rows = [(at, values) for at, values in seen[client.pid] if len(values) == 2]
+        rows = [(at, values) for at, values in seen[client.pid] if values]
         # Since the second read with bounds. GPM is right to 2 %, a sample up to a second old, and
         # a load with pauses not even within a second.
         if len(rows) < 3:
@@ -130,6 +128,12 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
             for truth, (_, values) in zip(truths, later, strict=True)
         ]
         last = {bound: value - first[bound] for bound, value in later[-1][1].items()}
+        if len(given) == 1:
+            seconds = last["alone_seconds"]
+            # The age of a sample does not matter to a rate while alone.
+            rates = {f"{one}_rate": last[one] / seconds for one in ("low", "high", "alone_sm_seconds")}
+            within += [abs(one / rate - 1) < 0.02 for one in rates.values()]
+            last |= {"true_rate": rate, **rates}
         result.append({"blocks": blocks, "truth": truths[-1], **last, "within": all(within)})
     return {"loads": name, "clients": result}
 

@@ -149,8 +149,7 @@ class DaemonTracker:
         requested: Collection[int],
     ) -> None:
         """Apply a scan of /proc: `processes` are those of the `requested` that exist, by PID."""
-        started_at = self.state.daemon.started_at
-        alive, daemon = _liveness(facts, processes, frozenset(requested), started_at)
+        alive, daemon = _liveness(facts, processes, frozenset(requested), self.state.daemon)
         if facts.process is not None:
             before, start = self._process, facts.process.start_time_seconds
             self._process = facts.process.pid, start
@@ -276,12 +275,12 @@ def _liveness(
     facts: DaemonFacts,
     processes: Mapping[int, ProcessFacts],
     requested: frozenset[int],
-    started_at: float | None,
+    known: DaemonLifetime,
 ) -> tuple[IsAlive, bool | None]:
-    """Return which processes exist by /proc, and whether the daemon does.
+    """Return which processes exist by /proc, and whether the daemon that the log shows does.
 
     Nothing is known of PIDs that are not the host's. If /proc shows a later start of the daemon
-    than the log, `started_at`, the clock was set forward: processes look too young.
+    than the log, the clock was set forward: processes look too young.
     """
     daemon = facts.process
     if daemon is None:
@@ -293,8 +292,8 @@ def _liveness(
 
     children = {server.pid for server in facts.servers}
     slack = policy.CLOCK_TOLERANCE_SECONDS
-    if started_at is not None:
-        slack += max(0.0, daemon.start_time_seconds - started_at)
+    if known.started_at is not None:
+        slack += max(0.0, daemon.start_time_seconds - known.started_at)
 
     def alive(pid: int, at: float) -> bool | None:
         if pid not in requested:
@@ -304,4 +303,8 @@ def _liveness(
             return False
         return pid in children or process.start_time_seconds <= at + slack
 
-    return alive, not daemon.ended
+    if known.pid in {None, daemon.pid} or known.ended_at is not None:
+        return alive, not daemon.ended
+    # Possibly a restart whose log line is not applied yet.
+    gone = known.missing_since or alive(known.pid, known.started_at or 0.0) is False
+    return alive, not daemon.ended and not gone
