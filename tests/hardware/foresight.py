@@ -91,13 +91,14 @@ def use_of(pid: int) -> dict[str, float]:
 
 
 def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, Path]) -> Any:
-    """Run loads for 12 s, and read the bounds each second."""
+    """Run loads for 12 s, a load alone for 24 s, and read the bounds each second."""
+    alone = len(given) == 1
     one = Actors(folder, programs["client"])
     one.daemon()
     get("/metrics")
     loads: list[tuple[Client, int]] = []
     for blocks, percentage, on, off, gpus in given:
-        command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, 12))]
+        command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, 24 if alone else 12))]
         client = one.client("", 0, command=command, percentage=percentage, gpus=gpus)
         loads.append((client, blocks))
     seen: dict[int, list[tuple[float, dict[str, float]]]] = {c.pid: [] for c, _ in loads}
@@ -117,10 +118,12 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
         rows = [(at, values) for at, values in seen[client.pid] if values]
         # Since the second read with bounds. GPM is right to 2 %, a sample up to a second old, and
         # a load with pauses not even within a second.
-        if len(rows) < 3:
+        # The first samples of a load alone hold its start, and the exporter cannot tell which.
+        start = 8 if alone else 1
+        if len(rows) < start + 2:
             result.append({"blocks": blocks, "within": False})
             continue
-        (begun, first), *later = rows[1:]
+        (begun, first), *later = rows[start:]
         truths = [rate * (at - begun) for at, _ in later]
         within = [
             values["low"] - first["low"] <= 1.02 * truth + rate
@@ -128,10 +131,10 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
             for truth, (_, values) in zip(truths, later, strict=True)
         ]
         last = {bound: value - first[bound] for bound, value in later[-1][1].items()}
-        if len(given) == 1:
-            seconds = last["alone_seconds"]
+        if alone:
             # The age of a sample does not matter to a rate while alone.
-            rates = {f"{one}_rate": last[one] / seconds for one in ("low", "high", "alone_sm_seconds")}
+            exact = ("low", "alone_sm_seconds")
+            rates = {f"{bound}_rate": last[bound] / last["alone_seconds"] for bound in exact}
             within += [abs(one / rate - 1) < 0.02 for one in rates.values()]
             last |= {"true_rate": rate, **rates}
         result.append({"blocks": blocks, "truth": truths[-1], **last, "within": all(within)})
