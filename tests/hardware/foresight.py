@@ -93,12 +93,13 @@ def use_of(pid: int) -> dict[str, float]:
 def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, Path]) -> Any:
     """Run loads for 12 s, a load alone for 24 s, and read the bounds each second."""
     alone = len(given) == 1
+    duration = 24 if alone else 12
     one = Actors(folder, programs["client"])
     one.daemon()
     get("/metrics")
     loads: list[tuple[Client, int]] = []
     for blocks, percentage, on, off, gpus in given:
-        command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, 24 if alone else 12))]
+        command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, duration))]
         client = one.client("", 0, command=command, percentage=percentage, gpus=gpus)
         loads.append((client, blocks))
     seen: dict[int, list[tuple[float, dict[str, float]]]] = {c.pid: [] for c, _ in loads}
