@@ -119,7 +119,7 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
         rows = [(at, values) for at, values in seen[client.pid] if values]
         # Since the second read with bounds. GPM is right to 2 %, a sample up to a second old, and
         # a load with pauses not even within a second.
-        # The first samples of a load alone hold its start, and the exporter cannot tell which.
+        # The first samples of a load alone contain its start.
         start = 8 if alone else 1
         if len(rows) < start + 2:
             result.append({"blocks": blocks, "within": False})
