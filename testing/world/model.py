@@ -201,7 +201,7 @@ class World:
             return  # driver 580: it runs without MPS
         earlier = self.clients.get(values.get("pid_of", ""))
         pid = FIRST_CLIENT_PID + PIDS_OF_A_DAEMON * int(name[1:]) + int(number)
-        if earlier is not None and earlier.dead_ms is None and earlier.pid not in self.processes:
+        if earlier is not None and earlier.dead_ms is None and not self._is_known(earlier):
             pid = earlier.pid
         client = Client(
             pid=pid,
@@ -221,6 +221,11 @@ class World:
             daemon.accept(partial(daemon.arrive, client))
         else:
             self._retry_unless(False, action)
+
+    def _is_known(self, client: Client) -> bool:
+        """Return whether its PID is in use, or its server still ends it: that was not measured."""
+        server = client.daemon.server
+        return client.pid in self.processes or (server is not None and client in server.clients)
 
     def _reservations(self, key: str) -> tuple[tuple[int, int], ...]:
         """Return the ranges that each context and the memory of a process reserve (recordings/xid).

@@ -408,11 +408,13 @@ class Server(Process):
         The address proves nothing (None), or not certainly if forked processes have the same.
         """
         provable = address is not None and self.world.sight.kernel_log
+        # The work of any client may have waited since the culprit's end.
+        since_ms = min(culprit.ended_ms or fault.at_ms, fault.at_ms) - 2_000
         near = [
             one
             for one in self.daemon.served
             if (one.active_ms or 0) <= fault.at_ms + 2_000
-            and (one.ended_ms or fault.at_ms) >= fault.at_ms - 2_000
+            and (one.ended_ms or fault.at_ms) >= since_ms
         ]
         proved = all(one.mapped_ms is not None and one.mapped_ms < fault.at_ms for one in near)
         owners = [one for one in self.daemon.served if one.reserves(address)]

@@ -197,8 +197,11 @@ class ServerClients:
 
     def admit(self, entry: QueuedClient, when: Moment) -> None:
         self.admissions.mark_admitted(entry.pid)
-        if entry.pid and entry.pid in self._clients:
-            return  # the timestamps are equal, and server.log came first
+        if entry.pid and (known := self._clients.get(entry.pid)) is not None:
+            # The timestamps are equal, and server.log came first.
+            if not known.had_context:
+                known.wait = known.wait or entry
+            return
         self.admissions.add(entry, when)
         if not self._server.names_clients:
             self.connect(entry.pid, when)

@@ -13,7 +13,7 @@ list what is possible (driver 580.159.04, H200):
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -82,7 +82,7 @@ class ClientEndings:
             self._endings.remove(ending)
         self._evidence.client_continues(pid, at)
 
-    def process_ends(self, pid: int, when: Moment, *, in_fault: bool) -> None:
+    def process_ends(self, pid: int, when: Moment, undecided: Iterable[Fault]) -> None:
         """Record that a client has closed its last connection."""
         self._evidence.client_ended(pid, when.at)
         ending = self._ending(pid)
@@ -91,6 +91,8 @@ class ClientEndings:
         ending.ended = True
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
+        # Another GPU's fault says nothing, and one exporter decides it later than another.
+        in_fault = any(same_gpu(ending.gpus, fault.uuids) for fault in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
         self.forget(ending.gpus)
@@ -211,7 +213,7 @@ class ServerFaults:
         return bool(self._open)
 
     def process_ends(self, pid: int, when: Moment) -> None:
-        self.endings.process_ends(pid, when, in_fault=bool(self._undecided))
+        self.endings.process_ends(pid, when, self._undecided)
         for fault in list(self._undecided):
             self._decide(fault)
 

@@ -26,6 +26,10 @@ WORLDS = (
     (603123, 10),  # the clock was set before the daemon's death was certain
     (603736, 10),  # a dead client waited until its death was certain
     (701170, 10),  # the same, in a fault
+    (801572, 10),  # a client left work while the cause of another GPU's fault was not decided
+    (805640, 10),  # a client died in the queue before its line had been read
+    (806687, 10),  # a client was queued and connected in the millisecond of its server's start
+    (807728, 10),  # a PID came back before the server had reported the end of its last client
     (800482, 10),  # a daemon died, and another one started before its exit was read
     (605138, 10),  # twenty-eight clients overtook one that had died half a second before
 )
