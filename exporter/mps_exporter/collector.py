@@ -144,7 +144,7 @@ class Collector:
         settings: Settings,
         *,
         on_observation: Callable[[Observation], None] = lambda _observation: None,
-        on_incident: Callable[[str, Incident], None] = lambda _daemon, _incident: None,
+        on_incident: Callable[[DaemonFacts, Incident], None] = lambda _daemon, _incident: None,
     ) -> None:
         self._host = host
         self._settings = settings
@@ -522,12 +522,12 @@ class Collector:
             await asyncio.sleep(sources_policy.LOG_POLL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
-        for name, record in self._daemons.items():
+        for record in self._daemons.values():
             new_incidents, record.published_incidents = record.state.incidents.since(
                 record.published_incidents
             )
             for incident in new_incidents:
-                self._on_incident(name, incident)
+                self._on_incident(record.facts, incident)
 
 
 def _daemon_starts(chunks: Iterable[LogChunk]) -> bool:

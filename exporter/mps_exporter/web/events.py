@@ -9,6 +9,7 @@ from collections import deque
 from aiohttp import web
 
 from mps_exporter.humanize import UserNames
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web import policy
 from mps_exporter.web.guard import Limiter
@@ -63,12 +64,10 @@ class Events:
             self.user_names.update(snapshot)
             self.history.add(snapshot)
 
-    def add(self, daemon: str, incident: Incident) -> None:
+    def add(self, daemon: DaemonFacts, incident: Incident) -> None:
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
-        known = self._noted.daemons if self._noted is not None else ()
-        limited = any(one.facts.limited for one in known if one.pipe_directory == daemon)
-        data = to_json(incident_view(daemon, incident, self.user_names, limited=limited))
+        data = to_json(incident_view(daemon, incident, self.user_names))
         event = f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode()
         self._past.append((self._number, event))
         for stream in self.streams:
