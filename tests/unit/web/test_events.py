@@ -108,6 +108,21 @@ async def test_a_reconnected_reader_gets_all_past_events(
     ]
 
 
+async def test_an_ordinary_users_incidents_replace_none_of_roots() -> None:
+    hub, stream = events.Events(), events.Stream()
+    hub.streams.add(stream)
+    hub.add(ROOTS, CRASH)
+    for _ in range(policy.REPLAYED_EVENTS + policy.MAX_QUEUED_EVENTS):
+        hub.add(ALICES, CRASH)
+    hub.add(ROOTS, CRASH)
+    past = hub.after("").split(b"\n\n")[:-1]
+    assert len(past) == 2 + policy.REPLAYED_EVENTS
+    assert [number for number, one in enumerate(past) if b"nvidia-mps" in one] == [0, 257]
+    waiting = [await stream.take() or b"" for _ in range(policy.MAX_QUEUED_EVENTS // 2 + 1)]
+    assert waiting[0].startswith(b"event: lost")
+    assert all(past[number] in waiting[number] for number in (0, -1))
+
+
 async def test_one_address_leaves_streams_for_others(make_client: MakeClient) -> None:
     client = await make_client(max_event_streams=4)
     places = client.server.app[events.STREAM_LIMITER]
