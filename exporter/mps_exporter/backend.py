@@ -200,10 +200,10 @@ class CollectorBackend:
         self._source: Collector | ReplayPlayer
         if playlist is None:
             self._host = host = LiveHost(settings)
+            self._source = live = Collector(host, settings, on_incident=self._publish)
             if settings.record_memory:
-                self._hindsight = Hindsight(settings, host.now)
-            keep = self._hindsight.add if self._hindsight is not None else lambda _: None
-            self._source = Collector(host, settings, on_observation=keep, on_incident=self._publish)
+                self._hindsight = Hindsight(settings, host.now, live.is_limited)
+                live.on_observation = self._hindsight.add
         else:
             self._source = self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
