@@ -43,6 +43,7 @@ class FakeProc:
         sees: Path = Path("/"),
         sockets: Sequence[str] = (),
         capabilities: int | None = None,
+        real_uid: int | None = None,
         mount: int = HOST_MOUNT,
         users: str = INITIAL_USERS,
     ) -> Path:
@@ -54,11 +55,13 @@ class FakeProc:
             environ: None: not readable.
             sees: The root directory of its mount namespace.
             sockets: Listening sockets in its network namespace.
+            real_uid: None: uid.
             capabilities: None: all of root, none of another user.
             mount: Number of its first mount.
             users: Its user namespace, as uid_map shows it.
         """
         uid = os.geteuid() if uid is None else uid
+        real_uid = uid if real_uid is None else real_uid
         if capabilities is None:
             capabilities = ALL_CAPABILITIES if uid == 0 else 0
         arguments = [_bytes(argument) for argument in argv]
@@ -76,7 +79,7 @@ class FakeProc:
         (here / "stat").write_bytes(b"%d (%s) %s\n" % (pid, name, tail.encode()))
         inner = "\t".join(str(number) for number in (pid, *namespace_pids))
         (here / "status").write_text(
-            f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
+            f"Name:\tx\nUid:\t{real_uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
             f"CapEff:\t{capabilities:016x}\n"
         )
         self._tell_where(here, mount, users)

@@ -17,8 +17,10 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +31,8 @@ MAX_REPLY_BYTES = 1 << 20
 NO_TOOL = 127  # exit status of a shell
 MAX_TRIES = 6  # callers collide: nearly a third of calls with three others
 PAUSE_SECONDS = 0.1
+READ_SECONDS = 2.0
+PROGRAM = b"nvidia-cuda-mps"  # the kernel keeps 15 characters of a name
 FENCE = "get_default_active_thread_percentage"
 """A second command of a run, always answered with one decimal number. Without it, an empty reply
 and a collision with another caller look the same."""
@@ -65,11 +69,15 @@ class SpeaksV3Error(RefusedError):
 class Process(NamedTuple):
     """What /proc shows of a process."""
 
+    name: bytes
     state: str
     parent: int
     started: int
     """In ticks since boot."""
     owner: int
+    """Its effective user."""
+    real: int
+    """Another user started a set-user-ID program."""
 
 
 class ListedClient(NamedTuple):
@@ -98,14 +106,16 @@ def look(pid: int | str) -> Process | None:
     """Return what /proc shows of a process; None if it is gone."""
     try:
         # The name before the last bracket can contain anything.
-        words = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        start, _, end = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")
+        name, words = start.partition(b"(")[2], end.split()
         status = (PROC / str(pid) / "status").read_bytes()
     except OSError:
         return None
-    owner = re.search(rb"\nUid:\s+\d+\s+(\d+)", status)
-    if owner is None or len(words) < 20:
+    users = re.search(rb"\nUid:\s+(\d+)\s+(\d+)", status)
+    if users is None or len(words) < 20:
         return None
-    return Process(words[0].decode(), int(words[1]), int(words[19]), int(owner[1]))
+    state, parent, started, real, owner = words[0].decode(), words[1], words[19], *users.groups()
+    return Process(name, state, int(parent), int(started), int(owner), int(real))
 
 
 def namespace_of(pid: int | str, kind: str = "pid") -> str:
@@ -118,11 +128,17 @@ def namespace_of(pid: int | str, kind: str = "pid") -> str:
 
 
 def read(pid: int | str, name: str) -> bytes:
-    """Return a file of a process; b"" if it cannot be read."""
-    try:
-        return (PROC / str(pid) / name).read_bytes()
-    except OSError:
-        return b""
+    """Return a file of a process; b"" if it cannot be read: some processes let a reader hang."""
+    found: list[bytes] = []
+
+    def work() -> None:
+        with suppress(OSError):
+            found.append((PROC / str(pid) / name).read_bytes())
+
+    reader = threading.Thread(target=work, daemon=True)
+    reader.start()
+    reader.join(READ_SECONDS)
+    return found[0] if found else b""
 
 
 def all_processes() -> list[str]:
@@ -268,32 +284,35 @@ def can_be_asked(server: str) -> str:
 
     A query to a stopped, dead or deaf server would block its daemon for every user.
     """
-    if read(server, "comm").strip() != b"nvidia-cuda-mps":
-        return ""  # it cannot be seen from here
     for _ in range(10):
         process = look(server)
-        if process is None or process.state in "RS":
-            return ""
+        if process is None or process.name != PROGRAM or process.state in "RS":
+            return ""  # it answers, or cannot be seen from here
         if process.state != "D":  # mostly for a moment
             return process.state
         time.sleep(PAUSE_SECONDS)
     return "D"
 
 
-def likely_directories(uid: int | None) -> Iterator[str]:
-    """Yield pipe directories.
+def likely_directories(uid: int | None, until: float) -> Iterator[str]:
+    """Yield pipe directories, root's first; read no process after this time.
 
     Daemons of other users are left out: they decide what is answered there, and when.
     """
     yield os.environ.get(PIPE_VARIABLE, "")
-    for pid in all_processes():
-        process = look(pid)
-        if (
-            read(pid, "comm").strip() != b"nvidia-cuda-mps"
-            or b"nvidia-cuda-mps-control" not in read(pid, "cmdline")
-            or process is None
-            or process.owner not in (0, os.getuid(), uid)
-        ):
+    users = {0, os.getuid(), uid}
+    found = [
+        (process.owner, pid)
+        for pid in all_processes()
+        if (process := look(pid)) is not None
+        and process.name == PROGRAM
+        and process.owner == process.real
+        and process.owner in users
+    ]
+    for _, pid in sorted(found):
+        if time.monotonic() > until:
+            break
+        if b"nvidia-cuda-mps-control" not in read(pid, "cmdline"):
             continue
         variables = os.fsdecode(read(pid, "environ")).split("\0")
         values = (one.partition("=") for one in variables)
@@ -304,8 +323,10 @@ def likely_directories(uid: int | None) -> Iterator[str]:
         else:
             yield place
     for place in ("/tmp/nvidia-mps", "/run/nvidia-mps"):  # noqa: S108
-        if (Path(place) / "control").is_socket():
-            yield place
+        with suppress(OSError):
+            control = Path(place) / "control"
+            if control.is_socket() and {os.lstat(place).st_uid, control.lstat().st_uid} <= users:
+                yield place
 
 
 # ----------------------------------------------------------------------------------- clients
@@ -325,7 +346,8 @@ class Run:
 
     def run(self) -> int:
         """Terminate what is selected, and return the exit status."""
-        found = self.options.pipe_directory or likely_directories(self.options.uid)
+        half = self.end - self.options.deadline / 2
+        found = self.options.pipe_directory or likely_directories(self.options.uid, half)
         directories = [one for one in dict.fromkeys(found) if one and "\n" not in one]
         for directory in directories:
             daemon = Daemon(directory, self.options, self.end)
@@ -533,7 +555,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         metavar="DIR",
         help=f"a daemon's pipe directory; repeatable. Default: ${PIPE_VARIABLE}, those of daemons "
-        "of root, the caller or --uid, and the default directories",
+        "of root, the caller or --uid, and these users' default directories",
     )
     made.add_argument("--control", default="nvidia-cuda-mps-control", help="the control tool")
     for name, seconds, text in (("timeout", 3, "each answer"), ("deadline", 15, "everything")):

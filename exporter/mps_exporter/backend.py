@@ -21,6 +21,7 @@ from mps_exporter.flags import Settings
 from mps_exporter.hindsight import Hindsight
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import encode
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Recording
@@ -87,7 +88,7 @@ class ReplayPlayer:
         playlist: Playlist,
         settings: Settings,
         *,
-        on_incident: Callable[[str, Incident], None],
+        on_incident: Callable[[DaemonFacts, Incident], None],
     ) -> None:
         self.playlist = playlist
         self._settings = settings
@@ -140,7 +141,7 @@ class ReplayPlayer:
         recording = await asyncio.to_thread(self.playlist.recording, scene)
         host = ReplayHost(recording, speed=self._settings.replay_speed, end=scene.end)
 
-        def publish(daemon: str, incident: Incident) -> None:
+        def publish(daemon: DaemonFacts, incident: Incident) -> None:
             # Incidents before the wanted position are not reported.
             if self._playing is entered:
                 self._on_incident(daemon, replace(incident, at=host.wall(incident.at)))
@@ -188,7 +189,7 @@ class CollectorBackend:
         self._process = (
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
-        self._readers: list[Callable[[str, Incident], None]] = []
+        self._readers: list[Callable[[DaemonFacts, Incident], None]] = []
         self.ready = False
         """Whether the first collection is done."""
         self.enabled_collectors = settings.enabled_collectors()
@@ -196,15 +197,13 @@ class CollectorBackend:
         """Plays recordings; None on a live host."""
         self._host: LiveHost | None = None
         self._hindsight: Hindsight | None = None
-        self._limited: set[str] = set()
-        """Daemons of ordinary users: their incidents must not replace recordings of root's."""
         self._source: Collector | ReplayPlayer
         if playlist is None:
             self._host = host = LiveHost(settings)
+            self._source = live = Collector(host, settings, on_incident=self._publish)
             if settings.record_memory:
-                self._hindsight = Hindsight(settings, host.now)
-            keep = self._hindsight.add if self._hindsight is not None else lambda _: None
-            self._source = Collector(host, settings, on_observation=keep, on_incident=self._publish)
+                self._hindsight = Hindsight(settings, host.now, live.is_limited)
+                live.on_observation = self._hindsight.add
         else:
             self._source = self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
@@ -224,7 +223,6 @@ class CollectorBackend:
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
         snapshot = await self._source.collect(timeout_seconds, collectors)
-        self._limited = {one.pipe_directory for one in snapshot.daemons if one.facts.limited}
         self.ready = True
         return snapshot
 
@@ -244,11 +242,12 @@ class CollectorBackend:
     async def recording(self, at: float | None) -> bytes | None:
         return None if self._hindsight is None else await self._hindsight.recording(at)
 
-    def _publish(self, daemon: str, incident: Incident) -> None:
-        if self._hindsight is not None and daemon not in self._limited:
+    def _publish(self, daemon: DaemonFacts, incident: Incident) -> None:
+        # An ordinary user's incidents must not replace recordings of root's.
+        if self._hindsight is not None and not daemon.limited:
             self._hindsight.note(incident)
         for reader in self._readers:
             reader(daemon, incident)
 
-    def subscribe(self, reader: Callable[[str, Incident], None]) -> None:
+    def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
         self._readers.append(reader)

@@ -144,12 +144,12 @@ class Collector:
         settings: Settings,
         *,
         on_observation: Callable[[Observation], None] = lambda _observation: None,
-        on_incident: Callable[[str, Incident], None] = lambda _daemon, _incident: None,
+        on_incident: Callable[[DaemonFacts, Incident], None] = lambda _daemon, _incident: None,
     ) -> None:
         self._host = host
         self._settings = settings
         self._enabled = settings.enabled_collectors()
-        self._on_observation = on_observation
+        self.on_observation = on_observation
         self._on_incident = on_incident
         self._daemons = DaemonRegistry()
         self._users_queries: dict[str, asyncio.Task[None]] = {}
@@ -207,7 +207,7 @@ class Collector:
         left = run.remaining_seconds(policy.GPU_DEADLINE_RATIO)
         observation = await self._host.read_gpus(left)
         run.gpus = observation
-        self._on_observation(observation)
+        self.on_observation(observation)
         self._gpu_addresses |= {
             pci_address(gpu.pci_bus_id): gpu.uuid for gpu in observation.gpus if gpu.pci_bus_id
         }
@@ -254,12 +254,17 @@ class Collector:
     def _apply_processes(
         self, observation: ProcfsObservation, records: Iterable[DaemonRecord]
     ) -> None:
-        self._on_observation(observation)
+        self.on_observation(observation)
         requested = {*observation.processes, *observation.gone}
         for record in records:
             record.tracker.observe(observation.at, record.facts, observation.processes, requested)
 
     # ------------------------------------------------------------------ daemons
+
+    def is_limited(self, daemon: str) -> bool:
+        """Return whether a daemon is an ordinary user's."""
+        record = self._daemons.get(daemon)
+        return record is not None and record.facts.limited
 
     def _update_daemons(self, found: tuple[DaemonFacts, ...]) -> None:
         self._daemons.refresh(found, self._host.now())
@@ -280,7 +285,7 @@ class Collector:
             self._read_kernel(self._clients_to_map())
             facts = [record.facts for record in self._daemons.values()]
             observation = await self._host.poll_logs(facts, deadline_seconds)
-            self._on_observation(observation)
+            self.on_observation(observation)
             roots = [one for one in observation.chunks if one.pipe_directory not in limited]
             if _daemon_starts(roots):
                 # The line may be of a new daemon that shares the logs.
@@ -311,7 +316,7 @@ class Collector:
     def _read_kernel(self, wanted: dict[int, int | None]) -> None:
         """Apply evidence for the cause of faults, and request the memory of these clients."""
         self._kernel = observation = self._host.read_kernel(wanted)
-        self._on_observation(observation)
+        self.on_observation(observation)
         faults = (parse_fault(line, self._gpu_addresses) for line in observation.lines)
         self._faults.extend(fault for fault in faults if fault is not None)
         self._ranges.extend(observation.ranges)
@@ -400,7 +405,7 @@ class Collector:
             record.answered_by = record.facts.process_identity
             since = record.tracker.silent_since or 0.0
             probe = await self._host.control.probe(record.facts, run.remaining_seconds(), since)
-            self._on_observation(probe)
+            self.on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
         record.record_query(probe)
@@ -430,7 +435,7 @@ class Collector:
             return
         logged = [server.pid for server in state.servers] if servers else ()
         reply = await self._host.control.reconcile(record.facts, servers, run.remaining_seconds())
-        self._on_observation(reply)
+        self.on_observation(reply)
         record.answers = with_servers(record.answers, reply, servers, logged)
         if servers:
             listed = record.answers.probe.server_pids if record.answers.probe is not None else None
@@ -522,12 +527,12 @@ class Collector:
             await asyncio.sleep(sources_policy.LOG_POLL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
-        for name, record in self._daemons.items():
+        for record in self._daemons.values():
             new_incidents, record.published_incidents = record.state.incidents.since(
                 record.published_incidents
             )
             for incident in new_incidents:
-                self._on_incident(name, incident)
+                self._on_incident(record.facts, incident)
 
 
 def _daemon_starts(chunks: Iterable[LogChunk]) -> bool:

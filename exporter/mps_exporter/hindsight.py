@@ -16,8 +16,9 @@ import re
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,
     KernelObservation,
+    LogChunk,
     LogsObservation,
     NvmlObservation,
     Observation,
@@ -42,6 +44,7 @@ ENCODE_INTERVAL_SECONDS = 5.0
 kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
 
 OLD_LOGS_RATIO = 0.25  # Part of the memory for older lines of logs.
+USERS_RATIO = 0.25  # Part of the memory for logs and replies of ordinary users' daemons.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
 MAX_NAMES = 50_000  # Maximum number of replaced names. Beyond, the memory begins again.
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
@@ -53,26 +56,58 @@ _STAMP = "%Y%m%dT%H%M%SZ"
 _log = logging.getLogger(__name__)
 
 
+class _Ring:
+    """The last minutes of some sources within a bound, and what a replay needs from before."""
+
+    def __init__(self, max_bytes: float) -> None:
+        self.max_bytes = max_bytes
+        self.recent = deque[tuple[float, str, bytes]]()
+        """Time, source and compressed line of each observation."""
+        self.size = 0
+        """Bytes of these lines."""
+        self._old_logs = deque[bytes]()
+        """Compressed older lines of logs."""
+        self.old = dict[str, bytes]()
+        """Source -> its last older line, compressed."""
+
+    def remove_old(self, begin: float) -> None:
+        """Keep of the time before the recent minutes what a replay needs to begin."""
+        while self.recent and (self.size > self.max_bytes or self.recent[0][0] < begin):
+            _, stream, data = self.recent.popleft()
+            self.size -= len(data)
+            if stream in ("logs", "kernel"):
+                self._old_logs.append(data)
+            else:
+                self.old.pop(stream, None)
+                self.old[stream] = data
+        while sum(map(len, self._old_logs)) > OLD_LOGS_RATIO * self.max_bytes:
+            self._old_logs.popleft()
+        while len(self.old) > MAX_STREAMS:
+            del self.old[next(iter(self.old))]
+
+    def lines(self, begin: float) -> Iterator[bytes]:
+        for line in map(zlib.decompress, (*self._old_logs, *self.old.values())):
+            yield _not_before(begin - MAX_RECORDING_EARLY_SECONDS, line)
+        yield from (zlib.decompress(data) for _, _, data in self.recent)
+
+
 class Hindsight:
     """Keeps the last minutes of a host, and writes them after an incident."""
 
-    def __init__(self, settings: Settings, now: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, now: Callable[[], float], is_limited: Callable[[str], bool]
+    ) -> None:
         self._max_bytes = settings.record_memory << 20
+        self._is_limited = is_limited
+        """Whether a daemon is an ordinary user's: it must not drive out what is kept of others."""
         self._directory = Path(settings.record_directory) if settings.record_directory else None
         self._settings = settings
         self._now = now
-        self._encoder = RecordEncoder(anonymised=not settings.record_names)
-        self._waiting: list[Observation] = []
-        self._kept: dict[str, tuple[float, object]] = {}
+        self._waiting: list[tuple[Observation, bool]] = []
+        """Observations, and whether they are of ordinary users' daemons."""
+        self._kept: dict[tuple[str, bool], tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
-        self._recent: deque[tuple[float, str, bytes]] = deque()
-        """Time, source and compressed line of each observation."""
-        self._size = 0
-        """Bytes of these lines."""
-        self._old_logs: deque[bytes] = deque()
-        """Compressed older lines of logs."""
-        self._old: dict[str, bytes] = {}
-        """Source -> its last older line, compressed."""
+        self._clear()
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None
         """The first incident that waits to be written."""
@@ -85,13 +120,25 @@ class Hindsight:
 
     def add(self, observation: Observation) -> None:
         """Keep an observation, unless its source was observed just before with this outcome."""
-        stream, mark = stream_of(observation), _mark(observation)
-        at, before = self._kept.get(stream, (0.0, None))
-        recent = 0 <= observation.at - at < ENCODE_INTERVAL_SECONDS
-        if recent and mark is not None and mark == before:
+        for part, limited in self._parts(observation):
+            stream, mark = (stream_of(part), limited), _mark(part)
+            at, before = self._kept.get(stream, (0.0, None))
+            recent = 0 <= part.at - at < ENCODE_INTERVAL_SECONDS
+            if not recent or mark is None or mark != before:
+                self._kept[stream] = part.at, mark
+                self._waiting.append((part, limited))
+
+    def _parts(self, one: Observation) -> Iterator[tuple[Observation, bool]]:
+        """Yield an observation; that of logs in two, of which the first has all states."""
+        if not isinstance(one, LogsObservation):
+            yield one, isinstance(one, ControlObservation) and self._is_limited(one.pipe_directory)
             return
-        self._kept[stream] = observation.at, mark
-        self._waiting.append(observation)
+        chunks: tuple[list[LogChunk], ...] = [], []
+        for chunk in one.chunks:
+            chunks[self._is_limited(chunk.pipe_directory)].append(chunk)
+        yield replace(one, chunks=tuple(chunks[0])), False
+        if chunks[1]:
+            yield replace(one, chunks=tuple(chunks[1]), states=()), True
 
     def note(self, incident: Incident) -> None:
         """Write a recording one minute after an incident; a later one is in the same recording."""
@@ -127,38 +174,27 @@ class Hindsight:
 
     # ------------------------------------------------------------------ on a thread
 
-    def _encode(self, waiting: list[Observation]) -> None:
+    def _clear(self) -> None:
+        self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
+        of_users = USERS_RATIO * self._max_bytes
+        self._rings = _Ring(self._max_bytes - of_users), _Ring(of_users)
+
+    def _encode(self, waiting: list[tuple[Observation, bool]]) -> None:
         with self._lock:
             self._encoder.prune(MAX_STREAMS)
             if self._encoder.names > MAX_NAMES:
-                self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
-                for kept in (self._recent, self._old_logs, self._old):
-                    kept.clear()
-                self._size = 0
-            for observation in waiting:
+                self._clear()
+            for observation, limited in waiting:
                 if isinstance(observation, NvmlObservation):
                     self._gpus = observation
+                if limited and self._encoder.names > MAX_NAMES / 2:
+                    continue  # names of other sources are few
                 if line := self._encoder.observation(observation):
-                    stream, data = stream_of(observation), zlib.compress(line)
-                    self._recent.append((observation.at, stream, data))
-                    self._size += len(data)
-            self._remove_old()
-
-    def _remove_old(self) -> None:
-        """Keep of the time before the recent minutes what a replay needs to begin."""
-        begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
-        while self._recent and (self._size > self._max_bytes or self._recent[0][0] < begin):
-            _, stream, data = self._recent.popleft()
-            self._size -= len(data)
-            if stream in ("logs", "kernel"):
-                self._old_logs.append(data)
-            else:
-                self._old.pop(stream, None)
-                self._old[stream] = data
-        while sum(map(len, self._old_logs)) > OLD_LOGS_RATIO * self._max_bytes:
-            self._old_logs.popleft()
-        while len(self._old) > MAX_STREAMS:
-            del self._old[next(iter(self._old))]
+                    ring, data = self._rings[limited], zlib.compress(line)
+                    ring.recent.append((observation.at, stream_of(observation), data))
+                    ring.size += len(data)
+            for ring in self._rings:
+                ring.remove_old(self._now() - KEPT_SECONDS - AFTER_SECONDS)
 
     def _find(self, at: float | None) -> bytes | None:
         files = _files(self._directory)
@@ -170,18 +206,17 @@ class Hindsight:
                 with suppress(OSError):
                     return path.read_bytes()
         with self._lock:
-            kept = bool(self._recent) and at >= self._recent[0][0]
+            recent = self._rings[0].recent
+            kept = bool(recent) and at >= recent[0][0]
             return self._recording("an incident") if kept else None
 
     def _recording(self, scenario: str) -> bytes:
         """Return the recording of all that is kept."""
-        begin = self._recent[0][0]
+        begin = self._rings[0].recent[0][0]
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
-        old = map(zlib.decompress, (*self._old_logs, *self._old.values()))
         lines = [self._encoder.header(header)]
-        lines += (_not_before(begin - MAX_RECORDING_EARLY_SECONDS, line) for line in old)
-        lines += (zlib.decompress(data) for _, _, data in self._recent)
+        lines += (line for ring in self._rings for line in ring.lines(begin))
         lines.append(self._encoder.line({"kind": "end", "at": self._now()}))
         return gzip.compress(b"".join(lines), mtime=0)
 

@@ -15,7 +15,7 @@ from testing import waiting
 from testing.devtools import Page, browser
 from tests.browser.axe import script as axe_script
 from tests.browser.pictures import recorded
-from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.fakes import ROOTS, FakeBackend
 from tests.unit.web.serving import served
 
 PHONE = (360, 740)
@@ -148,7 +148,7 @@ async def test_an_incident_is_shown(page: Page, blocked: bool) -> None:
         await until(page, f"document.getElementById('freshness').textContent.startsWith('{how}')")
         backend.snapshot = hosts.crashed()
         happened = Incident(at=hosts.NOW - 40, kind="server_crashed", uid=1001)
-        backend.publish("/tmp/nvidia-mps", happened)
+        backend.publish(ROOTS, happened)
         await until(page, f"{TEXT}.includes('crashed; 2 clients were lost')")
 
 

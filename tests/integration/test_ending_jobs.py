@@ -48,6 +48,7 @@ class Host:
         self.process(SERVER, argv=("nvidia-cuda-mps-server",))
         self.program = folder / "terminate.py"  # alone, as in a container of a pod
         text = (JOBS / "mps_terminate.py").read_text("utf-8")
+        text = text.replace("/tmp/nvidia-mps", str(folder / "default"))
         self.program.write_text(text.replace("/proc", str(self.proc.root)), "utf-8")
 
     def look_from(self, namespace: int) -> None:
@@ -362,6 +363,37 @@ def test_daemons_are_found_unless_they_belong_to_other_users(host: Host) -> None
     done = host.run("--uid", "1001", pipe=False)
     expected = [300, 301, 302] if os.getuid() == 1002 else [300, 301]
     assert (done.returncode, sorted(host.terminated())) == (0, expected)
+
+
+@pytest.mark.parametrize("whose", ["another user's", "the caller's, hanging", "set-user-ID"])
+def test_no_process_of_another_user_delays_or_answers(host: Host, whose: str) -> None:
+    """The file hangs like that of a process whose memory is locked."""
+    uids = {"another user's": (1003, None), "set-user-ID": (0, 1001)}
+    uid, real = uids.get(whose, (1001, None))
+    pipe = host.folder / "hers"
+    argv, environ = ("nvidia-cuda-mps-control", "-d"), {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+    here = host.proc.add(200, argv=argv, uid=uid, real_uid=real, environ=environ)
+    if real is None:
+        (here / "cmdline").unlink()
+        os.mkfifo(here / "cmdline")
+    host.process(300, uid=1001)
+    host.daemon(300, pipe=pipe)
+    done = host.run("--uid", "1001", pipe=False)
+    assert (done.returncode, host.terminated()) == (0, [])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
+@pytest.mark.parametrize("given", ["", ".", "control"])
+def test_the_default_directory_of_another_user_is_not_asked(host: Host, given: str) -> None:
+    pipe = host.folder / "default"
+    host.process(300, uid=1001)
+    host.daemon(300, pipe=pipe)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(pipe / "control"))
+        if given:
+            os.chown(pipe / given, 1003, -1)
+        done = host.run("--uid", "1001", pipe=False)
+    assert (done.returncode, host.terminated()) == (0, [] if given else [300])
 
 
 # ------------------------------------------------------------------------------------ wrappers

@@ -41,7 +41,7 @@ def host(host: OwnHost) -> OwnHost:
 
 
 def crash_is_counted(daemon: Daemon, pid: int = 7001) -> None:
-    """Let a server of a daemon crash, and wait until that is shown; the first crash here."""
+    """Crash a server of a daemon, and wait until that is shown; the first crash here."""
     daemon.crash(pid)
     wait_for(lambda: daemon.crashes == 1, 60)
 

@@ -30,6 +30,7 @@ from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources import process_view
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.live_host import LiveHost
+from mps_exporter.sources.processes import Processes
 
 MEASURING_SECONDS = 0.55
 """Least pause between two collections: the activity of a GPU is that of an interval."""
@@ -68,7 +69,9 @@ async def diagnose(settings: Settings) -> int:
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if settings.doctor_before_kill is not None:
-        advice = before_kill(settings.doctor_before_kill, snapshot)
+        pid = settings.doctor_before_kill
+        uid = Processes(settings.path_procfs).status(pid).uid if live else None
+        advice = before_kill(pid, snapshot, uid)
         status, text = doctor_report.status_of_end(advice, as_json=settings.doctor_json)
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)

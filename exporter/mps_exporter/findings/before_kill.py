@@ -50,10 +50,17 @@ class EndAdvice:
     """The commands, in their order."""
 
 
-def before_kill(pid: int, snapshot: Snapshot) -> EndAdvice:
-    """Return what the end of a process would do to others."""
+def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvice:
+    """Return what the end of a process would do to others. uid: its user; None: not known.
+
+    An ordinary user's daemon serves only that user, may name any process, and comes last.
+    """
     host = HostFacts(snapshot, UserNames(snapshot))
-    for daemon in snapshot.daemons:
+    asked = [one for one in snapshot.daemons if not one.facts.limited]
+    asked += [
+        one for one in snapshot.daemons if one.facts.limited and uid in (None, one.facts.user)
+    ]
+    for daemon in asked:
         if any(wait.pid == pid and not wait.dead for wait in daemon.waits):
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
@@ -62,22 +69,26 @@ def before_kill(pid: int, snapshot: Snapshot) -> EndAdvice:
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         for server in daemon.servers:
-            if pid == server.pid:
+            if pid == server.pid and _proved(daemon, server):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
                 end = f"Process {pid} is {named}: its end takes down all its clients."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
                 return EndAdvice(pid, bool(lost), text, lost)
             for client in server.clients:
-                if client.pid == pid:
+                if client.pid == pid and _proved(daemon, client):
                     return _of_client(host, daemon, server, client)
     unread = ", ".join(result.name for result in snapshot.collectors if not result.success)
-    if not (unread or all(map(_shows_clients, snapshot.daemons))):
+    if not (unread or all(map(_shows_clients, asked))):
         unread = "server.log"
     end = f"Process {pid} is no client of MPS: its end takes no other program down."
     if unread:
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
+
+
+def _proved(daemon: ControlDaemon, one: Server | Client) -> bool:
+    return one.confirmed or not daemon.facts.limited
 
 
 def _shows_clients(daemon: ControlDaemon) -> bool:

@@ -272,7 +272,7 @@ class DaemonDirectories:
         self, program: Program, configured: Sequence[str], uid: int | None
     ) -> PipeDirectory | Literal["none", "unplaced"]:
         environment = program.process.mps_environment
-        candidates = list(self._pipe_directories(program, configured))
+        candidates = list(self._pipe_directories(program, configured, uid))
         trusted = program.account is None
         places = [
             place for place in candidates if place.belongs_to(uid, trusted=trusted, strictly=False)
@@ -325,7 +325,7 @@ class DaemonDirectories:
         return replace(seen, holder_is_root=trusted)
 
     def _pipe_directories(
-        self, program: Program, configured: Sequence[str]
+        self, program: Program, configured: Sequence[str], uid: int | None
     ) -> Iterator[PipeDirectory]:
         environment = program.process.mps_environment
         if environment is not None:
@@ -335,6 +335,8 @@ class DaemonDirectories:
                     yield self.check(*self._reached(program.pid, directory))
             return
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
+        # The daemon's user's come first: any user can bind more sockets than are checked.
+        sockets.sort(key=lambda directory: not _has_socket_of(directory, uid))
         candidates = dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
         for directory in list(candidates)[: policy.MAX_SOCKET_DIRECTORIES]:
             yield self.check("", directory)
@@ -386,6 +388,13 @@ class DaemonDirectories:
             if there is not None and (here is None or not os.path.samestat(there, here)):
                 return root, inside
         return "", directory
+
+
+def _has_socket_of(directory: str, uid: int | None) -> bool:
+    with suppress(OSError, ValueError):
+        found = os.lstat(f"{directory}/control")
+        return stat.S_ISSOCK(found.st_mode) and found.st_uid == uid
+    return False
 
 
 def _has_lines_of(process: ProcessFacts, log_directory: str, procfs: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web.policy import WebOptions
 
@@ -38,7 +39,7 @@ class Backend(Protocol):
     async def recording(self, at: float | None) -> bytes | None:
         """Return the recording of an incident at this time (None: the latest), if it is kept."""
 
-    def subscribe(self, reader: Callable[[str, Incident], None]) -> None:
+    def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
         """Call the reader on the event loop with the daemon and each new incident."""
 
 

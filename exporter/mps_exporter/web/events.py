@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from heapq import merge
 
 from aiohttp import web
 
 from mps_exporter.humanize import UserNames
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web import policy
 from mps_exporter.web.guard import Limiter
@@ -22,8 +24,14 @@ class Stream:
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue(policy.MAX_QUEUED_EVENTS)
         self._lost = 0
 
-    def put(self, event: bytes | None) -> None:
-        """Add an event; None ends the stream. If the queue is full, drop the oldest event."""
+    def put(self, event: bytes | None, *, limited: bool = False) -> None:
+        """Add an event; None ends the stream. If the queue is full, drop the oldest event.
+
+        An ordinary user's event is dropped if the queue is half full: the rest is for root's.
+        """
+        if limited and 2 * self._events.qsize() >= policy.MAX_QUEUED_EVENTS:
+            self._lost += 1
+            return
         if self._events.full():
             self._events.get_nowait()
             self._lost += 1
@@ -48,7 +56,8 @@ class Events:
         self._run = secrets.token_hex(4)
         """Prefix of the event IDs, which differs between runs of the exporter."""
         self._number = 0
-        self._past: deque[tuple[int, bytes]] = deque(maxlen=policy.REPLAYED_EVENTS)
+        self._past = [deque[tuple[int, bytes]](maxlen=policy.REPLAYED_EVENTS) for _ in range(2)]
+        """Past events of daemons of the node, and of ordinary users, who must not replace those."""
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
         self.history = History()
@@ -63,23 +72,21 @@ class Events:
             self.user_names.update(snapshot)
             self.history.add(snapshot)
 
-    def add(self, daemon: str, incident: Incident) -> None:
+    def add(self, daemon: DaemonFacts, incident: Incident) -> None:
         self.last_at = asyncio.get_running_loop().time()
         self._number += 1
-        known = self._noted.daemons if self._noted is not None else ()
-        limited = any(one.facts.limited for one in known if one.pipe_directory == daemon)
-        data = to_json(incident_view(daemon, incident, self.user_names, limited=limited))
+        data = to_json(incident_view(daemon, incident, self.user_names))
         event = f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode()
-        self._past.append((self._number, event))
+        self._past[daemon.limited].append((self._number, event))
         for stream in self.streams:
-            stream.put(event)
+            stream.put(event, limited=daemon.limited)
 
     def after(self, last_id: str) -> bytes:
         """Return the past events after ``last_id``; all of them if another run sent that ID."""
         run, _, number = last_id.partition("-")
         known = run == self._run and number.isascii() and number.isdecimal()
         last = int(number[:12]) if known else 0
-        return b"".join(event for number, event in self._past if number > last)
+        return b"".join(event for number, event in merge(*self._past) if number > last)
 
 
 EVENTS = web.AppKey[Events]("EVENTS")

@@ -248,8 +248,7 @@ async def _readable(client: socket.socket) -> None:
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Record on the connection that a request is complete and admitted, and its response."""
-    client = request.get_extra_info("socket")
-    if request.transport is None or request.transport.is_closing() or _is_reset(client):
+    if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError
     connection = request.transport.get_protocol()
     if not isinstance(connection, Connection):

@@ -22,6 +22,7 @@ from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
 from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,
@@ -273,16 +274,14 @@ _SEVERITIES: dict[str, FindingSeverity] = {
 """Severities of incidents without a finding; the default is info."""
 
 
-def incident_view(
-    daemon: str, one: Incident, name_of: humanize.UserNameLookup, *, limited: bool
-) -> View:
+def incident_view(daemon: DaemonFacts, one: Incident, name_of: humanize.UserNameLookup) -> View:
     advice = ADVICE.get(one.kind)
     severity = _SEVERITIES.get(one.kind, "info") if advice is None else advice.severity
     return _view(
         "incident",
         one,
-        daemon=shown_path(daemon),
-        severity=effective_severity(severity, limited=limited),
+        daemon=shown_path(daemon.pipe_directory),
+        severity=effective_severity(severity, limited=daemon.limited),
         text=humanize.describe_incident(one, name_of),
         proof=one.proof,  # empty: no fault
     )
@@ -291,7 +290,7 @@ def incident_view(
 def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
     """Return the incidents, the newest first; at the same time, the one recorded last."""
     found = [
-        incident_view(daemon.pipe_directory, one, name_of, limited=daemon.facts.limited)
+        incident_view(daemon.facts, one, name_of)
         for daemon in reversed(snapshot.daemons)
         for one in reversed(daemon.incidents)
     ]

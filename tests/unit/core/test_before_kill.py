@@ -79,6 +79,23 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert before_kill(99, replace(HOST, collectors=failed)).in_danger
 
 
+def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others() -> None:
+    """Her daemon stands first, names root's clients and a stranger, and its log is unreadable."""
+    listed = client(11, confirmed=False), client(98, confirmed=False)
+    hers = daemon(server(*listed, client(97, uid=2001), pid=99, confirmed=False))
+    waits = Wait(12, 2001, NOW - 10, 1001), Wait(96, 2001, NOW - 10, 1001)
+    facts = replace(hers.facts, owner_uid=2001, limited=True)
+    hers = replace(hers, facts=facts, pipe_directory="/tmp/alice", waits=waits, logs=())
+    host = replace(HOST, daemons=(hers, *HOST.daemons))
+    for pid in (11, 12, 13, 634):
+        assert before_kill(pid, host) == before_kill(pid, HOST)
+    for pid in (96, 97, 98, 99):
+        assert not before_kill(pid, host, 1001).in_danger
+    assert "of /tmp/alice" in before_kill(96, host, 2001).text[0]
+    assert before_kill(97, host, 2001).in_danger
+    assert "could not be read: not known" in before_kill(95, host, 2001).text[0]
+
+
 def test_no_command_for_a_process_that_is_not_confirmed_or_has_another_number() -> None:
     for one in (client(11, confirmed=False), client(1)):
         host = snapshot(daemon(server(one, client(12))))

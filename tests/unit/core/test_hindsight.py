@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gzip
 import json
+import secrets
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,13 @@ from mps_exporter.hindsight import (
     Hindsight,
     latest_recording,
 )
-from mps_exporter.observations import ControlObservation, Observation, Outcome
+from mps_exporter.observations import (
+    ControlObservation,
+    LogChunk,
+    LogsObservation,
+    Observation,
+    Outcome,
+)
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import Recording, RecordingError, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
@@ -41,9 +48,9 @@ class Kept:
 
     def __init__(self, directory: Path | None = None, **settings: Any) -> None:
         self.now = 0.0
-        settings = {"record_names": True} | settings
         kept_in = str(directory) if directory else None
-        self.ring = Hindsight(Settings(record_directory=kept_in, **settings), lambda: self.now)
+        settings = {"record_names": True, "record_directory": kept_in} | settings
+        self.ring = Hindsight(Settings(**settings), lambda: self.now, "/tmp/alice".__eq__)
 
     def observe(self, *observations: Observation) -> None:
         for one in observations:
@@ -134,11 +141,12 @@ def test_no_source_has_a_hole(tmp_path: Path) -> None:
 
 def test_the_memory_is_bounded() -> None:
     kept = Kept()
-    kept.ring._max_bytes = 64 << 10
+    for ring in kept.ring._rings:
+        ring.max_bytes = 32 << 10
     for number in range(200):
         kept.observe(*(replace(one, at=one.at + 40 * number) for one in FAULT.observations))
         kept.encode()
-        assert kept.ring._size <= 64 << 10
+        assert all(ring.size <= 32 << 10 for ring in kept.ring._rings)
 
 
 def test_an_incident_is_written_with_the_minute_after_it(
@@ -254,12 +262,35 @@ def test_a_failure_ends_neither_the_exporter_nor_later_recordings(
         monkeypatch.setattr(kept.ring._encoder, "observation", encode)
         await until(lambda: "recorded again" in caplog.text)
         kept.observe(*FAULT.observations[1:])
-        await until(lambda: bool(kept.ring._recent))
+        await until(lambda: bool(kept.ring._rings[0].recent))
         task.cancel()
 
     caplog.set_level("INFO")
     asyncio.run(run())
     assert caplog.text.count("cannot record") == 1
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_an_ordinary_users_log_drives_out_nothing_of_others(names: bool, tmp_path: Path) -> None:
+    """Random names fill the memory; if they are replaced, the table of names."""
+    kept = Kept(record_names=names, record_memory=1)
+    *first, last = FAULT.observations
+    kept.observe(*first)
+    kept.encode()
+    states = next(one.states for one in first if isinstance(one, LogsObservation) and one.states)
+    start = "[2026-01-01 00:00:00.000 Server 1] MPS Server failed to create/open SHM segment"
+    for _ in range(60):
+        lines = "".join(f"{start} /tmp/{secrets.token_hex(16)}\n" for _ in range(1000))
+        chunk = LogChunk(kept.now + 0.1, "/tmp/alice", "server", lines.encode())
+        kept.observe(LogsObservation(kept.now + 0.1, (chunk,), states))
+        kept.encode()
+    kept.observe(replace(last, at=kept.now + 0.1))
+    kept.encode()
+    assert kept.ring._rings[1].size > 50_000, "the flood is kept, too"
+    found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
+    [daemon] = played(found).daemons
+    assert daemon.incidents == played(FAULT).daemons[0].incidents
+    assert found.header.started_at == FAULT.observations[0].at
 
 
 def test_names_and_sources_that_users_choose_do_not_grow_it(
@@ -274,6 +305,6 @@ def test_names_and_sources_that_users_choose_do_not_grow_it(
         kept.observe(answer)
         asyncio.run(ring._step())
         assert len(ring._kept) <= 11
-        assert len(ring._old) <= 10
+        assert len(ring._rings[0].old) <= 10
         assert ring._encoder.names <= 103
         assert len(ring._encoder._previous) <= 11

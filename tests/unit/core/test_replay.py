@@ -18,7 +18,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.flags import Settings
 from mps_exporter.humanize import UserNames
-from mps_exporter.observations import ProcfsObservation
+from mps_exporter.observations import DaemonFacts, ProcfsObservation
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost
@@ -185,7 +185,7 @@ async def test_scenes_follow_each_other_and_begin_again(playlist: Playlist) -> N
 
 async def test_only_what_happens_while_it_is_played_is_an_event(playlist: Playlist) -> None:
     async with played(playlist, speed=5.0) as service:
-        events = asyncio.Queue[tuple[str, Incident]]()
+        events = asyncio.Queue[tuple[DaemonFacts, Incident]]()
         service.subscribe(lambda *one: events.put_nowait(one))
         assert service.player is not None
         before = time.time()

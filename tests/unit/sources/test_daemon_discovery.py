@@ -5,6 +5,7 @@ import builtins
 import errno
 import fcntl
 import os
+import socket
 import struct
 import time
 from collections import Counter
@@ -421,6 +422,17 @@ def test_the_same_name_in_two_containers_is_distinguished_for_good(
 
 
 # ------------------------------------------------------------------------------ without rights
+
+
+def test_the_sockets_of_other_users_do_not_hide_a_daemons_own(host: Host, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    with held_lock(pipe) as pid, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(pipe / "control"))
+        others = [f"/tmp/alice/{number}/control" for number in range(300)]
+        host.add(pid, argv=[CONTROL, "-d"], sockets=[*others, str(pipe / "control")])
+        assert host.pipes() == [str(pipe)]
+        (daemon,) = host.found()
+        assert daemon.lock_holder_pid == pid
 
 
 def test_sockets_and_the_lock_replace_an_unreadable_environment(host: Host, tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
+
+ROOTS = DaemonFacts("/tmp/nvidia-mps", "/var/log/nvidia-mps", owner_uid=0)
 
 
 @dataclass
@@ -25,7 +28,7 @@ class FakeBackend:
     error: Exception | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
     renderings: list[tuple[str, bool]] = field(default_factory=list)
-    publish: Callable[[str, Incident], None] = lambda _daemon, _incident: None
+    publish: Callable[[DaemonFacts, Incident], None] = lambda _daemon, _incident: None
     """Sends an incident to the server."""
     recordings: dict[float, bytes] = field(default_factory=dict)
 
@@ -51,7 +54,7 @@ class FakeBackend:
     async def recording(self, at: float | None) -> bytes | None:
         return self.recordings.get(max(self.recordings) if at is None else at)
 
-    def subscribe(self, reader: Callable[[str, Incident], None]) -> None:
+    def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
         self.publish = reader
 
 

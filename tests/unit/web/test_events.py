@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from aiohttp import ClientResponse
 
+from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident
 from mps_exporter.web import events, policy
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.conftest import MakeClient
-from tests.unit.web.fakes import FakeBackend
+from tests.unit.web.fakes import ROOTS, FakeBackend
 
 CRASH = Incident(at=1.0, kind="server_crashed", server_pid=634, uid=1001, pids=(641,))
+ALICES = DaemonFacts("/tmp/alice", "/tmp/alice", owner_uid=2001, limited=True)
 
 
 async def event(answer: ClientResponse) -> dict[str, str]:
@@ -36,7 +39,7 @@ async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeCli
     async with client.get("/api/v1/events") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert await answer.content.readline() == b"retry: 3000\n"
-        backend.publish("/tmp/nvidia-mps", CRASH)
+        backend.publish(ROOTS, CRASH)
         got = await event(answer)
 
     assert got["event"] == "incident"
@@ -45,14 +48,24 @@ async def test_incidents_are_streamed(backend: FakeBackend, make_client: MakeCli
     assert data["daemon"] == "/tmp/nvidia-mps"
 
 
+async def test_an_ordinary_users_crash_is_a_warning_before_any_scrape_shows_the_daemon(
+    backend: FakeBackend, make_client: MakeClient
+) -> None:
+    client = await make_client()
+    async with client.get("/api/v1/events") as answer:
+        for daemon, severity in ((ALICES, "warning"), (ROOTS, "critical")):
+            backend.publish(daemon, CRASH)
+            assert json.loads((await event(answer))["data"])["severity"] == severity
+
+
 async def test_missed_events_are_sent_after_a_reconnect(
     backend: FakeBackend, make_client: MakeClient
 ) -> None:
     client = await make_client()
     async with client.get("/api/v1/events") as answer:
-        backend.publish("a", CRASH)
+        backend.publish(replace(ROOTS, pipe_directory="a"), CRASH)
         first = await event(answer)
-    backend.publish("b", CRASH)
+    backend.publish(replace(ROOTS, pipe_directory="b"), CRASH)
     async with client.get("/api/v1/events", headers={"Last-Event-ID": first["id"]}) as answer:
         assert json.loads((await event(answer))["data"])["daemon"] == "b"
     for other_user in ("other-1", "", "x", first["id"].partition("-")[0] + "-\u00b2"):
@@ -85,7 +98,7 @@ async def test_a_reconnected_reader_gets_all_past_events(
     client = await make_client()
     hub = client.server.app[events.EVENTS]
     for number in range(policy.REPLAYED_EVENTS + 10):
-        hub.add(str(number), CRASH)
+        hub.add(replace(ROOTS, pipe_directory=str(number)), CRASH)
     async with client.get("/api/v1/events", headers={"Last-Event-ID": "other-1"}) as answer:
         got = [await event(answer) for _ in range(policy.REPLAYED_EVENTS)]
 
@@ -93,6 +106,21 @@ async def test_a_reconnected_reader_gets_all_past_events(
     assert [json.loads(one["data"])["daemon"] for one in got] == [
         str(number) for number in range(10, policy.REPLAYED_EVENTS + 10)
     ]
+
+
+async def test_an_ordinary_users_incidents_replace_none_of_roots() -> None:
+    hub, stream = events.Events(), events.Stream()
+    hub.streams.add(stream)
+    hub.add(ROOTS, CRASH)
+    for _ in range(policy.REPLAYED_EVENTS + policy.MAX_QUEUED_EVENTS):
+        hub.add(ALICES, CRASH)
+    hub.add(ROOTS, CRASH)
+    past = hub.after("").split(b"\n\n")[:-1]
+    assert len(past) == 2 + policy.REPLAYED_EVENTS
+    assert [number for number, one in enumerate(past) if b"nvidia-mps" in one] == [0, 257]
+    waiting = [await stream.take() or b"" for _ in range(policy.MAX_QUEUED_EVENTS // 2 + 1)]
+    assert waiting[0].startswith(b"event: lost")
+    assert all(past[number] in waiting[number] for number in (0, -1))
 
 
 async def test_one_address_leaves_streams_for_others(make_client: MakeClient) -> None:

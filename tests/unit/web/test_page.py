@@ -17,7 +17,7 @@ from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import History, View, make_status, to_json
 from testing import snapshots as hosts
 from tests.unit.web.conftest import MakeClient
-from tests.unit.web.fakes import FakeBackend, PageReader
+from tests.unit.web.fakes import ROOTS, FakeBackend, PageReader
 
 NOW, UUID = hosts.NOW, hosts.UUID
 
@@ -291,7 +291,7 @@ async def test_an_incident_makes_the_last_status_stale(
     backend.snapshot = hosts.crashed()
     assert "All is well" in await (await client.get("/")).text()
     hub = client.server.app[EVENTS]
-    hub.add("/tmp/nvidia-mps", Incident(at=NOW, kind="server_crashed", uid=1001))
+    hub.add(ROOTS, Incident(at=NOW, kind="server_crashed", uid=1001))
 
     assert "crashed; 2 clients were lost" in await (await client.get("/")).text()
 
@@ -306,7 +306,7 @@ async def test_consecutive_incidents_cost_few_collections(
     hub = client.server.app[EVENTS]
 
     async def ask() -> None:
-        hub.add("/tmp/nvidia-mps", Incident(at=NOW, kind="client_rejected", uid=1001))
+        hub.add(ROOTS, Incident(at=NOW, kind="client_rejected", uid=1001))
         await (await client.get("/")).read()
 
     await asyncio.gather(*(ask() for _ in range(10)))
