@@ -99,6 +99,13 @@ def test_the_launcher_refuses_a_host_without_a_new_python(tmp_path: Path) -> Non
     assert re.fullmatch(r"-I -S -B \S*/mps-exporter/python --version\n", taken.stdout)
 
 
+def test_an_old_python_is_told_which_version_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a traceback: python3 of RHEL 9 is 3.9."""
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.10 or newer"):
+        runpy.run_path(str(PACKAGES / "__main__.py"))
+
+
 def test_the_unit_of_the_package_differs_by_its_program_only() -> None:
     """tools/release.sh replaces that path, wherever it stands."""
     unit = (ROOT / "deploy" / "systemd" / "mps-exporter.service").read_text("utf-8")
