@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +224,13 @@ def test_the_role_has_the_syntax_of_ansible(tmp_path: Path) -> None:
         env={**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
         check=True,
     )
+
+
+# ---------------------------------------------------------------------- discovery
+
+
+def test_the_entry_for_the_list_of_mixins_leads_to_the_mixin() -> None:
+    entry = json.loads((DEPLOY / "discovery" / "mixins.json").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert entry["source"] == project["urls"]["Source"]
+    assert (ROOT / entry["subdir"] / "mixin.libsonnet").exists()
