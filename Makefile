@@ -171,6 +171,11 @@ package: install ## Build sdist and wheel into dist, and try the wheel in a fres
 release-check: install ## Build all that a release publishes but the image, twice, into build/release
 	@tools/release-check.sh build/release
 
+# gpg has the KEY; build/repository is for the web server at URL, and keeps older packages.
+.PHONY: repository
+repository: install ## Lay the built packages out for apt and yum, signed (URL=https://... KEY=me@example.org)
+	@tools/repository.sh build/repository "$(URL)" "$(KEY)" build/release/*.deb build/release/*.rpm
+
 # As root: makes fresh Debian systems with debootstrap and boots them in namespaces.
 .PHONY: try-packages
 try-packages: ## Install, use and remove the Debian package on fresh systems (SUITES="bookworm trixie")

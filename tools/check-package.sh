@@ -18,4 +18,8 @@ cd "$PLACE"
 "$PLACE/venv/bin/pip" check
 "$PLACE/venv/bin/mps-exporter" --version
 "$PLACE/venv/bin/python" -m mps_exporter --help >/dev/null
+for name in mps-exporter mps-run mps-scancel mps-terminate; do
+  [ -x "$PLACE/venv/bin/$name" ] && [ -s "$PLACE/venv/share/man/man1/$name.1" ] ||
+    fail "the wheel lacks $name, or its man page"
+done
 say "the wheel works: $(ls "$ROOT/dist")"

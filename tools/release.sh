@@ -90,6 +90,8 @@ one_file() {
   "$PYTHON" "$TREE/deploy/packages/bundle.py" "$OUT/mps-exporter.pyz" \
     "$wheels"/*.whl "$backports"/*.whl "$OUT"/*.whl
   "$PYTHON" "$TREE/deploy/image/sbom.py" "$OUT/mps-exporter.pyz" >"$OUT/mps-exporter_${VERSION}_pyz.cdx.json"
+  "$PYTHON" "$TREE/deploy/packages/bundle.py" "$STAGE/licences" "$wheels"/*.whl "$backports"/*.whl
+  "$PYTHON" "$TREE/deploy/image/sbom.py" --licences "$STAGE/licences" >"$OUT/LICENCES.txt"
 }
 
 stage_root() { # MACHINE

@@ -177,6 +177,8 @@ check 'it restarts nothing' diff "$PLACE/started" "$PLACE/started-again"
 check 'it changes nothing' diff "$PLACE/installed" "$PLACE/installed-again"
 check 'mps-terminate, mps-run and mps-scancel are on PATH' inside sh -c \
   'mps-terminate --uid 0 && mps-run true && ! mps-scancel 2>/dev/null'
+check 'and so are their man pages' inside sh -c \
+  'cd /usr/share/man/man1 && gzip -t mps-exporter.1.gz mps-terminate.1.gz mps-run.1.gz mps-scancel.1.gz'
 check 'removed with its settings' inside sh /root/install.sh --remove
 
 check 'the first installation finds the port in use' inside apt-get install -y /root/package.deb

@@ -5,7 +5,7 @@ with it the build.
 
 It runs in the image itself, with the exporter's own interpreter, so it lists what is installed and
 not what was meant to be installed. `sbom.py FOLDER` lists the Python packages in a folder only, as
-the Debian and RPM packages have one.
+the Debian and RPM packages have one, and `sbom.py --licences FOLDER` prints their licences.
 """
 
 # ruff: noqa: INP001 - a script of the image, no part of the package
@@ -33,6 +33,8 @@ LICENCES = {
     "PSF-2.0",
 }
 """Licences that permit what the image and the packages do, as their authors write them."""
+
+LICENCE_FILE = re.compile(r"LICEN[CS]E|COPYING|NOTICE|AUTHORS", re.IGNORECASE)
 
 
 def licence_of(distribution: metadata.Distribution) -> dict[str, Any]:
@@ -64,6 +66,19 @@ def python_packages(path: list[str]) -> Iterator[dict[str, Any]]:
             "purl": f"pkg:pypi/{name.lower()}@{version}",
             "licenses": [licence_of(distribution)],
         }
+
+
+def licences(folder: Path) -> str:
+    """Return the licence of each Python package in the folder, with all texts that it ships."""
+    texts = []
+    for path in sorted(folder.glob("*.dist-info")):
+        one = metadata.Distribution.at(path)
+        ((_, licence),) = licence_of(one).items()
+        name = licence["name"] if isinstance(licence, dict) else licence
+        texts.append(f"{'=' * 70}\n{one.metadata['Name']} {one.version}: {name}\n")
+        files = (file for file in sorted(path.rglob("*")) if LICENCE_FILE.match(file.name))
+        texts += [file.read_text("utf-8").strip("\n") + "\n" for file in files if file.is_file()]
+    return "\n".join(texts)
 
 
 def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:
@@ -105,6 +120,9 @@ def _distribution(text: str) -> str:
 
 def main() -> None:
     """Print it."""
+    if sys.argv[1:2] == ["--licences"]:
+        sys.stdout.write(licences(Path(sys.argv[2])))
+        return
     if len(sys.argv) > 1:
         _print(list(python_packages(sys.argv[1:])))
         return

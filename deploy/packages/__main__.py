@@ -5,6 +5,8 @@ import sys
 import tempfile
 import zipfile
 
+if sys.version_info < (3, 10):  # python3 of RHEL 8 and 9
+    sys.exit(f"mps-exporter needs Python 3.10 or newer, and {sys.executable} is older")
 if sys.version_info < (3, 11):
     import python310
 

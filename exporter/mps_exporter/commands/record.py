@@ -24,6 +24,7 @@ from mps_exporter.humanize import printable
 from mps_exporter.logging import print_status, show_progress
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import (
+    RecordingError,
     RecordingWriter,
     create_private,
     make_header,
@@ -98,7 +99,12 @@ async def _report_bug(settings: Settings, incident: str) -> int:
         os.close(create_private(path, data))
     except OSError as error:
         raise StartError(f"cannot write {path}: {error.strerror}") from error
-    read_recording(path)  # fails for a recording that was cut off
+    try:
+        read_recording(path)  # fails for a recording that was cut off
+    except RecordingError:
+        if path.is_file() and not path.is_symlink():  # no device, nor a link to one
+            path.unlink()
+        raise
     names = "without names" if header.anonymised else "WITH the names of users, programs and paths"
     names_found = dict.fromkeys(one.advice.name for one in (*seen.found, *seen.recent))
     found = ", ".join(names_found) or "nothing"

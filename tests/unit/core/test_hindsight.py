@@ -220,6 +220,7 @@ def test_one_command_makes_a_bug_report(tmp_path: Path, capfd: pytest.CaptureFix
     cut.write_bytes((RECORDINGS / "fault.rec.gz").read_bytes()[:-2000])
     with pytest.raises(RecordingError):
         asyncio.run(record(replace(settings, record_incident=str(cut))))
+    assert not report.exists()
 
 
 def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import yaml
 from mps_exporter.findings import findings
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
+from testing.commands import output_of
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -205,3 +210,27 @@ def test_the_installation_checks_hashes() -> None:
     assert len(installs) == 3
     assert all('"${locked[@]}"' in line or "--no-index" in line for line in installs)
     assert "--require-hashes" in script
+
+
+# ---------------------------------------------------------------------- Ansible
+
+
+def test_the_role_has_the_syntax_of_ansible(tmp_path: Path) -> None:
+    program = shutil.which("ansible-playbook")
+    if program is None:
+        pytest.skip("ansible-playbook is missing: make install")
+    output_of(
+        *(program, "--syntax-check", "--inventory", "localhost,", DEPLOY / "ansible" / "site.yml"),
+        env={**os.environ, "ANSIBLE_HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
+        check=True,
+    )
+
+
+# ---------------------------------------------------------------------- discovery
+
+
+def test_the_entry_for_the_list_of_mixins_leads_to_the_mixin() -> None:
+    entry = json.loads((DEPLOY / "discovery" / "mixins.json").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert entry["source"] == project["urls"]["Source"]
+    assert (ROOT / entry["subdir"] / "mixin.libsonnet").exists()

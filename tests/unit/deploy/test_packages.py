@@ -99,6 +99,13 @@ def test_the_launcher_refuses_a_host_without_a_new_python(tmp_path: Path) -> Non
     assert re.fullmatch(r"-I -S -B \S*/mps-exporter/python --version\n", taken.stdout)
 
 
+def test_an_old_python_is_told_which_version_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a traceback: python3 of RHEL 9 is 3.9."""
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.10 or newer"):
+        runpy.run_path(str(PACKAGES / "__main__.py"))
+
+
 def test_the_unit_of_the_package_differs_by_its_program_only() -> None:
     """tools/release.sh replaces that path, wherever it stands."""
     unit = (ROOT / "deploy" / "systemd" / "mps-exporter.service").read_text("utf-8")
@@ -108,11 +115,11 @@ def test_the_unit_of_the_package_differs_by_its_program_only() -> None:
     ]
 
 
-def bill_of(folder: Path, licence: str) -> subprocess.CompletedProcess[str]:
+def bill_of(folder: Path, licence: str, name: str = "p") -> subprocess.CompletedProcess[str]:
     """Print the bill of a folder with one package, whose metadata has this line."""
-    (folder / "p-1.dist-info").mkdir()
-    text = f"Metadata-Version: 2.4\nName: p\nVersion: 1\n{licence}\n"
-    (folder / "p-1.dist-info" / "METADATA").write_text(text)
+    (folder / f"{name}-1.dist-info").mkdir(exist_ok=True)
+    text = f"Metadata-Version: 2.4\nName: {name}\nVersion: 1\n{licence}\n"
+    (folder / f"{name}-1.dist-info" / "METADATA").write_text(text)
     return output_of(sys.executable, ROOT / "deploy" / "image" / "sbom.py", folder)
 
 
@@ -143,6 +150,19 @@ def test_an_unknown_licence_ends_the_build(tmp_path: Path, line: str) -> None:
     assert "the licence of p 1 is unknown" in result.stderr
 
 
+def test_licences_are_listed_with_all_texts_that_packages_ship(tmp_path: Path) -> None:
+    for name, texts in (("q", {}), ("p", {"LICENSE.md": "Permission", "vendor/x/NOTICE": "By X"})):
+        folder = tmp_path / f"{name}-1.dist-info"
+        for file, text in texts.items():
+            (folder / "licenses" / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "licenses" / file).write_text(text)
+        bill_of(tmp_path, "License-Expression: MIT", name)
+    program = ROOT / "deploy" / "image" / "sbom.py"
+    listed = output_of(sys.executable, program, "--licences", tmp_path).stdout
+    line = "=" * 70
+    assert listed == f"{line}\np 1: MIT\n\nPermission\n\nBy X\n\n{line}\nq 1: MIT\n"
+
+
 def test_the_licence_of_every_locked_dependency_is_known() -> None:
     licence_of = runpy.run_path(str(ROOT / "deploy" / "image" / "sbom.py"))["licence_of"]
     lock = (ROOT / "requirements.lock").read_text("utf-8")
@@ -157,7 +177,8 @@ def test_the_release_audits_the_locked_dependencies_and_none_is_left_out() -> No
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
     steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
     (audit,) = (step for step in steps if "pip_audit" in step)
-    assert {"--strict", "--require-hashes", "requirements.lock"} <= set(audit.split())
+    locks = {"requirements.lock", "deploy/packages/python310.lock"}
+    assert {"--strict", "--require-hashes", *locks} <= set(audit.split())
     assert steps.index(audit) < steps.index("make release-check")
 
 
