@@ -137,8 +137,8 @@ def advice_table() -> Iterator[str]:
     lines = _by_severity()
     for advice in ADVICE.values():
         if advice.kind != "news":
-            lines[advice.severity].append(f"- `{advice.name}`: {advice.title}")
-    yield from _lists(lines)
+            lines[advice.severity].append(f"`{advice.name}`")
+    yield from _lists({severity: [", ".join(names)] for severity, names in lines.items()})
 
 
 def _by_severity() -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
-"""The manual that the package contains: a page for each alert and each error text, and a search.
+"""The manual that the package contains: pages for alerts, error texts and the FAQ, and a search.
 
-In a checkout the pages are prometheus/runbooks and docs/symptoms; a package has copies of them.
+In a checkout they are prometheus/runbooks, docs/symptoms and the sections of docs/faq.md; a package
+has copies of them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from pathlib import Path
 from mps_exporter.findings.finding import DOCS
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
-WANTED_SHARE = 0.6
+FAQ = "docs/faq.md"
+WANTED_SHARE = 0.5
 """Least share of a text's words, weighted by their rarity, that a page must contain."""
+WANTED_RUN = 5.0
+"""Least weight of a sequence of words that a page must contain, of a text with many other words."""
 
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
 _NUMBER = re.compile(r"\b\d+\b")
-_TEXT_BLOCK = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_ERROR_NAME = re.compile(r"CUDA_ERROR_\w+|cudaError\w+")
+_IGNORED = re.compile(
+    r"(?<=[a-z]{3})(?:s|ed|ing)\b|\b(?:an?|and|are|as|at|be|by|can|do|does|for|from|how|i|in|is|it"
+    r"|my|of|on|or|so|the|to|with)\b"
+)
+_ERROR_NAME = re.compile("cuda_?error")
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,9 @@ class ManualPage:
     """A page in Markdown."""
 
     name: str
-    """File name without suffix, which for a runbook is the alert's name."""
+    """File name without suffix, which for a runbook is the alert's name; anchor in the FAQ."""
     folder: str
+    """Folder of the file; FAQ for a section of that file."""
     source: str
 
     @property
@@ -48,79 +56,80 @@ class ManualPage:
     @cached_property
     def words(self) -> frozenset[str]:
         """Words of the page and of its name, with the findings and alerts of its header."""
-        return frozenset(_WORD.findall(f"{self.name.replace('-', ' ')} {self.source}".lower()))
+        return frozenset(_words(f"{self.name.replace('-', ' ')} {self.source}"))
 
     @cached_property
-    def phrases(self) -> str:
-        return _phrase(self.source)
-
-    @cached_property
-    def quotes(self) -> tuple[str, ...]:
-        """The printed texts that the page quotes, and the names of the errors in its title."""
-        lines = "".join(_TEXT_BLOCK.findall(self.source)).splitlines()
-        texts = [line for line in lines if line.count(" ") > 1] + _ERROR_NAME.findall(self.title)
-        return tuple(_phrase(_NUMBER.sub("", one)) for one in texts)
+    def sequence(self) -> str:
+        return f" {' '.join(_words(_NUMBER.sub('', self.source)))} "
 
     def _absolute(self, found: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(self.folder, found[1]))
-        name, anchor = posixpath.basename(path).removesuffix(".md"), found[2] or ""
-        return f"]({name}{anchor})" if name in _names() else f"]({DOCS}{path}{anchor})"
+        base = posixpath.dirname(FAQ) if self.folder == FAQ else self.folder
+        path, anchor = posixpath.normpath(posixpath.join(base, found[1])), found[2] or ""
+        name = posixpath.basename(path).removesuffix(".md")
+        if path == FAQ and anchor[1:] in pages():
+            return f"]({anchor[1:]})"
+        return f"]({name}{anchor})" if name in pages() else f"]({DOCS}{path}{anchor})"
 
 
-def _phrase(text: str) -> str:
-    """Return the words of a text in their order, between blanks."""
-    return f" {' '.join(_WORD.findall(text.lower()))} "
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_IGNORED.sub("", text.lower()))
 
 
-def _folder(name: str) -> Path:
+def _run(words: list[str], page: ManualPage, weights: dict[str, float]) -> float:
+    """Return the weight of the heaviest sequence of words that the page contains, too."""
+    best, start = 0.0, 0
+    for end in range(1, len(words) + 1):
+        while start < end and f" {' '.join(words[start:end])} " not in page.sequence:
+            start += 1
+        best = max(best, sum(weights.get(word, 0.0) for word in words[start:end]))
+    return best
+
+
+def _place(name: str) -> Path:
     package = Path(__file__).parent / "manual" / name
-    return package if package.is_dir() else Path(__file__).parents[2] / name
-
-
-@cache
-def _names() -> frozenset[str]:
-    files = (file for folder in FOLDERS for file in _folder(folder).glob("*.md"))
-    return frozenset(file.stem for file in files if file.stem != "README")
+    return package if package.exists() else Path(__file__).parents[2] / name
 
 
 @cache
 def pages() -> dict[str, ManualPage]:
     """Return the pages by name."""
-    return {
-        file.stem: ManualPage(file.stem, folder, file.read_text("utf-8"))
+    found = [
+        ManualPage(file.stem, folder, file.read_text("utf-8"))
         for folder in FOLDERS
-        for file in sorted(_folder(folder).glob("*.md"))
-        if file.stem in _names()
-    }
+        for file in sorted(_place(folder).glob("*.md"))
+        if file.stem != "README"
+    ]
+    for text in _place(FAQ).read_text("utf-8").split("\n### ")[1:]:
+        anchor = re.sub(r"[^\w -]", "", text.partition("\n")[0].lower()).replace(" ", "-")
+        found.append(ManualPage(anchor, FAQ, f"# {text}"))
+    return {page.name: page for page in found}
 
 
 def name_of(url: str | None) -> str | None:
     """Return the name of the page with this URL; None: it is not in the manual."""
     name = posixpath.basename(url or "").removesuffix(".md")
-    return name if name in _names() else None
+    return name if name in pages() else None
 
 
-def search(text: str, most: int = 5) -> list[ManualPage]:
+def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    A page that contains the text word for word is better than others, or of which the text
-    contains a quoted line. Otherwise the page with most of its rare words is best: a message
-    contains PIDs and paths that no page can contain.
+    The best page has most of the text's rare words, in its title, and in the same sequence: a
+    message contains PIDs and paths that no page can contain.
     """
-    asked = _WORD.findall(text.lower())
-    typed, without_numbers = _phrase(text), _phrase(_NUMBER.sub("", text))
+    asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
     counts = Counter(word for page in known for word in page.words)
-    weights = {word: math.log(1 + len(known) / counts[word]) for word in set(asked) if counts[word]}
+    weights = {word: math.log(1 + len(known) / counts[word]) for word in asked if counts[word]}
+    weights |= {word: 3 * weights[word] for word in weights if _ERROR_NAME.match(word)}
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
     for page in known:
-        share = sum(weights[word] for word in page.words & weights.keys()) / (whole or 1.0)
-        quoted = max((len(one) for one in page.quotes if one in without_numbers), default=0)
-        exact = len(typed) if asked and typed in page.phrases else quoted
+        found = sum(weights[word] for word in page.words & weights.keys())
+        titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
+        run = _run(words, page, weights)
         named = text.strip().lower() == page.name.lower()
-        titled = len(weights.keys() & set(_WORD.findall(page.title.lower()))) / (len(asked) or 1)
-        if share >= WANTED_SHARE or exact:
-            ranked.append(((named, exact, share + titled, -len(page.words)), page))
+        if found and (found >= wanted * whole or run >= WANTED_RUN):
+            ranked.append(((named, found + titled + 2 * run, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]

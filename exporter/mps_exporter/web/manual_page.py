@@ -16,7 +16,7 @@ _TEMPLATE = """<!DOCTYPE html>
 <body class="manual"><p><a href="../">This host</a> · <a href="./">All pages</a></p>
 <main>{{ body | safe }}</main></body></html>
 """
-_INDEX = "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n"
+_INDEX = "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n\n## FAQ\n\n{}\n"
 
 
 @cache
@@ -28,7 +28,7 @@ def _render(name: str) -> str:
     pages = manual.pages()
     lists = (
         "\n".join(f"- [{one.title}]({one.name})" for one in pages.values() if one.folder == each)
-        for each in manual.FOLDERS
+        for each in (*manual.FOLDERS, manual.FAQ)
     )
     text = pages[name].text if name else _INDEX.format(*lists)
     template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE)

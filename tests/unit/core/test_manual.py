@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -8,33 +10,12 @@ from mps_exporter import manual
 from mps_exporter.commands.explain import explain
 from mps_exporter.findings import ADVICE
 
+TYPED = json.loads(Path(__file__).with_name("typed.json").read_text("utf-8"))
+"""How the name of a page begins -> what people type for it, in public threads, too."""
+
 
 @pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        ("MPS client failed to connect to the MPS control daemon", "cuda-error-805"),
-        ("RuntimeError: CUDA error: MPS client failed to connect (PID 4711)", "cuda-error-805"),
-        ("the MPS server is not ready to accept new MPS client requests", "cuda-error-807"),
-        ("all CUDA-capable devices are busy or unavailable", "cuda-error-46"),
-        ("torch.cuda.is_available() hangs", "a-program-hangs-in-cuinit"),
-        ("cuda mps out of memory but nvidia-smi shows free", "cuda-error-2-out-of-memory"),
-        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE not working", "a-limit-has-no-effect"),
-        ("nvidia-cuda-mps-control quit hangs", "quit-does-not-return"),
-        ("809", "cuda-error-808-809"),
-        ("MpsGhostServer", "MpsGhostServer"),
-        ("mpsghostserver", "MpsGhostServer"),
-        (
-            "Traceback (most recent call last):\n  File 'train.py', line 7, in <module>\n"
-            "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n"
-            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
-            "cuda-error-46",
-        ),
-        ("x.cu:12: my_check() failed with CUDA_ERROR_MPS_RPC_FAILURE, giving up", "cuda-error-806"),
-        (
-            "daemon-ctr printed: Server 4711 exited with status 1, restarting it",
-            "server-encountered",
-        ),
-    ],
+    ("typed", "name"), [(text, name) for name in TYPED for text in TYPED[name]]
 )
 def test_what_people_type_finds_its_page_first(typed: str, name: str) -> None:
     assert manual.search(typed)[0].name.startswith(name)
