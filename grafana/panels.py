@@ -199,14 +199,16 @@ def tile(
     return Panel("stat", title, description, (query,), 4, 4, defaults, options=options)
 
 
-def names_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
+def names_tile(
+    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 4
+) -> Panel:
     """Show names instead of numbers: (expression, legend that is the name, colour) each."""
     shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
     steps = style.UNCOLORED.json()
     defaults = {"unit": style.COUNT, "noValue": none, "thresholds": steps, **_BY_STEPS}
     colors = colors_by_query(*(color for _, _, color in queries))
     options = _stat_options("name", background=True)
-    return Panel("stat", title, description, shown, 4, 4, defaults, colors, options)
+    return Panel("stat", title, description, shown, width, 4, defaults, colors, options)
 
 
 def graph(

@@ -28,6 +28,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
     "ALERTS_FOR_STATE": _ALERT,
     "process_start_time_seconds": (),
     "instance:mps_host_state:worst": (),
+    "daemon_uid_cause:mps_client_losses:increase5m": ("daemon", "uid", "cause"),
     "gpu_uid:mps_client_sms:avg5m": ("gpu", "uuid", "uid", "bound"),
     "client:mps_client_info:pod": ("uid", "pod"),
     "job_uid:mps_uid_holding_gpus:avg5m": ("uid",),
@@ -138,10 +139,17 @@ def grown_in_range(counter: str, by: str, least: str = "") -> str:
     moment = LAST.get(counter.split("{", maxsplit=1)[0])
     if moment is not None:
         # If the last event is the one before the range, nothing was counted. VictoriaMetrics then
-        # reads no counter: 118,000 series of 1,000 hosts, 7 s.
+        # reads no counter: 118,000 series of 1,000 hosts, 7 s. Exporters too old to know how much
+        # of a log was lost do not date the events.
         after = f"last_over_time({moment}[$__range])"
         before = f"last_over_time({moment}[1h] offset $__range)"
-        grown = f"({grown}) and on (job, instance, daemon) ({after} unless {after} == {before})"
+        dated = "mps_control_log_lost_bytes_total[$__range]"
+        undated = (
+            'last_over_time(mps_control_log_readable{log="control"}[$__range])'
+            f" unless on (job, instance, daemon) last_over_time({dated})"
+        )
+        moments = f"{after} unless {after} == {before} or ({undated})"
+        grown = f"({grown}) and on (job, instance, daemon) ({moments})"
     return f"{grouped} ({grown})"
 
 

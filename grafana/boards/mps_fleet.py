@@ -51,14 +51,7 @@ TILES = (
         of="count(mps_server_info)",
         links=[shared.to_board("mps-incidents", "Incidents")],
     ),
-    tile(
-        "Bad GPUs",
-        "Healthy: 0. Unhealthy GPUs: they do not respond, the driver wants them reset, or their "
-        "memory could not be repaired.",
-        f"count({shared.GPU_TROUBLE}) or {NOTHING}",
-        steps=style.at_most(1),
-        of="count(mps_gpu_up)",
-    ),
+    shared.BAD_GPUS,
     tile(
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds their GPU.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import SM_ACTIVITY, UTILIZATION, events_tile
+from grafana.boards.shared import BAD_GPUS, SM_ACTIVITY, UTILIZATION, events_tile
 from grafana.panels import (
     GPUS_ALIKE,
     Column,
@@ -31,32 +33,12 @@ UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
 HEADROOM = style.Steps(((None, style.QUIET), (-50, style.BAD), (0, style.WARN), (10, style.GOOD)))
 
 TILES = (
-    tile(
-        "Lost GPUs",
-        "Healthy: 0. Fallen off the bus, or waiting for a reset.",
-        "sum(1 - mps_gpu_up)",
-        steps=style.at_most(1),
-    ),
-    tile(
-        "Needs reset",
-        "Healthy: 0. GPUs for which the driver asks for a recovery action.",
-        'count(max by (instance, uuid) (mps_gpu_recovery_action{mps_gpu_recovery_action!="none"})'
-        " == 1) or 0 * count(mps_gpu_recovery_action)",
-        steps=style.at_most(1),
-        none="not reported",
-    ),
+    BAD_GPUS,
     events_tile(
         "ECC errors",
         "Healthy: 0. Uncorrected memory errors in this time range; each cost a program its result.",
         UNCORRECTED,
         f"0 * count({UNCORRECTED})",
-    ),
-    tile(
-        "Row failures",
-        "Healthy: 0. GPUs whose memory has no spare row left where one is needed: replace them.",
-        "sum(mps_gpu_row_remap_failure)",
-        steps=style.at_most(1),
-        none="not reported",
     ),
     events_tile(
         "Xid errors",
@@ -271,7 +253,7 @@ BOARD = Board(
     description="The health of the hardware: power, heat, clocks, memory, errors and links.",
     variables=(job(), instance(everything=False), Variable("gpu", "GPU", "mps_gpu_info")),
     rows=(
-        Row("Are the GPUs healthy?", TILES),
+        Row("Are the GPUs healthy?", tuple(replace(each, width=6) for each in TILES)),
         Row("Which GPU needs action?", (HEALTH,)),
         Row("What are they doing?", WORK),
         Row("Do they run at full speed, and if not, why?", (*SPEED, *HEAT), collapsed=True),

@@ -144,15 +144,16 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=style.AGO, width=150),
-        Column("What", "cause", width=180, texts=_CAUSES),
+        Column("When", "A", unit=style.AGO, width=130),
         Column(
             "Host",
             "instance",
+            width=165,
             links=(shared.to_host("mps-host", "This host"), shared.to_host("mps-gpu", "Its GPUs")),
         ),
-        Column("Daemon", "daemon"),
+        Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
+        Column("Daemon", "daemon", width=300),
         *hidden("job"),
     ),
     sort="When",
@@ -160,6 +161,9 @@ LAST = table(
     height=8,
 )
 
+# On a phone the first three columns are seen.
+_HOST = Column("Host", "instance", width=165, links=(shared.to_host("mps-host", "This host"),))
+_USER = Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),))
 _LOST_BY = "job, instance, daemon, uid, cause"
 _LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
 _BY_WHOM = (
@@ -182,12 +186,12 @@ BLAST = (
             f" max by ({shared.DAEMONS}) ({LAST_LOSS}) * 1000",
         ),
         (
-            Column("When", "B", unit=style.AGO, width=150),
-            Column("User", "uid", width=80, links=(shared.to_user("${__data.fields.User}"),)),
+            Column("When", "B", unit=style.AGO, width=130),
+            _HOST,
+            _USER,
             Column("Lost", "A", steps=style.at_most(1), width=65, decimals=0),
-            Column("By whom", "cause", texts=_BY_WHOM, width=260),
-            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
-            Column("Daemon", "daemon"),
+            Column("By whom", "cause", texts=_BY_WHOM),
+            Column("Daemon", "daemon", width=300),
             *hidden("job"),
         ),
         sort="When",
@@ -206,10 +210,10 @@ BLAST = (
             f" round({grown_in_range(LOST_BY_IT, shared.DAEMONS)}))",
         ),
         (
-            Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
+            _HOST,
+            _USER,
             Column("Exits", "A", width=70, decimals=0),
             Column("Lost", "B", steps=style.at_most(1), width=70, decimals=0),
-            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
             Column("Daemon", "daemon"),
             *hidden("job"),
         ),

@@ -24,13 +24,21 @@ IDLE_TIME = grown_in_range("mps_uid_handover_idle_seconds_total", "")
 _WAITS_ENDED = 'mps_uid_wait_seconds_bucket{le="%s"}'
 _NOBODY = "count(mps_control_up) unless on () count(mps_client_info)"
 
+
+def _by_daemon(clients: str) -> str:
+    """Count clients by user, and by daemon if there are several."""
+    several = "count(mps_control_up) > 1"
+    at = f'label_replace({clients} and on () {several}, "at", " · $1", "daemon", "(.*)")'
+    return f"count by (uid, at) ({at} or {clients} unless on () {several})"
+
+
 TILES = (
     names_tile(
         "Holder",
         "For information: users whose clients are connected now, one at a time for each daemon.",
         (
-            'count by (uid) (label_replace(mps_client_info, "uid", "unknown", "uid", ""))',
-            "uid {{uid}}",
+            _by_daemon('label_replace(mps_client_info, "uid", "unknown", "uid", "")'),
+            "uid {{uid}}{{at}}",
             style.USED,
         ),
         (_NOBODY, "nobody", style.QUIET),
@@ -41,12 +49,14 @@ TILES = (
         ),
         (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="unreachable",
+        width=6,
     ),
     names_tile(
         "Waiters",
         "Healthy: nobody. Users whose programs hang in cuInit until the last client of the holder "
-        "exits.",
-        ("count by (uid) (mps_uid_waiting_clients > 0)", "uid {{uid}}", style.WARN),
+        "exits. Not known where control.log cannot be read, and of MPS v3: nothing else shows who "
+        "waits.",
+        (_by_daemon("(mps_uid_waiting_clients > 0)"), "uid {{uid}}{{at}}", style.WARN),
         (f"({shared.NUMBER_WAITING}) == 0", "nobody", style.QUIET),
         (
             f"count(mps_exporter_build_info) unless on () ({shared.NUMBER_WAITING})",
@@ -55,14 +65,7 @@ TILES = (
         ),
         (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="not known",
-    ),
-    tile(
-        "Waiting",
-        "Healthy: 0. Programs that hang in cuInit until the holder's last client exits. No data "
-        "where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
-        shared.NUMBER_WAITING,
-        steps=style.noticed_from(1),
-        no_mps=True,
+        width=6,
     ),
     tile(
         "Longest wait",

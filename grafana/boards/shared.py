@@ -182,6 +182,16 @@ def events_tile(
     return tile(title, description, expr, steps=steps, decimals=0, links=links)
 
 
+BAD_GPUS = tile(
+    "Bad GPUs",
+    "Healthy: 0. GPUs that do not respond, that the driver wants reset, or whose memory could not "
+    "be repaired.",
+    f"count({GPU_TROUBLE}) or 0 * count(mps_exporter_build_info)",
+    steps=style.at_most(1),
+    of="count(mps_gpu_up)",
+)
+
+
 def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE) -> Panel:
     """Show a bar for each GPU of a host."""
     return ranking(

@@ -54,9 +54,13 @@ Stage = tuple[Scraped, float]
 OLDER = "older-than-its-neighbour"
 NEWER_METRICS = re.compile(
     r"(?m)^(?:process_start_time_seconds|mps_server_ghost|mps_gpu_(?:busy|sm_active)_seconds_total"
-    r"|mps_client_(?:neighbours|sm_seconds_total|state)|mps_gpu_served)\b.*\n"
+    r"|mps_client_(?:neighbours|sm_seconds_total|state|last_loss_timestamp_seconds)"
+    r"|mps_gpu_served|mps_control_log_lost_bytes_total)\b.*\n"
 )
 """What an exporter may lack that is older than the dashboards."""
+LOSSES = re.compile(r"mps_client_losses_total(\{.*\} [1-9].*)")
+RECORDED = r"\g<0>\ndaemon_uid_cause:mps_client_losses:increase5m\1"
+"""What rules record where an exporter does not date losses."""
 HOLE, REMOVED, HEALTHY = "scraped with a hole", "removed", "healthy"
 NEW, RESTARTED = "not scraped before", "restarted"
 QUIET = """up 1
@@ -81,7 +85,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     began = float(round(time.time()) - 3600)
     hosts = [asyncio.run(scrapes_of(name, began)) for name in NAMES]
     fault = next(host for host in hosts if host.instance == "fault")
-    pages = tuple((at, NEWER_METRICS.sub("", page)) for at, page in fault.pages)
+    pages = tuple(
+        (at, LOSSES.sub(RECORDED, NEWER_METRICS.sub("", page))) for at, page in fault.pages
+    )
     hosts += [Scrapes(OLDER, pages), *_made(began)]
     with backfilled(tmp_path_factory.mktemp("truth"), hosts) as server:
         yield server, began
