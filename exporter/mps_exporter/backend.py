@@ -1,7 +1,5 @@
 """Backend of the web server: a collector on this host, or recordings played in a loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip as gzip_format

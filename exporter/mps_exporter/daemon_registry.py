@@ -1,7 +1,5 @@
 """The daemons that exist and existed, and the state of each between collections. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ tables. ``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:94
 the flag wins. Repeatable settings are separated by commas in the environment.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -6,8 +6,6 @@ The lines are logfmt or JSON. ``extra={"fields": {...}}`` adds fields to the mes
 output and error may be closed, full, not a terminal, or without a reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

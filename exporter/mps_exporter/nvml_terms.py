@@ -3,8 +3,6 @@
 The order is that of NVML's numbers from 0 on, if NVML numbers the values.
 """
 
-from __future__ import annotations
-
 COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 RECOVERY_ACTIONS = (
     "none",

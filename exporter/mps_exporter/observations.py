@@ -7,8 +7,6 @@ a replayed host runs the same code as a live one.
 Times are Unix timestamps in seconds unless a name says otherwise. ``None`` means "not available".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

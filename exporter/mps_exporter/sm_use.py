@@ -6,8 +6,6 @@ bound each share: a client uses at most its limit, and at least what the others'
 A process without a known limit may use all SMs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Collections of a short run: ``mps-exporter doctor``, ``--once`` and ``--textfile``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

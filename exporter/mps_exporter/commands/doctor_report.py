@@ -4,8 +4,6 @@ Pure text from a snapshot. Exit status: 0 without problems, 1 with warnings, 2 w
 findings.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Metrics of findings, and of the exporter itself."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import get_args
 

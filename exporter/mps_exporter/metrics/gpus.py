@@ -4,8 +4,6 @@ Every series carries `gpu` (NVML's index, which may change at a reboot) and `uui
 not). A value that this GPU or driver does not have is absent, never 0.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache, partial

@@ -5,8 +5,6 @@ exporter starts: for the daemon, for each declared value of a label, and for a u
 line about the user.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping

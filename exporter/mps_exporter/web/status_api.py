@@ -4,8 +4,6 @@ Names that other people choose (programs, users, units) are made printable here,
 are documented in docs/api.md; they are an interface, so none may change its meaning.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import deque

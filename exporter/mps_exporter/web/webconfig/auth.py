@@ -1,7 +1,5 @@
 """Checks that a request must pass before its handler: client certificate and password."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """The web configuration file: its keys as dataclasses, its YAML, and the checks of its values."""
 
-from __future__ import annotations
-
 import re
 import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
