@@ -38,14 +38,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.sm_use import SmUseCounter
-from mps_exporter.snapshot import (
-    COLLECTORS,
-    CollectorName,
-    CollectorResult,
-    Incident,
-    KernelLog,
-    Snapshot,
-)
+from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
@@ -467,9 +460,7 @@ class Collector:
         kernel = self._kernel
         known = kernel is not None and (kernel.readable or kernel.error)
         return replace(
-            snapshot,
-            unknown_readings=self._unknown_readings,
-            kernel_log=KernelLog(kernel.readable, kernel.error) if kernel and known else None,
+            snapshot, unknown_readings=self._unknown_readings, kernel_log=kernel if known else None
         )
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:

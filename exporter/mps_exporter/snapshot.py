@@ -17,6 +17,7 @@ from mps_exporter.observations import (
     ContainerName,
     DaemonFacts,
     GpuObservation,
+    KernelObservation,
     LogName,
     LogState,
     ProcessFacts,
@@ -606,14 +607,6 @@ class RecordingInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelLog:
-    """Whether the kernel log, which proves the cause of a fault, is being read."""
-
-    readable: bool
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The state of the host at one moment."""
 
@@ -637,7 +630,7 @@ class Snapshot:
     """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
     sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)
     """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
-    kernel_log: KernelLog | None = None
+    kernel_log: KernelObservation | None = None
     """None: an old recording without this fact."""
     unknown_readings: int | None = None
     """Readings without a metric since the exporter's start."""
