@@ -187,11 +187,9 @@ class CollectorBackend:
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
         self._readers: list[Callable[[str, Incident], None]] = []
-        self.ready = False
-        """Whether the first collection is done."""
+        self.ready = False  # Whether the first collection is done.
         self.enabled_collectors = settings.enabled_collectors()
-        self.player: ReplayPlayer | None = None
-        """Plays recordings; None on a live host."""
+        self.player: ReplayPlayer | None = None  # Plays recordings; None on a live host.
         self._host: LiveHost | None = None
         self._hindsight: Hindsight | None = None
         self._limited: set[str] = set()

@@ -27,10 +27,8 @@ class DaemonRecord:
 
     facts: DaemonFacts
     tracker: DaemonTracker
-    in_job: bool = False
-    """Whether its process belonged to a Slurm job or a pod."""
-    last_pid: int | None = None
-    """PID of the process that was found last."""
+    in_job: bool = False  # Whether its process belonged to a Slurm job or a pod.
+    last_pid: int | None = None  # PID of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
     answered_by: tuple[int, float] | None = None
@@ -38,10 +36,8 @@ class DaemonRecord:
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False
-    hung_at: float | None = None
-    """When its last query timed out; None: the daemon replied."""
-    resumed_at: float | None = None
-    """When it or one of its servers last continued after a stop."""
+    hung_at: float | None = None  # When its last query timed out; None: the daemon replied.
+    resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
     knows_ranges: bool = False

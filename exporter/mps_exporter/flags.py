@@ -88,11 +88,9 @@ class Kind(NamedTuple):
 
     metavar: str = ""
     pattern: str = ".*"
-    reason: str = ""
-    """What a value that does not match must be."""
+    reason: str = ""  # What a value that does not match must be.
     convert: Callable[[str], Any] = str
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    """Lowest and highest number."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # Lowest and highest number.
 
     def parse(self, text: str) -> Any:
         """Return the value. Raise ValueError with the reason if it is not accepted."""
@@ -109,8 +107,7 @@ class Flag:
     """A flag or an argument (its name is in capitals) of the command line."""
 
     name: str
-    field: str
-    """Field of Settings."""
+    field: str  # Field of Settings.
     default: Any
     kind: Kind
     help: str

@@ -20,21 +20,18 @@ class _Seen:
     """A GPU in one collection."""
 
     sampled_at: float
-    active_seconds: float
-    """Integral of the active share of the SMs."""
+    active_seconds: float  # Integral of the active share of the SMs.
     unobserved_seconds: float
     members: object
     """Processes with a context, without MPS servers; unequal to others if not all are known."""
-    changes: tuple[object, ...]
-    """Differs if a client connected or left since another collection."""
+    changes: tuple[object, ...]  # Differs if a client connected or left since another collection.
 
 
 class SmUseCounter:
     """Adds up the bounds from collection to collection."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[_Seen]] = {}
-        """GPU UUID -> the last three samples."""
+        self._seen: dict[str, deque[_Seen]] = {}  # GPU UUID -> the last three samples.
         self._use: dict[ClientKey, dict[str, SmUse]] = {}
 
     def count(self, snapshot: Snapshot, at: float) -> Mapping[ClientKey, Mapping[str, SmUse]]:

@@ -78,8 +78,7 @@ class PossibleUnfinishedWork:
     pid: int
     uid: int | None
     ended_at: float
-    seconds: float
-    """Duration of its exit."""
+    seconds: float  # Duration of its exit.
     gpu_uuids: tuple[str, ...] = ()
 
 
@@ -90,8 +89,7 @@ class Wait:
     pid: int
     uid: int
     since: float
-    behind_uid: int | None
-    """User of the server that holds the GPU."""
+    behind_uid: int | None  # User of the server that holds the GPU.
     dead: bool = False
     """The process is gone, its entry is not: the daemon hangs when its turn comes."""
 
@@ -103,8 +101,7 @@ class Handover:
     at: float
     pid: int
     uid: int
-    server_pid: int | None = None
-    """The server, if it has exited unnoticed by the daemon."""
+    server_pid: int | None = None  # The server, if it has exited unnoticed by the daemon.
     answered: bool = False
     """server.log has a newer line: the server works, and the client may work, too."""
 
@@ -121,8 +118,7 @@ class TimelineSpan:
     kind: TimelineKind
     uid: int | None
     start: float
-    end: float
-    """At most the time up to which the logs have been read."""
+    end: float  # At most the time up to which the logs have been read.
     ongoing: bool = False
 
 
@@ -160,8 +156,7 @@ class EndedBefore:
     """A client that exited shortly before a fault."""
 
     pid: int
-    seconds: float
-    """Time from the end of its context to the fault."""
+    seconds: float  # Time from the end of its context to the fault.
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +169,17 @@ class Incident:
     uid: int | None = None
     pids: tuple[int, ...] = ()
     """Clients lost, rejected or waiting; for a fault also the client that caused it."""
-    blamed_pid: int | None = None
-    """The client that MPS names for a fault, which proves nothing."""
-    caused_by_pids: tuple[int, ...] = ()
-    """Clients that caused a fault, proved by the kernel log."""
+    blamed_pid: int | None = None  # The client that MPS names for a fault, which proves nothing.
+    caused_by_pids: tuple[int, ...] = ()  # Clients that caused a fault, proved by the kernel log.
     proof: FaultProof = ""
     ended_before: tuple[EndedBefore, ...] = ()
     """Clients that exited shortly before a fault of unknown cause; one may have left the work that
     caused it."""
     gpu_uuids: tuple[str, ...] = ()
-    seconds: float | None = None
-    """Duration of a wait or a recovery."""
-    detail: str = ""
-    """Name of a cause, or its evidence."""
-    count: int = 1
-    """Number of repetitions: a server that cannot start fails twenty times a second."""
-    counted: bool = True
-    """False: before the exporter's start, so no counter includes it."""
+    seconds: float | None = None  # Duration of a wait or a recovery.
+    detail: str = ""  # Name of a cause, or its evidence.
+    count: int = 1  # Number of repetitions: a server that cannot start fails twenty times a second.
+    counted: bool = True  # False: before the exporter's start, so no counter includes it.
 
     @property
     def id(self) -> str:
@@ -215,10 +204,8 @@ class NamedServer:
 
     name: str
     uid: int | None = None
-    pid: int | None = None
-    """In the daemon's PID namespace; None: not running, or not reported."""
-    status: str | None = None
-    """The driver's own text: Ready, ..."""
+    pid: int | None = None  # In the daemon's PID namespace; None: not running, or not reported.
+    status: str | None = None  # The driver's own text: Ready, ...
     pipe_directory: str | None = None
     allowed_devices: tuple[str, ...] = ()
     context_ids: str | None = None
@@ -230,28 +217,22 @@ class Namespace:
 
     name: str
     server_name: str
-    status: str | None = None
-    """Status of its server."""
+    status: str | None = None  # Status of its server.
     pipe_directory: str | None = None
-    active_thread_ratio: float | None = None
-    """math.inf: unlimited."""
-    pinned_memory_limit_bytes: float | None = None
-    """On each GPU; math.inf: unlimited."""
+    active_thread_ratio: float | None = None  # math.inf: unlimited.
+    pinned_memory_limit_bytes: float | None = None  # On each GPU; math.inf: unlimited.
     client_priority: int | None = None
-    clients: int | None = None
-    """None: not known of every client of the server."""
+    clients: int | None = None  # None: not known of every client of the server.
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceClient:
     """A client as an MPS v3 daemon lists it."""
 
-    pid: int
-    """In the daemon's PID namespace."""
+    pid: int  # In the daemon's PID namespace.
     server_name: str
     namespace: str | None = None
-    devices: tuple[str, ...] = ()
-    """UUIDs, or ordinals in the server's list."""
+    devices: tuple[str, ...] = ()  # UUIDs, or ordinals in the server's list.
     command: str | None = None
 
 
@@ -259,20 +240,16 @@ class NamespaceClient:
 class SmPartition:
     """SMs of a GPU that only clients of this partition use, or SMs that are in no partition."""
 
-    device: str
-    """UUID of the GPU, or its beginning, or an ordinal in the server's list."""
-    server_name: str
-    """Empty for a v2 daemon: its partitions belong to no server."""
-    status: str
-    """configured, created, unallocated, or another text of the driver."""
+    device: str  # UUID of the GPU, or its beginning, or an ordinal in the server's list.
+    server_name: str  # Empty for a v2 daemon: its partitions belong to no server.
+    status: str  # configured, created, unallocated, or another text of the driver.
     partition_id: str | None = None
     """Name behind the slash in CUDA_MPS_SM_PARTITION; None: no partition, or not created."""
     name: str = ""
     chunks: int | None = None
     sms: int | None = None
     include_remainder: bool | None = None
-    has_clients: bool | None = None
-    """Reported by a v2 daemon only."""
+    has_clients: bool | None = None  # Reported by a v2 daemon only.
     clients: int | None = None
     """Number of clients that name this partition; None: some clients or environments are unknown,
     or the partition has no ID."""
@@ -325,8 +302,7 @@ class Feature:
 class Partitioning:
     """The named servers, namespaces and partitions that a daemon lists."""
 
-    protocol: Literal["2", "3"] | None = None
-    """None: no list was queried."""
+    protocol: Literal["2", "3"] | None = None  # None: no list was queried.
     lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)
     """Class of the rows -> rows."""
     unknown_columns: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
@@ -364,18 +340,13 @@ that the client does not use."""
 class SmUse:
     """Bounds of a client's use of a GPU's SMs since its first collection."""
 
-    low: float = 0.0
-    """SM-seconds that no other process on the GPU can have used."""
-    high: float = 0.0
-    """SM-seconds that the client can have used at most."""
-    alone_seconds: float = 0.0
-    """Time in which no other process had a context on the GPU."""
-    alone_sm_seconds: float = 0.0
-    """SM-seconds in that time: the client's."""
+    low: float = 0.0  # SM-seconds that no other process on the GPU can have used.
+    high: float = 0.0  # SM-seconds that the client can have used at most.
+    alone_seconds: float = 0.0  # Time in which no other process had a context on the GPU.
+    alone_sm_seconds: float = 0.0  # SM-seconds in that time: the client's.
 
 
-ClientKey = tuple[str, int, int]
-"""Pipe directory, PID of the server, PID of the client."""
+ClientKey = tuple[str, int, int]  # Pipe directory, PID of the server, PID of the client.
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,24 +376,20 @@ class Client:
     active_thread_ratio: float | None = None
     sm_limit: Mapping[str, int] = field(default_factory=dict)
     priority: int | None = None
-    percentage_ignored: str | None = None
-    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if CUDA ignores it."""
+    percentage_ignored: str | None = None  # CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if CUDA ignores it.
     memory_limit_ignored: str | None = None
     """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, if CUDA ignores it: one of its entries is for a GPU that
     the process does not see."""
     state: ClientState | None = None
     state_since: float | None = None
-    confirmed: bool = True
-    """A process with this PID exists, and this daemon may serve its user."""
+    confirmed: bool = True  # A process with this PID exists, and this daemon may serve its user.
     server_name: str | None = None
-    namespace: str | None = None
-    """Name and namespace of its server: MPS v3 only."""
+    namespace: str | None = None  # Name and namespace of its server: MPS v3 only.
     gpu_uuids: tuple[str, ...] = ()
     """GPUs that an MPS v3 daemon lists for the client, without numbers of contexts."""
     sm_partition: str | None = None
     """Name behind the slash in its CUDA_MPS_SM_PARTITION, if its daemon has partitions."""
-    sm_partition_name: str | None = None
-    """Label of that partition, if the daemon has it."""
+    sm_partition_name: str | None = None  # Label of that partition, if the daemon has it.
     sm_partition_fault: PartitionFault | None = None
     """Reason why the client cannot be meant for that partition."""
     cgroup: str | None = None
@@ -449,8 +416,7 @@ class Server:
     clients: tuple[Client, ...] = ()
     confirmed: bool = True
     """The process with this PID is an MPS server, and this daemon may serve its user."""
-    name: str | None = None
-    """MPS v3 only."""
+    name: str | None = None  # MPS v3 only.
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,8 +425,7 @@ class ControlDaemon:
 
     pipe_directory: str
     log_directory: str
-    state: ControlState | None
-    """None: no query was sent, and /proc does not show it."""
+    state: ControlState | None  # None: no query was sent, and /proc does not show it.
     facts: DaemonFacts
     pid: int | None = None
     uid: int | None = None
@@ -480,11 +445,9 @@ class ControlDaemon:
     servers: tuple[Server, ...] = ()
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
-    gpu_uuids: tuple[str, ...] = ()
-    """GPUs that the daemon serves, or served until it exited."""
+    gpu_uuids: tuple[str, ...] = ()  # GPUs that the daemon serves, or served until it exited.
     logs: tuple[LogState, ...] = ()
-    counters: LogMetricValues | None = None
-    """None: no log of this daemon was ever readable."""
+    counters: LogMetricValues | None = None  # None: no log of this daemon was ever readable.
     incidents: tuple[Incident, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     timeline_since: float | None = None
@@ -516,12 +479,9 @@ class Gpu:
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
     """ProcessKind -> processes in the readable lists; None if no list was readable."""
-    direct_pids: tuple[int, ...] = ()
-    """Compute processes without MPS."""
-    direct_processes: tuple[ProcessFacts, ...] = ()
-    """The same processes, if /proc shows them."""
-    served_by: tuple[str, ...] = ()
-    """Pipe directories of the running daemons that serve this GPU."""
+    direct_pids: tuple[int, ...] = ()  # Compute processes without MPS.
+    direct_processes: tuple[ProcessFacts, ...] = ()  # The same processes, if /proc shows them.
+    served_by: tuple[str, ...] = ()  # Pipe directories of the running daemons that serve this GPU.
     seems_stranded: tuple[int, ...] | None = None
     """MPS processes without a server now; may include a process that is just exiting."""
     stranded_pids: tuple[int, ...] | None = None
@@ -560,8 +520,7 @@ class Chapter:
 
     name: str
     title: str
-    at_seconds: float
-    """Position in the demo, at speed 1."""
+    at_seconds: float  # Position in the demo, at speed 1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,13 +530,11 @@ class RecordingHeader:
     scenario: str
     machine: str
     driver_version: str
-    recorded_at: str
-    """ISO 8601, UTC."""
+    recorded_at: str  # ISO 8601, UTC.
     started_at: float
     exporter_version: str
     anonymised: bool
-    flags: tuple[str, ...] = ()
-    """The exporter's settings that are not at their defaults."""
+    flags: tuple[str, ...] = ()  # The exporter's settings that are not at their defaults.
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,21 +542,14 @@ class RecordingInfo:
     """The recording that is replayed instead of a live host."""
 
     header: RecordingHeader
-    speed: float = 1.0
-    """Recorded seconds per second of the viewer."""
-    loop: int = 1
-    """1, plus one for each further recording, loop and jump."""
+    speed: float = 1.0  # Recorded seconds per second of the viewer.
+    loop: int = 1  # 1, plus one for each further recording, loop and jump.
     chapters: tuple[Chapter, ...] = ()
-    chapter: str | None = None
-    """Name of the current chapter."""
-    position_seconds: float = 0.0
-    """On the scale of the chapters' positions."""
-    duration_seconds: float = 0.0
-    """Duration of one loop, on the same scale."""
-    names_replaced: bool = False
-    """Names of users and programs are not from the recording."""
-    played_from: float = 0.0
-    """Start of the recording on the viewer's clock."""
+    chapter: str | None = None  # Name of the current chapter.
+    position_seconds: float = 0.0  # On the scale of the chapters' positions.
+    duration_seconds: float = 0.0  # Duration of one loop, on the same scale.
+    names_replaced: bool = False  # Names of users and programs are not from the recording.
+    played_from: float = 0.0  # Start of the recording on the viewer's clock.
 
     def viewer_time(self, moment: float) -> float:
         """Return the time on the viewer's clock when a recorded time was played."""
@@ -630,8 +580,6 @@ class Snapshot:
     """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
     sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)
     """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
-    kernel_log: KernelObservation | None = None
-    """None: an old recording without this fact."""
-    unknown_readings: int | None = None
-    """Readings without a metric since the exporter's start."""
+    kernel_log: KernelObservation | None = None  # None: an old recording without this fact.
+    unknown_readings: int | None = None  # Readings without a metric since the exporter's start.
     recording: RecordingInfo | None = None

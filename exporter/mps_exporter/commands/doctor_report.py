@@ -45,10 +45,8 @@ class Diagnosis:
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
     traces: Leftovers = field(default_factory=Leftovers)
-    unread: tuple[str, ...] = ()
-    """What could not be read in time."""
-    recording: Path | None = None
-    """The latest recording of an incident."""
+    unread: tuple[str, ...] = ()  # What could not be read in time.
+    recording: Path | None = None  # The latest recording of an incident.
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -81,8 +79,7 @@ MAX_CHECK_CHARACTERS = 120  # Maximum length of the line of a check.
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
 """Names of checks: any critical finding, or a single one."""
 
-_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})
-"""Checks that need no source but NVML."""
+_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})  # Checks that need no source but NVML.
 
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:

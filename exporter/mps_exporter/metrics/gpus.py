@@ -31,8 +31,7 @@ SHARING, GPUS = Section("GPU sharing"), Section("GPUs")
 STATE = "state"  # Label of a reading that names a state.
 BY_QUANTITY: dict[str, MetricSpec] = {}  # Quantity of readings -> the metric that shows them.
 
-Readings = Mapping[str, Mapping[Texts, float]]
-"""Quantity -> label values of the reading -> value."""
+Readings = Mapping[str, Mapping[Texts, float]]  # Quantity -> label values of the reading -> value.
 
 
 @lru_cache(maxsize=MAX_CACHED_LABELS)

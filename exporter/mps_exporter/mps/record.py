@@ -167,8 +167,7 @@ def _repeats(incident: Incident, earlier: Incident) -> bool:
 class Moment(NamedTuple):
     """The time of an event, with the counters and incidents that record it."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds.
     counted: bool
     """False before the exporter's start: the event rebuilds the state, and no counter counts it."""
     counters: Counters
@@ -202,8 +201,7 @@ class GpuNames:
 
     def __init__(self) -> None:
         self._ordinals: dict[int, str] = {}
-        self._shown_at = 0.0
-        """Last time at which an ordinal was shown with its UUID."""
+        self._shown_at = 0.0  # Last time at which an ordinal was shown with its UUID.
         self._uuids: set[str] = set()
 
     def add_gpu(self, uuid: str) -> None:

@@ -64,8 +64,7 @@ class ReplayHost:
         self._read_until = {"procfs": recording.header.started_at}
         """Source -> time of the last observation that was returned."""
         self._kernel = KernelObservation(0.0, readable=False)
-        self._chunks: list[LogChunk] = []
-        """Data of logs that were not followed yet."""
+        self._chunks: list[LogChunk] = []  # Data of logs that were not followed yet.
         self._log_states: tuple[LogState, ...] = ()
 
     # ------------------------------------------------------------------ the clock
@@ -224,12 +223,9 @@ class Scene:
     """A part of a recording."""
 
     path: Path
-    begin: float
-    """Seconds after the recording's start."""
-    end: float
-    """Seconds after the recording's start; what was read last is shown until then."""
-    starts_at: float
-    """Seconds after the playlist's start."""
+    begin: float  # Seconds after the recording's start.
+    end: float  # Seconds after the recording's start; what was read last is shown until then.
+    starts_at: float  # Seconds after the playlist's start.
 
     @property
     def duration_seconds(self) -> float:
@@ -242,8 +238,7 @@ class Playlist:
 
     scenes: tuple[Scene, ...]
     chapters: tuple[Chapter, ...] = ()
-    users: Mapping[int, str] = field(default_factory=dict)
-    """User -> name."""
+    users: Mapping[int, str] = field(default_factory=dict)  # User -> name.
     programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """User and recorded name -> name."""
     recordings: dict[Path, Recording] = field(default_factory=dict)

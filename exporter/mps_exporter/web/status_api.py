@@ -55,8 +55,7 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.began_at: float | None = None
-        """Time of the first collection."""
+        self.began_at: float | None = None  # Time of the first collection.
         self._last_at, self._loop = 0.0, 0
         self._samples: dict[str, deque[Sample]] = {}
         self.read_at: dict[str, float] = {}

@@ -125,8 +125,7 @@ class WebConfig:
     http_server_config: HTTPConfig = field(default_factory=HTTPConfig)
     basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Name -> bcrypt hash."""
-    rate_limit: None = None
-    """Not supported."""
+    rate_limit: None = None  # Not supported.
 
 
 # ------------------------------------------------------------------------------------ YAML
@@ -235,8 +234,7 @@ _CONVERTERS: Mapping[object, Callable[[yaml.Node], object]] = {
 # ---------------------------------------------------------------------------------- checks
 
 
-Problem = tuple[str, str]
-"""Key and reason of a refusal."""
+Problem = tuple[str, str]  # Key and reason of a refusal.
 
 
 def _problems(config: WebConfig) -> Iterator[Problem]:
