@@ -40,8 +40,7 @@ class DaemonRecord:
     resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
-    knows_ranges: bool = False
-    """Whether it has the address ranges that were read before it was found."""
+    knows_ranges: bool = False  # Whether it has the address ranges read before it was found.
 
     @property
     def state(self) -> DaemonState:

@@ -112,8 +112,7 @@ class Flag:
     kind: Kind
     help: str
     commands: tuple[str, ...]
-    setting: bool
-    """Whether it has an environment variable; False for an option of a single command."""
+    setting: bool  # Whether it has an environment variable, unlike an option of one command.
 
     @property
     def repeatable(self) -> bool:

@@ -40,8 +40,7 @@ class ProcessFacts:
     parent_pid: int | None = None
     namespace_pids: tuple[int, ...] = ()
     """The NSpid line: the PID in each nested PID namespace, outermost first."""
-    pid_namespace: int | None = None
-    """Inode of the PID namespace; None without the right to read it."""
+    pid_namespace: int | None = None  # Inode; None without the right to read it.
     cgroup: str | None = None  # Text of /proc/PID/cgroup.
     mps_environment: Mapping[str, str] | None = None
     """The MPS variables (and CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS) of the environment,
@@ -92,10 +91,8 @@ class ProcessView:
     reading_hangs: bool = False
     """Its environment, or a directory that it names, did not answer: the rest is not known."""
     pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
-    names_directory: bool = False
-    """CUDA_MPS_PIPE_DIRECTORY is set; else the directory is CUDA's default."""
-    path_error: str | None = None
-    """Why that directory is unusable, with the missing or closed folder on the path."""
+    names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
+    path_error: str | None = None  # Why that directory is unusable, with the folder at fault.
     closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, if the host has it under the same path."""
     closed_socket: str = ""  # Mode of the daemon's control socket, if its user may not connect.
@@ -105,8 +102,7 @@ class ProcessView:
     own_proc: bool | None = None
     """Whether the /proc in its root is that of its PID namespace; None: unknown."""
     mps_environment: Mapping[str, str] | None = None  # See ProcessFacts.
-    debug_variables: tuple[str, ...] = ()
-    """Variables in its environment that make CUDA slow or serial."""
+    debug_variables: tuple[str, ...] = ()  # Variables that make CUDA slow or serial.
     missing_libraries: tuple[str, ...] = ()  # The debug variables that name a missing file.
     oom_kills: int | None = None
     """Processes of its control group that the kernel killed when memory ran out."""
@@ -151,8 +147,7 @@ class MpsDirectory:
 class Leftovers:
     """What MPS left on a host, and what shows that a daemon should run. Read by the doctor only."""
 
-    zombies: tuple[ProcessFacts, ...] = ()
-    """Processes of MPS programs that exited and were not reaped."""
+    zombies: tuple[ProcessFacts, ...] = ()  # MPS processes that exited and were not reaped.
     orphans: tuple[ProcessFacts, ...] = ()  # Servers without a control daemon as parent.
     directories: tuple[MpsDirectory, ...] = ()
     open_files: tuple[OpenFiles, ...] = ()  # For the servers of running daemons.
@@ -277,8 +272,7 @@ class ProcfsObservation:
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS programs that are skipped: that user has too many, or reading them
     fails or hangs."""
-    containers: tuple[ContainerName, ...] = ()
-    """Containers of the processes whose names the kubelet knows."""
+    containers: tuple[ContainerName, ...] = ()  # Containers whose names the kubelet knows.
     error: str | None = None
     cgroup_memory: tuple[CgroupMemory, ...] = ()
     """Memory of the processes' control groups, and of their parents with a limit."""
@@ -318,8 +312,7 @@ class LogChunk:
     pipe_directory: str
     log: LogName
     data: bytes = b""
-    history: bool = False
-    """Written before the exporter's first read: rebuilds the state, counts nothing."""
+    history: bool = False  # Written before the first read: rebuilds the state, counts nothing.
     restarted: bool = False
     """The file was truncated or replaced before these bytes: a half line before them is void."""
     lost_bytes: int = 0  # Bytes skipped before these because the backlog exceeded its limit.
@@ -329,8 +322,7 @@ class LogChunk:
     utc_offset_seconds: float | None = None
     """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
     and its last line, else the host's. None: no line has a timestamp yet."""
-    server_name: str = ""
-    """Server that owns the log (each server of an MPS v3 daemon has one); empty for v2."""
+    server_name: str = ""  # The MPS v3 server that owns the log; empty for v2.
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,10 @@ findings. ``None`` means "not available": such a value is absent from every outp
 Times are Unix timestamps in seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from mps_exporter.observations import (
     CgroupMemory,
@@ -32,8 +30,7 @@ SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
 """States of the control tool; the unknown state of a newer driver is passed through."""
 
 ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
-CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
-"""States of a client, in the order of its life."""
+CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)  # In the order of a client's life.
 
 EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
 LOSS_CAUSES = (
@@ -90,8 +87,7 @@ class Wait:
     uid: int
     since: float
     behind_uid: int | None  # User of the server that holds the GPU.
-    dead: bool = False
-    """The process is gone, its entry is not: the daemon hangs when its turn comes."""
+    dead: bool = False  # The process is gone, not its entry: the daemon hangs when its turn comes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +98,7 @@ class Handover:
     pid: int
     uid: int
     server_pid: int | None = None  # The server, if it has exited unnoticed by the daemon.
-    answered: bool = False
-    """server.log has a newer line: the server works, and the client may work, too."""
+    answered: bool = False  # server.log has a newer line: the server works, and perhaps the client.
 
 
 TimelineKind = Literal["held", "ghost", "idle", "waited"]
@@ -303,8 +298,7 @@ class Partitioning:
     """The named servers, namespaces and partitions that a daemon lists."""
 
     protocol: Literal["2", "3"] | None = None  # None: no list was queried.
-    lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)
-    """Class of the rows -> rows."""
+    lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)  # Class of rows -> rows.
     unknown_columns: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """(query, column of a newer driver) -> its different cells."""
     not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -314,7 +308,7 @@ class Partitioning:
         """Return the rows of a list; () also if it is not known."""
         return self.lists.get(kind, ())
 
-    def changed(self, change: Callable[[Any], Any]) -> Partitioning:
+    def changed(self, change: Callable[[Any], Any]) -> Self:
         """Return these lists with every row changed."""
         lists = {kind: tuple(map(change, rows)) for kind, rows in self.lists.items()}
         return replace(self, lists=lists)
@@ -392,8 +386,7 @@ class Client:
     sm_partition_name: str | None = None  # Label of that partition, if the daemon has it.
     sm_partition_fault: PartitionFault | None = None
     """Reason why the client cannot be meant for that partition."""
-    cgroup: str | None = None
-    """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
+    cgroup: str | None = None  # The nearest control group in Snapshot.cgroup_memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,8 +450,7 @@ class ControlDaemon:
     """With PIDs of this host, and with UUIDs of GPUs where they are known."""
     resumed: bool = False
     """The daemon or one of its servers was stopped when a query timed out, and now runs again."""
-    handover: Handover | None = None
-    """Last action of an unresponsive daemon, if that client's process exists."""
+    handover: Handover | None = None  # Last action of an unresponsive daemon, if its client exists.
 
     def follows(self, log: LogName) -> bool:
         """Return whether this log is readable now."""
@@ -484,8 +476,7 @@ class Gpu:
     served_by: tuple[str, ...] = ()  # Pipe directories of the running daemons that serve this GPU.
     seems_stranded: tuple[int, ...] | None = None
     """MPS processes without a server now; may include a process that is just exiting."""
-    stranded_pids: tuple[int, ...] | None = None
-    """MPS processes that have been without a server for a while."""
+    stranded_pids: tuple[int, ...] | None = None  # MPS processes without a server for a while.
     stranded_clients: int | None = None
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
@@ -570,12 +561,10 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """UID -> name, for the users of the processes that were identified."""
-    containers: tuple[ContainerName, ...] = ()
-    """Containers of processes on the GPUs whose names the kubelet knows."""
+    containers: tuple[ContainerName, ...] = ()  # Containers of GPU processes, by the kubelet.
     cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
     """Control group -> GPU UUID -> its memory on that GPU."""
-    unreadable_environments: int | None = None
-    """Processes whose environment this exporter has no right to read."""
+    unreadable_environments: int | None = None  # Processes whose environment is not readable.
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
     sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)

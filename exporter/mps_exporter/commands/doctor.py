@@ -29,8 +29,7 @@ from mps_exporter.sources import process_view
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.live_host import LiveHost
 
-MEASURING_SECONDS = 0.55
-"""Least pause between two collections: the activity of a GPU is that of an interval."""
+MEASURING_SECONDS = 0.55  # Least time between two collections, over which GPU activity is measured.
 
 CONFIRMING_SECONDS = 1.5
 """Time from the start of the first collection to the second: a process must look stranded for 1 s

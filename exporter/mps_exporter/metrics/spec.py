@@ -60,8 +60,7 @@ class MetricSpec:
     """Label -> all possible values, if the set is closed. A label of an info metric is empty if its
     value is unknown."""
     section: str = ""
-    sparse: bool = False
-    """Each series begins when it is first not 0 (a state: first active), and then remains."""
+    sparse: bool = False  # Each series begins when it is first not 0, or active, and then remains.
     always: frozenset[str] = frozenset()
     """Label values of a sparse metric: series that have all of them begin at 0."""
     samples: Callable[[Page], Samples] = lambda _page: {}

@@ -5,8 +5,6 @@ and programs: an anonymised recording contains numbers of users and replacements
 measured value is changed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -16,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mps_exporter.observations import (
     ControlObservation,
@@ -131,7 +129,7 @@ class ReplayHost:
         return self._new("procfs") if watched else ()
 
     @property
-    def control(self) -> ReplayHost:
+    def control(self) -> Self:
         return self
 
     async def probe(
@@ -241,11 +239,10 @@ class Playlist:
     users: Mapping[int, str] = field(default_factory=dict)  # User -> name.
     programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """User and recorded name -> name."""
-    recordings: dict[Path, Recording] = field(default_factory=dict)
-    """The recordings that have been read."""
+    recordings: dict[Path, Recording] = field(default_factory=dict)  # The recordings read so far.
 
     @classmethod
-    def of(cls, recording: Recording) -> Playlist:
+    def of(cls, recording: Recording) -> Self:
         path = Path()
         scene = Scene(path, 0.0, recording.duration_seconds, 0.0)
         return cls((scene,), recordings={path: recording})

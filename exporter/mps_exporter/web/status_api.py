@@ -58,8 +58,7 @@ class History:
         self.began_at: float | None = None  # Time of the first collection.
         self._last_at, self._loop = 0.0, 0
         self._samples: dict[str, deque[Sample]] = {}
-        self.read_at: dict[str, float] = {}
-        """Source -> time at which it was last read without an error."""
+        self.read_at: dict[str, float] = {}  # Source -> time of its last read without an error.
         self._first_seen: dict[tuple[str, str, str], float] = {}
 
     def add(self, snapshot: Snapshot) -> None:

@@ -62,8 +62,7 @@ class Group:
     clients: tuple[View, ...]
     limit: str
     memory: str
-    sm_ratios: tuple[float, float] | None
-    """The lowest and the highest SM limit; None if a limit is unknown."""
+    sm_ratios: tuple[float, float] | None  # Lowest and highest SM limit; None if one is unknown.
     memory_ratio: float | None  # Memory of all clients as a fraction of the GPU's.
     state: str  # Abnormal states of the clients.
     alarm: bool

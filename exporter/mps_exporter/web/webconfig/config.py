@@ -94,8 +94,7 @@ class TLSConfig:
     key_file: str = ""
     client_ca_file: str = ""
     client_auth_type: str = ""
-    client_allowed_sans: tuple[str, ...] | None = None
-    """None: any name is allowed. Empty: no name is allowed."""
+    client_allowed_sans: tuple[str, ...] | None = None  # None: any name is allowed; empty: no name.
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
@@ -123,8 +122,7 @@ class WebConfig:
 
     tls_server_config: TLSConfig = TLSConfig()
     http_server_config: HTTPConfig = field(default_factory=HTTPConfig)
-    basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Name -> bcrypt hash."""
+    basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)  # Name -> hash.
     rate_limit: None = None  # Not supported.
 
 
