@@ -15,7 +15,7 @@ from prometheus_client import ProcessCollector
 import mps_exporter
 from mps_exporter import policy
 from mps_exporter.collector import Collector
-from mps_exporter.flags import Settings
+from mps_exporter.flags import REVISION_VARIABLE, Settings
 from mps_exporter.hindsight import Hindsight
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import encode
@@ -26,8 +26,7 @@ from mps_exporter.sources.replay_host import Playlist, ReplayHost, Scene
 
 
 def build() -> Build:
-    """Return this program's version."""
-    revision = os.environ.get("MPS_EXPORTER_BUILD_REVISION", "")
+    revision = os.environ.get(REVISION_VARIABLE, "")
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 

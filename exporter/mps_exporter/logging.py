@@ -25,8 +25,7 @@ STDERR = 2
 MAX_FIELD_CHARACTERS = 1000  # Maximum length of a value: paths chosen by users may have 128 kB.
 MAX_QUEUED_LINES = 1000  # Maximum number of queued lines; further lines are dropped and counted.
 
-WRITE_TIMEOUT_SECONDS = 0.5
-"""Time allowed for a message to the user, and at shutdown for the queued lines."""
+WRITE_TIMEOUT_SECONDS = 0.5  # Timeout of a message to the user, and of queued lines at shutdown.
 
 
 # ------------------------------------------------------------------------------ log lines

@@ -209,22 +209,22 @@ def _client_view(client: Client, server: Server, use: Mapping[str, SmUse]) -> Vi
     )
 
 
-def _oldest_first(client: Client) -> tuple[float, int]:
-    return (math.inf if client.connected_at is None else client.connected_at, client.pid)
-
-
 def _server_view(server: Server, daemon: ControlDaemon, snapshot: Snapshot) -> View:
     def shown(client: Client) -> View:
         key = daemon.pipe_directory, server.pid, client.pid
         return _client_view(client, server, snapshot.sm_use.get(key, {}))
 
+    oldest_first = sorted(
+        server.clients,
+        key=lambda one: (math.inf if one.connected_at is None else one.connected_at, one.pid),
+    )
     return _view(
         "server",
         server,
         user=humanize.user_name(server.uid, server.user),
         ghost=bool(server.ghost),
         started_at=server.start_time_seconds,
-        clients=tuple(map(shown, sorted(server.clients, key=_oldest_first))),
+        clients=tuple(map(shown, oldest_first)),
     )
 
 

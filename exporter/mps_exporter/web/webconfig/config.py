@@ -142,10 +142,6 @@ class _Loader(yaml.SafeLoader):
         super().fetch_more_tokens()
 
 
-_YAML = yaml.SafeLoader("")
-"""Resolves and converts single values; the file itself is only composed into nodes."""
-
-
 def parse_web_config(content: bytes) -> WebConfig:
     try:
         node = _Loader(content).get_single_node()
@@ -207,7 +203,7 @@ def _to_texts(node: yaml.Node) -> dict[str, str]:
 def _to_flag(node: yaml.Node) -> bool:
     if node.tag != _BOOL:
         raise WebConfigError("must be true or false")
-    return _YAML.bool_values[_to_string(node).lower()]
+    return _Loader.bool_values[_to_string(node).lower()]
 
 
 def _refuse_rate_limit(_node: yaml.Node) -> None:
