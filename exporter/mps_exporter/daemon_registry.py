@@ -196,7 +196,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
         return _within_quota((one.facts, one.pids_to_watch()) for one in self.values())
 
     def pids_to_look_up(self) -> list[int]:
-        """Return the PIDs that the logs name, and of daemons that were not found."""
+        """Return the PIDs that the logs name, and the last PIDs of daemons that were not found."""
         return _within_quota(
             (one.facts, [*one.missing_process(), *sorted(one.state.pids_to_look_up())])
             for one in self.values()

@@ -201,7 +201,7 @@ class DaemonFacts:
 
     @property
     def account(self) -> tuple[int | None, int | None]:
-        """Whose limits hold for it, if it is limited."""
+        """The account whose limits apply, if the daemon is limited."""
         namespace = self.process.pid_namespace if self.process is not None else None
         return self.user, namespace if self.user == 0 else None
 

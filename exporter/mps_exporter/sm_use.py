@@ -56,7 +56,7 @@ class SmUseCounter:
                 others = {one.pid for one in found} - {server.pid for _, server in servers}
                 limits = dict.fromkeys(others, sms) | limits
                 members = frozenset(limits)
-            now = _look(gpu, at, members, changes)
+            now = _sample(gpu, at, members, changes)
             if now is None:
                 self._seen.pop(gpu.uuid, None)
                 continue
@@ -76,14 +76,14 @@ class SmUseCounter:
 
 
 def _change(daemon: ControlDaemon) -> object:
-    """Return the number of clients that have connected; without logs, something unequal."""
+    """Return the number of clients that have connected; without logs, a unique value."""
     if daemon.counters is None or not daemon.follows("server"):
         return object()
     counts = daemon.counters.get("mps_client_connections_total", {})
     return tuple(sorted(counts.items(), key=str))
 
 
-def _look(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -> _Seen | None:
+def _sample(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -> _Seen | None:
     """Return what is needed of a GPU; None without SM activity."""
     seen, active = gpu.observation, gpu.reading("sm_active_time")
     if active is None or seen.sm_count is None or seen.activity_age_seconds is None:

@@ -213,7 +213,7 @@ class Scope(Generic[T]):
     def state(
         self, name: str, source: str, states: tuple[str, ...], value: Callable[[T], str | None]
     ) -> MetricSpec:
-        """Declare a set of states, one of which is active, be it unknown."""
+        """Declare a set of states. An active state that is not among them is added."""
 
         def flags(thing: T) -> Mapping[RawLabels, float]:
             active = value(thing)

@@ -83,7 +83,7 @@ class ReplayHost:
 
     @property
     def played_from(self) -> float:
-        """The viewer's time of the recording's start; while it is held, if it were played now."""
+        """The recording's start on the viewer's clock; while held, as if it were played now."""
         if self._held is not None:
             return self._clock() - self._held / self.speed
         return self._started_at

@@ -165,7 +165,7 @@ def _shown(value: Any) -> Any:
 
 
 def _view(kind: str, *sources: object, **derived: Any) -> View:
-    """Return a view of a part of the snapshot; underived fields have the names of the sources."""
+    """Return a view of a part of the snapshot. Other fields are attributes of the sources."""
 
     def field(name: str) -> Any:
         return _shown(next(getattr(one, name) for one in sources if hasattr(one, name)))
@@ -285,7 +285,7 @@ def incident_view(
 
 
 def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
-    """Return the incidents, the newest first; at the same time, the one recorded last."""
+    """Return the incidents, the newest first; of equal times, the last recorded first."""
     found = [
         incident_view(daemon.pipe_directory, one, name_of, limited=daemon.facts.limited)
         for daemon in reversed(snapshot.daemons)
