@@ -8,14 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts, Reading
+from mps_exporter.observations import (
+    DaemonFacts,
+    GpuObservation,
+    KernelObservation,
+    LogState,
+    ProcessFacts,
+    Reading,
+)
 from mps_exporter.snapshot import (
     Client,
     CollectorResult,
     ControlDaemon,
     Gpu,
     Incident,
-    KernelLog,
     Partitioning,
     PossibleUnfinishedWork,
     Server,
@@ -117,7 +123,7 @@ SYNTHETIC = {
     "share_exceeded": host(job(0.5, 0.5)),
     "memory_overcommitted": Snapshot(1.0, gpus=(replace(gpu(), **OVER),)),
     "environment_unreadable": host(client(environment_readable=False)),
-    "kernel_log_unreadable": host(daemon(), kernel_log=KernelLog(readable=False, error="no right")),
+    "kernel_log_unreadable": host(daemon(), kernel_log=KernelObservation(1.0, False, "no right")),
     "processes_ignored": Snapshot(1.0, ignored_processes={2001: 5}),
     "logs_unreadable": host(daemon(logs=(UNREADABLE,))),
     "log_large": host(daemon(logs=(LARGE,))),

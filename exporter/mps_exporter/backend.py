@@ -1,7 +1,5 @@
 """Backend of the web server: a collector on this host, or recordings played in a loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip as gzip_format
@@ -17,7 +15,7 @@ from prometheus_client import ProcessCollector
 import mps_exporter
 from mps_exporter import policy
 from mps_exporter.collector import Collector
-from mps_exporter.flags import Settings
+from mps_exporter.flags import REVISION_VARIABLE, Settings
 from mps_exporter.hindsight import Hindsight
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import encode
@@ -29,8 +27,7 @@ from mps_exporter.sources.replay_host import Playlist, ReplayHost, Scene
 
 
 def build() -> Build:
-    """Return this program's version."""
-    revision = os.environ.get("MPS_EXPORTER_BUILD_REVISION", "")
+    revision = os.environ.get(REVISION_VARIABLE, "")
     return Build(mps_exporter.__version__, revision, platform.python_version())
 
 
@@ -190,11 +187,9 @@ class CollectorBackend:
             None if settings.web_disable_exporter_metrics else ProcessCollector(registry=None)
         )
         self._readers: list[Callable[[DaemonFacts, Incident], None]] = []
-        self.ready = False
-        """Whether the first collection is done."""
+        self.ready = False  # Whether the first collection is done.
         self.enabled_collectors = settings.enabled_collectors()
-        self.player: ReplayPlayer | None = None
-        """Plays recordings; None on a live host."""
+        self.player: ReplayPlayer | None = None  # Plays recordings; None on a live host.
         self._host: LiveHost | None = None
         self._hindsight: Hindsight | None = None
         self._source: Collector | ReplayPlayer

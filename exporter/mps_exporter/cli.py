@@ -1,7 +1,5 @@
 """The command line: parses it with argparse and runs the command."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import ctypes

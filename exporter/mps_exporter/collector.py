@@ -4,8 +4,6 @@ Scrapes that overlap share a collection. A late source affects only its own metr
 collections only the logs and exits are followed, and the GPUs' activity is sampled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -15,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
+from typing import Self
 
 from mps_exporter import policy
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
@@ -38,19 +37,11 @@ from mps_exporter.observations import (
     ProcfsObservation,
 )
 from mps_exporter.sm_use import SmUseCounter
-from mps_exporter.snapshot import (
-    COLLECTORS,
-    CollectorName,
-    CollectorResult,
-    Incident,
-    KernelLog,
-    Snapshot,
-)
+from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
-SELF_LOGGING_COLLECTORS = ("nvml", "control")
-"""Sources that log their own failures and recoveries in more detail."""
+SELF_LOGGING_COLLECTORS = ("nvml", "control")  # They log failures and recoveries themselves.
 
 _log = logging.getLogger(__name__)
 
@@ -81,11 +72,7 @@ class CollectionRun:
         return max(0.01, ratio * self.deadline_seconds - self.age_seconds)
 
     async def run_source(
-        self,
-        name: CollectorName,
-        read: Callable[[CollectionRun], Awaitable[None]],
-        *,
-        always: bool = False,
+        self, name: CollectorName, read: Callable[[Self], Awaitable[None]], *, always: bool = False
     ) -> None:
         """Read one source, or a further part of it, and record its duration and success.
 
@@ -164,8 +151,7 @@ class Collector:
         self._kernel: KernelObservation | None = None
         self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
-        self._gpu_addresses: dict[str, str] = {}
-        """PCI address -> UUID of the GPUs that were read last."""
+        self._gpu_addresses: dict[str, str] = {}  # PCI address -> UUID, of the last reading.
         self._identified: frozenset[int] = frozenset()
         """The processes that the last collection requested."""
 
@@ -472,9 +458,7 @@ class Collector:
         kernel = self._kernel
         known = kernel is not None and (kernel.readable or kernel.error)
         return replace(
-            snapshot,
-            unknown_readings=self._unknown_readings,
-            kernel_log=KernelLog(kernel.readable, kernel.error) if kernel and known else None,
+            snapshot, unknown_readings=self._unknown_readings, kernel_log=kernel if known else None
         )
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:

@@ -1,7 +1,5 @@
 """The daemons that exist and existed, and the state of each between collections. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +27,8 @@ class DaemonRecord:
 
     facts: DaemonFacts
     tracker: DaemonTracker
-    in_job: bool = False
-    """Whether its process belonged to a Slurm job or a pod."""
-    last_pid: int | None = None
-    """PID of the process that was found last."""
+    in_job: bool = False  # Whether its process belonged to a Slurm job or a pod.
+    last_pid: int | None = None  # PID of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
     answered_by: tuple[int, float] | None = None
@@ -40,14 +36,11 @@ class DaemonRecord:
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False
-    hung_at: float | None = None
-    """When its last query timed out; None: the daemon replied."""
-    resumed_at: float | None = None
-    """When it or one of its servers last continued after a stop."""
+    hung_at: float | None = None  # When its last query timed out; None: the daemon replied.
+    resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
-    knows_ranges: bool = False
-    """Whether it has the address ranges that were read before it was found."""
+    knows_ranges: bool = False  # Whether it has the address ranges read before it was found.
 
     @property
     def state(self) -> DaemonState:
@@ -203,7 +196,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
         return _within_quota((one.facts, one.pids_to_watch()) for one in self.values())
 
     def pids_to_look_up(self) -> list[int]:
-        """Return the PIDs that the logs name, and of daemons that were not found."""
+        """Return the PIDs that the logs name, and the last PIDs of daemons that were not found."""
         return _within_quota(
             (one.facts, [*one.missing_process(), *sorted(one.state.pids_to_look_up())])
             for one in self.values()

@@ -5,8 +5,6 @@ tables. ``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:94
 the flag wins. Repeatable settings are separated by commas in the environment.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re
@@ -90,11 +88,9 @@ class Kind(NamedTuple):
 
     metavar: str = ""
     pattern: str = ".*"
-    reason: str = ""
-    """What a value that does not match must be."""
+    reason: str = ""  # What a value that does not match must be.
     convert: Callable[[str], Any] = str
-    bounds: tuple[float, float] = (-math.inf, math.inf)
-    """Lowest and highest number."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # Lowest and highest number.
 
     def parse(self, text: str) -> Any:
         """Return the value. Raise ValueError with the reason if it is not accepted."""
@@ -111,14 +107,12 @@ class Flag:
     """A flag or an argument (its name is in capitals) of the command line."""
 
     name: str
-    field: str
-    """Field of Settings."""
+    field: str  # Field of Settings.
     default: Any
     kind: Kind
     help: str
     commands: tuple[str, ...]
-    setting: bool
-    """Whether it has an environment variable; False for an option of a single command."""
+    setting: bool  # Whether it has an environment variable, unlike an option of one command.
 
     @property
     def repeatable(self) -> bool:

@@ -3,8 +3,6 @@
 The page, the JSON and the command line take their wording from here, so that they agree.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime

@@ -6,8 +6,6 @@ The lines are logfmt or JSON. ``extra={"fields": {...}}`` adds fields to the mes
 output and error may be closed, full, not a terminal, or without a reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -27,8 +25,7 @@ STDERR = 2
 MAX_FIELD_CHARACTERS = 1000  # Maximum length of a value: paths chosen by users may have 128 kB.
 MAX_QUEUED_LINES = 1000  # Maximum number of queued lines; further lines are dropped and counted.
 
-WRITE_TIMEOUT_SECONDS = 0.5
-"""Time allowed for a message to the user, and at shutdown for the queued lines."""
+WRITE_TIMEOUT_SECONDS = 0.5  # Timeout of a message to the user, and of queued lines at shutdown.
 
 
 # ------------------------------------------------------------------------------ log lines

@@ -7,8 +7,6 @@ a replayed host runs the same code as a live one.
 Times are Unix timestamps in seconds unless a name says otherwise. ``None`` means "not available".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,16 +20,11 @@ class Outcome(StrEnum):
     """The outcome of a query or a call outside the process."""
 
     OK = "ok"
-    TIMEOUT = "timeout"
-    """No reply before the deadline."""
-    ABSENT = "absent"
-    """Nothing to query: no daemon, no tool, no library."""
-    REFUSED = "refused"
-    """Refused, also after one retry."""
-    UNPARSABLE = "unparsable"
-    """A reply of unknown wording."""
-    SKIPPED = "skipped"
-    """Not sent: the circuit breaker is open, or the query could harm the host."""
+    TIMEOUT = "timeout"  # No reply before the deadline.
+    ABSENT = "absent"  # Nothing to query: no daemon, no tool, no library.
+    REFUSED = "refused"  # Refused, also after one retry.
+    UNPARSABLE = "unparsable"  # A reply of unknown wording.
+    SKIPPED = "skipped"  # Not sent: the circuit breaker is open, or the query could harm the host.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +33,21 @@ class ProcessFacts:
 
     pid: int
     start_time_seconds: float
-    uid: int | None = None
-    """The effective user: the one that MPS logs."""
+    uid: int | None = None  # The effective user: the one that MPS logs.
     user: str | None = None
-    name: str = ""
-    """The program's name only: argv[0] without its directory, else comm."""
-    state: str = ""
-    """One letter of /proc/PID/stat: R S D T t Z X I."""
+    name: str = ""  # The program's name only: argv[0] without its directory, else comm.
+    state: str = ""  # One letter of /proc/PID/stat: R S D T t Z X I.
     parent_pid: int | None = None
     namespace_pids: tuple[int, ...] = ()
     """The NSpid line: the PID in each nested PID namespace, outermost first."""
-    pid_namespace: int | None = None
-    """Inode of the PID namespace; None without the right to read it."""
-    cgroup: str | None = None
-    """Text of /proc/PID/cgroup."""
+    pid_namespace: int | None = None  # Inode; None without the right to read it.
+    cgroup: str | None = None  # Text of /proc/PID/cgroup.
     mps_environment: Mapping[str, str] | None = None
     """The MPS variables (and CUDA_VISIBLE_DEVICES, CUDA_DEVICE_MAX_CONNECTIONS) of the environment,
     nothing else of it; None without the right to read it."""
     tracer: str = ""
     """PID and program of the debugger that has stopped the process, "12 (gdb)", if visible."""
-    frozen_group: str = ""
-    """Folder of the frozen control group of the process, if visible."""
+    frozen_group: str = ""  # Folder of the frozen control group of the process, if visible.
 
     @property
     def own_pid(self) -> int:
@@ -87,10 +74,8 @@ class ProcessFacts:
 class ClosedFolder:
     """A folder that a user may not enter."""
 
-    path: str
-    """Path in the root where the folder was found."""
-    why: str
-    """Text with the folder, the user and the mode."""
+    path: str  # Path in the root where the folder was found.
+    why: str  # Text with the folder, the user and the mode.
     owner_uid: int | None = None
 
 
@@ -100,41 +85,30 @@ class ProcessView:
 
     pid: int
     present: bool = True
-    uid: int | None = None
-    """The effective user."""
+    uid: int | None = None  # The effective user.
     state: str = ""
-    command: str = ""
-    """The program's name only."""
+    command: str = ""  # The program's name only.
     reading_hangs: bool = False
     """Its environment, or a directory that it names, did not answer: the rest is not known."""
-    pipe_directory: str | None = None
-    """Its pipe directory; None: its environment is not readable."""
-    names_directory: bool = False
-    """CUDA_MPS_PIPE_DIRECTORY is set; else the directory is CUDA's default."""
-    path_error: str | None = None
-    """Why that directory is unusable, with the missing or closed folder on the path."""
+    pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
+    names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
+    path_error: str | None = None  # Why that directory is unusable, with the folder at fault.
     closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, if the host has it under the same path."""
-    closed_socket: str = ""
-    """Mode of the daemon's control socket, if its user may not connect."""
+    closed_socket: str = ""  # Mode of the daemon's control socket, if its user may not connect.
     daemon_directory: str | None = None
     """`pipe_directory` of the daemon with the same directory, by device and inode."""
-    leftover: bool = False
-    """The directory contains the socket or PID file of an earlier daemon."""
+    leftover: bool = False  # The directory contains the socket or PID file of an earlier daemon.
     own_proc: bool | None = None
     """Whether the /proc in its root is that of its PID namespace; None: unknown."""
-    mps_environment: Mapping[str, str] | None = None
-    """See ProcessFacts."""
-    debug_variables: tuple[str, ...] = ()
-    """Variables in its environment that make CUDA slow or serial."""
-    missing_libraries: tuple[str, ...] = ()
-    """The debug variables that name a missing file."""
+    mps_environment: Mapping[str, str] | None = None  # See ProcessFacts.
+    debug_variables: tuple[str, ...] = ()  # Variables that make CUDA slow or serial.
+    missing_libraries: tuple[str, ...] = ()  # The debug variables that name a missing file.
     oom_kills: int | None = None
     """Processes of its control group that the kernel killed when memory ran out."""
     parent_pid: int | None = None
     tracer: str = ""
-    frozen_group: str = ""
-    """For both see ProcessFacts."""
+    frozen_group: str = ""  # For both see ProcessFacts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +118,7 @@ class DaemonConditions:
     closed: Mapping[int, ClosedFolder] = field(default_factory=dict)
     """User -> folder on the path to the pipe or log directory, in the daemon's root, that is closed
     to a server of this user."""
-    oom_kills: int | None = None
-    """See ProcessView, for the daemon's control group."""
+    oom_kills: int | None = None  # See ProcessView, for the daemon's control group.
     memory_limit_bytes: int | None = None
     """Limit of that group's host memory; None: no limit, or not readable."""
 
@@ -155,11 +128,9 @@ class OpenFiles:
     """Number of files that a server has open."""
 
     server_pid: int
-    pipe_directory: str
-    """Pipe directory of its daemon."""
+    pipe_directory: str  # Pipe directory of its daemon.
     limit: int
-    count: int | None = None
-    """None: not readable."""
+    count: int | None = None  # None: not readable.
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +147,10 @@ class MpsDirectory:
 class Leftovers:
     """What MPS left on a host, and what shows that a daemon should run. Read by the doctor only."""
 
-    zombies: tuple[ProcessFacts, ...] = ()
-    """Processes of MPS programs that exited and were not reaped."""
-    orphans: tuple[ProcessFacts, ...] = ()
-    """Servers without a control daemon as parent."""
+    zombies: tuple[ProcessFacts, ...] = ()  # MPS processes that exited and were not reaped.
+    orphans: tuple[ProcessFacts, ...] = ()  # Servers without a control daemon as parent.
     directories: tuple[MpsDirectory, ...] = ()
-    open_files: tuple[OpenFiles, ...] = ()
-    """For the servers of running daemons."""
+    open_files: tuple[OpenFiles, ...] = ()  # For the servers of running daemons.
     holders: tuple[ProcessFacts, ...] = ()
     """Processes with an open device file of the driver, if visible to the caller."""
 
@@ -205,18 +173,15 @@ class DaemonFacts:
     log_directory_assumed: bool = False
     """The environment is not readable: the log directory is empty, or the default one if its log
     has lines of this daemon. (The pipe directory can be certain: its lock names the daemon.)"""
-    process: ProcessFacts | None = None
-    """None: configured without a visible process."""
+    process: ProcessFacts | None = None  # None: configured without a visible process.
     configured: bool = False
     owner_uid: int | None = None
     """User of its process, else the owner of the configured directory; None: unknown."""
-    log_owners: tuple[int, ...] = ()
-    """Users whose files are accepted as its logs."""
+    log_owners: tuple[int, ...] = ()  # Users whose files are accepted as its logs.
     limited: bool = False
     """A daemon that is not configured, of an ordinary user (see sources.processes.account).
     Queries and reads of it are limited, and a collection waits for it only briefly."""
-    foreground: bool = False
-    """Started with -f: without log files."""
+    foreground: bool = False  # Started with -f: without log files.
     multiuser: bool = False
     static_partitioning: bool = False
     protocol: Literal["2", "3"] | None = None
@@ -225,8 +190,7 @@ class DaemonFacts:
     """Holder of the write lock on control_lock (F_GETLK): a live daemon, even if it hangs. None: no
     holder, or not tested (see lock_tested). 0: a process in an invisible PID namespace."""
     lock_tested: bool = False
-    servers: tuple[ProcessFacts, ...] = ()
-    """Its children named nvidia-cuda-mps-server."""
+    servers: tuple[ProcessFacts, ...] = ()  # Its children named nvidia-cuda-mps-server.
 
     @property
     def user(self) -> int | None:
@@ -237,7 +201,7 @@ class DaemonFacts:
 
     @property
     def account(self) -> tuple[int | None, int | None]:
-        """Whose limits hold for it, if it is limited."""
+        """The account whose limits apply, if the daemon is limited."""
         namespace = self.process.pid_namespace if self.process is not None else None
         return self.user, namespace if self.user == 0 else None
 
@@ -271,8 +235,7 @@ class DaemonFacts:
 class ContainerName:
     """Names of a container in Kubernetes."""
 
-    container_id: str
-    """See Attribution: with the runtime as prefix."""
+    container_id: str  # See Attribution: with the runtime as prefix.
     namespace: str
     pod: str
     container: str
@@ -282,10 +245,8 @@ class ContainerName:
 class CgroupMemory:
     """Use and limits of one GPU's memory by the processes of a control group."""
 
-    path: str
-    """Path in the version 2 hierarchy."""
-    pci_bus_id: str
-    """In lower case."""
+    path: str  # Path in the version 2 hierarchy.
+    pci_bus_id: str  # In lower case.
     used_bytes: int | None = None
     soft_limit_bytes: int | None = None
     """Above this limit, MPS may end a client of the group when others need the memory."""
@@ -306,14 +267,12 @@ class ProcfsObservation:
     daemons: tuple[DaemonFacts, ...] = ()
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
     """PID on this host -> process, for the requested processes that exist."""
-    gone: tuple[int, ...] = ()
-    """Requested processes that do not exist."""
+    gone: tuple[int, ...] = ()  # Requested processes that do not exist.
     unreadable_environments: int = 0
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS programs that are skipped: that user has too many, or reading them
     fails or hangs."""
-    containers: tuple[ContainerName, ...] = ()
-    """Containers of the processes whose names the kubelet knows."""
+    containers: tuple[ContainerName, ...] = ()  # Containers whose names the kubelet knows.
     error: str | None = None
     cgroup_memory: tuple[CgroupMemory, ...] = ()
     """Memory of the processes' control groups, and of their parents with a limit."""
@@ -327,13 +286,10 @@ class Exchange:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    return_code: int | None = None
-    """None: it did not exit by itself."""
-    duration_seconds: float = 0.0
-    """Duration of the last attempt."""
+    return_code: int | None = None  # None: it did not exit by itself.
+    duration_seconds: float = 0.0  # Duration of the last attempt.
     attempts: int = 1
-    error: str | None = None
-    """Error text for a person."""
+    error: str | None = None  # Error text for a person.
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,36 +299,30 @@ class ControlObservation:
     at: float
     pipe_directory: str
     kind: QueryKind
-    outcome: Outcome
-    """OK if all exchanges are OK, else the first other outcome."""
+    outcome: Outcome  # OK if all exchanges are OK, else the first other outcome.
     exchanges: tuple[Exchange, ...] = ()
-    error: str | None = None
-    """Error text with the attempt, for a person."""
+    error: str | None = None  # Error text with the attempt, for a person.
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
     """Bytes read from one log of one daemon, in order; ``complete_until`` orders two logs."""
 
-    at: float
-    """Time of the read."""
+    at: float  # Time of the read.
     pipe_directory: str
     log: LogName
     data: bytes = b""
-    history: bool = False
-    """Written before the exporter's first read: rebuilds the state, counts nothing."""
+    history: bool = False  # Written before the first read: rebuilds the state, counts nothing.
     restarted: bool = False
     """The file was truncated or replaced before these bytes: a half line before them is void."""
-    lost_bytes: int = 0
-    """Bytes skipped before these because the backlog exceeded its limit."""
+    lost_bytes: int = 0  # Bytes skipped before these because the backlog exceeded its limit.
     complete_until: float | None = None
     """Time at which the file was read to its end, and so has all lines before it; None: it has more
     data."""
     utc_offset_seconds: float | None = None
     """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
     and its last line, else the host's. None: no line has a timestamp yet."""
-    server_name: str = ""
-    """Server that owns the log (each server of an MPS v3 daemon has one); empty for v2."""
+    server_name: str = ""  # The MPS v3 server that owns the log; empty for v2.
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,8 +376,7 @@ class GpuObservation:
 
     index: int
     uuid: str
-    parent_uuid: str | None = None
-    """GPU of a MIG instance."""
+    parent_uuid: str | None = None  # GPU of a MIG instance.
     mig_instance: str | None = None
     """GPU instance and compute instance of a MIG instance, "1/0"."""
     name: str | None = None
@@ -437,17 +386,14 @@ class GpuObservation:
     vbios_version: str | None = None
     serial: str | None = None
     sm_count: int | None = None
-    compute_mode: str | None = None
-    """default, exclusive_thread, prohibited or exclusive_process."""
+    compute_mode: str | None = None  # default, exclusive_thread, prohibited or exclusive_process.
     processes: tuple[GpuProcess, ...] | None = None
     """The three lists, concatenated; None if no list was readable."""
-    unread_lists: tuple[ProcessList, ...] = ()
-    """Lists that were not readable while others were."""
+    unread_lists: tuple[ProcessList, ...] = ()  # Lists that were not readable while others were.
     readings: tuple[Reading, ...] = ()
     activity_age_seconds: float | None = None
     """Age of the last sample of the SMs' activity; None: there is none."""
-    lost: bool = False
-    """Fallen off the bus: NVML reports a known GPU as lost."""
+    lost: bool = False  # Fallen off the bus: NVML reports a known GPU as lost.
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,10 +422,8 @@ class AddressRanges:
 
     at: float
     pid: int
-    uid: int | None
-    """The effective user."""
-    ranges: tuple[tuple[int, int], ...]
-    """(first address, first address after the range)."""
+    uid: int | None  # The effective user.
+    ranges: tuple[tuple[int, int], ...]  # (first address, first address after the range).
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,13 +431,10 @@ class KernelObservation:
     """New evidence of the cause of a GPU fault."""
 
     at: float
-    readable: bool
-    """Whether the kernel log is being read."""
-    error: str = ""
-    """Why the kernel log cannot be read, for a person."""
+    readable: bool  # Whether the kernel log is being read.
+    error: str = ""  # Why the kernel log cannot be read, for a person.
     lines: tuple[KernelLine, ...] = ()
-    ranges: tuple[AddressRanges, ...] = ()
-    """Ranges of clients whose context became ACTIVE."""
+    ranges: tuple[AddressRanges, ...] = ()  # Ranges of clients whose context became ACTIVE.
 
 
 Observation = (

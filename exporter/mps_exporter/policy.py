@@ -13,11 +13,9 @@ DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of such a search, and of a poll o
 
 # ---------------------------------------------------------------------- collections
 
-GPU_DEADLINE_RATIO = 0.7
-"""Part of the deadline for reading the GPUs; the rest is for identifying their processes."""
+GPU_DEADLINE_RATIO = 0.7  # Part of the deadline for the GPUs; the rest is for their processes.
 
-USERS_QUERY_WAIT_SECONDS = 0.25
-"""Maximum time for which a collection waits only for daemons of ordinary users."""
+USERS_QUERY_WAIT_SECONDS = 0.25  # Maximum time to wait only for daemons of ordinary users.
 
 PROBE_VALID_INTERVALS = 5.0
 """Multiple of --mps.min-query-interval for which a probe is valid while the logs show no change.
@@ -29,21 +27,17 @@ read: a stopped server is not queried, and may have changed since."""
 
 MIN_SERVER_REPLY_VALID_SECONDS = 15.0  # Minimum time for which such a reply is shown.
 
-MAX_KEPT_EVIDENCE = 256
-"""Maximum number of faults, and of clients' address ranges, kept for a daemon found later."""
+MAX_KEPT_EVIDENCE = 256  # Maximum number of faults, and of ranges, kept for a later daemon.
 
 # ---------------------------------------------------------------------- daemons
 
-SHOWN_AFTER_QUIT_SECONDS = 120.0
-"""Time for which a daemon that quit, and is not configured, is shown as absent."""
-
+SHOWN_AFTER_QUIT_SECONDS = 120.0  # Time for which an unconfigured daemon that quit is shown.
 SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0  # The same time for a daemon that died.
 
 MAX_ABSENT_DAEMONS = 32
 """Maximum number of absent daemons of root and the exporter's user, and of all other users."""
 
-MAX_LOGGED_PIDS = 2048
-"""Maximum number of processes that are read because logs of ordinary users' daemons name them."""
+MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
 
 USERS_PER_LIMIT = 4  # Number of ordinary users who can use up one of these limits together.
 

@@ -6,8 +6,6 @@ bound each share: a client uses at most its limit, and at least what the others'
 A process without a known limit may use all SMs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,21 +20,18 @@ class _Seen:
     """A GPU in one collection."""
 
     sampled_at: float
-    active_seconds: float
-    """Integral of the active share of the SMs."""
+    active_seconds: float  # Integral of the active share of the SMs.
     unobserved_seconds: float
     members: object
     """Processes with a context, without MPS servers; unequal to others if not all are known."""
-    changes: tuple[object, ...]
-    """Differs if a client connected or left since another collection."""
+    changes: tuple[object, ...]  # Differs if a client connected or left since another collection.
 
 
 class SmUseCounter:
     """Adds up the bounds from collection to collection."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[_Seen]] = {}
-        """GPU UUID -> the last three samples."""
+        self._seen: dict[str, deque[_Seen]] = {}  # GPU UUID -> the last three samples.
         self._use: dict[ClientKey, dict[str, SmUse]] = {}
 
     def count(self, snapshot: Snapshot, at: float) -> Mapping[ClientKey, Mapping[str, SmUse]]:
@@ -61,7 +56,7 @@ class SmUseCounter:
                 others = {one.pid for one in found} - {server.pid for _, server in servers}
                 limits = dict.fromkeys(others, sms) | limits
                 members = frozenset(limits)
-            now = _look(gpu, at, members, changes)
+            now = _sample(gpu, at, members, changes)
             if now is None:
                 self._seen.pop(gpu.uuid, None)
                 continue
@@ -81,14 +76,14 @@ class SmUseCounter:
 
 
 def _change(daemon: ControlDaemon) -> object:
-    """Return the number of clients that have connected; without logs, something unequal."""
+    """Return the number of clients that have connected; without logs, a unique value."""
     if daemon.counters is None or not daemon.follows("server"):
         return object()
     counts = daemon.counters.get("mps_client_connections_total", {})
     return tuple(sorted(counts.items(), key=str))
 
 
-def _look(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -> _Seen | None:
+def _sample(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -> _Seen | None:
     """Return what is needed of a GPU; None without SM activity."""
     seen, active = gpu.observation, gpu.reading("sm_active_time")
     if active is None or seen.sm_count is None or seen.activity_age_seconds is None:

@@ -5,18 +5,17 @@ findings. ``None`` means "not available": such a value is absent from every outp
 Times are Unix timestamps in seconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from mps_exporter.observations import (
     CgroupMemory,
     ContainerName,
     DaemonFacts,
     GpuObservation,
+    KernelObservation,
     LogName,
     LogState,
     ProcessFacts,
@@ -31,8 +30,7 @@ SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
 """States of the control tool; the unknown state of a newer driver is passed through."""
 
 ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
-CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)
-"""States of a client, in the order of its life."""
+CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)  # In the order of a client's life.
 
 EXIT_CAUSES = ("requested", "crashed", "start_failed", "daemon_died", "ghost_ended")
 LOSS_CAUSES = (
@@ -77,8 +75,7 @@ class PossibleUnfinishedWork:
     pid: int
     uid: int | None
     ended_at: float
-    seconds: float
-    """Duration of its exit."""
+    seconds: float  # Duration of its exit.
     gpu_uuids: tuple[str, ...] = ()
 
 
@@ -89,10 +86,8 @@ class Wait:
     pid: int
     uid: int
     since: float
-    behind_uid: int | None
-    """User of the server that holds the GPU."""
-    dead: bool = False
-    """The process is gone, its entry is not: the daemon hangs when its turn comes."""
+    behind_uid: int | None  # User of the server that holds the GPU.
+    dead: bool = False  # The process is gone, not its entry: the daemon hangs when its turn comes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +97,8 @@ class Handover:
     at: float
     pid: int
     uid: int
-    server_pid: int | None = None
-    """The server, if it has exited unnoticed by the daemon."""
-    answered: bool = False
-    """server.log has a newer line: the server works, and the client may work, too."""
+    server_pid: int | None = None  # The server, if it has exited unnoticed by the daemon.
+    answered: bool = False  # server.log has a newer line: the server works, and perhaps the client.
 
 
 TimelineKind = Literal["held", "ghost", "idle", "waited"]
@@ -120,8 +113,7 @@ class TimelineSpan:
     kind: TimelineKind
     uid: int | None
     start: float
-    end: float
-    """At most the time up to which the logs have been read."""
+    end: float  # At most the time up to which the logs have been read.
     ongoing: bool = False
 
 
@@ -159,8 +151,7 @@ class EndedBefore:
     """A client that exited shortly before a fault."""
 
     pid: int
-    seconds: float
-    """Time from the end of its context to the fault."""
+    seconds: float  # Time from the end of its context to the fault.
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +164,17 @@ class Incident:
     uid: int | None = None
     pids: tuple[int, ...] = ()
     """Clients lost, rejected or waiting; for a fault also the client that caused it."""
-    blamed_pid: int | None = None
-    """The client that MPS names for a fault, which proves nothing."""
-    caused_by_pids: tuple[int, ...] = ()
-    """Clients that caused a fault, proved by the kernel log."""
+    blamed_pid: int | None = None  # The client that MPS names for a fault, which proves nothing.
+    caused_by_pids: tuple[int, ...] = ()  # Clients that caused a fault, proved by the kernel log.
     proof: FaultProof = ""
     ended_before: tuple[EndedBefore, ...] = ()
     """Clients that exited shortly before a fault of unknown cause; one may have left the work that
     caused it."""
     gpu_uuids: tuple[str, ...] = ()
-    seconds: float | None = None
-    """Duration of a wait or a recovery."""
-    detail: str = ""
-    """Name of a cause, or its evidence."""
-    count: int = 1
-    """Number of repetitions: a server that cannot start fails twenty times a second."""
-    counted: bool = True
-    """False: before the exporter's start, so no counter includes it."""
+    seconds: float | None = None  # Duration of a wait or a recovery.
+    detail: str = ""  # Name of a cause, or its evidence.
+    count: int = 1  # Number of repetitions: a server that cannot start fails twenty times a second.
+    counted: bool = True  # False: before the exporter's start, so no counter includes it.
 
     @property
     def id(self) -> str:
@@ -214,10 +199,8 @@ class NamedServer:
 
     name: str
     uid: int | None = None
-    pid: int | None = None
-    """In the daemon's PID namespace; None: not running, or not reported."""
-    status: str | None = None
-    """The driver's own text: Ready, ..."""
+    pid: int | None = None  # In the daemon's PID namespace; None: not running, or not reported.
+    status: str | None = None  # The driver's own text: Ready, ...
     pipe_directory: str | None = None
     allowed_devices: tuple[str, ...] = ()
     context_ids: str | None = None
@@ -229,28 +212,22 @@ class Namespace:
 
     name: str
     server_name: str
-    status: str | None = None
-    """Status of its server."""
+    status: str | None = None  # Status of its server.
     pipe_directory: str | None = None
-    active_thread_ratio: float | None = None
-    """math.inf: unlimited."""
-    pinned_memory_limit_bytes: float | None = None
-    """On each GPU; math.inf: unlimited."""
+    active_thread_ratio: float | None = None  # math.inf: unlimited.
+    pinned_memory_limit_bytes: float | None = None  # On each GPU; math.inf: unlimited.
     client_priority: int | None = None
-    clients: int | None = None
-    """None: not known of every client of the server."""
+    clients: int | None = None  # None: not known of every client of the server.
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceClient:
     """A client as an MPS v3 daemon lists it."""
 
-    pid: int
-    """In the daemon's PID namespace."""
+    pid: int  # In the daemon's PID namespace.
     server_name: str
     namespace: str | None = None
-    devices: tuple[str, ...] = ()
-    """UUIDs, or ordinals in the server's list."""
+    devices: tuple[str, ...] = ()  # UUIDs, or ordinals in the server's list.
     command: str | None = None
 
 
@@ -258,20 +235,16 @@ class NamespaceClient:
 class SmPartition:
     """SMs of a GPU that only clients of this partition use, or SMs that are in no partition."""
 
-    device: str
-    """UUID of the GPU, or its beginning, or an ordinal in the server's list."""
-    server_name: str
-    """Empty for a v2 daemon: its partitions belong to no server."""
-    status: str
-    """configured, created, unallocated, or another text of the driver."""
+    device: str  # UUID of the GPU, or its beginning, or an ordinal in the server's list.
+    server_name: str  # Empty for a v2 daemon: its partitions belong to no server.
+    status: str  # configured, created, unallocated, or another text of the driver.
     partition_id: str | None = None
     """Name behind the slash in CUDA_MPS_SM_PARTITION; None: no partition, or not created."""
     name: str = ""
     chunks: int | None = None
     sms: int | None = None
     include_remainder: bool | None = None
-    has_clients: bool | None = None
-    """Reported by a v2 daemon only."""
+    has_clients: bool | None = None  # Reported by a v2 daemon only.
     clients: int | None = None
     """Number of clients that name this partition; None: some clients or environments are unknown,
     or the partition has no ID."""
@@ -324,10 +297,8 @@ class Feature:
 class Partitioning:
     """The named servers, namespaces and partitions that a daemon lists."""
 
-    protocol: Literal["2", "3"] | None = None
-    """None: no list was queried."""
-    lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)
-    """Class of the rows -> rows."""
+    protocol: Literal["2", "3"] | None = None  # None: no list was queried.
+    lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)  # Class of rows -> rows.
     unknown_columns: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """(query, column of a newer driver) -> its different cells."""
     not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -337,7 +308,7 @@ class Partitioning:
         """Return the rows of a list; () also if it is not known."""
         return self.lists.get(kind, ())
 
-    def changed(self, change: Callable[[Any], Any]) -> Partitioning:
+    def changed(self, change: Callable[[Any], Any]) -> Self:
         """Return these lists with every row changed."""
         lists = {kind: tuple(map(change, rows)) for kind, rows in self.lists.items()}
         return replace(self, lists=lists)
@@ -363,18 +334,13 @@ that the client does not use."""
 class SmUse:
     """Bounds of a client's use of a GPU's SMs since its first collection."""
 
-    low: float = 0.0
-    """SM-seconds that no other process on the GPU can have used."""
-    high: float = 0.0
-    """SM-seconds that the client can have used at most."""
-    alone_seconds: float = 0.0
-    """Time in which no other process had a context on the GPU."""
-    alone_sm_seconds: float = 0.0
-    """SM-seconds in that time: the client's."""
+    low: float = 0.0  # SM-seconds that no other process on the GPU can have used.
+    high: float = 0.0  # SM-seconds that the client can have used at most.
+    alone_seconds: float = 0.0  # Time in which no other process had a context on the GPU.
+    alone_sm_seconds: float = 0.0  # SM-seconds in that time: the client's.
 
 
-ClientKey = tuple[str, int, int]
-"""Pipe directory, PID of the server, PID of the client."""
+ClientKey = tuple[str, int, int]  # Pipe directory, PID of the server, PID of the client.
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,28 +370,23 @@ class Client:
     active_thread_ratio: float | None = None
     sm_limit: Mapping[str, int] = field(default_factory=dict)
     priority: int | None = None
-    percentage_ignored: str | None = None
-    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if CUDA ignores it."""
+    percentage_ignored: str | None = None  # CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, if CUDA ignores it.
     memory_limit_ignored: str | None = None
     """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, if CUDA ignores it: one of its entries is for a GPU that
     the process does not see."""
     state: ClientState | None = None
     state_since: float | None = None
-    confirmed: bool = True
-    """A process with this PID exists, and this daemon may serve its user."""
+    confirmed: bool = True  # A process with this PID exists, and this daemon may serve its user.
     server_name: str | None = None
-    namespace: str | None = None
-    """Name and namespace of its server: MPS v3 only."""
+    namespace: str | None = None  # Name and namespace of its server: MPS v3 only.
     gpu_uuids: tuple[str, ...] = ()
     """GPUs that an MPS v3 daemon lists for the client, without numbers of contexts."""
     sm_partition: str | None = None
     """Name behind the slash in its CUDA_MPS_SM_PARTITION, if its daemon has partitions."""
-    sm_partition_name: str | None = None
-    """Label of that partition, if the daemon has it."""
+    sm_partition_name: str | None = None  # Label of that partition, if the daemon has it.
     sm_partition_fault: PartitionFault | None = None
     """Reason why the client cannot be meant for that partition."""
-    cgroup: str | None = None
-    """The nearest control group whose GPU memory is known: see Snapshot.cgroup_memory."""
+    cgroup: str | None = None  # The nearest control group in Snapshot.cgroup_memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,8 +409,7 @@ class Server:
     clients: tuple[Client, ...] = ()
     confirmed: bool = True
     """The process with this PID is an MPS server, and this daemon may serve its user."""
-    name: str | None = None
-    """MPS v3 only."""
+    name: str | None = None  # MPS v3 only.
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +418,7 @@ class ControlDaemon:
 
     pipe_directory: str
     log_directory: str
-    state: ControlState | None
-    """None: no query was sent, and /proc does not show it."""
+    state: ControlState | None  # None: no query was sent, and /proc does not show it.
     facts: DaemonFacts
     pid: int | None = None
     uid: int | None = None
@@ -479,11 +438,9 @@ class ControlDaemon:
     servers: tuple[Server, ...] = ()
     waits: tuple[Wait, ...] = ()
     handover_backoff_seconds: float | None = None
-    gpu_uuids: tuple[str, ...] = ()
-    """GPUs that the daemon serves, or served until it exited."""
+    gpu_uuids: tuple[str, ...] = ()  # GPUs that the daemon serves, or served until it exited.
     logs: tuple[LogState, ...] = ()
-    counters: LogMetricValues | None = None
-    """None: no log of this daemon was ever readable."""
+    counters: LogMetricValues | None = None  # None: no log of this daemon was ever readable.
     incidents: tuple[Incident, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     timeline_since: float | None = None
@@ -493,8 +450,7 @@ class ControlDaemon:
     """With PIDs of this host, and with UUIDs of GPUs where they are known."""
     resumed: bool = False
     """The daemon or one of its servers was stopped when a query timed out, and now runs again."""
-    handover: Handover | None = None
-    """Last action of an unresponsive daemon, if that client's process exists."""
+    handover: Handover | None = None  # Last action of an unresponsive daemon, if its client exists.
 
     def follows(self, log: LogName) -> bool:
         """Return whether this log is readable now."""
@@ -515,16 +471,12 @@ class Gpu:
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
     """ProcessKind -> processes in the readable lists; None if no list was readable."""
-    direct_pids: tuple[int, ...] = ()
-    """Compute processes without MPS."""
-    direct_processes: tuple[ProcessFacts, ...] = ()
-    """The same processes, if /proc shows them."""
-    served_by: tuple[str, ...] = ()
-    """Pipe directories of the running daemons that serve this GPU."""
+    direct_pids: tuple[int, ...] = ()  # Compute processes without MPS.
+    direct_processes: tuple[ProcessFacts, ...] = ()  # The same processes, if /proc shows them.
+    served_by: tuple[str, ...] = ()  # Pipe directories of the running daemons that serve this GPU.
     seems_stranded: tuple[int, ...] | None = None
     """MPS processes without a server now; may include a process that is just exiting."""
-    stranded_pids: tuple[int, ...] | None = None
-    """MPS processes that have been without a server for a while."""
+    stranded_pids: tuple[int, ...] | None = None  # MPS processes without a server for a while.
     stranded_clients: int | None = None
     sm_committed_ratio: float | None = None
     client_memory_committed_bytes: int | None = None
@@ -559,8 +511,7 @@ class Chapter:
 
     name: str
     title: str
-    at_seconds: float
-    """Position in the demo, at speed 1."""
+    at_seconds: float  # Position in the demo, at speed 1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,13 +521,11 @@ class RecordingHeader:
     scenario: str
     machine: str
     driver_version: str
-    recorded_at: str
-    """ISO 8601, UTC."""
+    recorded_at: str  # ISO 8601, UTC.
     started_at: float
     exporter_version: str
     anonymised: bool
-    flags: tuple[str, ...] = ()
-    """The exporter's settings that are not at their defaults."""
+    flags: tuple[str, ...] = ()  # The exporter's settings that are not at their defaults.
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,33 +533,18 @@ class RecordingInfo:
     """The recording that is replayed instead of a live host."""
 
     header: RecordingHeader
-    speed: float = 1.0
-    """Recorded seconds per second of the viewer."""
-    loop: int = 1
-    """1, plus one for each further recording, loop and jump."""
+    speed: float = 1.0  # Recorded seconds per second of the viewer.
+    loop: int = 1  # 1, plus one for each further recording, loop and jump.
     chapters: tuple[Chapter, ...] = ()
-    chapter: str | None = None
-    """Name of the current chapter."""
-    position_seconds: float = 0.0
-    """On the scale of the chapters' positions."""
-    duration_seconds: float = 0.0
-    """Duration of one loop, on the same scale."""
-    names_replaced: bool = False
-    """Names of users and programs are not from the recording."""
-    played_from: float = 0.0
-    """Start of the recording on the viewer's clock."""
+    chapter: str | None = None  # Name of the current chapter.
+    position_seconds: float = 0.0  # On the scale of the chapters' positions.
+    duration_seconds: float = 0.0  # Duration of one loop, on the same scale.
+    names_replaced: bool = False  # Names of users and programs are not from the recording.
+    played_from: float = 0.0  # Start of the recording on the viewer's clock.
 
     def viewer_time(self, moment: float) -> float:
         """Return the time on the viewer's clock when a recorded time was played."""
         return self.played_from + (moment - self.header.started_at) / self.speed
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLog:
-    """Whether the kernel log, which proves the cause of a fault, is being read."""
-
-    readable: bool
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,18 +561,14 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """UID -> name, for the users of the processes that were identified."""
-    containers: tuple[ContainerName, ...] = ()
-    """Containers of processes on the GPUs whose names the kubelet knows."""
+    containers: tuple[ContainerName, ...] = ()  # Containers of GPU processes, by the kubelet.
     cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
     """Control group -> GPU UUID -> its memory on that GPU."""
-    unreadable_environments: int | None = None
-    """Processes whose environment this exporter has no right to read."""
+    unreadable_environments: int | None = None  # Processes whose environment is not readable.
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
     sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)
     """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
-    kernel_log: KernelLog | None = None
-    """None: an old recording without this fact."""
-    unknown_readings: int | None = None
-    """Readings without a metric since the exporter's start."""
+    kernel_log: KernelObservation | None = None  # None: an old recording without this fact.
+    unknown_readings: int | None = None  # Readings without a metric since the exporter's start.
     recording: RecordingInfo | None = None

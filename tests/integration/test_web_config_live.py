@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import bcrypt
@@ -21,7 +20,7 @@ import trustme
 from aiohttp import ClientConnectorError, ClientError, ClientSession
 
 from mps_exporter.web.app import create_app
-from mps_exporter.web.webconfig import WebConfigError, auth
+from mps_exporter.web.webconfig import WebConfigError
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import options_of, served
@@ -306,7 +305,7 @@ async def test_users_come_and_go(site: Site, quick: None) -> None:
         await until_status(200, address)
 
 
-# --------------------------------------------------------------------- headers and limits
+# ------------------------------------------------------------------------------- headers
 
 
 async def test_headers(site: Site) -> None:
@@ -322,25 +321,6 @@ async def test_headers(site: Site) -> None:
     async with visited(site, text) as address:
         for path in ("/metrics", "/nothing"):
             assert wanted.items() <= (await get(address, path=path))[2].items()
-
-
-async def test_rate_limit(site: Site, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
-    async with visited(site, "rate_limit: {interval: 1h, burst: 3}\n") as address:
-        statuses = [await status(address) for _ in range(5)]
-        assert statuses == [200, 200, 200, 429, 429]
-        site.write("rate_limit: {interval: 200ms, burst: 3}\n")
-
-        async def has_the_new_limit() -> bool:
-            nonlocal now
-            now += 0.25
-            return await status(address) == 200
-
-        await until_awaited(has_the_new_limit)
-        assert now < 3600.0
-        now += 0.25
-        assert [await status(address) for _ in range(2)] == [200, 429]
 
 
 # ------------------------------------------------------------------------- broken files

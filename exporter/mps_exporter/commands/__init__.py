@@ -1,7 +1,5 @@
 """The commands: ``serve`` and ``demo``, ``doctor``, ``record``."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable

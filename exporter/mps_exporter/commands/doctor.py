@@ -1,7 +1,5 @@
 """Collections of a short run: ``mps-exporter doctor``, ``--once`` and ``--textfile``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -32,8 +30,7 @@ from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import Processes
 
-MEASURING_SECONDS = 0.55
-"""Least pause between two collections: the activity of a GPU is that of an interval."""
+MEASURING_SECONDS = 0.55  # Least time between two collections, over which GPU activity is measured.
 
 CONFIRMING_SECONDS = 1.5
 """Time from the start of the first collection to the second: a process must look stranded for 1 s

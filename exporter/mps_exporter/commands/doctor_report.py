@@ -4,11 +4,9 @@ Pure text from a snapshot. Exit status: 0 without problems, 1 with warnings, 2 w
 findings.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,10 +45,8 @@ class Diagnosis:
     snapshot: Snapshot
     recent: tuple[Finding, ...] = ()
     traces: Leftovers = field(default_factory=Leftovers)
-    unread: tuple[str, ...] = ()
-    """What could not be read in time."""
-    recording: Path | None = None
-    """The latest recording of an incident."""
+    unread: tuple[str, ...] = ()  # What could not be read in time.
+    recording: Path | None = None  # The latest recording of an incident.
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -83,8 +79,7 @@ MAX_CHECK_CHARACTERS = 120  # Maximum length of the line of a check.
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
 """Names of checks: any critical finding, or a single one."""
 
-_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})
-"""Checks that need no source but NVML."""
+_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})  # Checks that need no source but NVML.
 
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
@@ -311,6 +306,7 @@ def diagnosis_as_json(seen: Diagnosis) -> str:
 # ---------------------------------------------------------------------- checks of processes
 
 
+Checks = Mapping[int, list[Check]]  # Process -> its checks.
 NOT_KNOWN = 3  # Exit status if it is unknown whether a process waits.
 _OUTCOMES: Mapping[Outcome, tuple[str, str, int]] = {
     "ok": ("ok", "good", 0),
@@ -321,17 +317,22 @@ _OUTCOMES: Mapping[Outcome, tuple[str, str, int]] = {
 """Mark in the text, its style, and exit status."""
 
 
-def checks_as_text(checks: Mapping[int, Sequence[Check]], paint: Painter = plain) -> str:
-    return "\n\n".join("\n".join(check_lines(pid, found, paint)) for pid, found in checks.items())
+def checks_as_text(checks: Checks, paint: Painter = plain) -> str:
+    return "\n\n".join("\n".join(_check_lines(pid, found, paint)) for pid, found in checks.items())
 
 
-def checks_as_json(checks: Mapping[int, Sequence[Check]]) -> str:
-    objects = [as_objects(pid, found) for pid, found in checks.items()]
-    return json.dumps({"version": 1, "processes": objects}, indent=2)
+def checks_as_json(checks: Checks) -> str:
+    processes = []
+    for pid, found in checks.items():
+        answer = _check_object(conclusion(found))
+        del answer["name"]
+        head = {"pid": pid, "conclusion": answer.pop("text")}
+        processes.append(head | answer | {"checks": [_check_object(check) for check in found]})
+    return json.dumps({"version": 1, "processes": processes}, indent=2)
 
 
-def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> Iterator[str]:
-    answer = conclusion(list(checks))
+def _check_lines(pid: int, checks: list[Check], paint: Painter) -> Iterator[str]:
+    answer = conclusion(checks)
     _, style, _ = _OUTCOMES[answer.outcome]
     yield f"{paint(f'Process {pid}', style)}: {answer.text}"
     if answer.remedy:
@@ -353,25 +354,14 @@ def check_lines(pid: int, checks: Sequence[Check], paint: Painter = plain) -> It
                 yield f"            run: {check.command}"
 
 
-def as_objects(pid: int, checks: Sequence[Check]) -> dict[str, object]:
-    answer = _check_object(conclusion(list(checks)))
-    del answer["name"]
-    return {
-        "pid": pid,
-        "conclusion": answer.pop("text"),
-        **answer,
-        "checks": [_check_object(check) for check in checks],
-    }
-
-
 def _check_object(check: Check) -> dict[str, object]:
     shown = replace(check, page=page_url(check.page) if check.page else "")
     return {key: value or None for key, value in asdict(shown).items()}
 
 
-def checks_exit_status(checks: Mapping[int, Sequence[Check]]) -> int:
+def checks_exit_status(checks: Checks) -> int:
     """Return 1 if a process has a problem, 3 if that is unknown, else 0."""
-    answers = [conclusion(list(found)) for found in checks.values()]
+    answers = [conclusion(found) for found in checks.values()]
     if status := max(_OUTCOMES[one.outcome][2] for one in answers):
         return status
     unknown = any((one.name, one.outcome) == ("connection", "unknown") for one in answers)

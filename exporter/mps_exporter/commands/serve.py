@@ -1,7 +1,5 @@
 """``mps-exporter serve`` and ``demo``: a collector, or a replay, behind the web server."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """What is exported: all metrics, and their values for a snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from mps_exporter.metrics import clients, daemons, exporter, gpus, partitions

@@ -1,7 +1,5 @@
 """Metrics of single clients, and of users whose clients wait for another user's server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mps_exporter.metrics.spec import (

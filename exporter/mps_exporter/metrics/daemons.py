@@ -1,7 +1,5 @@
 """Metrics of control daemons and of their servers."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from mps_exporter.metrics.spec import PROC, TOOL, Scope, Section, daemon_rows, rows_of_daemons

@@ -1,7 +1,5 @@
 """Metrics of findings, and of the exporter itself."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import get_args
 
@@ -9,10 +7,6 @@ from mps_exporter.findings import ADVICE, findings
 from mps_exporter.findings.finding import Severity
 from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section
 from mps_exporter.snapshot import COLLECTORS, CollectorResult, RecordingInfo
-
-
-def _page_rows(page: Page) -> Rows[Page]:
-    yield (), page
 
 
 def _finding_rows(page: Page) -> Rows[float]:
@@ -33,7 +27,7 @@ def _recording_rows(page: Page) -> Rows[RecordingInfo]:
 ADVICE_SECTION = Section("Host advice")
 FINDING = Scope(ADVICE_SECTION, "advice severity daemon gpu uuid", _finding_rows)
 SECTION = Section("The exporter itself")
-EXPORTER = Scope(SECTION, "", _page_rows)
+EXPORTER = Scope[Page](SECTION, "", lambda page: [((), page)])
 COLLECTOR = Scope(SECTION, "collector", _collector_rows)
 RECORDING = Scope(SECTION, "", _recording_rows)
 _RECORDED = attrgetter("scenario", "machine", "driver_version", "recorded_at")

@@ -4,8 +4,6 @@ The library's encoders take 5 times as long, mostly for labels that are the same
 the beginning of a line (name and labels) is cached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate

@@ -4,8 +4,6 @@ Every series carries `gpu` (NVML's index, which may change at a reboot) and `uui
 not). A value that this GPU or driver does not have is absent, never 0.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache, partial
@@ -33,8 +31,7 @@ SHARING, GPUS = Section("GPU sharing"), Section("GPUs")
 STATE = "state"  # Label of a reading that names a state.
 BY_QUANTITY: dict[str, MetricSpec] = {}  # Quantity of readings -> the metric that shows them.
 
-Readings = Mapping[str, Mapping[Texts, float]]
-"""Quantity -> label values of the reading -> value."""
+Readings = Mapping[str, Mapping[Texts, float]]  # Quantity -> label values of the reading -> value.
 
 
 @lru_cache(maxsize=MAX_CACHED_LABELS)

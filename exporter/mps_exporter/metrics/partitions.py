@@ -1,7 +1,5 @@
 """Metrics of named servers, namespaces, SM partitions, and memory by control group."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 

@@ -36,42 +36,35 @@ RawLabels = tuple[str | int | None, ...]
 InfoLabels = tuple[str | int | bool | tuple[str, ...] | None, ...]
 """Label values of an info metric before they are text."""
 
-Texts = tuple[str, ...]
-"""Label values as text."""
+Texts = tuple[str, ...]  # Label values as text.
 
 T = TypeVar("T")
 
 
 Value = float | Histogram
 Samples = Mapping[Texts, Value]
-Rows = Iterable[tuple[RawLabels, T]]
-"""Things, each with the label values that name it."""
+Rows = Iterable[tuple[RawLabels, T]]  # Things, each with the label values that name it.
 
 
 @dataclass(slots=True, eq=False)
 class MetricSpec:
     """One exposed metric. Names are a stable interface."""
 
-    name: str
-    """The name in the text format, with _total, _info and so on."""
+    name: str  # The name in the text format, with _total, _info and so on.
     kind: Kind
     help: str = ""
     labels: tuple[str, ...] = ()
-    source: str = ""
-    """Origin of the value, for the documentation."""
-    states: tuple[str, ...] = ()
-    """States of a stateset that are always present."""
+    source: str = ""  # Origin of the value, for the documentation.
+    states: tuple[str, ...] = ()  # States of a stateset that are always present.
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Label -> all possible values, if the set is closed. A label of an info metric is empty if its
     value is unknown."""
     section: str = ""
-    sparse: bool = False
-    """Each series begins when it is first not 0 (a state: first active), and then remains."""
+    sparse: bool = False  # Each series begins when it is first not 0, or active, and then remains.
     always: frozenset[str] = frozenset()
     """Label values of a sparse metric: series that have all of them begin at 0."""
     samples: Callable[[Page], Samples] = lambda _page: {}
-    note: str = ""
-    """Further text for the documentation: the help on each page of metrics is short."""
+    note: str = ""  # Further text for the documentation: the help on each page of metrics is short.
 
     def means(self, text: str, note: str = "") -> None:
         self.help, self.note = text, note
@@ -220,7 +213,7 @@ class Scope(Generic[T]):
     def state(
         self, name: str, source: str, states: tuple[str, ...], value: Callable[[T], str | None]
     ) -> MetricSpec:
-        """Declare a set of states, one of which is active, be it unknown."""
+        """Declare a set of states. An active state that is not among them is added."""
 
         def flags(thing: T) -> Mapping[RawLabels, float]:
             active = value(thing)

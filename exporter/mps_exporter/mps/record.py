@@ -5,8 +5,6 @@ exporter starts: for the daemon, for each declared value of a label, and for a u
 line about the user.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
@@ -169,8 +167,7 @@ def _repeats(incident: Incident, earlier: Incident) -> bool:
 class Moment(NamedTuple):
     """The time of an event, with the counters and incidents that record it."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds.
     counted: bool
     """False before the exporter's start: the event rebuilds the state, and no counter counts it."""
     counters: Counters
@@ -204,8 +201,7 @@ class GpuNames:
 
     def __init__(self) -> None:
         self._ordinals: dict[int, str] = {}
-        self._shown_at = 0.0
-        """Last time at which an ordinal was shown with its UUID."""
+        self._shown_at = 0.0  # Last time at which an ordinal was shown with its UUID.
         self._uuids: set[str] = set()
 
     def add_gpu(self, uuid: str) -> None:

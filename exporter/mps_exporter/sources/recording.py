@@ -88,7 +88,6 @@ def make_header(
     *,
     anonymised: bool,
 ) -> RecordingHeader:
-    """Return the header of a recording of this host."""
     names = [gpu.name or "GPU" for gpu in gpus.gpus] if gpus is not None else []
     counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     host = "" if anonymised else f"{socket.gethostname()}, "

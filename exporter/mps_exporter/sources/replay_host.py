@@ -5,8 +5,6 @@ and programs: an anonymised recording contains numbers of users and replacements
 measured value is changed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -16,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mps_exporter.observations import (
     ControlObservation,
@@ -64,8 +62,7 @@ class ReplayHost:
         self._read_until = {"procfs": recording.header.started_at}
         """Source -> time of the last observation that was returned."""
         self._kernel = KernelObservation(0.0, readable=False)
-        self._chunks: list[LogChunk] = []
-        """Data of logs that were not followed yet."""
+        self._chunks: list[LogChunk] = []  # Data of logs that were not followed yet.
         self._log_states: tuple[LogState, ...] = ()
 
     # ------------------------------------------------------------------ the clock
@@ -86,7 +83,7 @@ class ReplayHost:
 
     @property
     def played_from(self) -> float:
-        """The viewer's time of the recording's start; while it is held, if it were played now."""
+        """The recording's start on the viewer's clock; while held, as if it were played now."""
         if self._held is not None:
             return self._clock() - self._held / self.speed
         return self._started_at
@@ -132,7 +129,7 @@ class ReplayHost:
         return self._new("procfs") if watched else ()
 
     @property
-    def control(self) -> ReplayHost:
+    def control(self) -> Self:
         return self
 
     async def probe(
@@ -224,12 +221,9 @@ class Scene:
     """A part of a recording."""
 
     path: Path
-    begin: float
-    """Seconds after the recording's start."""
-    end: float
-    """Seconds after the recording's start; what was read last is shown until then."""
-    starts_at: float
-    """Seconds after the playlist's start."""
+    begin: float  # Seconds after the recording's start.
+    end: float  # Seconds after the recording's start; what was read last is shown until then.
+    starts_at: float  # Seconds after the playlist's start.
 
     @property
     def duration_seconds(self) -> float:
@@ -242,15 +236,13 @@ class Playlist:
 
     scenes: tuple[Scene, ...]
     chapters: tuple[Chapter, ...] = ()
-    users: Mapping[int, str] = field(default_factory=dict)
-    """User -> name."""
+    users: Mapping[int, str] = field(default_factory=dict)  # User -> name.
     programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """User and recorded name -> name."""
-    recordings: dict[Path, Recording] = field(default_factory=dict)
-    """The recordings that have been read."""
+    recordings: dict[Path, Recording] = field(default_factory=dict)  # The recordings read so far.
 
     @classmethod
-    def of(cls, recording: Recording) -> Playlist:
+    def of(cls, recording: Recording) -> Self:
         path = Path()
         scene = Scene(path, 0.0, recording.duration_seconds, 0.0)
         return cls((scene,), recordings={path: recording})

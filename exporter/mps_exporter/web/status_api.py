@@ -4,8 +4,6 @@ Names that other people choose (programs, users, units) are made printable here,
 are documented in docs/api.md; they are an interface, so none may change its meaning.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import deque
@@ -58,12 +56,10 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.began_at: float | None = None
-        """Time of the first collection."""
+        self.began_at: float | None = None  # Time of the first collection.
         self._last_at, self._loop = 0.0, 0
         self._samples: dict[str, deque[Sample]] = {}
-        self.read_at: dict[str, float] = {}
-        """Source -> time at which it was last read without an error."""
+        self.read_at: dict[str, float] = {}  # Source -> time of its last read without an error.
         self._first_seen: dict[tuple[str, str, str], float] = {}
 
     def add(self, snapshot: Snapshot) -> None:
@@ -170,7 +166,7 @@ def _shown(value: Any) -> Any:
 
 
 def _view(kind: str, *sources: object, **derived: Any) -> View:
-    """Return a view of a part of the snapshot; underived fields have the names of the sources."""
+    """Return a view of a part of the snapshot. Other fields are attributes of the sources."""
 
     def field(name: str) -> Any:
         return _shown(next(getattr(one, name) for one in sources if hasattr(one, name)))
@@ -214,22 +210,22 @@ def _client_view(client: Client, server: Server, use: Mapping[str, SmUse]) -> Vi
     )
 
 
-def _oldest_first(client: Client) -> tuple[float, int]:
-    return (math.inf if client.connected_at is None else client.connected_at, client.pid)
-
-
 def _server_view(server: Server, daemon: ControlDaemon, snapshot: Snapshot) -> View:
     def shown(client: Client) -> View:
         key = daemon.pipe_directory, server.pid, client.pid
         return _client_view(client, server, snapshot.sm_use.get(key, {}))
 
+    oldest_first = sorted(
+        server.clients,
+        key=lambda one: (math.inf if one.connected_at is None else one.connected_at, one.pid),
+    )
     return _view(
         "server",
         server,
         user=humanize.user_name(server.uid, server.user),
         ghost=bool(server.ghost),
         started_at=server.start_time_seconds,
-        clients=tuple(map(shown, sorted(server.clients, key=_oldest_first))),
+        clients=tuple(map(shown, oldest_first)),
     )
 
 
@@ -288,7 +284,7 @@ def incident_view(daemon: DaemonFacts, one: Incident, name_of: humanize.UserName
 
 
 def _incidents(snapshot: Snapshot, name_of: humanize.UserNameLookup) -> tuple[View, ...]:
-    """Return the incidents, the newest first; at the same time, the one recorded last."""
+    """Return the incidents, the newest first; of equal times, the last recorded first."""
     found = [
         incident_view(daemon.facts, one, name_of)
         for daemon in reversed(snapshot.daemons)

@@ -62,12 +62,9 @@ class Group:
     clients: tuple[View, ...]
     limit: str
     memory: str
-    sm_ratios: tuple[float, float] | None
-    """The lowest and the highest SM limit; None if a limit is unknown."""
-    memory_ratio: float | None
-    """Memory of all clients as a fraction of the GPU's."""
-    state: str
-    """Abnormal states of the clients."""
+    sm_ratios: tuple[float, float] | None  # Lowest and highest SM limit; None if one is unknown.
+    memory_ratio: float | None  # Memory of all clients as a fraction of the GPU's.
+    state: str  # Abnormal states of the clients.
     alarm: bool
 
 
@@ -304,8 +301,7 @@ class Amount:
     """A quantity of a client, as text and as fractions of the GPU's total."""
 
     text: str
-    value: float
-    """Sort key; -1 if unknown."""
+    value: float  # Sort key; -1 if unknown.
     used: float | None = None
     limit: float | None = None
 

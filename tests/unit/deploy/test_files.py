@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from mps_exporter.findings import findings
-from mps_exporter.observations import DaemonFacts
-from mps_exporter.snapshot import ControlDaemon, KernelLog, Snapshot
+from mps_exporter.observations import DaemonFacts, KernelObservation
+from mps_exporter.snapshot import ControlDaemon, Snapshot
 from testing.commands import output_of
 
 ROOT = Path(__file__).parents[3]
@@ -123,7 +123,7 @@ def test_the_unit_and_compose_may_read_the_kernel_log_and_not_write_it() -> None
 
 def test_the_doctors_drop_in_gives_what_the_unit_has_also_after_the_least_rights() -> None:
     daemon = ControlDaemon("/p", "/l", None, DaemonFacts("/p", "/l"))
-    unreadable = KernelLog(readable=False)
+    unreadable = KernelObservation(0.0, readable=False)
     (found,) = findings(Snapshot(0.0, daemons=(daemon,), kernel_log=unreadable))
     (action,) = found.actions
     file = re.search(r">/etc/systemd/system/mps-exporter.service.d/(\S+)", action.command)

@@ -19,6 +19,7 @@ from mps_exporter.web.webconfig.reload import load_web_config
 from testing.waiting import PATIENCE_SECONDS, until
 from tests.unit.web.webconfigs import TLS, write_certificates
 
+HEADERS = "http_server_config: {headers: {X-XSS-Protection: '0'}}\n"
 MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
 
 
@@ -51,34 +52,11 @@ def refused(folder: Path, text: str) -> str:
         (TLS.replace("server.crt", '"a\\0b"'), "cert_file: cannot read"),
         (TLS.replace("server.crt", '"\\ud800"'), "cert_file: cannot read"),
         ('basic_auth_users: {a: "\\UFFFFFFFF"}', "no valid YAML"),
-        ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: must be at least 1"),
+        ("rate_limit: {interval: 1s, burst: 5}", "rate_limit: is not supported"),
     ],
 )
 def test_an_invalid_file_is_refused_with_the_reason(folder: Path, text: str, reason: str) -> None:
     assert reason in refused(folder, text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("0", 0.0),
-        ("1ns", 1e-9),
-        ("1µs", 1e-6),
-        ("1m30s", 90.0),
-        ("1.5h", 5400.0),
-        ("9223372036854775807ns", 9223372036.854775807),
-        ("1s!", None),
-    ],
-)
-def test_durations_are_those_of_go(folder: Path, text: str, seconds: float | None) -> None:
-    limit = f'rate_limit: {{interval: "{text}", burst: 1}}\n'
-    if seconds is None:
-        assert "rate_limit.interval" in refused(folder, limit)
-    else:
-        (folder / "web.yml").write_text(limit)
-        loaded = load_web_config(str(folder / "web.yml")).config
-        assert loaded.rate_limit.interval == pytest.approx(seconds, rel=1e-12)
-        assert loaded.rate_limit.burst == 1
 
 
 async def test_a_truncated_file_keeps_the_active_configuration(
@@ -131,25 +109,25 @@ async def test_what_is_no_file_of_a_useful_size_is_refused_at_once(
     folder: Path, make: Callable[[Path], object]
 ) -> None:
     path = folder / "web.yml"
-    path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
+    path.write_text(HEADERS)
     watch = WebConfigWatch(str(path))
     path.unlink()
     make(path)
     await asyncio.wait_for(watch.check_files(), PATIENCE_SECONDS)
     assert watch.error is not None
-    assert watch.active.config.rate_limit.burst == 5
+    assert watch.active.config.http_server_config.headers == {"X-XSS-Protection": "0"}
 
 
 async def test_a_change_that_keeps_size_and_time_is_seen(folder: Path) -> None:
     path = folder / "web.yml"
-    path.write_text("rate_limit: {interval: 1s, burst: 5}\n")
+    path.write_text(HEADERS)
     watch = WebConfigWatch(str(path))
     stat = path.stat()
-    path.write_text("rate_limit: {interval: 1s, burst: 6}\n")
+    path.write_text(HEADERS.replace("0", "1"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert path.stat().st_size == stat.st_size
     await watch.check_files()
-    assert watch.active.config.rate_limit.burst == 6
+    assert watch.active.config.http_server_config.headers == {"X-XSS-Protection": "1"}
 
 
 @pytest.mark.parametrize("versions", ["", "  min_version: TLS10\n", "  min_version: TLS11\n"])

@@ -1,6 +1,4 @@
-"""Checks that a request must pass before its handler: rate, client certificate, password."""
-
-from __future__ import annotations
+"""Checks that a request must pass before its handler: client certificate and password."""
 
 import asyncio
 import base64
@@ -8,7 +6,6 @@ import binascii
 import hashlib
 import hmac
 import secrets
-import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +17,10 @@ from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 from mps_exporter.web.policy import WRONG_PASSWORD_SECONDS
 
-from .config import RateLimit, WebConfig
+from .config import WebConfig
 from .reload import WebConfigWatch
 from .tls import alternative_names
 
-_ROUNDING_SECONDS = 1e-9  # Above a time's rounding, below the interval between two requests.
 MAX_PASSWORD_BYTES = 72  # Bytes of a password that bcrypt reads. Go compares only these, too.
 
 
@@ -107,37 +103,6 @@ def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
     return (name, password, request.remote or "") if colon else None
 
 
-class _Checks:
-    def __init__(self, watch: WebConfigWatch) -> None:
-        self._watch = watch
-        self._due = 0.0
-        """Time at which all tokens of the rate limit are back."""
-        self._passwords = Passwords()
-
-    async def refusal(self, request: web.Request) -> web.Response | None:
-        """Return the response to a request that fails a check; None if it passes all."""
-        config = self._watch.active.config
-        if not self._takes_token(config.rate_limit):
-            return text_response("429 Too Many Requests", status=429, headers={"Retry-After": "1"})
-        if not _has_allowed_name(request, config):
-            text = "403 Forbidden: no name of the client's certificate is allowed here"
-            return text_response(text, status=403)
-        users, given = config.basic_auth_users, credentials(request)
-        if users and not (given and await self._passwords.verify(users, *given)):
-            headers = {"WWW-Authenticate": "Basic"}
-            return text_response("401 Unauthorized", status=401, headers=headers)
-        return None
-
-    def _takes_token(self, limit: RateLimit) -> bool:
-        now = time.monotonic()
-        # A limit that was reloaded may have had a longer interval.
-        self._due = min(max(self._due, now), now + limit.interval * limit.burst)
-        if self._due - now > limit.interval * (limit.burst - 1) + _ROUNDING_SECONDS:
-            return False
-        self._due += limit.interval
-        return True
-
-
 def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
     allowed = config.tls_server_config.client_allowed_sans
     if allowed is None:
@@ -149,12 +114,19 @@ def _has_allowed_name(request: web.Request, config: WebConfig) -> bool:
 
 def install(app: web.Application, watch: WebConfigWatch) -> None:
     """Add the checks and response headers of the configuration, after the present middlewares."""
-    checks = _Checks(watch)
+    passwords = Passwords()
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = await checks.refusal(request)
-        return refusal if refusal is not None else await handler(request)
+        config = watch.active.config
+        if not _has_allowed_name(request, config):
+            text = "403 Forbidden: no name of the client's certificate is allowed here"
+            return text_response(text, status=403)
+        users, given = config.basic_auth_users, credentials(request)
+        if users and not (given and await passwords.verify(users, *given)):
+            headers = {"WWW-Authenticate": "Basic"}
+            return text_response("401 Unauthorized", status=401, headers=headers)
+        return await handler(request)
 
     async def add_headers(_request: web.Request, response: web.StreamResponse) -> None:
         for name, value in watch.active.config.http_server_config.headers.items():

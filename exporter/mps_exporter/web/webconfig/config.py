@@ -1,14 +1,12 @@
 """The web configuration file: its keys as dataclasses, its YAML, and the checks of its values."""
 
-from __future__ import annotations
-
 import re
 import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
+from types import NoneType
 from typing import Any, TypeVar, get_type_hints
 
 import yaml
@@ -96,8 +94,7 @@ class TLSConfig:
     key_file: str = ""
     client_ca_file: str = ""
     client_auth_type: str = ""
-    client_allowed_sans: tuple[str, ...] | None = None
-    """None: any name is allowed. Empty: no name is allowed."""
+    client_allowed_sans: tuple[str, ...] | None = None  # None: any name is allowed; empty: no name.
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
@@ -120,28 +117,19 @@ class HTTPConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit:
-    """``rate_limit``: a token every ``interval`` seconds (0: no limit), ``burst`` at most."""
-
-    interval: float = 0.0
-    burst: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class WebConfig:
     """The whole file. Paths in it are relative to the file."""
 
     tls_server_config: TLSConfig = TLSConfig()
     http_server_config: HTTPConfig = field(default_factory=HTTPConfig)
-    basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Name -> bcrypt hash."""
-    rate_limit: RateLimit = RateLimit()
+    basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)  # Name -> hash.
+    rate_limit: None = None  # Not supported.
 
 
 # ------------------------------------------------------------------------------------ YAML
 
 _TAG = "tag:yaml.org,2002:"
-_NULL, _BOOL, _INT = f"{_TAG}null", f"{_TAG}bool", f"{_TAG}int"
+_NULL, _BOOL = f"{_TAG}null", f"{_TAG}bool"
 _MAX_DEPTH = 20  # Maximum number of nested collections; a valid file has 3.
 
 
@@ -152,10 +140,6 @@ class _Loader(yaml.SafeLoader):
         if self.flow_level + len(self.indents) > _MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem="nested too deeply")
         super().fetch_more_tokens()
-
-
-_YAML = yaml.SafeLoader("")
-"""Resolves and converts single values; the file itself is only composed into nodes."""
 
 
 def parse_web_config(content: bytes) -> WebConfig:
@@ -219,40 +203,22 @@ def _to_texts(node: yaml.Node) -> dict[str, str]:
 def _to_flag(node: yaml.Node) -> bool:
     if node.tag != _BOOL:
         raise WebConfigError("must be true or false")
-    return _YAML.bool_values[_to_string(node).lower()]
+    return _Loader.bool_values[_to_string(node).lower()]
 
 
-def _to_integer(node: yaml.Node) -> int:
-    if not isinstance(node, yaml.ScalarNode) or node.tag != _INT:
-        raise WebConfigError("must be a whole number")
-    return _YAML.construct_yaml_int(node)
-
-
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
-_MICRO = Decimal("1e-6")
-_SECONDS = {"ns": _MICRO / 1000, "us": _MICRO, "µs": _MICRO, "μs": _MICRO, "ms": _MICRO * 1000}
-_SECONDS |= {"s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
-
-
-def _to_seconds(node: yaml.Node) -> float:
-    """Return Go's durations, "1s", "1m30s", "1.5h", in seconds."""
-    text = _to_string(node)
-    parts = _DURATION_PART.findall(text)
-    if text == "0":
-        return 0.0
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise WebConfigError('must be a duration with its unit, such as "1s" or "500ms", or 0')
-    return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in parts))
+def _refuse_rate_limit(_node: yaml.Node) -> None:
+    raise WebConfigError(
+        "is not supported: any client could use up the tokens of all. Remove it: the exporter "
+        "limits the connections of each address"
+    )
 
 
 _CONVERTERS: Mapping[object, Callable[[yaml.Node], object]] = {
     TLSConfig: partial(_section, TLSConfig),
     HTTPConfig: partial(_section, HTTPConfig),
-    RateLimit: partial(_section, RateLimit),
     str: _to_string,
     bool: _to_flag,
-    int: _to_integer,
-    float: _to_seconds,
+    NoneType: _refuse_rate_limit,
     tuple[str, ...]: _to_strings,
     tuple[str, ...] | None: _to_strings,
     Mapping[str, str]: _to_texts,
@@ -262,8 +228,7 @@ _CONVERTERS: Mapping[object, Callable[[yaml.Node], object]] = {
 # ---------------------------------------------------------------------------------- checks
 
 
-Problem = tuple[str, str]
-"""Key and reason of a refusal."""
+Problem = tuple[str, str]  # Key and reason of a refusal.
 
 
 def _problems(config: WebConfig) -> Iterator[Problem]:
@@ -286,8 +251,6 @@ def _problems(config: WebConfig) -> Iterator[Problem]:
                 "'htpasswd -nBC 10 NAME' prints after the colon"
             )
             yield f"basic_auth_users.{name}", reason
-    if config.rate_limit.interval and config.rate_limit.burst < 1:
-        yield "rate_limit.burst", "must be at least 1, or every request would be refused"
 
 
 def _tls_problems(tls: TLSConfig) -> Iterator[Problem]:

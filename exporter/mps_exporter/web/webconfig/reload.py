@@ -1,7 +1,5 @@
 """The active configuration, reloaded when its files change."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

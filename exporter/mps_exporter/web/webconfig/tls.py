@@ -1,7 +1,5 @@
 """``tls_server_config`` -> an SSL context."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import ipaddress
