@@ -111,6 +111,7 @@ SYNTHETIC = {
     "replies_not_understood": host(
         daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2}))
     ),
+    "joined_by_default_directory": host(client(joined_by="mount")),
     "limit_looser_than_default": host(
         replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5)
     ),

@@ -61,6 +61,10 @@ class ProcessFacts:
     """PID and program of the debugger that has stopped the process, "12 (gdb)", if visible."""
     frozen_group: str = ""
     """Folder of the frozen control group of the process, if visible."""
+    shared_memory: str = ""
+    """Device number of its /dev/shm, "0:25"; "": not a mount, or not readable."""
+    default_mounted: bool = False
+    """Its mount namespace has a mount at a default pipe directory, as in NVIDIA's containers."""
 
     @property
     def own_pid(self) -> int:
@@ -111,6 +115,8 @@ class ProcessView:
     """Its pipe directory; None: its environment is not readable."""
     names_directory: bool = False
     """CUDA_MPS_PIPE_DIRECTORY is set; else the directory is CUDA's default."""
+    profile: str = ""
+    """The file of the host that sets it for every login, if one does."""
     path_error: str | None = None
     """Why that directory is unusable, with the missing or closed folder on the path."""
     closed_folder: ClosedFolder | None = None
@@ -134,7 +140,9 @@ class ProcessView:
     parent_pid: int | None = None
     tracer: str = ""
     frozen_group: str = ""
-    """For both see ProcessFacts."""
+    shared_memory: str = ""
+    default_mounted: bool = False
+    """For these four see ProcessFacts."""
 
 
 @dataclass(frozen=True, slots=True)

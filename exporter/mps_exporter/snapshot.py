@@ -47,6 +47,9 @@ LOSS_CAUSES = (
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
 
+JoinReason = Literal["variable", "mount", "default"]
+"""Why CUDA found a daemon: the variable, a mount at the default directory, or that directory."""
+
 LimitSource = Literal["client", "server", "per_context", "unknown"]
 LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
 
@@ -397,6 +400,8 @@ class Client:
     client are upper bounds: a program may lower its own at its start (os.environ), invisibly from
     outside."""
     environment_readable: bool | None = None
+    joined_by: JoinReason | None = None
+    """None: the environment is not readable."""
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)

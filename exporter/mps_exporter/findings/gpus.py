@@ -11,7 +11,9 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
+    clients_of,
     end_processes,
+    of_daemon,
     of_gpu,
     permitted,
     quoted_path,
@@ -147,6 +149,27 @@ def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
 )
 def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
     return _past_mps(host, gpu, "no directory", process_bypasses_mps.remedy)
+
+
+@of_daemon(
+    "info",
+    "A client joined by a mounted default directory",
+    "NVIDIA's container runtime mounts /tmp/nvidia-mps into each GPU container of a host that has "
+    "it, and CUDA looks there: programs that do not ask for MPS wait, or get error 805.",
+    "Nothing, if MPS is meant for it. Else start it with a directory that does not exist.",
+    page="faq.md#why-is-this-process-a-client-of-mps-at-all",
+)
+def joined_by_default_directory(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    if those := [host.client(one) for one in clients_of(daemon) if one.joined_by == "mount"]:
+        action = Action(
+            "export CUDA_MPS_PIPE_DIRECTORY=/nonexistent",
+            "the user of the process, before it is started again",
+            "keeps it out of MPS",
+        )
+        yield Case(
+            f"Without a CUDA_MPS_PIPE_DIRECTORY of its own, by a mount: {join_some(those)}.",
+            actions=[action],
+        )
 
 
 @of_gpu(

@@ -279,7 +279,12 @@ def _directory_checks(one: Subject) -> Checks:
             _command_to_open_socket(one),
         )
     else:
-        source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
+        source = "the default"
+        if view.names_directory:
+            setter = f", which {view.profile} sets" if view.profile else ""
+            source = f"CUDA_MPS_PIPE_DIRECTORY{setter}"
+        elif view.default_mounted:
+            source = "the default, which is mounted for it"
         yield ok(f"It uses {shown} ({source}).")
 
 

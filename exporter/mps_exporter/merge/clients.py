@@ -18,6 +18,7 @@ from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import (
     Client,
+    JoinReason,
     Namespace,
     NamespaceClient,
     PartitionFault,
@@ -157,13 +158,16 @@ def _merge_client(
         state_since=state_since,
         contexts=inputs.contexts,
         memory_used_bytes=context.memory_used(inputs.pid),
-        **_process_fields(context, inputs.uid, process),
+        **_process_fields(context, inputs.uid, process, daemon.facts.process),
         **_limits(context, inputs, None if process is None else process.mps_environment),
     )
 
 
 def _process_fields(
-    context: MergeContext, uid: int | None, process: ProcessFacts | None
+    context: MergeContext,
+    uid: int | None,
+    process: ProcessFacts | None,
+    daemon: ProcessFacts | None,
 ) -> dict[str, Any]:
     """Return the fields of Client about its process, or without one about the user of the log."""
     if process is None:
@@ -175,6 +179,7 @@ def _process_fields(
         "command": process.name,
         "pid_namespace": process.pid_namespace,
         "environment_readable": process.mps_environment is not None,
+        "joined_by": _join_reason(process, daemon),
         "confirmed": not process.ended,
         "cgroup": _known_cgroup(context, process),
         "container_id": place.container_id,
@@ -182,6 +187,15 @@ def _process_fields(
         "slurm_job_id": place.slurm_job_id,
         "systemd_unit": place.systemd_unit,
     }
+
+
+def _join_reason(process: ProcessFacts, daemon: ProcessFacts | None) -> JoinReason | None:
+    if process.mps_environment is None:
+        return None
+    if process.mps_environment.get("CUDA_MPS_PIPE_DIRECTORY"):
+        return "variable"
+    on_host = daemon is not None and daemon.default_mounted  # a mount for all processes
+    return "mount" if process.default_mounted and not on_host else "default"
 
 
 def _known_cgroup(context: MergeContext, process: ProcessFacts) -> str | None:

@@ -260,6 +260,21 @@ def test_a_share_of_each_context_is_no_share_of_the_client(value: str, per_conte
     assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == expected
 
 
+@pytest.mark.parametrize(
+    ("variables", "mounted", "reason"),
+    [
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/p"}, True, "variable"),
+        ({}, True, "mount"),
+        ({}, False, "default"),
+    ],
+)
+def test_why_a_process_is_a_client(variables: dict[str, str], mounted: bool, reason: str) -> None:
+    facts = replace(client_facts(30, **variables), default_mounted=mounted)
+    server = LoggedServer(clients=(logged_client(30, "GPU-a"),))
+    (one,) = snapshot(facts, processes=ALL, server=server).daemons[0].servers[0].clients
+    assert one.joined_by == reason
+
+
 @pytest.mark.parametrize(("connections", "limit"), [("2", 48), ("8", None), ("x", 48)])
 def test_the_context_limit_is_not_known_with_more_connections(
     connections: str, limit: int | None

@@ -13,6 +13,7 @@ from mps_exporter.sources.processes import (
     ProcessStat,
     ProcessStatus,
     parse_arguments,
+    parse_mountinfo,
     parse_mps_environment,
     parse_passwd,
     parse_stat,
@@ -74,6 +75,13 @@ def test_of_the_environment_only_what_concerns_mps() -> None:
         "CUDA_MPS_BYTES": "\\xff",
         "CUDA_MPS_EMPTY": "",
     }
+
+
+def test_the_mounts_that_decide_about_mps() -> None:
+    row = b"53 31 0:%d / %s rw,nosuid shared:4 - tmpfs shm rw\n"
+    raw = row % (25, b"/dev/shm") + row % (26, b"/dev/shm/x") + row % (27, b"/dev/shm")
+    assert parse_mountinfo(raw + b"broken\n") == ("0:27", False), "the last mount hides others"
+    assert parse_mountinfo(row % (5, b"/tmp/nvidia-mps")) == ("", True)
 
 
 def test_control_sockets() -> None:
