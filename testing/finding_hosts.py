@@ -62,6 +62,11 @@ def client(**more: Any) -> ControlDaemon:
     return daemon(servers=(Server(20, state="ACTIVE", clients=(Client(30, 20, **more),)),))
 
 
+UNSHARED = Server(
+    20, state="ACTIVE", shares_by_file=True, clients=(Client(30, 20, own_shared_memory=True),)
+)
+
+
 def job(*ratios: float, **more: Any) -> ControlDaemon:
     """Clients of one Slurm job, under a daemon that gives each half of the GPU."""
     clients = tuple(
@@ -111,6 +116,7 @@ SYNTHETIC = {
     "replies_not_understood": host(
         daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2}))
     ),
+    "shared_memory_not_mapped": host(daemon(servers=(UNSHARED,))),
     "joined_by_default_directory": host(client(joined_by="mount")),
     "limit_looser_than_default": host(
         replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5)

@@ -81,6 +81,11 @@ class ProcessFacts:
         """Whether a signal, a debugger or a frozen control group stops the process."""
         return self.state in ("T", "t") or bool(self.frozen_group)
 
+    def has_own_shared_memory(self, other: ProcessFacts) -> bool:
+        """Return whether both have a /dev/shm, and not the same."""
+        devices = {self.shared_memory, other.shared_memory}
+        return len(devices) == 2 and "" not in devices
+
     @property
     def ended(self) -> bool:
         """Whether the process has exited, and at most waits to be reaped."""

@@ -402,6 +402,8 @@ class Client:
     environment_readable: bool | None = None
     joined_by: JoinReason | None = None
     """None: the environment is not readable."""
+    own_shared_memory: bool = False
+    """Its /dev/shm is certainly not its daemon's."""
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -455,6 +457,8 @@ class Server:
     """The process with this PID is an MPS server, and this daemon may serve its user."""
     name: str | None = None
     """MPS v3 only."""
+    shares_by_file: bool = False
+    """Its memory for clients is a file in /dev/shm, by its log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ def _process_fields(
         "pid_namespace": process.pid_namespace,
         "environment_readable": process.mps_environment is not None,
         "joined_by": _join_reason(process, daemon),
+        "own_shared_memory": daemon is not None and process.has_own_shared_memory(daemon),
         "confirmed": not process.ended,
         "cgroup": _known_cgroup(context, process),
         "container_id": place.container_id,

@@ -288,6 +288,7 @@ def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) 
         possible_unfinished_work=logged.possible_unfinished_work if logged is not None else None,
         clients=clients or (),
         confirmed=confirmed,
+        shares_by_file=logged is not None and logged.shares_by_file,
     )
 
 

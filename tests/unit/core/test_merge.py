@@ -275,6 +275,18 @@ def test_why_a_process_is_a_client(variables: dict[str, str], mounted: bool, rea
     assert one.joined_by == reason
 
 
+@pytest.mark.parametrize(
+    ("own", "theirs", "differs"), [("0:25", "0:9", True), ("0:9", "0:9", False), ("", "0:9", False)]
+)
+def test_a_client_with_a_dev_shm_of_its_own(own: str, theirs: str, differs: bool) -> None:
+    server = LoggedServer(clients=(logged_client(30),), attributes={"shares_by_file": True})
+    facts = replace(RUNNING, process=replace(PROCESS, shared_memory=theirs), servers=(SERVER,))
+    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), state=logged(server), logs=READABLE)
+    client = replace(client_facts(30), shared_memory=own)
+    (found,) = merged(inputs, processes=(SERVER, client)).daemons[0].servers
+    assert (found.shares_by_file, found.clients[0].own_shared_memory) == (True, differs)
+
+
 @pytest.mark.parametrize(("connections", "limit"), [("2", 48), ("8", None), ("x", 48)])
 def test_the_context_limit_is_not_known_with_more_connections(
     connections: str, limit: int | None

@@ -226,6 +226,22 @@ def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
     assert words in answer(replace(snapshot, daemons=(changed,)), 705, view).text
 
 
+@pytest.mark.parametrize(
+    ("by_file", "own", "fails"), [(True, "0:9", True), (True, "0:2", False), (False, "0:9", False)]
+)
+def test_a_newcomer_that_cannot_map_its_servers_memory(
+    by_file: bool, own: str, fails: bool, snapshot: Snapshot
+) -> None:
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    process = ProcessFacts(9, 0.0, shared_memory="0:2")
+    servers = tuple(replace(one, shares_by_file=by_file) for one in daemon.servers)
+    changed = replace(daemon, servers=servers, facts=replace(daemon.facts, process=process))
+    view = replace(newcomer(snapshot), shared_memory=own)
+    found = answer(replace(snapshot, daemons=(changed,)), 77, view)
+    assert ("has a named memory region" in found.text) == fails
+    assert ("--ipc=host" in found.remedy) == fails
+
+
 def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
     snapshot = snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()
