@@ -148,11 +148,21 @@ SYNTHETIC = {
     "source_unreadable": Snapshot(1.0, collectors=(BLIND,)),
     "directories_assumed": host(daemon(facts=GUESSED)),
     "clients_not_shown": host(daemon(dropped_clients=7)),
+    "gpu_memory_not_reported": host(gpus=(gpu(name="GB10", readings=IDLE_SMS),)),
+    "exclusive_without_daemon": host(gpus=(gpu(served=False),)),
+    "gpu_shared_by_daemons": host(
+        daemon(),
+        replace(daemon(), pipe_directory="/second"),
+        gpus=(replace(gpu(), served_by=(PIPE, "/second")),),
+    ),
     "not_exclusive_mode": host(daemon(), gpus=(gpu(compute_mode="default"),)),
     "stranded_client": Snapshot(1.0, gpus=(gpu(stranded=1),)),
     "unfit_gpu": Snapshot(1.0, gpus=(gpu(compute_capability=(6, 1)),)),
     "mps_would_help": Snapshot(
-        1.0, gpus=(gpu(process(1), process(2), served=False, readings=IDLE_SMS),)
+        1.0,
+        gpus=(
+            gpu(process(1), process(2), served=False, readings=IDLE_SMS, compute_mode="default"),
+        ),
     ),
     "process_bypasses_mps": host(daemon(), gpus=(gpu(process(1)),)),
     "pipe_directory_mismatch": host(

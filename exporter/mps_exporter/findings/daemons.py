@@ -382,8 +382,8 @@ def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: 
     "A client cannot map the memory of its server",
     "This server shares memory by a file in /dev/shm. A client with a /dev/shm of its own fails "
     "with error 205 (cudaErrorMapBufferObjectFailed); on old drivers it crashes.",
-    "Start it again with the daemon's /dev/shm: docker run --ipc=host, hostIPC: true in its pod, or "
-    "a mount of the same folder.",
+    "Start it again with the daemon's /dev/shm: docker run --ipc=host, hostIPC: true in its pod, "
+    "or a mount of the same folder.",
     page="cuda-error-205-mapping-of-buffer-object-failed",
 )
 def shared_memory_not_mapped(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:

@@ -62,6 +62,43 @@ def not_exclusive_mode(host: HostFacts, gpu: Gpu) -> Cases:
 
 @of_gpu(
     "info",
+    "A GPU is in exclusive mode without a daemon",
+    "One process has it at a time: the next one fails with error 46 (cudaErrorDevicesUnavailable).",
+    "Start a control daemon, or set the mode back to default.",
+    page="cuda-error-46-devices-unavailable",
+)
+def exclusive_without_daemon(host: HostFacts, gpu: Gpu) -> Cases:
+    seen = gpu.observation
+    unread = any(one.name == "process" and not one.success for one in host.snapshot.collectors)
+    # An ordinary user's daemon serves nobody else.
+    users = {one.pipe_directory for one in host.daemons if one.facts.limited}
+    runs = {one.pipe_directory for one in host.daemons if one.state != "absent"} | {*gpu.served_by}
+    if seen.compute_mode == "exclusive_process" and not (seen.lost or unread or runs - users):
+        command = f"nvidia-smi -i {gpu.index} -c DEFAULT"
+        action = Action(command, "root", "lets several processes use the GPU")
+        yield Case(
+            f"GPU {gpu.index} is in exclusive-process mode, and no daemon serves all users.",
+            actions=[action] if gpu.index.isdecimal() else (),
+        )
+
+
+@of_gpu(
+    "info",
+    "Several daemons serve a GPU",
+    "Programs of different daemons take turns on it; only those of one daemon run at the same "
+    "time. In exclusive-process mode only one of the daemons can use it.",
+    "Let all programs of a GPU use one daemon, unless their users must not share one. A daemon "
+    "sees only the GPUs of its CUDA_VISIBLE_DEVICES.",
+    page="no-speed-up-with-mps",
+)
+def gpu_shared_by_daemons(host: HostFacts, gpu: Gpu) -> Cases:
+    if len(daemons := _serving(host, gpu, None)) > 1:
+        those = join_some([shown_path(one.pipe_directory) for one in daemons])
+        yield Case(f"GPU {gpu.index} is served by {those}.")
+
+
+@of_gpu(
+    "info",
     "MPS would help here",
     "Several processes take turns on a GPU whose SMs are mostly idle: with MPS they would run "
     "at the same time.",
