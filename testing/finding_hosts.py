@@ -118,6 +118,7 @@ SYNTHETIC = {
     ),
     "shared_memory_not_mapped": host(daemon(servers=(UNSHARED,))),
     "joined_by_default_directory": host(client(joined_by="mount")),
+    "limiter_under_mps": host(client(limiter="HAMi-core")),
     "limit_looser_than_default": host(
         replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5)
     ),

@@ -63,6 +63,8 @@ class ProcessFacts:
     """Folder of the frozen control group of the process, if visible."""
     shared_memory: str = ""
     """Device number of its /dev/shm, "0:25"; "": not a mount, or not readable."""
+    limiter: str = ""
+    """Name of a program that limits the use of GPUs, which is preloaded or mounted for it."""
     default_mounted: bool = False
     """Its mount namespace has a mount at a default pipe directory, as in NVIDIA's containers."""
 

@@ -402,6 +402,8 @@ class Client:
     environment_readable: bool | None = None
     joined_by: JoinReason | None = None
     """None: the environment is not readable."""
+    limiter: str = ""
+    """See ProcessFacts."""
     own_shared_memory: bool = False
     """Its /dev/shm is certainly not its daemon's."""
     connected_at: float | None = None

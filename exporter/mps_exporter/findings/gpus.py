@@ -70,7 +70,7 @@ def not_exclusive_mode(host: HostFacts, gpu: Gpu) -> Cases:
 def exclusive_without_daemon(host: HostFacts, gpu: Gpu) -> Cases:
     seen = gpu.observation
     unread = any(one.name == "process" and not one.success for one in host.snapshot.collectors)
-    # An ordinary user's daemon serves nobody else.
+    # An ordinary user's daemon serves no other user.
     users = {one.pipe_directory for one in host.daemons if one.facts.limited}
     runs = {one.pipe_directory for one in host.daemons if one.state != "absent"} | {*gpu.served_by}
     if seen.compute_mode == "exclusive_process" and not (seen.lost or unread or runs - users):

@@ -97,6 +97,20 @@ def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) 
     return join_some([f"{client} with {printable(repr(value))}" for client, value in named])
 
 
+@of_daemon(
+    "info",
+    "A client has a limiter that may not hold under MPS",
+    "NVML counts all clients of a server as one process. A limiter that reads the use of each "
+    "process there sees none, and lets the client use all SMs.",
+    "Limit it with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or start it without MPS.",
+    page="faq.md#what-is-different-in-gvisor-kata-and-with-hami-core-nvshare-or-xsched",
+)
+def limiter_under_mps(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    those = [f"{host.client(one)}: {one.limiter}" for one in clients_of(daemon) if one.limiter]
+    if those:
+        yield Case(f"Preloaded or mounted for {join_some(those)}.")
+
+
 _PARTITION_FAULTS = {
     "unknown": "which its daemon does not have, or no longer",
     "other_server": "which belongs to another server",

@@ -110,6 +110,7 @@ _LIMITS = (
     limits.memory_limit_ignored,
     limits.limit_looser_than_default,
     limits.sm_partition_mismatch,
+    limits.limiter_under_mps,
     visibility.environment_unreadable,
 )
 

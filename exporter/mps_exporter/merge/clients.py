@@ -179,6 +179,7 @@ def _process_fields(
         "command": process.name,
         "pid_namespace": process.pid_namespace,
         "environment_readable": process.mps_environment is not None,
+        "limiter": process.limiter,
         "joined_by": _join_reason(process, daemon),
         "own_shared_memory": daemon is not None and process.has_own_shared_memory(daemon),
         "confirmed": not process.ended,

@@ -36,6 +36,9 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own in most container
 HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
 
+_LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}
+_LIMITER = re.compile(rb"[/=: ]lib(vgpu|nvshare|shimcuda)\.so\b")
+
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
@@ -170,6 +173,13 @@ def parse_mountinfo(raw: bytes) -> tuple[str, bool]:
     # The last mount of a folder hides the others.
     devices = {text_of(row[4]): text_of(row[2]) for row in rows if len(row) == 6}
     return devices.get(SHARED_MEMORY, ""), any(one in devices for one in DEFAULT_PIPE_DIRECTORIES)
+
+
+def find_limiter(environment: bytes, mounts: bytes) -> str:
+    """Return the limiter whose library LD_PRELOAD names, or a mount of the process; "": none."""
+    preloaded = b" ".join(one for one in environment.split(b"\0") if one.startswith(b"LD_PRELOAD="))
+    found = _LIMITER.search(preloaded) or _LIMITER.search(mounts)
+    return _LIMITERS[found[1]] if found else ""
 
 
 def parse_passwd(raw: bytes) -> dict[int, str]:
@@ -421,6 +431,7 @@ class Processes:
             name=program_name(arguments) if arguments and arguments[0] else stat.comm,
             cgroup=None if cgroup is None else text_of(cgroup),
             mps_environment=None if environment is None else parse_mps_environment(environment),
+            limiter=find_limiter(environment or b"", mounts),
             shared_memory=shared_memory,
             default_mounted=default_mounted,
         )
