@@ -474,6 +474,8 @@ class NvmlObservation:
     error: str | None = None
     driver_version: str | None = None
     cuda_version: str | None = None
+    confidential: bool = False
+    """Confidential computing is on."""
     gpus: tuple[GpuObservation, ...] = ()
 
 

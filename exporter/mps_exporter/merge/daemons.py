@@ -305,9 +305,11 @@ def _contexts_limits(
 ) -> dict[str, int]:
     """Return the number that the log showed at the last rejection, or the documented limit.
 
-    The limit of a MIG instance is not documented, nor that with raised connections.
+    The limit of a MIG instance is not documented, nor that with raised connections. In confidential
+    computing it is lower.
     """
     found = {}
+    raised = raised or context.nvml.confidential
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
         limit = logged.client_limit if logged is not None else None
