@@ -324,6 +324,14 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the memory accounting of an MPS v3 daemon."""
+
+    key: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Partitioning:
     """The named servers, namespaces and partitions that a daemon lists."""
 
@@ -349,11 +357,19 @@ class Partitioning:
         """Return the GPUs in a server's own list and in the daemon's list."""
         return [one for one in self.rows(ServerDevice) if one.server_name in ("", server_name)]
 
+    @property
+    def lends_sms(self) -> bool:
+        """Whether a name of a newer driver shows that a client may use more than its partition."""
+        names = [one.feature for one in self.rows(Feature) if one.enabled]
+        names += [name for (_, name), cells in self.unknown_columns.items() if {*cells} - _OFF]
+        return any("borrow" in name or "lend" in name for name in names)
+
     def is_whole(self, kind: type, reply: str) -> bool:
         """Return whether a list is known and complete, so that its rows can be counted."""
         return kind in self.lists and not self.not_understood.get((reply, "row"))
 
 
+_OFF = frozenset({"", "-", "0", "no", "false", "off", "disabled", "none"})
 REPLY_PARTS = ("reply", "column", "row", "value")
 
 PartitionFault = Literal["unknown", "other_server", "other_gpu"]

@@ -16,6 +16,7 @@ from mps_exporter.snapshot import (
     NamedServer,
     Namespace,
     ServerDevice,
+    Setting,
     SmPartition,
     Snapshot,
 )
@@ -203,6 +204,10 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
         *(_partition_line(one, snapshot) for one in found.rows(SmPartition)),
         *(_device_line(one, snapshot) for one in found.rows(ServerDevice)),
         *([f"Features: {features}"] if features else ()),
+        *(
+            f"Memory accounting: {one.key} {printable(one.value or '?', 60)}"
+            for one in found.rows(Setting)
+        ),
         *(
             f"Column {printable(column, 60)} of {reply}: {_short(cells)}"
             for (reply, column), cells in found.unknown_columns.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -337,21 +337,21 @@ def _namespace_limits(
 # ---------------------------------------------------------------------------------- SM partitions
 
 
-def in_partition(
-    context: MergeContext, listed: Iterable[SmPartition] | None, client: Client
-) -> Client:
-    """Add the SM partition that a client's environment names; `listed` is None without a list."""
+def in_partition(context: MergeContext, found: Partitioning, client: Client) -> Client:
+    """Add the SM partition that a client's environment names."""
     process = context.processes.get(client.pid)
     environment = process.mps_environment if process is not None else None
     device, _, partition_id = (environment or {}).get(PARTITION_VARIABLE, "").partition("/")
     if not partition_id:
         return client
+    listed = found.lists.get(SmPartition)
     partition = next((one for one in listed or () if one.partition_id == partition_id), None)
     fault = _partition_fault(context, client, device, partition) if listed is not None else None
     # The share of all SMs means nothing in a partition. The SMs are unknown in a partition that
-    # was not meant for the client, or was deleted since it started.
+    # was not meant for the client, or was deleted since it started; a client may borrow SMs.
     sms = {}
-    if partition is not None and partition.sms is not None and fault is None:
+    certain = fault is None and not found.lends_sms
+    if partition is not None and partition.sms is not None and certain:
         sms = {partition.device: partition.sms}
     return replace(
         client,

@@ -222,9 +222,8 @@ def _merge_servers(
         known = inputs.log_names_servers() or inputs.answers.probe is not None
         known = known or (inputs.speaks_v3 and control_state(inputs) == "absent")
     if found.protocol is not None:
-        partitions = found.lists.get(SmPartition)
         servers = [
-            replace(one, clients=tuple(in_partition(context, partitions, c) for c in one.clients))
+            replace(one, clients=tuple(in_partition(context, found, c) for c in one.clients))
             for one in servers
         ]
     return servers, known
