@@ -77,6 +77,9 @@ memacct,enabled (default),memacct,-
 context-share,enabled (default),context-share,-
 """
 
+# docs, mpsv3-interface: audit_log is the only key, and is off by default; no output is published
+ACCOUNTING_CSV = "KEY,VALUE\naudit_log,false\n"
+
 # columns: docs, mpsv3-interface, "Output columns" of device list; no example is published
 DEVICE_HEADER = "Ordinal,Server,PCI ID,Device UUID,Name,Total SMs,Total Chunks,Attributes"
 
@@ -126,6 +129,7 @@ MANUAL = {
         "188,23,-\n"
     ),
     "feature describe --format=csv": FEATURES_CSV,
+    "memacct describe --format=csv": ACCOUNTING_CSV,
 }
 """Replies of a synthetic host with the manual's examples: its server "training"."""
 

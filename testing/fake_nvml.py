@@ -92,6 +92,7 @@ class FakeNvml(NvmlApi):
         self.functions: set[str] = set()
         """Functions that the library has in addition to the recorded functions."""
         self.events: queue.Queue[NvmlEvent | NvmlError] = queue.Queue()
+        self.confidential = 0
         self.live_samples = 0
         self.waiting = 0
         """Threads that wait for events."""
@@ -169,6 +170,7 @@ class FakeNvml(NvmlApi):
             "nvmlDeviceGetCount": len(self.gpus),
             "nvmlSystemGetCudaDriverVersion_v2": 13000,
             "nvmlSystemGetDriverVersion": "580.159.04",
+            "nvmlSystemGetConfComputeState": SimpleNamespace(ccFeature=self.confidential),
             "nvmlEventSetCreate": object(),
         }
 

@@ -68,6 +68,11 @@ def client(**more: Any) -> ControlDaemon:
     return daemon(servers=(Server(20, state="ACTIVE", clients=(Client(30, 20, **more),)),))
 
 
+UNSHARED = Server(
+    20, state="ACTIVE", shares_by_file=True, clients=(Client(30, 20, own_shared_memory=True),)
+)
+
+
 def job(*ratios: float, **more: Any) -> ControlDaemon:
     """Clients of one Slurm job, under a daemon that gives each half of the GPU."""
     clients = tuple(
@@ -117,6 +122,9 @@ SYNTHETIC = {
     "replies_not_understood": host(
         daemon(partitioning=Partitioning("3", not_understood={("client_list", "row"): 2}))
     ),
+    "shared_memory_not_mapped": host(daemon(servers=(UNSHARED,))),
+    "joined_by_default_directory": host(client(joined_by="mount")),
+    "limiter_under_mps": host(client(limiter="HAMi-core")),
     "limit_looser_than_default": host(
         replace(client(active_thread_ratio=1.0), default_active_thread_ratio=0.5)
     ),
@@ -147,11 +155,21 @@ SYNTHETIC = {
     "source_unreadable": Snapshot(1.0, collectors=(BLIND,)),
     "directories_assumed": host(daemon(facts=GUESSED)),
     "clients_not_shown": host(daemon(dropped_clients=7)),
+    "gpu_memory_not_reported": host(gpus=(gpu(name="GB10", readings=IDLE_SMS),)),
+    "exclusive_without_daemon": host(gpus=(gpu(served=False),)),
+    "gpu_shared_by_daemons": host(
+        daemon(),
+        replace(daemon(), pipe_directory="/second"),
+        gpus=(replace(gpu(), served_by=(PIPE, "/second")),),
+    ),
     "not_exclusive_mode": host(daemon(), gpus=(gpu(compute_mode="default"),)),
     "stranded_client": Snapshot(1.0, gpus=(gpu(stranded=1),)),
     "unfit_gpu": Snapshot(1.0, gpus=(gpu(compute_capability=(6, 1)),)),
     "mps_would_help": Snapshot(
-        1.0, gpus=(gpu(process(1), process(2), served=False, readings=IDLE_SMS),)
+        1.0,
+        gpus=(
+            gpu(process(1), process(2), served=False, readings=IDLE_SMS, compute_mode="default"),
+        ),
     ),
     "process_bypasses_mps": host(daemon(), gpus=(gpu(process(1)),)),
     "pipe_directory_mismatch": host(

@@ -48,6 +48,12 @@ class ProcessFacts:
     tracer: str = ""
     """PID and program of the debugger that has stopped the process, "12 (gdb)", if visible."""
     frozen_group: str = ""  # Folder of the frozen control group of the process, if visible.
+    shared_memory: str = ""
+    """Device number of its /dev/shm, "0:25"; "": not a mount, or not readable."""
+    limiter: str = ""
+    """Name of a program that limits the use of GPUs, which is preloaded or mounted for it."""
+    default_mounted: bool = False
+    """Its mount namespace has a mount at a default pipe directory, as in NVIDIA's containers."""
 
     @property
     def own_pid(self) -> int:
@@ -63,6 +69,11 @@ class ProcessFacts:
     def stopped(self) -> bool:
         """Whether a signal, a debugger or a frozen control group stops the process."""
         return self.state in ("T", "t") or bool(self.frozen_group)
+
+    def has_own_shared_memory(self, other: ProcessFacts) -> bool:
+        """Return whether both have a /dev/shm, and not the same."""
+        devices = {self.shared_memory, other.shared_memory}
+        return len(devices) == 2 and "" not in devices
 
     @property
     def ended(self) -> bool:
@@ -92,6 +103,7 @@ class ProcessView:
     """Its environment, or a directory that it names, did not answer: the rest is not known."""
     pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
     names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
+    profile: str = ""  # The file of the host that sets it for every login, if one does.
     path_error: str | None = None  # Why that directory is unusable, with the folder at fault.
     closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, if the host has it under the same path."""
@@ -108,7 +120,9 @@ class ProcessView:
     """Processes of its control group that the kernel killed when memory ran out."""
     parent_pid: int | None = None
     tracer: str = ""
-    frozen_group: str = ""  # For both see ProcessFacts.
+    frozen_group: str = ""
+    shared_memory: str = ""
+    default_mounted: bool = False  # For these four see ProcessFacts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +419,8 @@ class NvmlObservation:
     error: str | None = None
     driver_version: str | None = None
     cuda_version: str | None = None
+    confidential: bool = False
+    """Confidential computing is on."""
     gpus: tuple[GpuObservation, ...] = ()
 
 

@@ -45,6 +45,9 @@ LOSS_CAUSES = (
 REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "credentials")
 
 
+JoinReason = Literal["variable", "mount", "default"]
+"""Why CUDA found a daemon: the variable, a mount at the default directory, or that directory."""
+
 LimitSource = Literal["client", "server", "per_context", "unknown"]
 LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
 
@@ -294,6 +297,14 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the memory accounting of an MPS v3 daemon."""
+
+    key: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Partitioning:
     """The named servers, namespaces and partitions that a daemon lists."""
 
@@ -317,11 +328,19 @@ class Partitioning:
         """Return the GPUs in a server's own list and in the daemon's list."""
         return [one for one in self.rows(ServerDevice) if one.server_name in ("", server_name)]
 
+    @property
+    def lends_sms(self) -> bool:
+        """Whether a name of a newer driver shows that a client may use more than its partition."""
+        names = [one.feature for one in self.rows(Feature) if one.enabled]
+        names += [name for (_, name), cells in self.unknown_columns.items() if {*cells} - _OFF]
+        return any("borrow" in name or "lend" in name for name in names)
+
     def is_whole(self, kind: type, reply: str) -> bool:
         """Return whether a list is known and complete, so that its rows can be counted."""
         return kind in self.lists and not self.not_understood.get((reply, "row"))
 
 
+_OFF = frozenset({"", "-", "0", "no", "false", "off", "disabled", "none"})
 REPLY_PARTS = ("reply", "column", "row", "value")
 
 PartitionFault = Literal["unknown", "other_server", "other_gpu"]
@@ -363,6 +382,12 @@ class Client:
     client are upper bounds: a program may lower its own at its start (os.environ), invisibly from
     outside."""
     environment_readable: bool | None = None
+    joined_by: JoinReason | None = None
+    """None: the environment is not readable."""
+    limiter: str = ""
+    """See ProcessFacts."""
+    own_shared_memory: bool = False
+    """Its /dev/shm is certainly not its daemon's."""
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -410,6 +435,7 @@ class Server:
     confirmed: bool = True
     """The process with this PID is an MPS server, and this daemon may serve its user."""
     name: str | None = None  # MPS v3 only.
+    shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm, by its log.
 
 
 @dataclass(frozen=True, slots=True)

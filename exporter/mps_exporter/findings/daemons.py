@@ -379,6 +379,27 @@ def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: 
 
 @of_server(
     "warning",
+    "A client cannot map the memory of its server",
+    "This server shares memory by a file in /dev/shm. A client with a /dev/shm of its own fails "
+    "with error 205 (cudaErrorMapBufferObjectFailed); on old drivers it crashes.",
+    "Start it again with the daemon's /dev/shm: docker run --ipc=host, hostIPC: true in its pod, "
+    "or a mount of the same folder.",
+    page="cuda-error-205-mapping-of-buffer-object-failed",
+)
+def shared_memory_not_mapped(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
+    if not server.shares_by_file:
+        return
+    without = [one for one in server.clients if one.own_shared_memory and not one.contexts]
+    if those := [host.client(one) for one in without]:
+        yield Case(f"{shared_memory_text(server)} of {humanize.join_some(those)}.")
+
+
+def shared_memory_text(server: Server) -> str:
+    return f"Server {server.pid} has a named memory region, which is not in the /dev/shm"
+
+
+@of_server(
+    "warning",
     "A client may have left GPU work behind",
     "A client that ends with GPU work in flight leaves it to the server. Where no other client "
     "is on the GPU, the next CUDA process fails with error 46 (cudaErrorDevicesUnavailable), "

@@ -11,7 +11,9 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
+    clients_of,
     end_processes,
+    of_daemon,
     of_gpu,
     permitted,
     quoted_path,
@@ -56,6 +58,43 @@ def not_exclusive_mode(host: HostFacts, gpu: Gpu) -> Cases:
             f"While the GPU is idle, run {command} (not if two daemons share it).",
             [action] if gpu.index.isdecimal() else (),
         )
+
+
+@of_gpu(
+    "info",
+    "A GPU is in exclusive mode without a daemon",
+    "One process has it at a time: the next one fails with error 46 (cudaErrorDevicesUnavailable).",
+    "Start a control daemon, or set the mode back to default.",
+    page="cuda-error-46-devices-unavailable",
+)
+def exclusive_without_daemon(host: HostFacts, gpu: Gpu) -> Cases:
+    seen = gpu.observation
+    unread = any(one.name == "process" and not one.success for one in host.snapshot.collectors)
+    # An ordinary user's daemon serves no other user.
+    users = {one.pipe_directory for one in host.daemons if one.facts.limited}
+    runs = {one.pipe_directory for one in host.daemons if one.state != "absent"} | {*gpu.served_by}
+    if seen.compute_mode == "exclusive_process" and not (seen.lost or unread or runs - users):
+        command = f"nvidia-smi -i {gpu.index} -c DEFAULT"
+        action = Action(command, "root", "lets several processes use the GPU")
+        yield Case(
+            f"GPU {gpu.index} is in exclusive-process mode, and no daemon serves all users.",
+            actions=[action] if gpu.index.isdecimal() else (),
+        )
+
+
+@of_gpu(
+    "info",
+    "Several daemons serve a GPU",
+    "Programs of different daemons take turns on it; only those of one daemon run at the same "
+    "time. In exclusive-process mode only one of the daemons can use it.",
+    "Let all programs of a GPU use one daemon, unless their users must not share one. A daemon "
+    "sees only the GPUs of its CUDA_VISIBLE_DEVICES.",
+    page="no-speed-up-with-mps",
+)
+def gpu_shared_by_daemons(host: HostFacts, gpu: Gpu) -> Cases:
+    if len(daemons := _serving(host, gpu, None)) > 1:
+        those = join_some([shown_path(one.pipe_directory) for one in daemons])
+        yield Case(f"GPU {gpu.index} is served by {those}.")
 
 
 @of_gpu(
@@ -147,6 +186,27 @@ def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
 )
 def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
     return _past_mps(host, gpu, "no directory", process_bypasses_mps.remedy)
+
+
+@of_daemon(
+    "info",
+    "A client joined by a mounted default directory",
+    "NVIDIA's container runtime mounts /tmp/nvidia-mps into each GPU container of a host that has "
+    "it, and CUDA looks there: programs that do not ask for MPS wait, or get error 805.",
+    "Nothing, if MPS is meant for it. Else start it with a directory that does not exist.",
+    page="faq.md#why-is-this-process-a-client-of-mps-at-all",
+)
+def joined_by_default_directory(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    if those := [host.client(one) for one in clients_of(daemon) if one.joined_by == "mount"]:
+        action = Action(
+            "export CUDA_MPS_PIPE_DIRECTORY=/nonexistent",
+            "the user of the process, before it is started again",
+            "keeps it out of MPS",
+        )
+        yield Case(
+            f"Without a CUDA_MPS_PIPE_DIRECTORY of its own, by a mount: {join_some(those)}.",
+            actions=[action],
+        )
 
 
 @of_gpu(

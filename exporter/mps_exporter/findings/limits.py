@@ -16,6 +16,7 @@ from mps_exporter.snapshot import (
     NamedServer,
     Namespace,
     ServerDevice,
+    Setting,
     SmPartition,
     Snapshot,
 )
@@ -95,6 +96,20 @@ def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
 def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) -> str:
     named = [(host.client(one), value) for one, value in ignored if value is not None]
     return join_some([f"{client} with {printable(repr(value))}" for client, value in named])
+
+
+@of_daemon(
+    "info",
+    "A client has a limiter that may not hold under MPS",
+    "NVML counts all clients of a server as one process. A limiter that reads the use of each "
+    "process there sees none, and lets the client use all SMs.",
+    "Limit it with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or start it without MPS.",
+    page="faq.md#what-is-different-in-gvisor-kata-and-with-hami-core-nvshare-or-xsched",
+)
+def limiter_under_mps(host: HostFacts, daemon: ControlDaemon) -> Cases:
+    those = [f"{host.client(one)}: {one.limiter}" for one in clients_of(daemon) if one.limiter]
+    if those:
+        yield Case(f"Preloaded or mounted for {join_some(those)}.")
 
 
 _PARTITION_FAULTS = {
@@ -189,6 +204,10 @@ def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, 
         *(_partition_line(one, snapshot) for one in found.rows(SmPartition)),
         *(_device_line(one, snapshot) for one in found.rows(ServerDevice)),
         *([f"Features: {features}"] if features else ()),
+        *(
+            f"Memory accounting: {one.key} {printable(one.value or '?', 60)}"
+            for one in found.rows(Setting)
+        ),
         *(
             f"Column {printable(column, 60)} of {reply}: {_short(cells)}"
             for (reply, column), cells in found.unknown_columns.items()

@@ -97,6 +97,7 @@ _CONNECTION = {
     gpus.stranded_client: _LOST_SERVER,
     daemons.queued_client_dead: "",
     daemons.several_users_one_daemon: "",
+    daemons.shared_memory_not_mapped: "",
     daemons.client_stuck: "",
     gpus.process_bypasses_mps: NO_EFFECT,
     gpus.pipe_directory_mismatch: NO_EFFECT,
@@ -109,6 +110,7 @@ _LIMITS = (
     limits.memory_limit_ignored,
     limits.limit_looser_than_default,
     limits.sm_partition_mismatch,
+    limits.limiter_under_mps,
     visibility.environment_unreadable,
 )
 
@@ -279,7 +281,12 @@ def _directory_checks(one: Subject) -> Checks:
             _command_to_open_socket(one),
         )
     else:
-        source = "CUDA_MPS_PIPE_DIRECTORY" if view.names_directory else "the default"
+        source = "the default"
+        if view.names_directory:
+            setter = f", which {view.profile} sets" if view.profile else ""
+            source = f"CUDA_MPS_PIPE_DIRECTORY{setter}"
+        elif view.default_mounted:
+            source = "the default, which is mounted for it"
         yield ok(f"It uses {shown} ({source}).")
 
 
@@ -412,7 +419,10 @@ def _connection_checks(one: Subject) -> Checks:
             NO_EFFECT,
             one.command_to_use_daemon,
         )
-    elif check := next(chain(_context_limit_checks(one), _hidden_wait_checks(one)), None):
+    elif check := next(
+        chain(_shared_memory_checks(one), _context_limit_checks(one), _hidden_wait_checks(one)),
+        None,
+    ):
         yield check
     elif one.daemon is None or one.daemon.handover is None:
         yield warning(
@@ -433,6 +443,17 @@ def _connected(client: Client, now: float) -> Check:
         remedy = "See the last lines of server.log, and whether the server is in state T or D."
         return problem(text, remedy, "a-client-is-connected-and-hangs")
     return ok(f"It has been a client of server {client.server_pid}{age}.")
+
+
+def _shared_memory_checks(one: Subject) -> Checks:
+    process = one.daemon.facts.process if one.daemon is not None else None
+    own = ProcessFacts(one.pid, 0.0, shared_memory=one.view.shared_memory)
+    if one.daemon is not None and process is not None and own.has_own_shared_memory(process):
+        advice = daemons.shared_memory_not_mapped
+        for server in one.daemon.servers:
+            if server.shares_by_file:
+                text = f"{daemons.shared_memory_text(server)} of this process."
+                yield problem(text, advice.remedy, advice.page)
 
 
 def _context_limit_checks(one: Subject) -> Checks:

@@ -283,6 +283,28 @@ def environment_unreadable(host: HostFacts) -> Cases:
 
 @of_host_blindness(
     "info",
+    "A GPU reports no memory",
+    "Where GPU and host share their memory (GB10, Thor), NVML has no numbers: the metrics of GPU "
+    "memory, and what needs them, are not reported.",
+    "See the memory of the host: free -h.",
+    page="compatibility.md#why-a-metric-is-absent",
+)
+def gpu_memory_not_reported(host: HostFacts) -> Cases:
+    without = [
+        f"GPU {gpu.index} ({printable(gpu.observation.name)})"
+        for gpu in host.snapshot.gpus
+        if gpu.observation.name
+        and gpu.observation.readings
+        and gpu.observation.parent_uuid is None
+        and gpu.reading("memory_total") is None
+        and not gpu.observation.lost
+    ]
+    if without:
+        yield Case(f"NVML reports no memory for {join_some(without)}.")
+
+
+@of_host_blindness(
+    "info",
     "The kernel log cannot be read",
     "After a fatal GPU error only the address in the kernel log proves which client caused it. "
     "What MPS reports proves nothing.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import (
     Client,
+    JoinReason,
     Namespace,
     NamespaceClient,
     PartitionFault,
@@ -157,13 +158,16 @@ def _merge_client(
         state_since=state_since,
         contexts=inputs.contexts,
         memory_used_bytes=context.memory_used(inputs.pid),
-        **_process_fields(context, inputs.uid, process),
+        **_process_fields(context, inputs.uid, process, daemon.facts.process),
         **_limits(context, inputs, None if process is None else process.mps_environment),
     )
 
 
 def _process_fields(
-    context: MergeContext, uid: int | None, process: ProcessFacts | None
+    context: MergeContext,
+    uid: int | None,
+    process: ProcessFacts | None,
+    daemon: ProcessFacts | None,
 ) -> dict[str, Any]:
     """Return the fields of Client about its process, or without one about the user of the log."""
     if process is None:
@@ -175,6 +179,9 @@ def _process_fields(
         "command": process.name,
         "pid_namespace": process.pid_namespace,
         "environment_readable": process.mps_environment is not None,
+        "limiter": process.limiter,
+        "joined_by": _join_reason(process, daemon),
+        "own_shared_memory": daemon is not None and process.has_own_shared_memory(daemon),
         "confirmed": not process.ended,
         "cgroup": _known_cgroup(context, process),
         "container_id": place.container_id,
@@ -182,6 +189,15 @@ def _process_fields(
         "slurm_job_id": place.slurm_job_id,
         "systemd_unit": place.systemd_unit,
     }
+
+
+def _join_reason(process: ProcessFacts, daemon: ProcessFacts | None) -> JoinReason | None:
+    if process.mps_environment is None:
+        return None
+    if process.mps_environment.get("CUDA_MPS_PIPE_DIRECTORY"):
+        return "variable"
+    on_host = daemon is not None and daemon.default_mounted  # a mount for all processes
+    return "mount" if process.default_mounted and not on_host else "default"
 
 
 def _known_cgroup(context: MergeContext, process: ProcessFacts) -> str | None:
@@ -321,21 +337,21 @@ def _namespace_limits(
 # ---------------------------------------------------------------------------------- SM partitions
 
 
-def in_partition(
-    context: MergeContext, listed: Iterable[SmPartition] | None, client: Client
-) -> Client:
-    """Add the SM partition that a client's environment names; `listed` is None without a list."""
+def in_partition(context: MergeContext, found: Partitioning, client: Client) -> Client:
+    """Add the SM partition that a client's environment names."""
     process = context.processes.get(client.pid)
     environment = process.mps_environment if process is not None else None
     device, _, partition_id = (environment or {}).get(PARTITION_VARIABLE, "").partition("/")
     if not partition_id:
         return client
+    listed = found.lists.get(SmPartition)
     partition = next((one for one in listed or () if one.partition_id == partition_id), None)
     fault = _partition_fault(context, client, device, partition) if listed is not None else None
     # The share of all SMs means nothing in a partition. The SMs are unknown in a partition that
-    # was not meant for the client, or was deleted since it started.
+    # was not meant for the client, or was deleted since it started; a client may borrow SMs.
     sms = {}
-    if partition is not None and partition.sms is not None and fault is None:
+    certain = fault is None and not found.lends_sms
+    if partition is not None and partition.sms is not None and certain:
         sms = {partition.device: partition.sms}
     return replace(
         client,

@@ -222,9 +222,8 @@ def _merge_servers(
         known = inputs.log_names_servers() or inputs.answers.probe is not None
         known = known or (inputs.speaks_v3 and control_state(inputs) == "absent")
     if found.protocol is not None:
-        partitions = found.lists.get(SmPartition)
         servers = [
-            replace(one, clients=tuple(in_partition(context, partitions, c) for c in one.clients))
+            replace(one, clients=tuple(in_partition(context, found, c) for c in one.clients))
             for one in servers
         ]
     return servers, known
@@ -288,6 +287,7 @@ def _merge_server(context: MergeContext, daemon: DaemonInputs, server_pid: int) 
         possible_unfinished_work=logged.possible_unfinished_work if logged is not None else None,
         clients=clients or (),
         confirmed=confirmed,
+        shares_by_file=logged is not None and logged.shares_by_file,
     )
 
 
@@ -304,9 +304,11 @@ def _contexts_limits(
 ) -> dict[str, int]:
     """Return the number that the log showed at the last rejection, or the documented limit.
 
-    The limit of a MIG instance is not documented, nor that with raised connections.
+    The limit of a MIG instance is not documented, nor that with raised connections. In confidential
+    computing it is lower.
     """
     found = {}
+    raised = raised or context.nvml.confidential
     for uuid in uuids:
         gpu = context.gpus.get(uuid)
         limit = logged.client_limit if logged is not None else None

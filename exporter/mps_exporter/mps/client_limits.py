@@ -145,7 +145,7 @@ def context_limit(
 
     16 before Volta; 48 since (measured, also on driver 580); 60 since driver 590 (CUDA 13.1), all
     with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: raising it lowers them. Smaller on MIG, and
-    18 in confidential computing, which is not read.
+    in confidential computing.
     """
     if compute_capability is None:
         return None

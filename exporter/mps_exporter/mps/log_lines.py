@@ -290,7 +290,8 @@ SERVER_LINES = Shapes(
     # 580: Created anonymous shared memory region mps.shm.1001.634 (user, server)
     ("server.set_owner", r"Created anonymous shared memory region mps\.shm\.<uid>\.\d+"),
     # 550: Created named shared memory region /cuda.shm.0.52.1
-    (KNOWN, r"Created (?:named|anonymous) shared memory region .*"),
+    ("server.share_by_file", r"Created named shared memory region .*"),
+    (KNOWN, r"Created anonymous shared memory region .*"),
     (KNOWN, r"CUDA MPS Server for .*"),
     (KNOWN, r"Display Driver version: .*"),
     # 580; T4: activeThreadsPercentage set to 33.000000

@@ -33,6 +33,7 @@ from mps_exporter.snapshot import (
     NamespaceClient,
     Partitioning,
     ServerDevice,
+    Setting,
     SmPartition,
 )
 
@@ -42,13 +43,15 @@ CLIENTS = "client list --all --format=csv"
 PARTITIONS = "sm-partition list --all --format=csv"
 DEVICES = "device list --format=csv"
 FEATURES = "feature describe --format=csv"
+ACCOUNTING = "memacct describe --format=csv"
+"""Settings of memory accounting. The titles of its columns are not published."""
 
 V2_PARTITIONS = "lspart"
 """Query of a v2 daemon that was started with -S; sent on standard input like all v2 commands."""
 
 PROBE_V3 = (SERVERS, NAMESPACES)  # Lists of the daemon's configuration.
 DETAILS_V3 = (CLIENTS, PARTITIONS)
-FIXED_V3 = (DEVICES, FEATURES)  # Lists that change with the servers at most.
+FIXED_V3 = (DEVICES, FEATURES, ACCOUNTING)  # Lists that change with the servers at most.
 
 READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3, *FIXED_V3))
 """Every query that is ever given as arguments. None of them changes anything, and none has a flag
@@ -149,9 +152,11 @@ _FIELDS: Mapping[str, str] = {
 
 _CONVERTERS: Mapping[str, Convert] = {
     **dict.fromkeys(("chunks", "ordinal", "sms"), _whole_number(99_999)),
-    **dict.fromkeys(("attributes", "context_ids", "covers", "model", "pci"), _text(r".{1,200}")),
+    **dict.fromkeys(
+        ("attributes", "context_ids", "covers", "model", "pci", "value"), _text(r".{1,200}")
+    ),
     **dict.fromkeys(("name", "server_name"), _text(_NAME)),
-    **dict.fromkeys(("feature", "module"), _text(r"[a-z0-9_-]{1,64}")),
+    **dict.fromkeys(("feature", "key", "module"), _text(r"[a-z0-9_-]{1,64}")),
     **dict.fromkeys(("allowed_devices", "devices"), _devices),
     "active_thread_ratio": _ratio_of_sms,
     "client_priority": _whole_number(1),
@@ -198,6 +203,7 @@ _LISTS: Mapping[str, _List] = {
     PARTITIONS: _List(SmPartition, attrgetter("server_name", "device", "label", "unallocated")),
     DEVICES: _List(ServerDevice, attrgetter("server_name", "uuid"), {**_FIELDS, "name": "model"}),
     FEATURES: _List(Feature, attrgetter("feature")),
+    ACCOUNTING: _List(Setting, attrgetter("key"), {"name": "key", "setting": "key"}),
 }
 """Lists by query. The columns of a list are the fields of its class."""
 

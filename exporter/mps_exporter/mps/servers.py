@@ -47,6 +47,8 @@ class TrackedServer:
     devices: set[int] = field(default_factory=set)
     """Ordinals."""
     client_limit: int | None = None
+    shares_by_file: bool = False
+    """Its memory for clients is a file in /dev/shm."""
     has_log: bool = False
     """It has written to server.log."""
     exiting: bool = False
@@ -113,6 +115,9 @@ class TrackedServer:
 
     def set_owner(self, uid: int, _when: Moment) -> None:
         self.uid = uid if self.uid is None else self.uid
+
+    def share_by_file(self, _when: Moment) -> None:
+        self.shares_by_file = True
 
     def set_memory_limit(self, device: int, limit_bytes: int, _when: Moment) -> None:
         if device in self.memory_limits or len(self.memory_limits) < policy.MAX_GPUS:

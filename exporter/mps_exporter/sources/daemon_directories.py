@@ -23,15 +23,20 @@ from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, program_name, text_of
+from mps_exporter.sources.processes import (
+    DEFAULT_PIPE_DIRECTORIES,
+    SEVERAL_USERS,
+    Account,
+    Processes,
+    program_name,
+    text_of,
+)
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 MPS_COMM = b"nvidia-cuda-mps"
 """Name of both MPS programs, the control daemon and the server, in the kernel: 15 bytes."""
 
-DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
-"""The second is the default of newer daemons that run as root."""
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 LOCK_FILE = "control_lock"
 LEFT_FILES = ("control", "nvidia-cuda-mps-control.pid")

@@ -66,6 +66,8 @@ MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
 MAX_MOUNT_NUMBER_BYTES = 64
 """Length of the beginning of a list of mounts, with the number of the first."""
 
+MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
+
 MAX_ARGUMENT_BYTES = 1 << 13
 """Length of the arguments that are read: a daemon's flags are at the beginning."""
 

@@ -39,8 +39,9 @@ from mps_exporter.sources.control_groups import (
     oom_kills,
     tracer_of,
 )
-from mps_exporter.sources.daemon_directories import DEFAULT_PIPE_DIRECTORIES, MPS_COMM, is_left_over
+from mps_exporter.sources.daemon_directories import MPS_COMM, is_left_over
 from mps_exporter.sources.processes import (
+    DEFAULT_PIPE_DIRECTORIES,
     Processes,
     parse_mps_environment,
     parse_stat,
@@ -132,6 +133,9 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         parent_pid=facts.parent_pid,
         tracer=tracer_of(pid, facts.state, procfs),
         frozen_group=frozen_group(facts.cgroup, CGROUPS),
+        shared_memory=facts.shared_memory,
+        default_mounted=facts.default_mounted,
+        profile=profile_with("CUDA_MPS_PIPE_DIRECTORY", named) if named and on_host else "",
         closed_socket=_closed_socket(walk.end, user) if walk.end is not None else "",
     )
 
@@ -173,6 +177,17 @@ def _absolute(base: Path, directory: str) -> str | None:
     except OSError:
         return None
     return f"/{here.relative_to(root) if here.is_relative_to(root) else here}/{directory}"
+
+
+def profile_with(name: str, value: str, folder: Path = Path("/etc")) -> str:
+    """Return the file that sets a variable to this value for every login; "": none."""
+    setting = re.compile(rf"\b{name}=[\"']?{re.escape(value)}[\"']?\s*(?:[#;]|$)", re.MULTILINE)
+    files = (folder / "environment", folder / "profile", *sorted(folder.glob("profile.d/*.sh")))
+    for file in islice(files, policy.MAX_DIRECTORY_ENTRIES):
+        with suppress(OSError, UnicodeDecodeError):
+            if setting.search(file.read_text()):
+                return str(file)
+    return ""
 
 
 def _closed_socket(directory: str, user: _User) -> str:

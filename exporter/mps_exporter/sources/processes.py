@@ -30,8 +30,14 @@ from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 
+DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
+"""The second is the default of newer daemons that run as root."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own in most containers
 HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
+
+_LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}
+_LIMITER = re.compile(rb"[/=: ]lib(vgpu|nvshare|shimcuda)\.so\b")
 
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
@@ -155,6 +161,25 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
             if wanted and (key in found or len(found) < policy.MAX_VARIABLES):
                 found.setdefault(key, text_of(value[: policy.MAX_VARIABLE_VALUE_BYTES]))
     return found
+
+
+def parse_mountinfo(raw: bytes) -> tuple[str, bool]:
+    """Return the values of ProcessFacts for the mounts in /proc/PID/mountinfo.
+
+    53 31 0:25 / /dev/shm rw,nosuid - tmpfs shm rw
+    number parent device root folder …
+    """
+    rows = (line.split(b" ", 5) for line in raw.split(b"\n"))
+    # The last mount of a folder hides the others.
+    devices = {text_of(row[4]): text_of(row[2]) for row in rows if len(row) == 6}
+    return devices.get(SHARED_MEMORY, ""), any(one in devices for one in DEFAULT_PIPE_DIRECTORIES)
+
+
+def find_limiter(environment: bytes, mounts: bytes) -> str:
+    """Return the limiter whose library LD_PRELOAD names, or a mount of the process; "": none."""
+    preloaded = b" ".join(one for one in environment.split(b"\0") if one.startswith(b"LD_PRELOAD="))
+    found = _LIMITER.search(preloaded) or _LIMITER.search(mounts)
+    return _LIMITERS[found[1]] if found else ""
 
 
 def parse_passwd(raw: bytes) -> dict[int, str]:
@@ -399,11 +424,16 @@ class Processes:
         arguments = parse_arguments(self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b"")
         environment = None if stat.state in _ENDED else self._read(pid, "environ")
         cgroup = self._read(pid, "cgroup")
+        mounts = self._read(pid, "mountinfo", policy.MAX_MOUNTS_BYTES) or b""
+        shared_memory, default_mounted = parse_mountinfo(mounts)
         facts = replace(
             facts,
             name=program_name(arguments) if arguments and arguments[0] else stat.comm,
             cgroup=None if cgroup is None else text_of(cgroup),
             mps_environment=None if environment is None else parse_mps_environment(environment),
+            limiter=find_limiter(environment or b"", mounts),
+            shared_memory=shared_memory,
+            default_mounted=default_mounted,
         )
         return _CachedFacts(stat, self._clock(), facts, arguments)
 

@@ -108,10 +108,10 @@ FIELDS = {
         "runbook_url docs_url"
     ),
     "client": (
-        "pid program user uid connected_at state state_since limit_source active_thread_ratio "
-        "sm_limit memory_used_bytes memory_limit_bytes contexts gpu_uuids server_name namespace "
-        "sm_partition sm_partition_fault neighbours sm_use container_id pod_uid slurm_job_id "
-        "systemd_unit"
+        "pid program user uid joined_by connected_at state state_since limit_source "
+        "active_thread_ratio sm_limit memory_used_bytes memory_limit_bytes contexts gpu_uuids "
+        "server_name namespace sm_partition sm_partition_fault neighbours sm_use container_id "
+        "pod_uid slurm_job_id systemd_unit"
     ),
     "server": (
         "pid user uid state ghost started_at clients_connected contexts contexts_limit "

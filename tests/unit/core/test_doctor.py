@@ -331,7 +331,7 @@ def test_the_report_names_the_latest_recording_of_an_incident() -> None:
 def test_a_users_own_daemon_is_not_recommended_to_others() -> None:
     facts = DaemonFacts(PIPE, "/l", owner_uid=2001, limited=True)
     others, own = process(1), replace(process(2), uid=2001)
-    snapshot = host(daemon(facts=facts), gpus=(gpu(others, own),))
+    snapshot = host(daemon(facts=facts), gpus=(gpu(others, own, compute_mode="default"),))
     (finding,) = findings(snapshot)
     assert ("process 2 " in finding.evidence, "process 1 " in finding.evidence) == (True, False)
     assert finding.actions == ()

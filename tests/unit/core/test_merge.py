@@ -135,11 +135,14 @@ def merged(
     *daemons: DaemonInputs,
     gpus: Sequence[GpuObservation] | None = None,
     processes: Iterable[ProcessFacts] = (),
+    confidential: bool = False,
     **more: Any,
 ) -> Snapshot:
     observation = None
     if gpus is not None:
-        observation = NvmlObservation(9.0, Outcome.OK, driver_version="580.1", gpus=tuple(gpus))
+        observation = NvmlObservation(
+            9.0, Outcome.OK, driver_version="580.1", confidential=confidential, gpus=tuple(gpus)
+        )
     identified = ProcfsObservation(9.0, processes={one.pid: one for one in processes})
     return merge(taken_at=9.0, gpus=observation, processes=identified, daemons=daemons, **more)
 
@@ -260,13 +263,44 @@ def test_a_share_of_each_context_is_no_share_of_the_client(value: str, per_conte
     assert (one.active_thread_ratio, one.sm_limit, one.limit_source) == expected
 
 
-@pytest.mark.parametrize(("connections", "limit"), [("2", 48), ("8", None), ("x", 48)])
-def test_the_context_limit_is_not_known_with_more_connections(
-    connections: str, limit: int | None
+@pytest.mark.parametrize(
+    ("variables", "mounted", "reason"),
+    [
+        ({"CUDA_MPS_PIPE_DIRECTORY": "/p"}, True, "variable"),
+        ({}, True, "mount"),
+        ({}, False, "default"),
+    ],
+)
+def test_why_a_process_is_a_client(variables: dict[str, str], mounted: bool, reason: str) -> None:
+    facts = replace(client_facts(30, **variables), default_mounted=mounted)
+    server = LoggedServer(clients=(logged_client(30, "GPU-a"),))
+    (one,) = snapshot(facts, processes=ALL, server=server).daemons[0].servers[0].clients
+    assert one.joined_by == reason
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "differs"), [("0:25", "0:9", True), ("0:9", "0:9", False), ("", "0:9", False)]
+)
+def test_a_client_with_a_dev_shm_of_its_own(own: str, theirs: str, differs: bool) -> None:
+    server = LoggedServer(clients=(logged_client(30),), attributes={"shares_by_file": True})
+    facts = replace(RUNNING, process=replace(PROCESS, shared_memory=theirs), servers=(SERVER,))
+    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), state=logged(server), logs=READABLE)
+    client = replace(client_facts(30), shared_memory=own)
+    (found,) = merged(inputs, processes=(SERVER, client)).daemons[0].servers
+    assert (found.shares_by_file, found.clients[0].own_shared_memory) == (True, differs)
+
+
+@pytest.mark.parametrize(
+    ("connections", "confidential", "limit"),
+    [("2", False, 48), ("8", False, None), ("x", False, 48), ("2", True, None)],
+)
+def test_the_context_limit_is_not_known_with_more_connections_or_confidential_computing(
+    connections: str, confidential: bool, limit: int | None
 ) -> None:
     facts = client_facts(30, CUDA_DEVICE_MAX_CONNECTIONS=connections)
     server = LoggedServer(clients=(logged_client(30, "GPU-a"),))
-    (found,) = snapshot(facts, processes=ALL, server=server).daemons[0].servers
+    host = snapshot(facts, processes=ALL, server=server, confidential=confidential)
+    (found,) = host.daemons[0].servers
     assert found.contexts_limit.get("GPU-a") == limit
 
 

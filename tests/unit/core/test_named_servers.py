@@ -183,10 +183,11 @@ def in_partition(
     *devices: str,
     partition: SmPartition | None = None,
     listed: tuple[GpuProcess, ...] = (),
+    **more: Any,
 ) -> Client:
     client = NamespaceClient(51, "training", "default", devices)
     carved = partition or SmPartition(A, "training", "created", "Kp8A", "large", sms=34)
-    found = partitioning(client, *NAMESPACES, carved)
+    found = replace(partitioning(client, *NAMESPACES, carved), **more)
     return clients(merged(found, process(51, CUDA_MPS_SM_PARTITION=variable), listed=listed))[51]
 
 
@@ -196,6 +197,22 @@ def test_a_client_in_a_partition_has_its_sms_and_no_share() -> None:
     assert (one.sm_limit, one.active_thread_ratio) == ({A: 34}, None)
     unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "created", "Kp8A"))
     assert (unsaid.sm_limit, unsaid.active_thread_ratio) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "limit"),
+    [
+        ("lendable_sms", ("8", "-"), {}),
+        ("borrow", ("false", "-"), {A: 34}),
+        ("weight", ("2",), {A: 34}),
+    ],
+)
+def test_a_client_that_may_borrow_has_no_limit(
+    column: str, cells: tuple[str, ...], limit: dict[str, int]
+) -> None:
+    """The columns of a driver that lends SMs are not published: their names decide."""
+    unknown = {("sm_partition_list", column): cells}
+    assert in_partition(f"{A}/Kp8A", "0", unknown_columns=unknown).sm_limit == limit
 
 
 @pytest.mark.parametrize("variable", ["", A, f"{A}/"])

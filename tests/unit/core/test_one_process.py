@@ -140,6 +140,40 @@ def test_facts_of_the_process_itself(
     assert (found.outcome, words in found.text) == (outcome, True), found
 
 
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({}, "(CUDA_MPS_PIPE_DIRECTORY)"),
+        ({"profile": "/etc/profile.d/a.sh"}, "PIPE_DIRECTORY, which /etc/profile.d/a.sh sets)"),
+        ({"names_directory": False, "default_mounted": True}, "which is mounted for it)"),
+        ({"names_directory": False}, "(the default)"),
+    ],
+)
+def test_why_a_process_uses_a_directory(
+    changes: dict[str, object], source: str, snapshot: Snapshot
+) -> None:
+    view = replace(newcomer(snapshot), **changes)  # type: ignore[arg-type]
+    texts = [one.text for one in check_process(77, snapshot, (), view) if one.name == "directory"]
+    assert [source in text for text in texts] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "sets"),
+    [
+        ('export CUDA_MPS_PIPE_DIRECTORY="/p"', True),
+        ("CUDA_MPS_PIPE_DIRECTORY=/p # MPS", True),
+        ("CUDA_MPS_PIPE_DIRECTORY=/p/q", False),
+        ("XCUDA_MPS_PIPE_DIRECTORY=/p", False),
+    ],
+)
+def test_the_profile_of_the_host(tmp_path: Path, line: str, sets: bool) -> None:
+    (tmp_path / "profile.d").mkdir()
+    file = tmp_path / "profile.d" / "a.sh"
+    file.write_text(f"PATH=/bin\n{line}\n")
+    found = process_view.profile_with("CUDA_MPS_PIPE_DIRECTORY", "/p", tmp_path)
+    assert found == (str(file) if sets else "")
+
+
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
@@ -190,6 +224,22 @@ def test_a_waiter_at_a_daemon_in_a_container(waits: bool, words: str) -> None:
     view = replace(newcomer(snapshot), uid=1002)
     changed = replace(daemon, facts=inner, waits=queue)
     assert words in answer(replace(snapshot, daemons=(changed,)), 705, view).text
+
+
+@pytest.mark.parametrize(
+    ("by_file", "own", "fails"), [(True, "0:9", True), (True, "0:2", False), (False, "0:9", False)]
+)
+def test_a_newcomer_that_cannot_map_its_servers_memory(
+    by_file: bool, own: str, fails: bool, snapshot: Snapshot
+) -> None:
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    process = ProcessFacts(9, 0.0, shared_memory="0:2")
+    servers = tuple(replace(one, shares_by_file=by_file) for one in daemon.servers)
+    changed = replace(daemon, servers=servers, facts=replace(daemon.facts, process=process))
+    view = replace(newcomer(snapshot), shared_memory=own)
+    found = answer(replace(snapshot, daemons=(changed,)), 77, view)
+    assert ("has a named memory region" in found.text) == fails
+    assert ("--ipc=host" in found.remedy) == fails
 
 
 def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:

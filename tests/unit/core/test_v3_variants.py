@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
 from mps_exporter.mps.protocol_v3 import (
+    ACCOUNTING,
     CLIENTS,
     DEVICES,
     FEATURES,
@@ -40,7 +41,7 @@ from mps_exporter.observations import (
     Observation,
     Outcome,
 )
-from mps_exporter.snapshot import NamespaceClient
+from mps_exporter.snapshot import NamespaceClient, Setting
 from mps_exporter.sources.recording import Recording, RecordingWriter
 from mps_exporter.web import status_page
 from mps_exporter.web.policy import WebOptions
@@ -87,6 +88,7 @@ Ordinal,Server,PCI ID,Device UUID,Name,Total SMs,Total Chunks,Attributes
 0,onyx,0000:c1:00.0,{B},NVIDIA H200,132,16,-
 """,
     FEATURES: "FEATURE,STATE,MODULE,COVERS\nmemacct,disabled,memacct,-\n",
+    ACCOUNTING: "KEY,VALUE\naudit_log,true\n",
 }
 GOLD = ("opal", "gold")
 TRUTH: Mapping[str, Any] = {
@@ -99,6 +101,7 @@ TRUTH: Mapping[str, Any] = {
     "sms": {"wide": 48, "later": 16, "": 68},
     "devices": {A: 132, B: 132},
     "features": {"memacct": "false"},
+    "settings": (Setting("audit_log", "true"),),
     "left out": {},
 }
 NO_COUNTS: Mapping[str, Any] = {"clients": {}, "namespaces": {}, "partitions": {}}
@@ -112,6 +115,7 @@ UNKNOWN: Mapping[str, Mapping[str, Any]] = {
     PARTITIONS: {"partitions": {}, "sms": {}},
     DEVICES: {"devices": {}},
     FEATURES: {"features": {}},
+    ACCOUNTING: {"settings": ()},
 }
 """Unknown values without a list."""
 NAMES = dict(zip(REPLIES, LIST_NAMES, strict=False))
@@ -151,6 +155,7 @@ def seen(metrics: Metrics) -> dict[str, Any]:
         "features": {
             one["feature"]: one["enabled"] for one, _ in metrics.all("mps_control_feature_info")
         },
+        "settings": metrics.snapshot.daemons[0].partitioning.rows(Setting),
         "left out": by("mps_control_reply_not_understood", "reply", "part"),
     }
 

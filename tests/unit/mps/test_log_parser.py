@@ -103,7 +103,7 @@ Volta MPS: Creating server context on device 0 -> server.add_device (0,)
 Destroy server context on device 0 (NVIDIA H200) -> server.faults.close_device (0,)
 Volta MPS: Destroy server context on device 0 -> server.faults.close_device (0,)
 Created anonymous shared memory region mps.shm.1001.634 -> server.set_owner (1001,)
-Created named shared memory region /cuda.shm.0.52.1 -> known
+Created named shared memory region /cuda.shm.0.52.1 -> server.share_by_file
 Active Threads Percentage set to 80.0 -> server.set_thread_ratio (0.8,)
 activeThreadsPercentage set to 33.000000 -> server.set_thread_ratio (0.33,)
 Device pinned memory limit for device 0 set to 0x77f00000 bytes

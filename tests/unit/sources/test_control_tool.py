@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from mps_exporter.mps.control_protocol import PROBE
-from mps_exporter.mps.protocol_v3 import CLIENTS, DEVICES, FEATURES, NAMESPACES, PARTITIONS, SERVERS
+from mps_exporter.mps.protocol_v3 import (
+    ACCOUNTING,
+    CLIENTS,
+    DEVICES,
+    FEATURES,
+    NAMESPACES,
+    PARTITIONS,
+    SERVERS,
+)
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -354,7 +362,7 @@ def manual(commands: list[str]) -> ProcessResult:
 
 async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
     more = published.MANUAL[SERVERS] + "serving,1000,48300,Ready,/run/nvidia-mps/serving,-,-\n"
-    desk.answers = [*[manual] * 8, ProcessResult(0, more.encode()), *[manual] * 5]
+    desk.answers = [*[manual] * 9, ProcessResult(0, more.encode()), *[manual] * 6]
     tool = desk.tool()
     assert (await tool.probe(V3, 5)).outcome is Outcome.OK
     assert desk.asked == [[SERVERS], [NAMESPACES]]
@@ -362,14 +370,14 @@ async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
     details = await tool.reconcile(V3, [], 5)
     assert details.outcome is Outcome.OK
     commands = [one.commands for one in details.exchanges]
-    assert commands == [(CLIENTS,), (PARTITIONS,), (DEVICES,), (FEATURES,)]
+    assert commands == [(CLIENTS,), (PARTITIONS,), (DEVICES,), (FEATURES,), (ACCOUNTING,)]
     # Values that change only with the servers are not queried again.
     again = await tool.reconcile(V3, [], 5)
-    assert desk.asked[6:] == [[CLIENTS], [PARTITIONS]]
+    assert desk.asked[7:] == [[CLIENTS], [PARTITIONS]]
     assert again.exchanges[2:] == details.exchanges[2:]
     await tool.probe(V3, 5)
     await tool.reconcile(V3, [], 5)
-    assert desk.asked[-2:] == [[DEVICES], [FEATURES]]
+    assert desk.asked[-3:] == [[DEVICES], [FEATURES], [ACCOUNTING]]
 
 
 async def test_a_v3_daemon_that_nothing_names_is_recognised_by_its_refusal(desk: Desk) -> None:
@@ -400,7 +408,7 @@ async def test_a_refusal_of_both_interfaces_is_reported_for_the_first(desk: Desk
 
 async def test_a_missing_list_of_a_driver_is_accepted(desk: Desk) -> None:
     refused = ProcessResult(1, stderr=b"sm-partition: not supported")
-    desk.answers = [manual, manual, manual, refused, refused, manual, manual]
+    desk.answers = [manual, manual, manual, refused, refused, manual, manual, manual]
     tool = desk.tool()
     await tool.probe(V3, 5)
     details = await tool.reconcile(V3, [], 5)

@@ -12,7 +12,9 @@ from mps_exporter.sources.daemon_directories import (
 from mps_exporter.sources.processes import (
     ProcessStat,
     ProcessStatus,
+    find_limiter,
     parse_arguments,
+    parse_mountinfo,
     parse_mps_environment,
     parse_passwd,
     parse_stat,
@@ -74,6 +76,26 @@ def test_of_the_environment_only_what_concerns_mps() -> None:
         "CUDA_MPS_BYTES": "\\xff",
         "CUDA_MPS_EMPTY": "",
     }
+
+
+def test_the_mounts_that_decide_about_mps() -> None:
+    row = b"53 31 0:%d / %s rw,nosuid shared:4 - tmpfs shm rw\n"
+    raw = row % (25, b"/dev/shm") + row % (26, b"/dev/shm/x") + row % (27, b"/dev/shm")
+    assert parse_mountinfo(raw + b"broken\n") == ("0:27", False), "the last mount hides others"
+    assert parse_mountinfo(row % (5, b"/tmp/nvidia-mps")) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "mounts", "name"),
+    [
+        (b"A=b\0LD_PRELOAD=libnvshare.so\0", b"", "nvshare"),
+        (b"LD_PRELOAD=/x.so:/opt/libshimcuda.so\0", b"", "xsched"),
+        (b"", b"9 8 0:1 /a/libvgpu.so /usr/local/vgpu/libvgpu.so ro - ext4 x rw\n", "HAMi-core"),
+        (b"LIBRARY=/libvgpu.so\0LD_PRELOAD=/libvgpu.socket\0", b"", ""),
+    ],
+)
+def test_the_limiter_of_a_process(environment: bytes, mounts: bytes, name: str) -> None:
+    assert find_limiter(environment, mounts) == name
 
 
 def test_control_sockets() -> None:

@@ -214,12 +214,17 @@ class NvmlSession:
         with suppress(NvmlError):
             number = self._api.number("nvmlSystemGetCudaDriverVersion_v2")
             cuda = f"{number // 1000}.{number % 1000 // 10}"
+        confidential = False
+        with suppress(NvmlError):
+            confidential = bool(self._api.call("nvmlSystemGetConfComputeState").ccFeature)
         self._has_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
         self._watch(self._clock.monotonic())
-        self._state = NvmlObservation(0.0, Outcome.OK, driver_version=driver, cuda_version=cuda)
+        self._state = NvmlObservation(
+            0.0, Outcome.OK, None, driver, cuda, confidential=confidential
+        )
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
         """Yield the known GPUs that are missing, and the missing GPUs whose UUID was never read.
