@@ -174,7 +174,7 @@ def _why_unknown(word: str, command: str) -> str:
 
 def _run(command: str, settings: Settings) -> int:
     # What a single collection could not read is in what it prints.
-    brief = command == "doctor" or settings.serve_once or settings.serve_textfile
+    brief = command in ("doctor", "top") or settings.serve_once or settings.serve_textfile
     configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()
     started = _start_command(command, settings)
@@ -199,6 +199,10 @@ def _start_command(command: str, settings: Settings) -> Coroutine[None, None, in
         from mps_exporter.commands.doctor import diagnose
 
         return diagnose(settings)
+    if command == "top":
+        from mps_exporter.commands.top import top
+
+        return top(settings)
     if command == "explain":
         from mps_exporter.commands.explain import explain
 

@@ -57,6 +57,10 @@ COMMANDS = {
         "0 nothing is wrong, 1 warnings, 2 something critical, 3 the host could not be diagnosed "
         "(wrong usage, an unreadable recording, a full disk).",
     ),
+    "top": Command(
+        "Show who holds MPS, who waits, and what the clients use, each second, in a terminal.",
+        "0 ended by q or a signal, 1 could not start or continue, 2 wrong usage.",
+    ),
     "record": Command(
         "Record what the exporter reads on this host, to replay it elsewhere.",
         "0 success, 1 failure, 2 wrong usage.",
@@ -263,10 +267,10 @@ def _flags_of(*commands: str) -> Callable[..., Any]:
 
 _serve = _flags_of("serve")
 _web = _flags_of("serve", "demo")
-_host = _flags_of("serve", "doctor", "record")
+_host = _flags_of("serve", "doctor", "top", "record")
 _following = _flags_of("serve", "record")
 _logging = _flags_of("serve", "demo", "record")
-_everywhere = _flags_of("serve", "demo", "doctor", "record")
+_everywhere = _flags_of("serve", "demo", "doctor", "top", "record")
 _option = _flags_of()
 
 
@@ -432,6 +436,11 @@ class Settings:
     )
     doctor_at: float | None = _option(
         None, _POSITIVE, "Diagnose the recording at this offset from its start, not at its end."
+    )
+    top_url: str | None = _option(
+        None,
+        Kind("URL", "https?://.+", "must begin with http:// or https://"),
+        "The exporter to read. Default: that at port 9400; if there is none, this host.",
     )
     record_file: str = _option("", Kind(), "The file to write.")
     record_duration: float = _option(
