@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from mps_exporter.flags import Settings
@@ -56,41 +57,6 @@ _STAMP = "%Y%m%dT%H%M%SZ"
 _log = logging.getLogger(__name__)
 
 
-class _Ring:
-    """The last minutes of some sources within a bound, and what a replay needs from before."""
-
-    def __init__(self, max_bytes: float) -> None:
-        self.max_bytes = max_bytes
-        self.recent = deque[tuple[float, str, bytes]]()
-        """Time, source and compressed line of each observation."""
-        self.size = 0
-        """Bytes of these lines."""
-        self._old_logs = deque[bytes]()
-        """Compressed older lines of logs."""
-        self.old = dict[str, bytes]()
-        """Source -> its last older line, compressed."""
-
-    def remove_old(self, begin: float) -> None:
-        """Keep of the time before the recent minutes what a replay needs to begin."""
-        while self.recent and (self.size > self.max_bytes or self.recent[0][0] < begin):
-            _, stream, data = self.recent.popleft()
-            self.size -= len(data)
-            if stream in ("logs", "kernel"):
-                self._old_logs.append(data)
-            else:
-                self.old.pop(stream, None)
-                self.old[stream] = data
-        while sum(map(len, self._old_logs)) > OLD_LOGS_RATIO * self.max_bytes:
-            self._old_logs.popleft()
-        while len(self.old) > MAX_STREAMS:
-            del self.old[next(iter(self.old))]
-
-    def lines(self, begin: float) -> Iterator[bytes]:
-        for line in map(zlib.decompress, (*self._old_logs, *self.old.values())):
-            yield _not_before(begin - MAX_RECORDING_EARLY_SECONDS, line)
-        yield from (zlib.decompress(data) for _, _, data in self.recent)
-
-
 class Hindsight:
     """Keeps the last minutes of a host, and writes them after an incident."""
 
@@ -103,11 +69,19 @@ class Hindsight:
         self._directory = Path(settings.record_directory) if settings.record_directory else None
         self._settings = settings
         self._now = now
+        self._encoder = RecordEncoder(anonymised=not settings.record_names)
         self._waiting: list[tuple[Observation, bool]] = []
         """Observations, and whether they are of ordinary users' daemons."""
         self._kept: dict[tuple[str, bool], tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
-        self._clear()
+        self._recent: deque[tuple[float, str, bool, bytes]] = deque()
+        """Time, source and compressed line of each observation."""
+        self._sizes = [0, 0]
+        """Bytes of these lines: of the node, and of ordinary users' daemons."""
+        self._old_logs: tuple[deque[bytes], ...] = deque(), deque()
+        """Compressed older lines of logs, likewise."""
+        self._old: dict[str, bytes] = {}
+        """Source -> its last older line, compressed."""
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None
         """The first incident that waits to be written."""
@@ -174,27 +148,42 @@ class Hindsight:
 
     # ------------------------------------------------------------------ on a thread
 
-    def _clear(self) -> None:
-        self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
-        of_users = USERS_RATIO * self._max_bytes
-        self._rings = _Ring(self._max_bytes - of_users), _Ring(of_users)
-
     def _encode(self, waiting: list[tuple[Observation, bool]]) -> None:
         with self._lock:
             self._encoder.prune(MAX_STREAMS)
             if self._encoder.names > MAX_NAMES:
-                self._clear()
+                self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
+                for kept in (self._recent, *self._old_logs, self._old):
+                    kept.clear()
+                self._sizes = [0, 0]
             for observation, limited in waiting:
                 if isinstance(observation, NvmlObservation):
                     self._gpus = observation
-                if limited and self._encoder.names > MAX_NAMES / 2:
-                    continue  # names of other sources are few
+                full = self._sizes[1] > USERS_RATIO * self._max_bytes
+                if limited and (full or self._encoder.names > MAX_NAMES / 2):
+                    continue
                 if line := self._encoder.observation(observation):
-                    ring, data = self._rings[limited], zlib.compress(line)
-                    ring.recent.append((observation.at, stream_of(observation), data))
-                    ring.size += len(data)
-            for ring in self._rings:
-                ring.remove_old(self._now() - KEPT_SECONDS - AFTER_SECONDS)
+                    data = zlib.compress(line)
+                    self._recent.append((observation.at, stream_of(observation), limited, data))
+                    self._sizes[limited] += len(data)
+            self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Keep of the time before the recent minutes what a replay needs to begin."""
+        begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
+        while self._recent and (sum(self._sizes) > self._max_bytes or self._recent[0][0] < begin):
+            _, stream, limited, data = self._recent.popleft()
+            self._sizes[limited] -= len(data)
+            if stream in ("logs", "kernel"):
+                self._old_logs[limited].append(data)
+            else:
+                self._old.pop(stream, None)
+                self._old[stream] = data
+        for logs in self._old_logs:
+            while sum(map(len, logs)) > OLD_LOGS_RATIO / 2 * self._max_bytes:
+                logs.popleft()
+        while len(self._old) > MAX_STREAMS:
+            del self._old[next(iter(self._old))]
 
     def _find(self, at: float | None) -> bytes | None:
         files = _files(self._directory)
@@ -206,17 +195,18 @@ class Hindsight:
                 with suppress(OSError):
                     return path.read_bytes()
         with self._lock:
-            recent = self._rings[0].recent
-            kept = bool(recent) and at >= recent[0][0]
+            kept = bool(self._recent) and at >= self._recent[0][0]
             return self._recording("an incident") if kept else None
 
     def _recording(self, scenario: str) -> bytes:
         """Return the recording of all that is kept."""
-        begin = self._rings[0].recent[0][0]
+        begin = self._recent[0][0]
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
+        old = map(zlib.decompress, chain(*self._old_logs, self._old.values()))
         lines = [self._encoder.header(header)]
-        lines += (line for ring in self._rings for line in ring.lines(begin))
+        lines += (_not_before(begin - MAX_RECORDING_EARLY_SECONDS, line) for line in old)
+        lines += (zlib.decompress(data) for *_, data in self._recent)
         lines.append(self._encoder.line({"kind": "end", "at": self._now()}))
         return gzip.compress(b"".join(lines), mtime=0)
 

@@ -56,11 +56,11 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvi
     An ordinary user's daemon serves only that user, may name any process, and comes last.
     """
     host = HostFacts(snapshot, UserNames(snapshot))
-    asked = [one for one in snapshot.daemons if not one.facts.limited]
-    asked += [
-        one for one in snapshot.daemons if one.facts.limited and uid in (None, one.facts.user)
+    may_serve = [
+        one for one in snapshot.daemons if not one.facts.limited or uid in (None, one.facts.user)
     ]
-    for daemon in asked:
+    for daemon in sorted(may_serve, key=lambda one: one.facts.limited):
+        limited = daemon.facts.limited
         if any(wait.pid == pid and not wait.dead for wait in daemon.waits):
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
@@ -69,26 +69,22 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvi
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         for server in daemon.servers:
-            if pid == server.pid and _proved(daemon, server):
+            if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
                 end = f"Process {pid} is {named}: its end takes down all its clients."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
                 return EndAdvice(pid, bool(lost), text, lost)
             for client in server.clients:
-                if client.pid == pid and _proved(daemon, client):
+                if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
     unread = ", ".join(result.name for result in snapshot.collectors if not result.success)
-    if not (unread or all(map(_shows_clients, asked))):
+    if not (unread or all(map(_shows_clients, may_serve))):
         unread = "server.log"
     end = f"Process {pid} is no client of MPS: its end takes no other program down."
     if unread:
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
-
-
-def _proved(daemon: ControlDaemon, one: Server | Client) -> bool:
-    return one.confirmed or not daemon.facts.limited
 
 
 def _shows_clients(daemon: ControlDaemon) -> bool:
