@@ -40,7 +40,11 @@ async def all_without_paths(recording: Recording) -> list[str]:
     return sorted(re.sub(r"(?<![\w/])/[\w./@-]+|\[\d+\]", "*", line) for line in lines)
 
 
-@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.name)
+# The two recordings beyond this size take a third of the time, and have no names of another kind.
+SHORT = [path for path in sorted(RECORDINGS.glob("*.rec.gz")) if path.stat().st_size < 60_000]
+
+
+@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.name)
 async def test_an_anonymised_recording_shows_the_same_but_for_names(
     tmp_path: Path, path: Path
 ) -> None:
