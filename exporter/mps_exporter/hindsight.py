@@ -153,8 +153,10 @@ class Hindsight:
             self._encoder.prune(MAX_STREAMS)
             if self._encoder.names > MAX_NAMES:
                 self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
-                for kept in (self._recent, *self._old_logs, self._old):
-                    kept.clear()
+                self._recent.clear()
+                self._old.clear()
+                for logs in self._old_logs:
+                    logs.clear()
                 self._sizes = [0, 0]
             for observation, limited in waiting:
                 if isinstance(observation, NvmlObservation):

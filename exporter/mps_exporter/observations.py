@@ -10,7 +10,7 @@ Times are Unix timestamps in seconds unless a name says otherwise. ``None`` mean
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 LogName = Literal["control", "server"]
 QueryKind = Literal["probe", "reconciliation"]
@@ -70,7 +70,7 @@ class ProcessFacts:
         """Whether a signal, a debugger or a frozen control group stops the process."""
         return self.state in ("T", "t") or bool(self.frozen_group)
 
-    def has_own_shared_memory(self, other: ProcessFacts) -> bool:
+    def has_own_shared_memory(self, other: Self) -> bool:
         """Return whether both have a /dev/shm, and not the same."""
         devices = {self.shared_memory, other.shared_memory}
         return len(devices) == 2 and "" not in devices
