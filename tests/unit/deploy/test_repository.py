@@ -35,10 +35,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv("GNUPGHOME", home)
         name = "packages@example.org"
         try:
-            output_of(
-                *("gpg", "--batch", "--passphrase", "", "--quick-gen-key", name, "ed25519"),
-                check=True,
-            )
+            make = ("gpg", "--batch", "--passphrase", "", "--quick-gen-key", name, "ed25519")
+            output_of(*make, check=True)
             yield name
         finally:
             output_of("gpgconf", "--kill", "all", check=True)
