@@ -18,7 +18,7 @@ from mps_exporter.findings.finding import DOCS
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.5
+WANTED_SHARE = 0.4
 """Least share of a text's words, weighted by their rarity, that a page must contain."""
 WANTED_RUN = 5.0
 """Least weight of a sequence of words that a page must contain, of a text with many other words."""
@@ -131,5 +131,5 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         run = _run(words, page, weights)
         named = text.strip().lower() == page.name.lower()
         if found and (found >= wanted * whole or run >= WANTED_RUN):
-            ranked.append(((named, found + titled + 2 * run, -len(page.words)), page))
+            ranked.append(((named, found + 2 * (titled + run), -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
