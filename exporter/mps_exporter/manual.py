@@ -99,7 +99,8 @@ def pages() -> dict[str, ManualPage]:
         for file in sorted(_place(folder).glob("*.md"))
         if file.stem != "README"
     ]
-    for text in _place(FAQ).read_text("utf-8").split("\n### ")[1:]:
+    faq = _place(FAQ)  # not there in a .pyz that was not unpacked
+    for text in faq.read_text("utf-8").split("\n### ")[1:] if faq.is_file() else ():
         anchor = re.sub(r"[^\w -]", "", text.partition("\n")[0].lower()).replace(" ", "-")
         found.append(ManualPage(anchor, FAQ, f"# {text}"))
     return {page.name: page for page in found}
