@@ -115,8 +115,8 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    The best page has most of the text's rare words, in its title, and in the same sequence: a
-    message contains PIDs and paths that no page can contain.
+    A page that contains the text word for word is better than others, else the page that has most
+    of its rare words, in its title, and in the same sequence: a message contains PIDs and paths.
     """
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
@@ -131,6 +131,7 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
         run = _run(words, page, weights)
         named = text.strip().lower() == page.name.lower()
+        exact = f" {' '.join(words)} " in page.sequence
         if found and (found >= wanted * whole or run >= WANTED_RUN):
-            ranked.append(((named, found + 2 * (titled + run), -len(page.words)), page))
+            ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
