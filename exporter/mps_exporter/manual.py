@@ -18,7 +18,7 @@ from mps_exporter.findings.finding import DOCS
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.5
+WANTED_SHARE = 0.4
 """Least share of a text's words, weighted by their rarity, that a page must contain."""
 WANTED_RUN = 5.0
 """Least weight of a sequence of words that a page must contain, of a text with many other words."""
@@ -75,7 +75,7 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(_IGNORED.sub("", text.lower()))
 
 
-def _run(words: list[str], page: ManualPage, weights: dict[str, float]) -> float:
+def _sequence(words: list[str], page: ManualPage, weights: dict[str, float]) -> float:
     """Return the weight of the heaviest sequence of words that the page contains, too."""
     best, start = 0.0, 0
     for end in range(1, len(words) + 1):
@@ -99,7 +99,8 @@ def pages() -> dict[str, ManualPage]:
         for file in sorted(_place(folder).glob("*.md"))
         if file.stem != "README"
     ]
-    for text in _place(FAQ).read_text("utf-8").split("\n### ")[1:]:
+    faq = _place(FAQ)  # not there in a .pyz that was not unpacked
+    for text in faq.read_text("utf-8").split("\n### ")[1:] if faq.is_file() else ():
         anchor = re.sub(r"[^\w -]", "", text.partition("\n")[0].lower()).replace(" ", "-")
         found.append(ManualPage(anchor, FAQ, f"# {text}"))
     return {page.name: page for page in found}
@@ -114,8 +115,8 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    The best page has most of the text's rare words, in its title, and in the same sequence: a
-    message contains PIDs and paths that no page can contain.
+    A page that contains the text word for word is better than others, else the page that has most
+    of its rare words, in its title, and in the same sequence: a message contains PIDs and paths.
     """
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
@@ -128,8 +129,9 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
-        run = _run(words, page, weights)
+        run = _sequence(words, page, weights)
         named = text.strip().lower() == page.name.lower()
+        exact = f" {' '.join(words)} " in page.sequence
         if found and (found >= wanted * whole or run >= WANTED_RUN):
-            ranked.append(((named, found + titled + 2 * run, -len(page.words)), page))
+            ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]

@@ -77,7 +77,7 @@ async def top(settings: Settings) -> int:
 async def _statuses(settings: Settings) -> AsyncGenerator[Mapping[str, Any]]:
     """Yield the status of the exporter at the URL; without a URL and an exporter, of this host."""
     url = settings.top_url or DEFAULT_URL
-    while (status := await asyncio.to_thread(_read, url, settings)) is not None:
+    while (status := await asyncio.to_thread(_read_status, url, settings)) is not None:
         yield {**status, "source": url}
     host = LiveHost(settings)
     collector = Collector(host, settings)
@@ -90,7 +90,7 @@ async def _statuses(settings: Settings) -> AsyncGenerator[Mapping[str, Any]]:
         await host.close()
 
 
-def _read(url: str, settings: Settings) -> dict[str, Any] | None:
+def _read_status(url: str, settings: Settings) -> dict[str, Any] | None:
     """Return the status of the exporter; None for a default URL that does not reply."""
     address = f"{url.rstrip('/')}/api/v1/status"
     try:
@@ -124,10 +124,10 @@ def rows(status: Mapping[str, Any]) -> Iterator[Row]:
         for wait in daemon["waits"]:
             behind = f"waits behind {wait['behind_user']}"
             state = "waits, but is dead" if wait["dead"] else behind
-            yield _row(wait, wait["since"], waits=state, STATE=state)
+            yield _table_row(wait, wait["since"], waits=state, STATE=state)
         for server in daemon["servers"]:
             for client in server["clients"]:
-                yield _row(
+                yield _table_row(
                     client,
                     client["connected_at"],
                     PROGRAM=client["program"] or "",
@@ -138,7 +138,7 @@ def rows(status: Mapping[str, Any]) -> Iterator[Row]:
                 )
 
 
-def _row(one: Mapping[str, Any], since: float | None, **known: Any) -> Row:
+def _table_row(one: Mapping[str, Any], since: float | None, **known: Any) -> Row:
     first = {"waits": None, "from": since, "PID": one["pid"], "USER": one["user"]}
     return dict.fromkeys(COLUMNS) | first | known
 

@@ -43,3 +43,8 @@ def test_links_of_a_page_lead_to_pages_or_to_the_web() -> None:
         for target in re.findall(r"\]\(([^)#]+)", page.text):
             assert target in manual.pages() or target.startswith("http"), (page.name, target)
         assert "<!--" not in page.text
+
+
+def test_a_file_that_was_not_unpacked_has_no_manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manual, "_place", Path(__file__).joinpath)
+    assert manual.pages.__wrapped__() == {}

@@ -132,7 +132,7 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
 
 def test_the_metrics_of_a_single_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mps.prom"
-    host = ["--no-collector.nvml", "--no-mps.discovery", f"--mps.pipe-directory={tmp_path}/mps"]
+    host = ["--no-collector.nvml", f"--path.procfs={tmp_path}", f"--mps.pipe-directory={tmp_path}"]
     assert main([f"--textfile={path}", *host]) == 0
     assert main(["--once", *host]) == 0
     printed = capfd.readouterr().out
