@@ -150,7 +150,7 @@ class Hindsight:
             self._encoder.prune(MAX_STREAMS)
             if self._encoder.names > MAX_NAMES:
                 self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
-                for kept in (self._recent, *self._old_logs, self._old):
+                for kept in (self._recent, self._old, self._old_logs[0], self._old_logs[1]):
                     kept.clear()
                 self._sizes = [0, 0]
             for observation, limited in waiting:
