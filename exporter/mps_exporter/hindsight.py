@@ -28,7 +28,6 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,
     KernelObservation,
-    LogChunk,
     LogsObservation,
     NvmlObservation,
     Observation,
@@ -107,12 +106,10 @@ class Hindsight:
         if not isinstance(one, LogsObservation):
             yield one, isinstance(one, ControlObservation) and self._is_limited(one.pipe_directory)
             return
-        chunks: tuple[list[LogChunk], ...] = [], []
-        for chunk in one.chunks:
-            chunks[self._is_limited(chunk.pipe_directory)].append(chunk)
-        yield replace(one, chunks=tuple(chunks[0])), False
-        if chunks[1]:
-            yield replace(one, chunks=tuple(chunks[1]), states=()), True
+        users = tuple(chunk for chunk in one.chunks if self._is_limited(chunk.pipe_directory))
+        yield replace(one, chunks=tuple(chunk for chunk in one.chunks if chunk not in users)), False
+        if users:
+            yield replace(one, chunks=users, states=()), True
 
     def note(self, incident: Incident) -> None:
         """Write a recording one minute after an incident; a later one is in the same recording."""
@@ -153,10 +150,8 @@ class Hindsight:
             self._encoder.prune(MAX_STREAMS)
             if self._encoder.names > MAX_NAMES:
                 self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
-                self._recent.clear()
-                self._old.clear()
-                for logs in self._old_logs:
-                    logs.clear()
+                for kept in (self._recent, self._old, self._old_logs[0], self._old_logs[1]):
+                    kept.clear()
                 self._sizes = [0, 0]
             for observation, limited in waiting:
                 if isinstance(observation, NvmlObservation):
@@ -207,7 +202,10 @@ class Hindsight:
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
         old = map(zlib.decompress, chain(*self._old_logs, self._old.values()))
         lines = [self._encoder.header(header)]
-        lines += (_not_before(begin - MAX_RECORDING_EARLY_SECONDS, line) for line in old)
+        for record in map(json.loads, old):  # the reader refuses times that are much earlier
+            at = max(record["observation"]["at"], begin - MAX_RECORDING_EARLY_SECONDS)
+            record["observation"]["at"] = at
+            lines.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
         lines += (zlib.decompress(data) for *_, data in self._recent)
         lines.append(self._encoder.line({"kind": "end", "at": self._now()}))
         return gzip.compress(b"".join(lines), mtime=0)
@@ -242,15 +240,6 @@ def _mark(observation: Observation) -> object:
         return observation.outcome
     found = (process for daemon in observation.daemons for process in daemon.processes)
     return observation.gone, tuple((process.pid, process.state) for process in found)
-
-
-def _not_before(earliest: float, line: bytes) -> bytes:
-    """Return a line with a later time if it is too old for the reader."""
-    record = json.loads(line)
-    if record["observation"]["at"] >= earliest:
-        return line
-    record["observation"]["at"] = earliest
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def _files(directory: Path | None) -> list[Path]:

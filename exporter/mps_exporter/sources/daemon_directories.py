@@ -341,7 +341,7 @@ class DaemonDirectories:
             return
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
         # The daemon's user's come first: any user can bind more sockets than are checked.
-        sockets.sort(key=lambda directory: not _has_socket_of(directory, uid))
+        sockets.sort(key=lambda directory: _socket_owner(directory) != uid)
         candidates = dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
         for directory in list(candidates)[: policy.MAX_SOCKET_DIRECTORIES]:
             yield self.check("", directory)
@@ -395,11 +395,10 @@ class DaemonDirectories:
         return "", directory
 
 
-def _has_socket_of(directory: str, uid: int | None) -> bool:
+def _socket_owner(directory: str) -> int | None:
     with suppress(OSError, ValueError):
-        found = os.lstat(f"{directory}/control")
-        return stat.S_ISSOCK(found.st_mode) and found.st_uid == uid
-    return False
+        return os.lstat(f"{directory}/control").st_uid
+    return None
 
 
 def _has_lines_of(process: ProcessFacts, log_directory: str, procfs: str) -> bool:

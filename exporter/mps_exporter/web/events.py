@@ -25,12 +25,9 @@ class Stream:
         self._lost = 0
 
     def put(self, event: bytes | None, *, limited: bool = False) -> None:
-        """Add an event; None ends the stream. If the queue is full, drop the oldest event.
-
-        An ordinary user's event is dropped if the queue is half full: the rest is for root's.
-        """
+        """Add an event, and drop the oldest if there are too many; None ends the stream."""
         if limited and 2 * self._events.qsize() >= policy.MAX_QUEUED_EVENTS:
-            self._lost += 1
+            self._lost += 1  # the other half is for root's
             return
         if self._events.full():
             self._events.get_nowait()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
+from mps_exporter.commands import doctor
 from mps_exporter.commands.doctor_report import status_of_end
 from mps_exporter.findings.before_kill import before_kill, neighbour_counts
+from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
+from testing.fake_proc import FakeProc
 from testing.snapshots import NOW, UUID, client, daemon, server, snapshot
 
 OTHER_GPU = "GPU-00000002-0000-4000-8000-000000000002"
@@ -79,7 +84,9 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert before_kill(99, replace(HOST, collectors=failed)).in_danger
 
 
-def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others() -> None:
+async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Her daemon stands first, names root's clients and a stranger, and its log is unreadable."""
     listed = client(11, confirmed=False), client(98, confirmed=False)
     hers = daemon(server(*listed, client(97, uid=2001), pid=99, confirmed=False))
@@ -94,6 +101,12 @@ def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others() -> No
     assert "of /tmp/alice" in before_kill(96, host, 2001).text[0]
     assert before_kill(97, host, 2001).in_danger
     assert "could not be read: not known" in before_kill(95, host, 2001).text[0]
+    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=host))
+    proc = FakeProc(tmp_path)
+    for uid, status in ((1001, 0), (2001, 1)):
+        proc.add(95, uid=uid)
+        settings = Settings(doctor_before_kill=95, path_procfs=str(tmp_path))
+        assert await doctor.diagnose(settings) == status
 
 
 def test_no_command_for_a_process_that_is_not_confirmed_or_has_another_number() -> None:
