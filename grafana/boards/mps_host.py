@@ -231,12 +231,7 @@ BOARD = Board(
     uid="mps-host",
     name="Host",
     description="One host: daemons, servers, clients with their limits and their use.",
-    variables=(
-        job(),
-        instance(everything=False),
-        Variable("daemon", "Daemon", "mps_control_state", hidden=True),
-        Variable("gpu", "GPU", "mps_gpu_info"),
-    ),
+    variables=(job(), instance(everything=False), Variable("gpu", "GPU", "mps_gpu_info")),
     rows=(
         Row("Is this host healthy?", TILES),
         Row(

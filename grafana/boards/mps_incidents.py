@@ -257,7 +257,7 @@ BOARD = Board(
     uid="mps-incidents",
     name="Incidents",
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
-    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state", hidden=True)),
+    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
         Row("Did anything happen?", TILES),
         Row("What was it, where, and who lost programs?", (LAST, *BLAST)),

@@ -240,7 +240,6 @@ BOARD = Board(
             any_value=".+",
             several=False,
         ),
-        Variable("daemon", "Daemon", "mps_control_state", hidden=True),
     ),
     rows=(Row("What does this host have?", PANELS),),
 )
