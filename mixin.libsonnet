@@ -60,6 +60,18 @@ local shipped = {
     for group in std.parseYaml(text).groups
   ],
 
+  // Dashboards find the jobs of exporters by themselves; with a selector, of those that it matches.
+  local chosen(variable) = if variable.name != 'job' || config.selector == shipped.selector
+  then variable else variable {
+    query: 'label_values(mps_exporter_build_info{%s}, job)' % config.selector,
+    definition: self.query,
+    allValue: null,
+  },
+
+  local board(dashboard) = dashboard {
+    templating+: { list: [chosen(variable) for variable in super.list] },
+  },
+
   prometheusAlerts+:: {
     groups+: std.flatMap(groupsOf, [
       importstr 'prometheus/rules/mps-advice.yml',
@@ -78,13 +90,13 @@ local shipped = {
   },
 
   grafanaDashboards+:: {
-    'mps-exporter.json': import 'grafana/dashboards/mps-exporter.json',
-    'mps-fleet.json': import 'grafana/dashboards/mps-fleet.json',
-    'mps-gpu.json': import 'grafana/dashboards/mps-gpu.json',
-    'mps-host.json': import 'grafana/dashboards/mps-host.json',
-    'mps-incidents.json': import 'grafana/dashboards/mps-incidents.json',
-    'mps-sharing.json': import 'grafana/dashboards/mps-sharing.json',
-    'mps-user.json': import 'grafana/dashboards/mps-user.json',
-    'mps-v3.json': import 'grafana/dashboards/mps-v3.json',
+    'mps-exporter.json': board(import 'grafana/dashboards/mps-exporter.json'),
+    'mps-fleet.json': board(import 'grafana/dashboards/mps-fleet.json'),
+    'mps-gpu.json': board(import 'grafana/dashboards/mps-gpu.json'),
+    'mps-host.json': board(import 'grafana/dashboards/mps-host.json'),
+    'mps-incidents.json': board(import 'grafana/dashboards/mps-incidents.json'),
+    'mps-sharing.json': board(import 'grafana/dashboards/mps-sharing.json'),
+    'mps-user.json': board(import 'grafana/dashboards/mps-user.json'),
+    'mps-v3.json': board(import 'grafana/dashboards/mps-v3.json'),
   },
 }

@@ -65,7 +65,7 @@ def job() -> Variable:
     return Variable("job", "Job", "mps_exporter_build_info", any_value=".+", hidden=True)
 
 
-def instance(*, everything: bool = True, hidden: bool = False) -> Variable:
+def instance(*, everything: bool = True) -> Variable:
     """Which hosts."""
     return Variable(
         "instance",
@@ -73,7 +73,6 @@ def instance(*, everything: bool = True, hidden: bool = False) -> Variable:
         "mps_exporter_build_info",
         everything=everything,
         any_value=".+",
-        hidden=hidden,
         several=everything,
     )
 

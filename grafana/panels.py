@@ -152,7 +152,7 @@ def tile(
     *,
     states: tuple[style.State, ...] = (),
     links: Sequence[style.Json] = (),
-    none: str = "no data",
+    none: str = "not reported",
     decimals: int | None = None,
     no_mps: bool = False,
     words: tuple[style.State, ...] = (),

@@ -56,7 +56,6 @@ TILES = (
         ' - max by (instance, uuid) (mps_gpu_temperature_celsius{sensor="gpu"}))',
         style.CELSIUS,
         HEADROOM,
-        none="unknown",
     ),
 )
 

@@ -56,8 +56,8 @@ TILES = (
     ),
     tile(
         "Waiting",
-        "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU. No "
-        "data where control.log cannot be read, and of MPS v3: nothing else shows who waits.",
+        "Healthy: 0. Programs that hang in cuInit because another user's server holds the GPU. "
+        "Not reported where control.log cannot be read, and by MPS v3.",
         shared.NUMBER_WAITING,
         steps=style.noticed_from(1),
         no_mps=True,
@@ -67,9 +67,9 @@ TILES = (
         "Contexts",
         "Healthy: green. The fullest server's share of the client contexts that it accepts on a "
         "GPU; when it is full, the next program fails. Orange is where MpsContextsNearLimit fires. "
-        "MPS v3 daemons do not tell.",
-        f"max({shared.CONTEXTS_SHARE}) or 0 * sum(mps_control_up"
-        " unless on (job, instance, daemon) mps_named_server_info)",
+        "Not reported by MPS v3, or where the limit is not known.",
+        f"max({shared.CONTEXTS_SHARE}) or (0 * sum(mps_control_up"
+        " unless on (job, instance, daemon) mps_named_server_info) unless count(mps_server_info))",
         style.SHARE,
         style.noticed_from(shared.CONTEXTS_WARN),
         decimals=0,
@@ -87,7 +87,8 @@ GPUS = (
     ),
     shared.gpu_bars(
         "How full is its memory?",
-        "Healthy: below 100 %. Memory in use, of clients of MPS and of all others.",
+        "Healthy: below 100 %. Memory in use, of clients of MPS and of all others. A GPU that uses "
+        "the host's memory does not report it.",
         f"max by ({_GPU}) (mps_gpu_memory_used_bytes / mps_gpu_memory_total_bytes)",
     ),
     shared.gpu_bars(
@@ -230,12 +231,7 @@ BOARD = Board(
     uid="mps-host",
     name="Host",
     description="One host: daemons, servers, clients with their limits and their use.",
-    variables=(
-        job(),
-        instance(everything=False),
-        Variable("daemon", "Daemon", "mps_control_state", hidden=True),
-        Variable("gpu", "GPU", "mps_gpu_info"),
-    ),
+    variables=(job(), instance(everything=False), Variable("gpu", "GPU", "mps_gpu_info")),
     rows=(
         Row("Is this host healthy?", TILES),
         Row(

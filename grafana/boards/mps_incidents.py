@@ -230,7 +230,6 @@ _TROUBLED = (
     " (max_over_time(mps_server_ghost[$__range] @ end()) == 1"
     ' or max_over_time(mps_server_state{mps_server_state="FAULT"}[$__range] @ end()) == 1))'
 )
-_IN_TROUBLE = f"{shared.SERVER_STATE} and on ({shared.USERS}) {_TROUBLED}"
 
 RECOVERY = (
     timeline(
@@ -239,10 +238,7 @@ RECOVERY = (
         "here. A lasting red is a client that caught the error and stays: end only clients in "
         "state torn_down, and the server recovers. Only servers that were in trouble in this time "
         "range are shown.",
-        Query(
-            f'label_replace({_IN_TROUBLE}, "uid", "unknown", "uid", "")',
-            "uid {{uid}} · {{instance}}",
-        ),
+        shared.user_rows(f"{shared.SERVER_STATE} and on ({shared.USERS}) {_TROUBLED}"),
         Query(
             f"count(mps_exporter_build_info) * 0 + 1 unless on () count({_TROUBLED})"
             f" or {shared.UNREACHABLE}",
@@ -261,7 +257,7 @@ BOARD = Board(
     uid="mps-incidents",
     name="Incidents",
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
-    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state", hidden=True)),
+    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
         Row("Did anything happen?", TILES),
         Row("What was it, where, and who lost programs?", (LAST, *BLAST)),

@@ -187,7 +187,7 @@ BOARD = Board(
     variables=(
         job(),
         instance(everything=False),
-        Variable("daemon", "Daemon", "mps_control_state", hidden=True),
+        Variable("daemon", "Daemon", "mps_control_state"),
     ),
     rows=(
         Row("Who holds the GPU, and who waits for it?", TILES),

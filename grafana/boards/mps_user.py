@@ -107,13 +107,18 @@ WHERE = table(
         ' "holder", "uid $1", "uid", "(.*)"))',
     ),
     (
-        Column("Host", "instance", links=(shared.to_host("mps-sharing", "Who holds the GPU"),)),
+        Column(
+            "Host",
+            "instance",
+            width=165,
+            links=(shared.to_host("mps-sharing", "Who holds the GPU"),),
+        ),
         Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=120),
-        Column("Behind", "holder", width=140),
+        Column("Behind", "holder"),
         Column("Place in queue", "C", width=125),
         Column("My programs", "B", width=115),
         Column("Back-off", "D", unit=style.SECONDS, width=100),
-        Column("Daemon", "daemon"),
+        Column("Daemon", "daemon", width=300),
         *hidden("E", "job"),
     ),
     sort="Waiting for",
@@ -221,11 +226,10 @@ BOARD = Board(
                     "user's programs use or wait for. Blue: clients are connected. Orange: they "
                     "hang in cuInit behind the user whose row is blue. At most 10 daemons, those "
                     "with waits first.",
-                    Query(
+                    shared.user_rows(
                         f"({shared.HOLDERS}) and on ({shared.DAEMONS}) (mps_server_info{_MINE}"
                         f" or mps_uid_waiting_clients{_MINE} > 0)"
-                        f" and on ({shared.DAEMONS}) {_SHOWN}",
-                        "uid {{uid}} · {{instance}}",
+                        f" and on ({shared.DAEMONS}) {_SHOWN}"
                     ),
                     Query(
                         f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"

@@ -168,6 +168,18 @@ def to_runbook() -> style.Json:
     )
 
 
+def user_rows(expr: str) -> Query:
+    """Name the rows of a timeline by user and host; an unknown user is "unknown".
+
+    Without the host's domain and port: Grafana cuts a long name at its beginning, the user.
+    """
+    host = r"(\\[.+\\]|[^:.\\[]*[a-zA-Z][^:.\\[]*|[^:]+).*"
+    expr = f'label_replace({expr}, "uid", "unknown", "uid", "")'
+    return Query(
+        f'label_replace({expr}, "host", "$1", "instance", "{host}")', "uid {{uid}} · {{host}}"
+    )
+
+
 def events_tile(
     title: str,
     description: str,
@@ -202,5 +214,5 @@ def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE
         top=1 if unit == style.SHARE else None,
         width=8,
         height=9,
-        none="no GPU is known",
+        none="not reported",
     )

@@ -153,9 +153,9 @@ def test_history_has_hosts_that_were_never_reached_and_hosts_that_are_young(stag
 
 def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
     prometheus, windows = stage
-    asked = [t for t in targets() if t.panel in {"Waiting", "Longest wait", "Clients"}]
+    asked = [t for t in targets() if t.panel in {"Waiting", "Longest wait", "Clients", "Contexts"}]
     asked = [t for t in asked if t.dashboard in {"mps-host", "mps-sharing"} and t.ref == "A"]
-    assert len(asked) == 3
+    assert len(asked) == 4
     for target in asked:
         assert prometheus.target(target, windows[BLIND], instance=BLIND) == [], target
 

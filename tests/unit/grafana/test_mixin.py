@@ -10,7 +10,7 @@ from _jsonnet import evaluate_snippet
 
 from grafana.__main__ import DASHBOARDS
 from grafana.style import Json
-from testing.dashboards import load
+from testing.dashboards import load, variable_selector, variables
 from testing.rule_files import DASHBOARD_BASE, ROOT, RULE_FILES, RUNBOOK_BASE, rules
 
 TREE = ROOT.parent
@@ -91,4 +91,8 @@ def test_selector_and_addresses_can_be_set() -> None:
             assert rule["annotations"]["runbook_url"].startswith("https://r/Mps")
             assert DASHBOARD_BASE not in str(rule)
             assert RUNBOOK_BASE not in str(rule)
+    for dashboard in changed["dashboards"].values():
+        (job,) = (one for one in variables(dashboard) if one["name"] == "job")
+        assert variable_selector(job["query"]) == 'mps_exporter_build_info{job="gpus"}'
+        assert job["allValue"] is None
     assert 'up{job="gpus"} == 0' in {rule["expr"] for rule in rules_of(changed)}

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import yaml
 
+from grafana.boards import BOARDS
 from mps_exporter.findings import ADVICE
 from testing import promql
 from testing.each import each
 from testing.finding_hosts import SYNTHETIC
 from testing.rule_files import (
+    DASHBOARD_BASE,
     ROOT,
     RUNBOOK_BASE,
     RUNBOOKS,
@@ -91,6 +93,18 @@ def test_the_runbook_of_an_alert_exists(rule: Rule) -> None:
     assert url == f"{RUNBOOK_BASE}{rule.alert}.md" or rule.alert in FINDINGS
     assert url.startswith(RUNBOOK_BASE)
     assert (RUNBOOKS / url.removeprefix(RUNBOOK_BASE)).is_file()
+
+
+@ALERTS
+def test_the_dashboard_of_an_alert_opens_with_its_object_chosen(rule: Rule) -> None:
+    """It sets each visible variable for which the alert has a label. A receiver adds the time."""
+    uid, parameters = rule.annotations["dashboard_url"].removeprefix(DASHBOARD_BASE).split("?")
+    (board,) = (board for board in BOARDS if board.uid == uid)
+    schema = promql.Schema({rule.record: rule.expr for rule in records()})
+    labels = schema.labels(promql.parse(rule.expr)) or set()
+    offered = {one.name for one in board.variables if one.name == "job" or not one.hidden}
+    chosen = set(re.findall(r"var-(\w+)=\{\{(?:\.|\$labels\.\1)\|urlquery\}\}", parameters))
+    assert chosen == offered & labels or rule.alert == "MpsExporterAbsent"
 
 
 def test_a_rule_without_texts_gets_the_texts_of_its_finding() -> None:
