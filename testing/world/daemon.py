@@ -491,9 +491,12 @@ class Daemon(Process):
         return True
 
     def _confirmed_later(self, running_time: str) -> None:
-        """Allow for the second after which the exporter confirms a death, and a poll."""
+        """Allow for the second after which the exporter confirms a death, and a poll.
+
+        Another poll may have to read the line that names the process.
+        """
         self.truth.allow(running_time, CONFIRMED_AFTER_MS)
-        self.world.settle(CONFIRMED_AFTER_MS)
+        self.world.settle(CONFIRMED_AFTER_MS + LONGEST_POLL_MS)
 
     # -- servers
 
