@@ -1,6 +1,6 @@
 """Play simulated MPS hosts, and print what is violated with its shortest history.
 
-python -m testing.world [--seed N] [--seeds K] [--minutes M] [--jobs J] [--defects]
+python -m testing.world [--seed N] [--seeds K] [--minutes M] [--pace P] [--jobs J] [--defects]
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds (20)")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of each world (10)")
+    parser.add_argument("--pace", type=float, default=1.0, help="how dense the actions are (1)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--folder", type=Path, default=tempfile.gettempdir(), help="of recordings")
     parser.add_argument(
@@ -37,14 +38,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _play(seed: int, minutes: float) -> Result:
-    return asyncio.run(play(seed, minutes))
+def _play(seed: int, minutes: float, pace: float) -> Result:
+    return asyncio.run(play(seed, minutes, pace=pace))
 
 
 def _results(options: argparse.Namespace, minutes: float) -> Generator[Result]:
     """Play the worlds, in this many processes."""
     seeds = range(options.seed, options.seed + options.seeds)
-    one = partial(_play, minutes=minutes)
+    one = partial(_play, minutes=minutes, pace=options.pace)
     if options.jobs == 1:
         yield from map(one, seeds)
         return

@@ -47,6 +47,8 @@ class Daemon(Process):
         """All clients that had a context, oldest first."""
         self.truncations: dict[LogName, list[int]] = {log: [] for log in LOGS}
         """Lengths of the logs at which they were truncated."""
+        self.found = False
+        """An exporter has seen this process in /proc, and not only its lines."""
         self._accounted_ms = 0
         self._ended_ms = 0
         self._retry = 0
@@ -135,6 +137,7 @@ class Daemon(Process):
             return
         self._reset()
         self.pid, self.started_ms, self.exists = next(self._pids), self.world.now_ms, True
+        self.found = False
         self._accounted_ms = self.world.now_ms
         self.world.add(self)
         variable = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}"
@@ -179,6 +182,8 @@ class Daemon(Process):
                 self._quit()
             case "kill_daemon":
                 if self.world.last_exit_ms > self.world.now_ms - LONGEST_POLL_MS:
+                    return False
+                if self.uid and not self.found:  # users' daemons are searched for at scrapes only
                     return False
                 self._die()
             case _ if (stopped := self if action.kind == "stop_daemon" else server) is not None:
@@ -491,9 +496,12 @@ class Daemon(Process):
         return True
 
     def _confirmed_later(self, running_time: str) -> None:
-        """Allow for the second after which the exporter confirms a death, and a poll."""
+        """Allow for the second after which the exporter confirms a death, and a poll.
+
+        Another poll may have to read the line that names the process.
+        """
         self.truth.allow(running_time, CONFIRMED_AFTER_MS)
-        self.world.settle(CONFIRMED_AFTER_MS)
+        self.world.settle(CONFIRMED_AFTER_MS + LONGEST_POLL_MS)
 
     # -- servers
 

@@ -153,9 +153,10 @@ async def play(
     *,
     checks: Collection[Check] = CHECKS,
     on_observation: Callable[[Observation], None] = lambda _observation: None,
+    pace: float = 1.0,
 ) -> Result:
     """Play a world to the first moment at which something is violated, or to its end."""
-    script = tuple(generate(seed, minutes) if actions is None else actions)
+    script = tuple(generate(seed, minutes, pace) if actions is None else actions)
     played = Play(seed, script, on_observation)
     world, random = played.world, Random(f"{seed}/scrapes")
     end_ms = START_MS + round(minutes * 60_000)

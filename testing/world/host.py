@@ -126,6 +126,7 @@ class WorldHost:
 
     def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
         server = daemon.server
+        daemon.found |= not self._history
         return DaemonFacts(
             daemon.pipe,
             daemon.log_directory,

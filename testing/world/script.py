@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
@@ -90,9 +90,9 @@ class Plan:
         return random.uniform(least, self.minutes * 60)
 
 
-def generate(seed: int, minutes: float) -> tuple[Action, ...]:
-    """Return the actions of a world; each client's are independent of all others."""
-    plan = Plan(seed, minutes)
+def generate(seed: int, minutes: float, pace: float = 1.0) -> tuple[Action, ...]:
+    """Return the actions of a world, at this pace; each client's are independent of all others."""
+    plan = Plan(seed, minutes * pace)
     gpus = plan.random("theme", "gpus").choice((1, 1, 2, 3))
     sight = {name: plan.has(name) for name in ("kernel_log", "nvml", "collisions")}
     actions = [Action(0.0, "host", "host", {"gpus": gpus, **sight})]
@@ -103,7 +103,7 @@ def generate(seed: int, minutes: float) -> tuple[Action, ...]:
     daemons = gpus if plan.has("daemons") else 1
     for number in range(daemons):
         actions += _daemon(plan, number, (number,) if daemons > 1 else tuple(range(gpus)), daemons)
-    return tuple(sorted(actions))
+    return tuple(sorted(replace(one, at=one.at / pace) for one in actions))
 
 
 def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Iterator[Action]:
