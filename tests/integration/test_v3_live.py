@@ -65,6 +65,6 @@ async def test_everything_of_a_v3_host_is_read(
     assert metrics.value("mps_sm_partition_clients", partition="large") == 1
     assert metrics.value("mps_control_log_readable", log="server") == 1
     assert metrics.value("mps_control_log_lines_total", log="server") is not None
-    assert metrics.value("mps_control_queries_total") == 6
+    assert metrics.value("mps_control_queries_total") == 7
     (memory,) = processes.cgroup_memory
     assert (memory.path, memory.hard_limit_bytes) == ("/user.slice", 8 << 30)
