@@ -29,7 +29,7 @@ OWN_SHM = (
     "sh",
 )
 SETTLED_SECONDS = 10.0
-"""Timeout for a process to get a context or an error; one that hangs does neither."""
+"""Timeout for a process to get a context or an error."""
 
 
 async def _doctor(lab: Lab, *words: str) -> dict[str, Any]:

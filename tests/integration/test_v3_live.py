@@ -9,7 +9,7 @@ import pytest
 
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
-from mps_exporter.sources import daemon_directories
+from mps_exporter.sources import policy
 from mps_exporter.sources.live_host import LiveHost
 from testing import fake_mps_v3 as published
 from testing.fake_host import install_tool, set_daemon
@@ -25,7 +25,7 @@ LINE = "[2026-11-21 08:00:00.000 {} {}] {}\n"
 async def test_everything_of_a_v3_host_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", ())
+    monkeypatch.setattr(policy, "DEFAULT_PIPE_DIRECTORIES", ())
     pipe, logs, groups = tmp_path / "pipe", tmp_path / "logs", tmp_path / "groups"
     set_daemon(pipe, v3=published.MANUAL)
     (logs / "training").mkdir(parents=True)
@@ -65,6 +65,6 @@ async def test_everything_of_a_v3_host_is_read(
     assert metrics.value("mps_sm_partition_clients", partition="large") == 1
     assert metrics.value("mps_control_log_readable", log="server") == 1
     assert metrics.value("mps_control_log_lines_total", log="server") is not None
-    assert metrics.value("mps_control_queries_total") == 6
+    assert metrics.value("mps_control_queries_total") == 7
     (memory,) = processes.cgroup_memory
     assert (memory.path, memory.hard_limit_bytes) == ("/user.slice", 8 << 30)

@@ -387,15 +387,11 @@ def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: 
     page="cuda-error-205-mapping-of-buffer-object-failed",
 )
 def shared_memory_not_mapped(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
-    if not server.shares_by_file:
-        return
     without = [one for one in server.clients if one.own_shared_memory and not one.contexts]
-    if those := [host.client(one) for one in without]:
-        yield Case(f"{shared_memory_text(server)} of {humanize.join_some(those)}.")
-
-
-def shared_memory_text(server: Server) -> str:
-    return f"Server {server.pid} has a named memory region, which is not in the /dev/shm"
+    if server.shares_by_file and without:
+        those = humanize.join_some([host.client(one) for one in without])
+        text = f"Server {server.pid} has a named memory region, which is not in the /dev/shm of"
+        yield Case(f"{text} {those}.")
 
 
 @of_server(

@@ -198,15 +198,8 @@ def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
 )
 def joined_by_default_directory(host: HostFacts, daemon: ControlDaemon) -> Cases:
     if those := [host.client(one) for one in clients_of(daemon) if one.joined_by == "mount"]:
-        action = Action(
-            "export CUDA_MPS_PIPE_DIRECTORY=/nonexistent",
-            "the user of the process, before it is started again",
-            "keeps it out of MPS",
-        )
-        yield Case(
-            f"Without a CUDA_MPS_PIPE_DIRECTORY of its own, by a mount: {join_some(those)}.",
-            actions=[action],
-        )
+        text = f"Without a CUDA_MPS_PIPE_DIRECTORY of its own, by a mount: {join_some(those)}."
+        yield Case(text, actions=[_restart_with("/nonexistent", "keeps it out of MPS")])
 
 
 @of_gpu(
@@ -331,9 +324,9 @@ def use_daemon(daemons: Sequence[ControlDaemon]) -> tuple[Action, ...]:
     path = quoted_path(daemons[0].pipe_directory) if len(daemons) == 1 else None
     if path is None:
         return ()
-    action = Action(
-        f"export CUDA_MPS_PIPE_DIRECTORY={path}",
-        "the user of the process, before it is started again",
-        "sends it to the daemon",
-    )
-    return permitted([action], daemons[0].facts)
+    return permitted([_restart_with(path, "sends it to the daemon")], daemons[0].facts)
+
+
+def _restart_with(path: str, effect: str) -> Action:
+    run_as = "the user of the process, before it is started again"
+    return Action(f"export CUDA_MPS_PIPE_DIRECTORY={path}", run_as, effect)

@@ -72,9 +72,7 @@ def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     page=NO_EFFECT,
 )
 def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    ignored = [(one, one.percentage_ignored) for one in clients_of(daemon)]
-    if those := _with_values(host, ignored):
-        yield Case(f"CUDA ignores the CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of {those}.")
+    return _ignored(host, daemon, "percentage_ignored", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 
 
 @of_daemon(
@@ -88,14 +86,15 @@ def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     page=NO_EFFECT,
 )
 def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    ignored = [(one, one.memory_limit_ignored) for one in clients_of(daemon)]
-    if those := _with_values(host, ignored):
-        yield Case(f"CUDA ignores the CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of {those}.")
+    return _ignored(host, daemon, "memory_limit_ignored", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
 
-def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) -> str:
-    named = [(host.client(one), value) for one, value in ignored if value is not None]
-    return join_some([f"{client} with {printable(repr(value))}" for client, value in named])
+def _ignored(host: HostFacts, daemon: ControlDaemon, field: str, variable: str) -> Cases:
+    values = [(host.client(one), getattr(one, field)) for one in clients_of(daemon)]
+    if those := [
+        f"{name} with {printable(repr(text))}" for name, text in values if text is not None
+    ]:
+        yield Case(f"CUDA ignores the {variable} of {join_some(those)}.")
 
 
 @of_daemon(
@@ -107,8 +106,8 @@ def _with_values(host: HostFacts, ignored: Sequence[tuple[Client, str | None]]) 
     page="faq.md#what-is-different-in-gvisor-kata-and-with-hami-core-nvshare-or-xsched",
 )
 def limiter_under_mps(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    those = [f"{host.client(one)}: {one.limiter}" for one in clients_of(daemon) if one.limiter]
-    if those:
+    clients = [one for one in clients_of(daemon) if one.limiter]
+    if those := [f"{host.client(one)}: {one.limiter}" for one in clients]:
         yield Case(f"Preloaded or mounted for {join_some(those)}.")
 
 

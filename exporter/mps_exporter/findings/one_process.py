@@ -446,14 +446,15 @@ def _connected(client: Client, now: float) -> Check:
 
 
 def _shared_memory_checks(one: Subject) -> Checks:
-    process = one.daemon.facts.process if one.daemon is not None else None
+    """Yield the finding about the process as if it were connected to its daemon's server."""
     own = ProcessFacts(one.pid, 0.0, shared_memory=one.view.shared_memory)
+    process = one.daemon.facts.process if one.daemon is not None else None
     if one.daemon is not None and process is not None and own.has_own_shared_memory(process):
-        advice = daemons.shared_memory_not_mapped
-        for server in one.daemon.servers:
-            if server.shares_by_file:
-                text = f"{daemons.shared_memory_text(server)} of this process."
-                yield problem(text, advice.remedy, advice.page)
+        me = (Client(one.pid, 0, one.view.uid, own_shared_memory=True, command=one.view.command),)
+        servers = tuple(replace(server, clients=me) for server in one.daemon.servers)
+        alone = replace(one.snapshot, daemons=(replace(one.daemon, servers=servers),))
+        found = daemons.shared_memory_not_mapped.found(replace(one.alone, snapshot=alone))
+        yield from map(_as_check, found)
 
 
 def _context_limit_checks(one: Subject) -> Checks:
@@ -509,7 +510,8 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
 
 def _limit_checks(one: Subject) -> Checks:
     if one.client is not None:
-        yield from (_as_check(found) for each in _LIMITS for found in each.found(one.alone))
+        for found in chain.from_iterable(each.found(one.alone) for each in _LIMITS):
+            yield _as_check(found, "warning" if found.severity == "info" else "problem")
         yield from _client_limits(one, one.client)
     if one.daemon is not None and not one.working:
         yield from _limits_before_context(one, one.daemon)

@@ -290,17 +290,11 @@ def environment_unreadable(host: HostFacts) -> Cases:
     page="compatibility.md#why-a-metric-is-absent",
 )
 def gpu_memory_not_reported(host: HostFacts) -> Cases:
-    without = [
-        f"GPU {gpu.index} ({printable(gpu.observation.name)})"
-        for gpu in host.snapshot.gpus
-        if gpu.observation.name
-        and gpu.observation.readings
-        and gpu.observation.parent_uuid is None
-        and gpu.reading("memory_total") is None
-        and not gpu.observation.lost
-    ]
-    if without:
-        yield Case(f"NVML reports no memory for {join_some(without)}.")
+    gpus = [one for one in host.snapshot.gpus if one.reading("memory_total") is None]
+    seen = [(one.index, one.observation) for one in gpus if one.observation.readings]
+    known = [(index, one.name) for index, one in seen if not (one.lost or one.parent_uuid)]
+    if those := [f"GPU {index} ({printable(name)})" for index, name in known if name]:
+        yield Case(f"NVML reports no memory for {join_some(those)}.")
 
 
 @of_host_blindness(

@@ -23,14 +23,7 @@ from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.sources import policy
-from mps_exporter.sources.processes import (
-    DEFAULT_PIPE_DIRECTORIES,
-    SEVERAL_USERS,
-    Account,
-    Processes,
-    program_name,
-    text_of,
-)
+from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, program_name, text_of
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
@@ -335,14 +328,14 @@ class DaemonDirectories:
         environment = program.process.mps_environment
         if environment is not None:
             named = environment.get("CUDA_MPS_PIPE_DIRECTORY")
-            for directory in (named,) if named else DEFAULT_PIPE_DIRECTORIES:
+            for directory in (named,) if named else policy.DEFAULT_PIPE_DIRECTORIES:
                 if self._may_be_named(directory, policy.MAX_PIPE_DIRECTORY_BYTES):
                     yield self.check(*self._reached(program.pid, directory))
             return
         sockets = parse_control_sockets(self._processes.sockets(program.pid))
         # The daemon's user's come first: any user can bind more sockets than are checked.
         sockets.sort(key=lambda directory: _socket_owner(directory) != uid)
-        candidates = dict.fromkeys((*DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
+        candidates = dict.fromkeys((*policy.DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
         for directory in list(candidates)[: policy.MAX_SOCKET_DIRECTORIES]:
             yield self.check("", directory)
             root, inside = self._reached(program.pid, directory)

@@ -32,6 +32,9 @@ MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, those with 
 
 # ---------------------------------------------------------------------- discovery
 
+DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
+"""The second is the default of newer daemons that run as root."""
+
 DIRECTORY_TIMEOUT_SECONDS = 0.5
 """Timeout of one collection's directory checks. A hung file server must not hold up the rest."""
 

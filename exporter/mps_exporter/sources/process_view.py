@@ -41,7 +41,6 @@ from mps_exporter.sources.control_groups import (
 )
 from mps_exporter.sources.daemon_directories import MPS_COMM, is_left_over
 from mps_exporter.sources.processes import (
-    DEFAULT_PIPE_DIRECTORIES,
     Processes,
     parse_mps_environment,
     parse_stat,
@@ -103,7 +102,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
     debug = _debug_variables(environment)
     user = _User(status.uid, status.group | status.supplementary_groups)
     named = (variables or {}).get("CUDA_MPS_PIPE_DIRECTORY")
-    directory = None if variables is None else named or DEFAULT_PIPE_DIRECTORIES[0]
+    directory = None if variables is None else named or policy.DEFAULT_PIPE_DIRECTORIES[0]
     path = None if directory is None else _absolute(base, directory)
     walk = _walk_as(str(base / "root"), path, user) if path else _Walk()
     if not named and walk.end is None:
@@ -386,7 +385,7 @@ def open_files(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> tuple[O
 
 
 def _left_directories(root: Path) -> Iterator[MpsDirectory]:
-    for name in DEFAULT_PIPE_DIRECTORIES:
+    for name in policy.DEFAULT_PIPE_DIRECTORIES:
         path = root / name[1:]
         if is_left_over(str(path)):
             yield from _left_directory(root, path, "")
@@ -398,7 +397,7 @@ def _left_directories(root: Path) -> Iterator[MpsDirectory]:
             text = unit.read_bytes()
             if _START.search(text):
                 named = _DIRECTORY.search(text)
-                name = os.fsdecode(named[1]) if named else DEFAULT_PIPE_DIRECTORIES[0]
+                name = os.fsdecode(named[1]) if named else policy.DEFAULT_PIPE_DIRECTORIES[0]
                 yield MpsDirectory(name, unit.stat().st_uid, f"the enabled unit {unit.name}")
 
 

@@ -30,8 +30,6 @@ from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 
-DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
-"""The second is the default of newer daemons that run as root."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own in most containers
 HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
@@ -172,7 +170,9 @@ def parse_mountinfo(raw: bytes) -> tuple[str, bool]:
     rows = (line.split(b" ", 5) for line in raw.split(b"\n"))
     # The last mount of a folder hides the others.
     devices = {text_of(row[4]): text_of(row[2]) for row in rows if len(row) == 6}
-    return devices.get(SHARED_MEMORY, ""), any(one in devices for one in DEFAULT_PIPE_DIRECTORIES)
+    return devices.get(SHARED_MEMORY, ""), any(
+        one in devices for one in policy.DEFAULT_PIPE_DIRECTORIES
+    )
 
 
 def find_limiter(environment: bytes, mounts: bytes) -> str:

@@ -242,6 +242,16 @@ def test_a_newcomer_that_cannot_map_its_servers_memory(
     assert ("--ipc=host" in found.remedy) == fails
 
 
+def test_an_info_about_a_client_is_a_warning_of_the_process(snapshot: Snapshot) -> None:
+    (daemon,) = [one for one in snapshot.daemons if one.servers]
+    (server,) = daemon.servers
+    limited = tuple(replace(one, limiter="HAMi-core") for one in server.clients)
+    changed = replace(daemon, servers=(replace(server, clients=limited),))
+    view = process_using(daemon.pipe_directory, 1797)
+    found = answer(replace(snapshot, daemons=(changed,)), 1797, view)
+    assert (found.outcome, "HAMi-core" in found.text) == ("warning", True)
+
+
 def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
     snapshot = snapshot_at("stranded", 0.9, 2.0)
     (pid,) = snapshot.gpus[0].stranded_pids or ()

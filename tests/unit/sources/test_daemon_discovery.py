@@ -75,7 +75,7 @@ class Host(FakeProc):
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     # The machine that runs the tests may have daemons of its own.
     defaults = (str(tmp_path / "tmp-mps"), str(tmp_path / "run-mps"))
-    monkeypatch.setattr(daemon_directories, "DEFAULT_PIPE_DIRECTORIES", defaults)
+    monkeypatch.setattr(policy, "DEFAULT_PIPE_DIRECTORIES", defaults)
     # On a busy machine a check may take longer than half a second.
     for name in ("DIRECTORY", "PROCESS", "USERS_PROCESS"):
         monkeypatch.setattr(policy, f"{name}_TIMEOUT_SECONDS", PATIENCE_SECONDS)

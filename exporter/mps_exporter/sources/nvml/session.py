@@ -222,9 +222,7 @@ class NvmlSession:
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
         self._watch(self._clock.monotonic())
-        self._state = NvmlObservation(
-            0.0, Outcome.OK, None, driver, cuda, confidential=confidential
-        )
+        self._state = NvmlObservation(0.0, Outcome.OK, None, driver, cuda, confidential)
 
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
         """Yield the known GPUs that are missing, and the missing GPUs whose UUID was never read.
