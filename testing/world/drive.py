@@ -91,8 +91,8 @@ class Play:
             if world.unsettled:
                 due_ms = min(due_ms or world.settled_ms, world.settled_ms) + 1
             next_ms = limit_ms if due_ms is None else max(world.now_ms + POLL_MS, due_ms)
-            if self._quiet_ms == world.now_ms + QUIET_MS:
-                next_ms = world.now_ms + POLL_MS  # lines just written are applied by the next poll
+            if world.now_ms < self._quiet_ms:
+                next_ms = world.now_ms + POLL_MS  # as the exporter does
             world.advance(min(next_ms, limit_ms))
             if self._is_due():
                 await self._poll()

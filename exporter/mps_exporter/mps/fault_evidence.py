@@ -135,8 +135,9 @@ class FaultEvidence:
     def client_ended(self, pid: int, at: float) -> None:
         if pid in self._clients:  # the last client to end is the last to be dropped
             self._clients[pid] = self._clients.pop(pid)
-        for one in self._of(pid, at):
-            one.ending_since, one.ended_at = one.ending_since or at, at
+        ended = self._of(pid, at)
+        for one in ended:  # its memory may have been read after its context had ended
+            one.ending_since, one.ended_at = one.ending_since or ended[0].ending_since or at, at
 
     def _of(self, pid: int, at: float) -> list[Process]:
         """Return the client that the logs name, and the process with ranges if it is running."""

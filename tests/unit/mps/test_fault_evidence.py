@@ -119,6 +119,13 @@ def test_a_client_that_destroyed_a_context_and_runs_on_is_not_named() -> None:
     assert judged(evidence)[0] == "unknown"
 
 
+def test_memory_that_was_read_after_the_end_of_the_context_is_the_clients() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN, at=FAULT_AT - 0.1)
+    ends(evidence, 477)
+    assert judged(evidence) == ("unfinished_work", [477], False)
+
+
 def test_the_smallest_range_is_right_and_a_range_of_all_names_no_client() -> None:
     evidence = evidence_of(xid("T1_1", OWN[0]))
     lives(evidence, 400, (0x7F6600000000, 0x7F6800000000))
