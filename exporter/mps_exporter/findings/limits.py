@@ -72,7 +72,7 @@ def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     page=NO_EFFECT,
 )
 def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    return _ignored(host, daemon, "percentage_ignored", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    return _without_effect(host, daemon, "percentage_ignored", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 
 
 @of_daemon(
@@ -86,10 +86,10 @@ def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     page=NO_EFFECT,
 )
 def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
-    return _ignored(host, daemon, "memory_limit_ignored", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    return _without_effect(host, daemon, "memory_limit_ignored", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
 
 
-def _ignored(host: HostFacts, daemon: ControlDaemon, field: str, variable: str) -> Cases:
+def _without_effect(host: HostFacts, daemon: ControlDaemon, field: str, variable: str) -> Cases:
     values = [(host.client(one), getattr(one, field)) for one in clients_of(daemon)]
     if those := [
         f"{name} with {printable(repr(text))}" for name, text in values if text is not None

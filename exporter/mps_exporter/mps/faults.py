@@ -91,7 +91,7 @@ class ClientEndings:
         ending.ended = True
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
-        # A fault of a different GPU is no evidence, and exporters decide it at different times.
+        # Exporters decide a fault of a different GPU at different times.
         in_fault = any(same_gpu(ending.gpus, fault.uuids) for fault in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
