@@ -214,4 +214,5 @@ def test_alertmanager_speaks_of_alerts_that_exist() -> None:
                 if "|" not in pattern:
                     wanted = {*inhibition["equal"]} - {"cluster"}
                     for rule in found:
-                        assert wanted <= (schema.labels(promql.parse(rule.expr)) or frozenset()), named
+                        labels = schema.labels(promql.parse(rule.expr)) or set()
+                        assert wanted <= labels, named
