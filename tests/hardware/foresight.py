@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 LOADS = {
     "alone": [Load(66)],
-    "alone with a limit": [Load(33, "25")],
+    "alone with a limit": [Load(32, "25")],  # 25 % of 132 SMs are 32: SMs are given in pairs.
     "two halves": [Load(66, "50"), Load(20, "50", 50, 50)],
     "three": [Load(12, "10"), Load(40, "40", off=30), Load(66, "50")],
     "beside one without a limit": [Load(66), Load(30, "30")],
@@ -74,6 +74,8 @@ TWO_GPU_ENDS: list[tuple[Place, list[Place], int]] = [
 ]
 """Who ends, the others, and their number of users."""
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.
+SAMPLE_AGE_SECONDS = 1.1
+"""Maximum age of a sample of the GPU's activity: the interval is 1 s, and reading takes time."""
 
 
 def get(path: str) -> str:
@@ -125,20 +127,20 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
             result.append({"blocks": blocks, "within": False})
             continue
         (begun, first), *later = rows[start:]
-        truths = [rate * (at - begun) for at, _ in later]
-        within = [
-            values["low"] - first["low"] <= 1.02 * truth + rate
-            and truth <= 1.02 * (values["high"] - first["high"]) + rate
-            for truth, (_, values) in zip(truths, later, strict=True)
-        ]
-        last = {bound: value - first[bound] for bound, value in later[-1][1].items()}
+        # How far a bound is beyond the truth, as time at the rate of the load.
+        grown = [(at - begun, {k: v - first[k] for k, v in use.items()}) for at, use in later]
+        early = max(use["low"] / 1.02 / rate - seconds for seconds, use in grown)
+        late = max(seconds - 1.02 * use["high"] / rate for seconds, use in grown)
+        within = [early <= SAMPLE_AGE_SECONDS, late <= SAMPLE_AGE_SECONDS]
+        passed, last = grown[-1]
         if alone:
             # The age of a sample does not matter to a rate while alone.
             exact = ("low", "alone_sm_seconds")
             rates = {f"{bound}_rate": last[bound] / last["alone_seconds"] for bound in exact}
             within += [abs(one / rate - 1) < 0.02 for one in rates.values()]
             last |= {"true_rate": rate, **rates}
-        result.append({"blocks": blocks, "truth": truths[-1], **last, "within": all(within)})
+        last |= {"truth": rate * passed, "early": early, "late": late}
+        result.append({"blocks": blocks, **last, "within": all(within)})
     return {"loads": name, "clients": result}
 
 

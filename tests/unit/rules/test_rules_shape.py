@@ -214,5 +214,5 @@ def test_alertmanager_speaks_of_alerts_that_exist() -> None:
                 if "|" not in pattern:
                     wanted = {*inhibition["equal"]} - {"cluster"}
                     for rule in found:
-                        labels = schema.labels(promql.parse(rule.expr)) or set()
+                        labels = schema.labels(promql.parse(rule.expr)) or frozenset()
                         assert wanted <= labels, named
