@@ -376,7 +376,12 @@ _UNDER_STATES: style.Json = {
 
 
 def timeline(
-    title: str, description: str, *queries: Query, states: tuple[style.State, ...], height: int = 8
+    title: str,
+    description: str,
+    *queries: Query,
+    states: tuple[style.State, ...],
+    height: int = 8,
+    points: int | None = None,
 ) -> Panel:
     """Draw states over time: a row for each series.
 
@@ -391,8 +396,9 @@ def timeline(
         **_UNDER_STATES,
     }
     defaults = _states(states, spanNulls=False, insertNulls=False)
+    kind = "state-timeline"
     return Panel(
-        "state-timeline", title, description, queries, 24, height, defaults, options=options
+        kind, title, description, queries, 24, height, defaults, options=options, points=points
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grafana import style
-from grafana.board import Board, Row, instance, job
+from grafana.board import Board, Row, eventful, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     USERS_ALIKE,
@@ -341,7 +341,7 @@ BOARD = Board(
     uid="mps-fleet",
     name="Fleet",
     description="Which hosts are in trouble, who waits, and where GPU time is wasted.",
-    variables=(job(), instance()),
+    variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
         Row("How many are unhealthy?", TILES),

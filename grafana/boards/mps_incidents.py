@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana import style
-from grafana.board import Board, Row, Variable, instance, job
+from grafana.board import Board, Row, Variable, eventful, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
@@ -257,7 +257,7 @@ BOARD = Board(
     uid="mps-incidents",
     name="Incidents",
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
-    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state")),
+    variables=(job(), instance(), eventful(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
         Row("Did anything happen?", TILES),
         Row("What was it, where, and who lost programs?", (LAST, *BLAST)),

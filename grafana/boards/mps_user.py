@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grafana import style
-from grafana.board import Board, Row, Variable, instance, job
+from grafana.board import Board, Row, Variable, eventful, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
@@ -210,6 +210,7 @@ BOARD = Board(
     variables=(
         job(),
         replace(instance(), several=False),
+        eventful(),
         Variable("slurm_job_id", "Slurm job", "mps_client_info", filters=False, several=False),
         Variable("pod", "Pod", "client:mps_client_info:pod", filters=False, several=False),
         Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
@@ -238,6 +239,8 @@ BOARD = Board(
                     ),
                     states=(*style.DAEMON_STATES[:1], *style.USER_STATES[:1], *style.HOLDER_STATES),
                     height=10,
+                    # All clients of all hosts at each point: of 1,000 hosts 0.8 s.
+                    points=70,
                 ),
             ),
         ),
