@@ -376,12 +376,7 @@ _UNDER_STATES: style.Json = {
 
 
 def timeline(
-    title: str,
-    description: str,
-    *queries: Query,
-    states: tuple[style.State, ...],
-    height: int = 8,
-    points: int | None = None,
+    title: str, description: str, *queries: Query, states: tuple[style.State, ...], height: int = 8
 ) -> Panel:
     """Draw states over time: a row for each series.
 
@@ -396,9 +391,8 @@ def timeline(
         **_UNDER_STATES,
     }
     defaults = _states(states, spanNulls=False, insertNulls=False)
-    kind = "state-timeline"
     return Panel(
-        kind, title, description, queries, 24, height, defaults, options=options, points=points
+        "state-timeline", title, description, queries, 24, height, defaults, options=options
     )
 
 
