@@ -37,6 +37,15 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
 }
 """Series of other programs and of recording rules: their names and labels."""
 
+EVENTFUL = "eventful"
+"""Variable: the hosts with events that EVENT_COUNTERS can have counted."""
+EVENT_COUNTERS = {
+    "mps_client_losses_total",
+    "mps_client_rejections_total",
+    "mps_client_unfinished_exits_total",
+}
+"""Counters with dozens of series for each daemon, of which nearly all are 0."""
+
 _GROUPING = r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)"
 _STRING = r'"[^"]*"'
 _FOREIGN = "|".join(sorted(FOREIGN, key=len, reverse=True))
@@ -82,6 +91,8 @@ def scoped(expression: str, variables: Iterable[str]) -> str:
         named = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", own))
         filters = [f'{label}=~"${label}"' for label in wanted if label in labels]
         filters = [each for each in filters if each.split("=~")[0] not in named]
+        if EVENTFUL in wanted and match["name"] in EVENT_COUNTERS:
+            filters.append(f'instance=~"${EVENTFUL}"')
         return f"{match['name']}{{{', '.join([*filters, *([own] if own else [])])}}}"
 
     return " ".join(_TOKENS.sub(select, expression).split())
@@ -100,13 +111,6 @@ def new_in_step(counter: str, by: str) -> str:
         f" unless resets({counter}[$__interval]) > 0"
     )
     return f"sum by ({by}) ({grown} or {counter} > 0 and on (job, instance) {known})"
-
-
-LAST = {
-    "mps_client_losses_total": "mps_client_last_loss_timestamp_seconds",
-    "mps_client_rejections_total": "mps_client_last_rejection_timestamp_seconds",
-}
-"""Counter -> time of its daemon's last event: one series, where the counter has dozens."""
 
 
 def new_in_range(counter: str, by: str) -> str:
@@ -136,20 +140,6 @@ def grown_in_range(counter: str, by: str, least: str = "") -> str:
         f"{last} - ({before} or {first}) >= 0"
         f" unless resets({counter}[$__range]) > 0 or increase({counter}[$__range]){least}"
     )
-    moment = LAST.get(counter.split("{", maxsplit=1)[0])
-    if moment is not None:
-        # If the last event is the one before the range, nothing was counted. VictoriaMetrics then
-        # reads no counter: 118,000 series of 1,000 hosts, 7 s. Exporters too old to know how much
-        # of a log was lost do not date the events.
-        after = f"last_over_time({moment}[$__range])"
-        before = f"last_over_time({moment}[1h] offset $__range)"
-        dated = "mps_control_log_lost_bytes_total[$__range]"
-        undated = (
-            'last_over_time(mps_control_log_readable{log="control"}[$__range])'
-            f" unless on (job, instance, daemon) last_over_time({dated})"
-        )
-        moments = f"{after} unless {after} == {before} or ({undated})"
-        grown = f"({grown}) and on (job, instance, daemon) ({moments})"
     return f"{grouped} ({grown})"
 
 

@@ -66,10 +66,10 @@ def variables(dashboard: Json) -> Iterator[Json]:
 
 
 def variable_selector(query: str) -> str:
-    """The selector in label_values(SELECTOR, LABEL)."""
-    match = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+    """Return SELECTOR of label_values(SELECTOR, LABEL), or the expression of query_result()."""
+    match = re.fullmatch(r"label_values\((.+), \w+\)|query_result\((.+)\)", query)
     assert match, query
-    return match[1]
+    return match[1] or match[2]
 
 
 def annotation_targets() -> Iterator[tuple[str, str]]:

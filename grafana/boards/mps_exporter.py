@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job
-from grafana.boards.shared import TARGETS, to_host
+from grafana.boards.shared import TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
 from grafana.promql import new_in_range
 from grafana.style import (
@@ -56,7 +56,7 @@ WHICH = table(
     ),
     (
         Column("Up", "B", states=(State(1, "yes", GOOD), State(0, "no", QUIET)), width=50),
-        Column("Host", "instance", links=(to_host("mps-host", "This host"),)),
+        host_column("mps-host", width=None),
         Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=80),
         Column("Unread logs", "C", steps=at_most(1), width=100),
         Column("Unread limits", "D", steps=noticed_from(1), width=105),

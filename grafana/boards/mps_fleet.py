@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grafana import style
-from grafana.board import Board, Row, instance, job
+from grafana.board import Board, Row, eventful, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     USERS_ALIKE,
@@ -91,16 +91,8 @@ HOST_TABLE = table(
     ),
     (
         Column("State", "A", states=style.HOST_STATES, width=165),
-        Column(
-            "Host",
-            "instance",
-            links=(
-                shared.to_host("mps-host", "This host"),
-                shared.to_host("mps-sharing", "Who holds the GPU and who waits"),
-                shared.to_host("mps-incidents", "Its incidents"),
-                shared.to_host("mps-gpu", "Its GPUs"),
-                shared.to_host("mps-exporter", "Its exporter: what is not monitored"),
-            ),
+        shared.host_column(
+            "mps-host", "mps-sharing", "mps-incidents", "mps-gpu", "mps-exporter", width=None
         ),
         Column("Waiting", "B", steps=style.noticed_from(1), width=75),
         Column("Longest wait", "C", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
@@ -163,16 +155,7 @@ ALERTS = table(
     (
         Column("Severity", "A", states=_SEVERITIES, width=100),
         Column("Alert", "alertname", width=215, links=(shared.to_runbook(),)),
-        Column(
-            "Host",
-            "instance",
-            width=165,
-            links=(
-                shared.to_host("mps-host", "This host"),
-                shared.to_host("mps-sharing", "Who holds the GPU and who waits"),
-                shared.to_host("mps-incidents", "Its incidents"),
-            ),
-        ),
+        shared.host_column("mps-host", "mps-sharing", "mps-incidents"),
         Column("What", "object", width=240),
         Column("For", "B", unit=style.DURATION, width=100),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
@@ -271,12 +254,7 @@ WAITS = (
         ),
         (
             Column("User", "uid"),
-            Column(
-                "Host",
-                "instance",
-                width=165,
-                links=(shared.to_host("mps-sharing", "Who holds the GPU"),),
-            ),
+            shared.host_column("mps-sharing"),
             Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=style.at_most(1), width=65),
@@ -311,7 +289,7 @@ WASTE = (
             f"max by ({_GPU}, driver_version) (mps_gpu_info)",
         ),
         (
-            Column("Host", "instance", links=(shared.to_host("mps-host", "This host"),)),
+            shared.host_column("mps-host", width=None),
             Column("GPU", "gpu", width=70),
             Column(
                 "Responding",
@@ -341,7 +319,7 @@ BOARD = Board(
     uid="mps-fleet",
     name="Fleet",
     description="Which hosts are in trouble, who waits, and where GPU time is wasted.",
-    variables=(job(), instance()),
+    variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
         Row("How many are unhealthy?", TILES),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana import style
-from grafana.board import Board, Row, Variable, instance, job
+from grafana.board import Board, Row, Variable, eventful, instance, job
 from grafana.boards import shared
 from grafana.panels import (
     CAUSES_ALIKE,
@@ -145,12 +145,7 @@ LAST = table(
     ),
     (
         Column("When", "A", unit=style.AGO, width=130),
-        Column(
-            "Host",
-            "instance",
-            width=165,
-            links=(shared.to_host("mps-host", "This host"), shared.to_host("mps-gpu", "Its GPUs")),
-        ),
+        shared.host_column("mps-host", "mps-gpu"),
         Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
         Column("Daemon", "daemon", width=300),
@@ -162,7 +157,7 @@ LAST = table(
 )
 
 # On a phone the first three columns are seen.
-_HOST = Column("Host", "instance", width=165, links=(shared.to_host("mps-host", "This host"),))
+_HOST = shared.host_column("mps-host")
 _USER = Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),))
 _LOST_BY = "job, instance, daemon, uid, cause"
 _LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
@@ -257,7 +252,7 @@ BOARD = Board(
     uid="mps-incidents",
     name="Incidents",
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
-    variables=(job(), instance(), Variable("daemon", "Daemon", "mps_control_state")),
+    variables=(job(), instance(), eventful(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
         Row("Did anything happen?", TILES),
         Row("What was it, where, and who lost programs?", (LAST, *BLAST)),

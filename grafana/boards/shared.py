@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from grafana import style
 from grafana.board import REPOSITORY
-from grafana.panels import Panel, Query, link, ranking, tile
+from grafana.panels import Column, Panel, Query, link, ranking, tile
 from grafana.promql import new_in_range, state_code
 
 HOSTS = "job, instance"
@@ -140,12 +140,23 @@ NO_DAEMON = (
 PLACE = "${datasource:queryparam}&${__url_time_range}"
 
 
-def to_host(board: str, title: str) -> style.Json:
-    """From a row of a table with the columns Job and Host to a dashboard about its host."""
-    return link(
-        title,
-        f"/d/{board}?{PLACE}&var-job=${{__data.fields.Job}}&var-instance=${{__data.fields.Host}}",
-    )
+_HOST_LINKS = {
+    "mps-host": "This host",
+    "mps-sharing": "Who holds the GPU and who waits",
+    "mps-incidents": "Its incidents",
+    "mps-gpu": "Its GPUs",
+    "mps-exporter": "Its exporter: what is not monitored",
+}
+
+
+def host_column(*boards: str, width: int | None = 165) -> Column:
+    """Return the column of the host, which links to these dashboards about it.
+
+    Without a width the column takes the room that is left. The table needs the column Job.
+    """
+    chosen = "var-job=${__data.fields.Job}&var-instance=${__data.fields.Host}"
+    links = tuple(link(_HOST_LINKS[uid], f"/d/{uid}?{PLACE}&{chosen}") for uid in boards)
+    return Column("Host", "instance", width=width, links=links)
 
 
 def to_board(board: str, title: str) -> style.Json:

@@ -175,6 +175,9 @@ def test_every_variable_offers_something(stage: Stage) -> None:
     for path in FILES:
         for variable in variables(load(path)):
             selector = filled(variable_selector(variable["query"]))
+            if variable["query"].startswith("query_result("):
+                assert prometheus.moment(selector, whole.end)
+                continue
             found = prometheus.api(
                 "series", **{"match[]": selector, "start": whole.start, "end": whole.end}
             )

@@ -13,7 +13,7 @@ import pytest
 
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
-from testing.dashboards import filled, targets
+from testing.dashboards import FILES, filled, load, targets, variable_selector, variables
 from testing.player import RECORDINGS, Metrics, Player
 from testing.prometheus_server import (
     JOB,
@@ -187,6 +187,17 @@ def test_a_hole_in_the_range_hides_and_invents_nothing(
 def test_what_an_exporter_counted_before_it_was_known_is_not_of_the_range(stage: Stage) -> None:
     for panel in ("Clients lost", "Crashes"):
         assert _shown(stage, panel, "A", (-600, MADE_SECONDS), NEW) == {"": 0}
+
+
+def test_counters_of_hosts_without_an_event_are_not_read(stage: Stage) -> None:
+    prometheus, began = stage
+    window = Window(began - 1, began + 60)
+    fleet = next(load(path) for path in FILES if path.stem == "mps-fleet")
+    (query,) = (one["query"] for one in variables(fleet) if one["name"] == "eventful")
+    found = prometheus.moment(filled(variable_selector(query), **window.variables), window.end)
+    hosts = {labels["instance"] for labels, _ in found}
+    assert hosts >= {"fault", "server-killed", "context-limit", OLDER}
+    assert not hosts & {"quiet", "three-users", NEW}
 
 
 @pytest.mark.parametrize("step", [5, 30])

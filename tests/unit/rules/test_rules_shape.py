@@ -101,7 +101,7 @@ def test_the_dashboard_of_an_alert_opens_with_its_object_chosen(rule: Rule) -> N
     uid, parameters = rule.annotations["dashboard_url"].removeprefix(DASHBOARD_BASE).split("?")
     (board,) = (board for board in BOARDS if board.uid == uid)
     schema = promql.Schema({rule.record: rule.expr for rule in records()})
-    labels = schema.labels(promql.parse(rule.expr)) or frozenset()
+    labels = schema.labels(promql.parse(rule.expr)) or frozenset[str]()
     offered = {one.name for one in board.variables if one.name == "job" or not one.hidden}
     chosen = set(re.findall(r"var-(\w+)=\{\{(?:\.|\$labels\.\1)\|urlquery\}\}", parameters))
     assert chosen == offered & labels or rule.alert == "MpsExporterAbsent"
