@@ -22,7 +22,6 @@ from testing.mps_logs import (
     observation,
     sample,
     script,
-    shown,
     summary,
     values,
 )
@@ -153,28 +152,6 @@ def test_law_whatever_the_log_says_counters_only_grow(
         view = tracker.state
         assert all(server.clients.count >= 0 for server in view.servers)
         assert all(number >= 0 for number in numbers(view.counters).values())
-
-
-@settings(max_examples=60, deadline=None)
-@given(STEPS, st.integers(0, 60))
-def test_law_a_restart_of_the_exporter_changes_no_state(
-    steps: list[tuple[int, str]], place: int
-) -> None:
-    logs = written(steps)
-    if not steps:
-        return
-    end = logs.stamps()[-1]
-    moment = logs.stamps()[min(place, len(logs.stamps()) - 1)]
-    before = logs.until(moment)
-    full, tracker = DaemonTracker(PIPE), DaemonTracker(PIPE)
-    full.add_logs(observation(end + 1.0, {log: logs[log] for log in LOGS}))
-    head = {log: before[log] for log in LOGS}
-    tracker.add_logs(observation(moment + 0.0004, head, complete=moment + 0.1004, history=True))
-    tracker.add_logs(observation(end + 1.0, {log: logs[log][len(before[log]) :] for log in LOGS}))
-    one, other = full.state, tracker.state
-    assert shown(one)[:3] == shown(other)[:3]
-    assert one.daemon.quit_requested_at == other.daemon.quit_requested_at
-    assert one.daemon.ended_at == other.daemon.ended_at
 
 
 @settings(max_examples=100, deadline=None)

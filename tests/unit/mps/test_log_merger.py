@@ -35,26 +35,6 @@ def out(sequencer: LogMerger, now: float = NOW) -> list[LogEntry]:
     return list(sequencer.pop_ready(now))
 
 
-def test_two_logs_are_merged_in_order() -> None:
-    both = """
-        00:01.000 C630 NEW SERVER 110: Ready
-        00:01.000 S110 Exiting
-        00:02.000 C630 Server 110 exited with status 0
-        00:03.000 S110 Startup
-    """
-    sequencer = merger()
-    sequencer.add_chunk(chunk("control", both, complete_until=NOW))
-    sequencer.add_chunk(chunk("server", both, complete_until=NOW))
-    found = out(sequencer)
-    assert events(found) == [
-        ("server", Event("server_exiting")),  # where stamps are equal, the server goes first
-        ("control", Event("state.server_ready", (110,))),
-        ("control", Event("state.server_exited", (110, 0))),
-        ("server", Event("server_process")),
-    ]
-    assert [entry.at for entry in found] == [at("00:01"), at("00:01"), at("00:02"), at("00:03")]
-
-
 def test_a_line_is_held_until_the_other_log_is_read_up_to_it() -> None:
     sequencer = merger("server")
     line = "00:02.000 C630 Server 110 exited with status 0"

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources import log_tail
 from mps_exporter.sources.log_follower import LogFollower
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
-from testing.mps_logs import LOGS, Logs, at, read, sample, script, summary
+from testing.mps_logs import at, script
 
 
 @pytest.fixture
@@ -75,16 +73,6 @@ def test_the_start_is_found_at_any_position(tmp_path: Path, before: int, after: 
     chunks = {chunk.log: chunk for chunk in host.poll().chunks}
     assert chunks["control"].data.startswith(start)
     assert chunks["server"].data == server
-
-
-def test_half_a_line_waits_for_its_other_half(host: LogFolder) -> None:
-    host.poll()
-    data = script("00:02.000 C630 NEW UI").control
-    host.write("control", data + data[:20])
-    assert host.data("control") == data
-    assert host.data("control") == b""
-    host.write("control", data[20:])
-    assert host.data("control") == data
 
 
 def test_a_line_longer_than_a_poll_is_delivered_in_pieces(tmp_path: Path) -> None:
@@ -282,32 +270,6 @@ def test_lines_without_a_stamp_are_history_if_they_are_older_than_the_exporter(
     host.write("control", b"no stamp\n")
     (chunk,) = host.read("control")
     assert (chunk.data, chunk.history) == (b"no stamp\n", exists)
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_law_a_sample_written_bit_by_bit_gives_its_truth(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    logs = sample("server-killed")
-    host = LogFolder(tmp_path_factory.mktemp("logs"), now=logs.stamps()[0] - 1.0, poll_bytes=9_000)
-    tracker = DaemonTracker(PIPE)
-    tracker.add_logs(host.poll())
-    moments = data.draw(
-        st.lists(st.floats(logs.stamps()[0], logs.stamps()[-1] + 0.1), max_size=8).map(sorted)
-    )
-    written = Logs(b"", b"")
-    for moment in [*moments, logs.stamps()[-1]]:
-        host.now = max(host.now, moment)
-        until = logs.until(host.now + 0.2)  # when poll() looks
-        for log in LOGS:
-            host.write(log, until[log][len(written[log]) :])
-        written = until
-        tracker.add_logs(host.poll())
-    for _ in range(12):
-        tracker.add_logs(host.poll())
-    poll_all(host.tails)
-    assert summary(tracker.state.counters) == summary(read(logs).counters)
 
 
 def test_a_log_that_cannot_be_read_is_logged_once_and_so_is_its_recovery(

@@ -89,24 +89,6 @@ def test_a_sample_that_is_not_a_number_is_ignored() -> None:
     assert integral.seconds == pytest.approx(0.6)
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 100), st.sampled_from(["seen", "missed"])), max_size=30))
-def test_each_second_since_the_start_is_either_counted_or_unobserved(
-    intervals: list[tuple[float, str]],
-) -> None:
-    active = RatioIntegral()
-    active.skip(7.0)
-    assert active.unobserved_seconds == 0, "time before the start"
-    now = 7.0
-    for took, how in intervals:
-        now += took
-        if how == "seen":
-            active.add(now, {"sm": 1.0})
-        else:
-            active.skip(now)
-    counted = active.seconds.get("sm", 0.0) + active.unobserved_seconds
-    assert counted == pytest.approx(now - 7.0)
-
-
 def test_an_interval_without_one_of_the_ratios_is_unobserved() -> None:
     active = RatioIntegral()
     active.skip(0.0)
