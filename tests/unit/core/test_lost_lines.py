@@ -103,16 +103,6 @@ def without(*lines: bytes) -> Change:
 NOTIFIED = (b"Server has been notified to shutdown", b"Waiting for current clients to finish")
 
 
-@pytest.mark.parametrize("name", ["three-users", "two-daemons", "fault-held"])
-async def test_a_server_that_was_about_to_end_has_not_crashed(name: str) -> None:
-    whole, cut = [
-        (await played(one))[-1] for one in (recording(name), recording(name, without(b"Exiting")))
-    ]
-    assert cut.all("mps_server_exits_total") == whole.all("mps_server_exits_total")
-    kinds = {one.kind for daemon in cut.snapshot.daemons for one in daemon.incidents}
-    assert "server_crashed" not in kinds
-
-
 async def test_a_server_that_only_control_log_says_was_asked_may_have_crashed() -> None:
     look = (await played(recording("two-daemons", without(b"Exiting", *NOTIFIED))))[-1]
     crashes = [
