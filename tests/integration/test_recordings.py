@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.commands.serve import built_in_playlist
-from mps_exporter.metrics import CATALOGUE
-from testing.player import RECORDINGS, Metrics, Player
+from testing.player import RECORDINGS, Player
 
-EACH = pytest.mark.parametrize(
-    "path", sorted(RECORDINGS.glob("*.rec.gz")), ids=lambda path: path.stem
-)
 TRUTHS = sorted(RECORDINGS.glob("*.json"))
 
 PATIENCE_SECONDS = 2.0
@@ -76,35 +72,3 @@ async def test_killed_clients_are_not_taken_for_stranded_ones() -> None:
         metrics = await recording.to(begin + half_seconds / 2)
         stranded += [gpu.stranded_clients for gpu in metrics.snapshot.gpus if gpu.stranded_clients]
     assert stranded == []
-
-
-@EACH
-async def test_a_daemon_does_not_die_because_one_looks_early(path: Path) -> None:
-    # The control tool names a server at a moment at which the log of its start is not yet read.
-    player = Player(path)
-    begin = player.recording.header.started_at
-    seen = [await player.to(begin + tenths / 10) for tenths in (0, 0.2, 3.5, 7, 10.5, 14)]
-    died = [metrics.value("mps_server_exits_total", cause="daemon_died") for metrics in seen]
-    assert set(died) <= {None, 0.0}
-
-
-COLLECTIONS = 8
-"""Collections in the course of a recording: some series exist no longer than a client."""
-
-
-def undocumented(metrics: Metrics) -> set[tuple[str, str, str]]:
-    return {
-        (spec.name, label, labels[label])
-        for spec in CATALOGUE.values()
-        for labels, _ in metrics.all(spec.name)
-        for label, allowed in spec.values.items()
-        if labels[label] not in allowed and not (spec.kind == "info" and not labels[label])
-    }
-
-
-@EACH
-async def test_no_label_has_a_value_that_is_not_documented(path: Path) -> None:
-    player = Player(path)
-    begin, length = player.recording.header.started_at, player.recording.duration_seconds
-    for number in range(1, COLLECTIONS + 1):
-        assert undocumented(await player.to(begin + length * number / COLLECTIONS)) == set()

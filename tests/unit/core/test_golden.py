@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mps_exporter.metrics import CATALOGUE
 from mps_exporter.sources.recording import Recording, RecordingWriter, read_recording
 from testing.golden import GOLDEN, OF_THIS_RUN, all_shown, golden_text, recordings
 from testing.player import RECORDINGS, Player
@@ -27,6 +28,15 @@ async def test_a_recording_shows_what_it_showed(name: str) -> None:
 
 def test_no_text_is_left_of_a_recording_that_is_gone() -> None:
     assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == recordings()
+
+
+def test_no_label_has_a_value_that_is_not_documented() -> None:
+    text = "\n".join(path.read_text() for path in GOLDEN.glob("*.txt"))
+    labels = [(spec, *one) for spec in CATALOGUE.values() for one in spec.values.items()]
+    for spec, label, allowed in labels:
+        pattern = rf"^metric {spec.name}{{(?:[^}}]*,)?{label}=([^,}}]*)"
+        found = set(re.findall(pattern, text, re.MULTILINE))
+        assert found <= {*allowed, *([""] if spec.kind == "info" else [])}, (spec.name, label)
 
 
 async def all_without_paths(recording: Recording) -> list[str]:
