@@ -549,7 +549,7 @@ class Daemon(Process):
         """Serve a dead client first, and no client from then on (recordings/deaf-server)."""
         server.ghost = True
         living = [one for one in queued if one.dead_ms is None]
-        if self.world.now_ms - (queued[0].dead_ms or 0) < 1_500:
+        if self.world.now_ms - (queued[0].dead_ms or 0) < CONFIRMED_AFTER_MS + LONGEST_POLL_MS:
             self.world.settle(11_000)  # it may still connect, for an exporter
             self.truth.allow("handover_idle_seconds", 10_100)
         for client in living:
