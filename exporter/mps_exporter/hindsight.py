@@ -5,8 +5,6 @@ recording that ``mps-exporter demo FILE`` plays. What is older is reduced to the
 each source and to the logs, from which a replay builds the state of the daemons.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -75,17 +73,13 @@ class Hindsight:
         """Source -> time and outcome of the last observation that was kept."""
         self._recent: deque[tuple[float, str, bool, bytes]] = deque()
         """Time, source and compressed line of each observation."""
-        self._sizes = [0, 0]
-        """Bytes of these lines: of the node, and of ordinary users' daemons."""
+        self._sizes = [0, 0]  # Bytes of these lines: of the node, and of ordinary users' daemons.
         self._old_logs: tuple[deque[bytes], ...] = deque(), deque()
         """Compressed older lines of logs, likewise."""
-        self._old: dict[str, bytes] = {}
-        """Source -> its last older line, compressed."""
+        self._old: dict[str, bytes] = {}  # Source -> its last older line, compressed.
         self._gpus: NvmlObservation | None = None
-        self._incident: Incident | None = None
-        """The first incident that waits to be written."""
-        self._latest_at: float | None = None
-        """Time of the latest incident since the start."""
+        self._incident: Incident | None = None  # The first incident that waits to be written.
+        self._latest_at: float | None = None  # Time of the latest incident since the start.
         self._lock = threading.Lock()
         self._transitions = TransitionLogger(_log)
 

@@ -4,8 +4,6 @@ In a checkout they are prometheus/runbooks, docs/symptoms and the sections of do
 has copies of them.
 """
 
-from __future__ import annotations
-
 import math
 import posixpath
 import re
@@ -40,8 +38,7 @@ class ManualPage:
 
     name: str
     """File name without suffix, which for a runbook is the alert's name; anchor in the FAQ."""
-    folder: str
-    """Folder of the file; FAQ for a section of that file."""
+    folder: str  # Folder of the file; FAQ for a section of that file.
     source: str
 
     @property

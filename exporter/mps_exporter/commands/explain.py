@@ -1,7 +1,5 @@
 """``mps-exporter explain``: finds an error text in the manual and prints its page."""
 
-from __future__ import annotations
-
 from mps_exporter import manual
 from mps_exporter.findings import ADVICE
 from mps_exporter.logging import print_output

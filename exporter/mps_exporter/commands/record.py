@@ -1,7 +1,5 @@
 """``mps-exporter record``: writes the observations of this host's sources to a file."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """``mps-exporter top``: who holds MPS, who waits, and what the clients use, in a terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are 
 operator: the exporter changes nothing on the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ any more (measured on H200 with driver 580). A client's own fault takes down the
 lost client with contexts on two GPUs takes the fault to the second GPU, too (measured on two H100).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mps_exporter.findings.finding import Action, HostFacts, end_clients, permitted, quoted_path
@@ -41,13 +39,10 @@ class EndAdvice:
     """What happens when a process ends."""
 
     pid: int
-    in_danger: bool
-    """Whether other programs are lost, or the daemon may hang."""
+    in_danger: bool  # Whether other programs are lost, or the daemon may hang.
     text: tuple[str, ...]
-    neighbours: tuple[int, ...] = ()
-    """Processes that are lost if it ends with GPU work in flight."""
-    actions: tuple[Action, ...] = ()
-    """The commands, in their order."""
+    neighbours: tuple[int, ...] = ()  # Processes that are lost if it ends with GPU work in flight.
+    actions: tuple[Action, ...] = ()  # The commands, in their order.
 
 
 def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvice:

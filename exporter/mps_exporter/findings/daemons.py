@@ -3,8 +3,6 @@
 A remedy is the least costly one, and ends only what is proved to be dead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize

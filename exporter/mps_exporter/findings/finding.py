@@ -53,8 +53,7 @@ class Action:
     command: str
     run_as: str
     effect: str
-    heals: bool = True
-    """False if the command only shows more."""
+    heals: bool = True  # False if the command only shows more.
 
 
 def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Action, ...]:
@@ -132,8 +131,7 @@ class HostFacts:
     conditions: Mapping[str, DaemonConditions] = field(default_factory=dict)
     """Pipe directory -> /proc facts about a daemon whose servers cannot start."""
     leftovers: Leftovers = field(default_factory=Leftovers)
-    config_error: str | None = None
-    """Error of the web configuration."""
+    config_error: str | None = None  # Error of the web configuration.
 
     @property
     def daemons(self) -> tuple[ControlDaemon, ...]:
@@ -182,8 +180,7 @@ class Case(NamedTuple):
     """Remedy of this case; "" for the remedy of the declaration."""
     actions: Iterable[Action] = ()
     since: float | None = None
-    pipe_directory: str = ""
-    """Daemon of a case of the whole host, if any."""
+    pipe_directory: str = ""  # Daemon of a case of the whole host, if any.
 
 
 Cases = Iterator[Case]
@@ -206,8 +203,7 @@ class FindingType:
     severity: Severity
     title: str
     why: str
-    remedy: str = ""
-    """Remedy of each case that has none of its own."""
+    remedy: str = ""  # Remedy of each case that has none of its own.
     _: KW_ONLY
     kind: Kind = "state"
     alert: str = ""
@@ -216,8 +212,7 @@ class FindingType:
     """Summary of the alert; "" for the title."""
     runbook: str = ""
     """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
-    page: str = "troubleshooting.md"
-    """See page_url()."""
+    page: str = "troubleshooting.md"  # See page_url().
     condition: Condition = _no_case
 
     def __call__(self, condition: Condition) -> FindingType:

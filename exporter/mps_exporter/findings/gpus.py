@@ -1,7 +1,5 @@
 """GPU modes, limits and age; processes that use a GPU without MPS or have lost their server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize

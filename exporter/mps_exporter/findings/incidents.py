@@ -1,7 +1,5 @@
 """Recent incidents, why servers cannot start, and leftovers that only the doctor searches for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from mps_exporter.findings import policy
@@ -28,8 +26,7 @@ from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 _DIED_AT_ONCE = "all-programs-died-at-once"
 _AFTER_A_KILL = "the-next-job-fails-after-one-was-killed"
 
-Cause = tuple[str, str]
-"""Cause of a failed start and its remedy, each in words."""
+Cause = tuple[str, str]  # Cause of a failed start and its remedy, each in words.
 
 
 @of_incident(

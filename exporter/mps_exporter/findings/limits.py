@@ -1,7 +1,5 @@
 """Limits that are ignored, too loose or held several times; MPS v3 servers and SM partitions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

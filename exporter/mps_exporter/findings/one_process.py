@@ -4,8 +4,6 @@ Pure: the input is a snapshot of the host and, on a live host, the /proc facts o
 first check that finds a problem is the conclusion; the checks before it passed or lacked data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,8 +67,7 @@ class Check:
     outcome: Outcome
     text: str
     remedy: str = ""
-    page: str = ""
-    """See page_url()."""
+    page: str = ""  # See page_url().
     command: str = ""
     """The remedy as one line of a shell; "" if no command is right on any host. A command that sets
     or unsets a variable is for the shell from which the process is restarted."""
@@ -121,11 +118,9 @@ class Subject:
 
     pid: int
     snapshot: Snapshot
-    found: tuple[Finding, ...]
-    """Findings of the snapshot, and its recent incidents."""
+    found: tuple[Finding, ...]  # Findings of the snapshot, and its recent incidents.
     view: ProcessView
-    recorded: bool
-    """The view is empty: a recording has no /proc files of the process."""
+    recorded: bool  # The view is empty: a recording has no /proc files of the process.
     alone: HostFacts
     """The host as if this were its only process: its findings are about the process."""
     daemon: ControlDaemon | None = None

@@ -1,7 +1,5 @@
 """Facts that this exporter cannot read, with the remedy, and logs that have grown large."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mps_exporter.findings import policy

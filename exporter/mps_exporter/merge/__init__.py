@@ -5,8 +5,6 @@ in NVML's list, the reply of the control tool. If one view is missing, the other
 are, the value is absent.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args

@@ -1,7 +1,5 @@
 """The clients of a server: who they are, and what they may use."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,19 +34,15 @@ class AllowedLimits(NamedTuple):
 
     gpus: DaemonGpus
     ratio: float | None = None
-    memory: Mapping[str, int] = MappingProxyType({})
-    """GPU UUID -> bytes."""
+    memory: Mapping[str, int] = MappingProxyType({})  # GPU UUID -> bytes.
 
 
 class _ClientInputs(NamedTuple):
     """One client as the log or the control tool shows it."""
 
-    pid: int
-    """On this host; 0 if unknown."""
-    contexts: Mapping[str, int]
-    """GPU UUID -> contexts."""
-    allowed: AllowedLimits
-    """The limits in force when it connected."""
+    pid: int  # On this host; 0 if unknown.
+    contexts: Mapping[str, int]  # GPU UUID -> contexts.
+    allowed: AllowedLimits  # The limits in force when it connected.
     uid: int | None = None
     logged: TrackedClient | None = None
 

@@ -1,7 +1,5 @@
 """A daemon and its servers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

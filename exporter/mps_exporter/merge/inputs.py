@@ -1,7 +1,5 @@
 """The inputs of a merge, and the indexes over them that several of its parts use."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,15 +28,12 @@ class DaemonInputs:
     facts: DaemonFacts
     probe: ControlObservation | None = None
     answers: ServerAnswers = field(default_factory=ServerAnswers)
-    state: DaemonState = field(default_factory=DaemonState)
-    """The state that its logs show."""
+    state: DaemonState = field(default_factory=DaemonState)  # The state that its logs show.
     logs: tuple[LogState, ...] = ()
-    was_readable: bool = False
-    """control.log was readable at some time, so the counters are valid."""
+    was_readable: bool = False  # control.log was readable at some time, so the counters are valid.
     server_log_was_readable: bool = True
     """server.log was, too; else the counters that only it can raise are not known."""
-    hung: bool = False
-    """The last query timed out."""
+    hung: bool = False  # The last query timed out.
     resumed: bool = False
     """At that time the daemon or one of its servers was stopped; now it runs again."""
     queries: int = 0

@@ -1,15 +1,12 @@
 """Stranded clients: MPS clients that NVML lists and no server has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.snapshot import ControlDaemon, ProcessKind
 
-Known = tuple[ControlDaemon, DaemonInputs]
-"""A daemon, and what it was made from."""
+Known = tuple[ControlDaemon, DaemonInputs]  # A daemon, and what it was made from.
 
 STRANDED_SECONDS = 1.0
 """Minimum time without a server after which a client is stranded. A client that exits leaves NVML's

@@ -4,8 +4,6 @@ No runtime, kubelet or scheduler is queried: the names are in /proc/PID/cgroup, 
 ("4:memory:/docker/<id>", a line for each hierarchy) and in version 2 ("0::/system.slice/…").
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 what was not measured or documented.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -48,10 +46,8 @@ class DaemonGpus:
     """The GPUs that a daemon serves, by UUID."""
 
     uuids: frozenset[str] = frozenset()
-    complete: bool = False
-    """Whether `uuids` has all of its GPUs."""
-    order: tuple[str, ...] | None = None
-    """The GPUs in the driver's order, None if unknown."""
+    complete: bool = False  # Whether `uuids` has all of its GPUs.
+    order: tuple[str, ...] | None = None  # The GPUs in the driver's order, None if unknown.
 
 
 _ORDINAL = re.compile(r"\d{1,4}", re.ASCII)
@@ -161,8 +157,7 @@ class ThreadPercentage:
 
     ratio: float | None = None
     """Fraction of the SMs, above 0 and below 1; None if the client sets no limit of its own."""
-    ignored: bool = False
-    """The variable is set, and CUDA silently ignores its value."""
+    ignored: bool = False  # The variable is set, and CUDA silently ignores its value.
 
 
 _HEXADECIMAL = r"0[xX][0-9a-fA-F]{1,16}"

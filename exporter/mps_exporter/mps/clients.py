@@ -33,27 +33,20 @@ class TrackedClient:
     had_context: bool = False
     active_since: float | None = None
     """Time at which its first context became ACTIVE, by server.log."""
-    unmapped: bool = False
-    """A context became ACTIVE after its address ranges were last requested."""
+    unmapped: bool = False  # A context became ACTIVE after its address ranges were last requested.
     torn_down_at: float | None = None
     """Time of the fatal GPU error that hit it. It cannot use the GPU any more."""
     wait: QueuedClient | None = None
     """Its way through the queue, which is over once it has a context."""
-    terminating: bool = False
-    """An operator requested its termination."""
-    lost: bool = False
-    """It is counted as lost, which happens once."""
-    from_control_tool: bool = False
-    """Known from the control tool only."""
-    inferred: bool = False
-    """Known from control.log only."""
+    terminating: bool = False  # An operator requested its termination.
+    lost: bool = False  # It is counted as lost, which happens once.
+    from_control_tool: bool = False  # Known from the control tool only.
+    inferred: bool = False  # Known from control.log only.
     thread_ratio: float | None = None
     memory_limits: Mapping[int, int] | None = None
     """Limits of its server when it connected, which it keeps; None if unknown."""
-    missing_since: float | None = None
-    """First time at which its process was gone."""
-    key: int = 0
-    """Its PID; a unique negative number if the PID is 0."""
+    missing_since: float | None = None  # First time at which its process was gone.
+    key: int = 0  # Its PID; a unique negative number if the PID is 0.
 
     @property
     def contexts_by_gpu(self) -> dict[str, int]:
@@ -143,16 +136,14 @@ class ServerClients:
     """The clients of one server."""
 
     def __init__(self, server: TrackedServer) -> None:
-        self.unfollowed = 0
-        """Connections beyond the quota, less disconnections of unknown clients."""
+        self.unfollowed = 0  # Connections beyond the quota, less disconnections of unknown clients.
         self.admissions = Admissions()
         self.ever_connected = False
         self._server = server
         self._clients: dict[int, TrackedClient] = {}
         self.associations = Associations(self._clients)
         self._unnamed_key = 0
-        self._unnamed_disconnections = 0
-        """Clients that disconnected without the log showing which."""
+        self._unnamed_disconnections = 0  # Clients that disconnected without the log showing which.
         self._terminating_pid: int | None = None
         self._handover_counted = False
 

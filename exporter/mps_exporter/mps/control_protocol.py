@@ -19,8 +19,6 @@ command that always has a reply: no output with status 0 means a collision with 
 The texts are those of driver 580; the tool exits with 0 whatever it prints.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,22 +72,18 @@ def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[st
 class ProbeReply:
     """A daemon's reply to PROBE."""
 
-    server_pids: tuple[int, ...]
-    """In the daemon's PID namespace."""
-    default_active_thread_ratio: float
-    """0-1, for servers that start from now on."""
+    server_pids: tuple[int, ...]  # In the daemon's PID namespace.
+    default_active_thread_ratio: float  # 0-1, for servers that start from now on.
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
     """A daemon's replies about one server. None, or a missing device: not reported."""
 
-    server_pid: int
-    """In the daemon's PID namespace."""
+    server_pid: int  # In the daemon's PID namespace.
     state: str | None = None
     """INITIALIZING, ACTIVE or FAULT, or the unknown state of a newer driver."""
-    active_thread_ratio: float | None = None
-    """0-1, for clients that connect from now on."""
+    active_thread_ratio: float | None = None  # 0-1, for clients that connect from now on.
     client_pids: tuple[int, ...] | None = None
     """0 for each client in a PID namespace that the daemon cannot see."""
     contexts: Mapping[int, Mapping[int, int]] | None = None
@@ -111,8 +105,7 @@ class Failure:
     """A text without a reply."""
 
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
-    text: str
-    """What the tool printed, shortened."""
+    text: str  # What the tool printed, shortened.
 
 
 def server_commands(
@@ -366,10 +359,8 @@ def _read_devices(reader: _LineReader, arguments: Sequence[str]) -> dict[int, st
 
 
 class _Command(NamedTuple):
-    arguments: str = ""
-    """Regular expression of the text after the command's name."""
-    field: str = ""
-    """Field of ServerReply."""
+    arguments: str = ""  # Regular expression of the text after the command's name.
+    field: str = ""  # Field of ServerReply.
     read: _Reader = lambda _reader, _arguments: None
 
 

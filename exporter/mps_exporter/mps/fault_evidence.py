@@ -16,8 +16,6 @@ client left behind), nor does the client that MPS names (15 of 79 and 0 of 87). 
   79; the other 4 were jumps to a wild address, which is in no client's memory).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,8 +43,7 @@ class KernelFault(NamedTuple):
     at: float
     gpu: str
     """UUID, "" if unknown."""
-    unit: str
-    """Part of the GPU that met the fault: GCC, T1, ..."""
+    unit: str  # Part of the GPU that met the fault: GCC, T1, ...
     address: int
 
 
@@ -80,31 +77,26 @@ class Process:
     """Time at which its first context ended, by server.log; None: it uses the GPU."""
     ended_at: float | None = None
     """Time at which its process left the server: it exited, or runs another program (exec)."""
-    counted: bool = False
-    """It is counted as a client that left work behind."""
+    counted: bool = False  # It is counted as a client that left work behind.
 
 
 class Verdict(NamedTuple):
     """What the kernel log proves about a fault."""
 
     cause: Literal["unfinished_work", "own_fault", "unknown"] = "unknown"
-    owners: tuple[Process, ...] = ()
-    """The clients that caused it."""
-    running: bool = False
-    """A pointer of a running client caused it: no client that had ended did."""
+    owners: tuple[Process, ...] = ()  # The clients that caused it.
+    running: bool = False  # A pointer of a running client caused it: no client that had ended did.
 
 
 class FaultEvidence:
     """The faults in the kernel log, and the memory of one daemon's clients."""
 
     def __init__(self) -> None:
-        self.readable = False
-        """Whether the kernel log is being read."""
+        self.readable = False  # Whether the kernel log is being read.
         self.faults: Sequence[KernelFault] = ()
         """The last faults in the kernel log, of all daemons."""
         self._owners: list[Process] = []
-        self._clients: dict[int, Process] = {}
-        """Clients that the logs name."""
+        self._clients: dict[int, Process] = {}  # Clients that the logs name.
 
     def add_ranges(self, found: AddressRanges) -> None:
         """Add the ranges of a client; they replace its earlier ranges."""

@@ -37,16 +37,13 @@ if TYPE_CHECKING:
 class Ending:
     """A client that ends: first its contexts, then its process."""
 
-    pid: int
-    """0 if the daemon does not see the client's PID namespace."""
+    pid: int  # 0 if the daemon does not see the client's PID namespace.
     uid: int | None
     gpus: list[str] = field(default_factory=list)
     """UUID of the GPU of each context that ended, "" if unknown."""
-    at: float = 0.0
-    """Time at which its last context ended."""
+    at: float = 0.0  # Time at which its last context ended.
     ended: bool = False
-    excused: bool = False
-    """An operator terminated it, or a fault had taken it down."""
+    excused: bool = False  # An operator terminated it, or a fault had taken it down.
 
 
 class ClientEndings:
@@ -143,8 +140,7 @@ class ClientEndings:
 class Fault:
     """A fatal GPU error."""
 
-    when: Moment
-    """It counts if it came after the exporter's start."""
+    when: Moment  # It counts if it came after the exporter's start.
     blamed: set[tuple[int, int]] = field(default_factory=set)
     """(PID, context) of the clients that the log blames."""
     victims: list[int] = field(default_factory=list)
@@ -158,8 +154,7 @@ class Fault:
     """GPUs that it hit, for which it is counted; "" if the log does not show the GPU."""
     handled: bool = False
     listed: bool = False
-    verdict: Verdict | None = None
-    """None until the cause is decided."""
+    verdict: Verdict | None = None  # None until the cause is decided.
     losses: list[tuple[int, int | None]] = field(default_factory=list)
     """(PID, user) of victims that are not counted yet."""
     memory_requested: bool = False
@@ -201,10 +196,8 @@ class ServerFaults:
         self._gpus = server.daemon.gpus
         self._evidence = server.daemon.evidence
         self.endings = ClientEndings(server)
-        self._open: list[Fault] = []
-        """Faults whose devices are not reset yet."""
-        self._current: Fault | None = None
-        """The fault that the log is reporting."""
+        self._open: list[Fault] = []  # Faults whose devices are not reset yet.
+        self._current: Fault | None = None  # The fault that the log is reporting.
         self._list: Literal["devices", "clients", ""] = ""
         """Meaning of the bare numbers that follow."""
         self._undecided: list[Fault] = []

@@ -9,8 +9,6 @@ log of that year, "T4" a log of 2021, "R340" the first release, "615" published 
 550 and before, lines of server.log do not name their clients.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from operator import attrgetter
@@ -34,8 +32,7 @@ NUMBER = "number"  # Event of a bare number: a reply to a query, or an item of a
 class Event(NamedTuple):
     """The meaning of a line."""
 
-    name: str
-    """Path of the method that applies it, or one of the constants of this module."""
+    name: str  # Path of the method that applies it, or one of the constants of this module.
     values: tuple[int | float | str, ...] = ()
 
 
@@ -45,15 +42,12 @@ CONTINUATION = Event("continuation")  # A line without a prefix: it belongs to t
 class LogEntry(NamedTuple):
     """An event, with the time, the log and the process of its line."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds.
     log: LogName
-    pid: int
-    """PID of the writer, as the daemon numbers processes."""
+    pid: int  # PID of the writer, as the daemon numbers processes.
     component: str
     event: Event
-    counted: bool
-    """False if written before the exporter's start: no counter counts it."""
+    counted: bool  # False if written before the exporter's start: no counter counts it.
 
 
 def _uid(text: str) -> int:
@@ -198,8 +192,7 @@ class ControlLogReader:
 
     def __init__(self, state: DaemonState) -> None:
         self.state = state
-        self._pid = 0
-        """PID of the line's writer."""
+        self._pid = 0  # PID of the line's writer.
         self._command = ""
         self._replying = False
 
@@ -392,13 +385,11 @@ SERVER_LINES = Shapes(
 class ServerLogReader:
     """Applies the lines of server.log; the PID in the prefix is that of the server."""
 
-    server: TrackedServer
-    """The server that wrote the line."""
+    server: TrackedServer  # The server that wrote the line.
 
     def __init__(self, state: DaemonState) -> None:
         self._state = state
-        self._pid = 0
-        """PID of the line's writer."""
+        self._pid = 0  # PID of the line's writer.
         self._invalid_device_at: BoundedDict[int, float] = BoundedDict(policy.MAX_RECENT)
 
     def apply(self, entry: LogEntry, when: Moment) -> None:

@@ -3,8 +3,6 @@
 At an event: ``when.increment("mps_uid_overtakes_total", uid=1001)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -27,8 +25,7 @@ class LogMetric:
     values: Mapping[str, tuple[str, ...]]
     """Label -> all its values, each of which a counter exposes from 0 on; () for an open set. The
     daemon's label comes on top. A GPU is `uuid`; its index is added when it is exposed."""
-    bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets."""
+    bounds: tuple[float, ...] = ()  # Upper bounds of a histogram's buckets.
     help: str = ""
 
     def means(self, text: str) -> None:

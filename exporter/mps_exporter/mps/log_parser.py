@@ -81,8 +81,7 @@ class Line(NamedTuple):
     """Timestamp in milliseconds since 1970 of a clock that shows the daemon's local time; None if
     the line has no prefix."""
     component: str
-    pid: int
-    """PID of the writer: the daemon, a server or a client."""
+    pid: int  # PID of the writer: the daemon, a server or a client.
     event: Event
 
 
@@ -197,8 +196,7 @@ class _LogBuffer:
         self._last_key = float("-inf")
         self._last_at: float | None = None
         self._complete = float("-inf")
-        self._behind_at = float("-inf")
-        """Time of the last read, if more data was waiting then."""
+        self._behind_at = float("-inf")  # Time of the last read, if more data was waiting then.
 
     def add_chunk(self, chunk: LogChunk) -> None:
         self._behind_at = chunk.at if chunk.complete_until is None else float("-inf")

@@ -3,8 +3,6 @@
 "Measured" means: on driver 580.159.04, H200, unless another GPU is named.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # Reading the logs
@@ -110,8 +108,7 @@ class Quota:
     """Items of one daemon that are tracked one by one; only some totals include the others."""
 
     servers: int = 64
-    clients: int = 2048
-    """Clients of one server. The hardware serves 48 or 60 contexts a GPU."""
+    clients: int = 2048  # Clients of one server. The hardware serves 48 or 60 contexts a GPU.
     queued: int = 1024
     """Queued clients, far more than a GPU host has. Beyond it, the oldest entry is dropped."""
     users: int = 512

@@ -10,8 +10,6 @@ not match is omitted and counted, and so is its row if the row cannot be identif
 Users choose the names of programs, servers and namespaces.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -75,16 +73,13 @@ V2_REFUSAL = re.compile(
 Convert = Callable[[str], object]
 """Converter of a cell; returns None for a cell that does not match."""
 
-_NAME = r"[a-z0-9_]{1,64}"
-"""The daemon's own rule for names of servers and namespaces."""
+_NAME = r"[a-z0-9_]{1,64}"  # The daemon's own rule for names of servers and namespaces.
 _UUID = r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}"
 _UNQUOTED_UUIDS = re.compile(rf"{_UUID}(?:, ?{_UUID})+")
 _PARTITION_ID = r"[0-9A-Za-z+/=_-]{1,256}"
 _PERCENTAGE = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?%?")
-_EMPTY = frozenset({"", "-"})
-"""Cells without a value."""
-_CUT = "..."
-"""What the tool prints instead of the rest of a text."""
+_EMPTY = frozenset({"", "-"})  # Cells without a value.
+_CUT = "..."  # What the tool prints instead of the rest of a text.
 
 
 def _text(shape: str) -> Convert:
@@ -182,8 +177,7 @@ _FREE_TEXT = {"command", "attributes", "covers"}
 
 class _List(NamedTuple):
     row: type[Any]
-    identity: Callable[[Any], object]
-    """Key of a row: no two rows of a list have the same one."""
+    identity: Callable[[Any], object]  # Key of a row: no two rows of a list have the same one.
     titles: Mapping[str, str] = _FIELDS
 
     @property

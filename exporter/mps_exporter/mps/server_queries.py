@@ -39,16 +39,13 @@ class ServerAnswers:
     probe: ProbeReply | None = None
     servers: Mapping[int, ServerReply] = field(default_factory=dict)
     """Server PID, in the daemon's PID namespace -> its replies."""
-    asked_at: float | None = None
-    """When the servers were queried."""
+    asked_at: float | None = None  # When the servers were queried.
     answered_at: Mapping[int, float] = field(default_factory=dict)
     """Server PID -> time of its replies."""
     unexplained: frozenset[int] = frozenset()
     """Servers without a reply, or listed by only the daemon or only the log, at the last query."""
-    repeats: int = 0
-    """Queries in a row with the same unexplained servers."""
-    protocol: Literal["2", "3"] | None = None
-    """Interface of the last reply."""
+    repeats: int = 0  # Queries in a row with the same unexplained servers.
+    protocol: Literal["2", "3"] | None = None  # Interface of the last reply.
     partitioning: Partitioning = field(default_factory=Partitioning)
     """Named servers, namespaces and partitions, from the last probe and, for a v3 daemon, the
     reconciliation after it."""

@@ -32,51 +32,39 @@ class TrackedServer:
     uid: int | None
     started_at: float
     daemon: DaemonState
-    start_unknown: bool = False
-    """Its start is not in the log that was read."""
+    start_unknown: bool = False  # Its start is not in the log that was read.
     clients: ServerClients = field(init=False)
     faults: ServerFaults = field(init=False)
     ready_at: float | None = None
-    failure: str = ""
-    """Reason of a failed start, as the logs show it."""
+    failure: str = ""  # Reason of a failed start, as the logs show it.
     logs_pids: bool | None = None
     """False if its log does not name the client of a line (before driver 580)."""
     thread_ratio: float | None = None
     memory_limits: Mapping[int, int] = field(default_factory=dict)
     """Device ordinal -> bytes. Replaced, never changed: clients keep their limits."""
-    devices: set[int] = field(default_factory=set)
-    """Ordinals."""
+    devices: set[int] = field(default_factory=set)  # Ordinals.
     client_limit: int | None = None
-    shares_by_file: bool = False
-    """Its memory for clients is a file in /dev/shm."""
-    has_log: bool = False
-    """It has written to server.log."""
-    exiting: bool = False
-    """Its log has the line of an orderly end."""
-    finishing: bool = False
-    """Its log has the line that precedes the line of an orderly end."""
-    missing_since: float | None = None
-    """First time at which its process was gone."""
-    unlisted_since: float | None = None
-    """Time since which the control tool does not list it."""
+    shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm.
+    has_log: bool = False  # It has written to server.log.
+    exiting: bool = False  # Its log has the line of an orderly end.
+    finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
+    missing_since: float | None = None  # First time at which its process was gone.
+    unlisted_since: float | None = None  # Time since which the control tool does not list it.
     contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
     """The control tool's last contradiction of the log: time, and the clients."""
-    reported_state: str | None = None
-    """State by the control tool, while server.log cannot be read."""
+    reported_state: str | None = None  # State by the control tool, while server.log cannot be read.
     ghost: bool = False
     shutdown_requested_at: float | None = None
     """Time of the daemon's last shutdown request; None if the server declined it."""
     _credentials_missing: bool = False
     """Its log shows that a queued client sent no credentials: that client was dead already.
     From then on the server serves nothing, whatever connects."""
-    _has_served: bool = False
-    """A context was ACTIVE."""
+    _has_served: bool = False  # A context was ACTIVE.
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
     """PIDs that were queued for it -> known to have exited."""
-    _queued_unnamed: bool = False
-    """A client with PID 0 was queued for it, too."""
+    _queued_unnamed: bool = False  # A client with PID 0 was queued for it, too.
 
     def __post_init__(self) -> None:
         self.clients = ServerClients(self)

@@ -4,8 +4,6 @@ Lines of the logs call its methods. Running totals are kept in whole millisecond
 timestamps, so that they do not depend on the steps in which time advances.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -35,12 +33,10 @@ class DaemonLifetime:
     quit_requested_at: float | None = None
     ended_at: float | None = None
     died: bool = False
-    missing_since: float | None = None
-    """First time at which its process was gone."""
+    missing_since: float | None = None  # First time at which its process was gone.
     counted: bool = False
     """It started, or was seen, after the exporter's start: so its end is counted."""
-    configured_at: float | None = None
-    """Time of the last set_... command."""
+    configured_at: float | None = None  # Time of the last set_... command.
     served_at: float | None = None
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
@@ -90,14 +86,11 @@ class DaemonState:
         self.counters = Counters(quota)
         self.incidents = Incidents()
         self.timeline = Timeline()
-        self.server_log_at: float | None = None
-        """Time of the last line of server.log."""
+        self.server_log_at: float | None = None  # Time of the last line of server.log.
         self.server_log_lost_at: float | None = None
         """Last time at which lines of server.log may have been lost."""
-        self._clock_ms: int | None = None
-        """Time up to which the running totals are complete."""
-        self._counted_from_ms: int | None = None
-        """Time at which the exporter started."""
+        self._clock_ms: int | None = None  # Time up to which the running totals are complete.
+        self._counted_from_ms: int | None = None  # Time at which the exporter started.
 
     @property
     def waits(self) -> tuple[Wait, ...]:

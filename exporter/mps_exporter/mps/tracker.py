@@ -11,8 +11,6 @@ has been read up to then. So an exit is recorded first, and applied when the log
 second after it: the lines of an orderly end would be there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 

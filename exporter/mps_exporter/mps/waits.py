@@ -5,8 +5,6 @@ start is not a UID wait. Nothing is logged when a queued client exits: its entry
 daemon's queue, and so here, marked as dead once its process is known to have exited.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,14 +27,10 @@ class QueuedClient:
     blocked: bool = False
     """A UID wait: another user's server holds the GPU, or did while this client waited."""
     behind_uid: int | None = None
-    missing_since: float | None = None
-    """First time at which its process was gone."""
-    dead: bool = False
-    """Its process has exited, and the logs have been read up to then."""
-    sent_at: float = 0.0
-    """Time at which the daemon sent it to a server."""
-    for_context: bool = False
-    """The daemon sent it a second time, for a context."""
+    missing_since: float | None = None  # First time at which its process was gone.
+    dead: bool = False  # Its process has exited, and the logs have been read up to then.
+    sent_at: float = 0.0  # Time at which the daemon sent it to a server.
+    for_context: bool = False  # The daemon sent it a second time, for a context.
 
     def block(self, behind_uid: int | None, when: Moment) -> None:
         """Record that another user's server holds the GPU."""
@@ -190,8 +184,7 @@ class Admissions:
         return refused_at is not None and at - refused_at < policy.SIMULTANEOUS_SECONDS
 
 
-Occupant = tuple[TimelineKind, int | None]
-"""A kind of span, and the user."""
+Occupant = tuple[TimelineKind, int | None]  # A kind of span, and the user.
 
 
 @dataclass(slots=True)

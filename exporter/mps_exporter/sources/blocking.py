@@ -5,8 +5,6 @@ call has a key, and a caller waits for it until a deadline only. While it hangs,
 its key is started, and no later round waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading
@@ -48,8 +46,7 @@ class BlockingCalls(Generic[T]):
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.old: frozenset[Hashable] = frozenset()
         """The keys of the last results that belong to calls of an earlier round."""
-        self.errors: dict[Hashable, OSError] = {}
-        """The errors of the last results, by key."""
+        self.errors: dict[Hashable, OSError] = {}  # The errors of the last results, by key.
 
     def start(self, calls: Calls[T]) -> None:
         """Begin a round. A key whose call is in progress, or has a result, is not called again.
@@ -158,8 +155,7 @@ class BlockingCalls(Generic[T]):
 _Work = Callable[[], Callable[[], None]]
 """Calls the function, and returns how its future is settled."""
 
-_idle: list[SimpleQueue[_Work]] = []
-"""The queue of each thread that waits for work."""
+_idle: list[SimpleQueue[_Work]] = []  # The queue of each thread that waits for work.
 
 
 def _on_thread(function: Callable[[], T]) -> Future[T]:

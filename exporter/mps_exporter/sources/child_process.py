@@ -5,8 +5,6 @@ anything. So it gets no more rights than its user has, only the capabilities tha
 cannot start a process: one in a session of its own would outlive the tool.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import errno
@@ -82,8 +80,7 @@ _FILTER_ARGUMENT = struct.pack("HP", len(_FILTER) // 8, ctypes.addressof(_FILTER
 class ProcessResult:
     """Output and exit of a program."""
 
-    return_code: int | None
-    """None: it was killed."""
+    return_code: int | None  # None: it was killed.
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
@@ -95,10 +92,8 @@ class ProcessResult:
 class ChildRights:
     """User and rights of a program."""
 
-    uid: int | None = None
-    """None: the user of this program."""
-    capabilities: tuple[int, ...] = ()
-    """The capabilities of this program that it keeps."""
+    uid: int | None = None  # None: the user of this program.
+    capabilities: tuple[int, ...] = ()  # The capabilities of this program that it keeps.
     descriptors: tuple[int, ...] = ()
     """Descriptors of this program, open in the child by the same numbers."""
 

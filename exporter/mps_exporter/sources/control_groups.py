@@ -8,8 +8,6 @@ on hardware), of which a limit may be on a group itself or on a group above it:
     dmem.max        nvidia/00000000:02:00.0/vidmem max             the hard limit: none
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator

@@ -6,8 +6,6 @@ and no output. So each daemon has one run at a time, a deadline, a second attemp
 and a pause after a hang, which doubles. Only read commands are sent (mps.control_protocol).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil
@@ -114,27 +112,20 @@ class Pause:
 class _QueryState:
     """State of one daemon between queries."""
 
-    daemon: DaemonFacts
-    """What was last known of it."""
+    daemon: DaemonFacts  # What was last known of it.
     identity: tuple[object, ...]
-    lock: asyncio.Lock
-    """Lock that is held during a query."""
-    pause: Pause
-    """Pause of all queries after a hang."""
-    server_pause: Pause
-    """Pause of queries to which a server must reply, after a hang of one."""
+    lock: asyncio.Lock  # Lock that is held during a query.
+    pause: Pause  # Pause of all queries after a hang.
+    server_pause: Pause  # Pause of queries to which a server must reply, after a hang of one.
     failed_pause: Pause
     """Time for which a failed probe of an ordinary user's daemon is reused at least."""
-    silent_seconds: float = 0.0
-    """Time without a reply: a hang is certain after several short runs."""
-    hung_at: float = float("-inf")
-    """When the last query timed out (Unix time)."""
+    silent_seconds: float = 0.0  # Time without a reply: a hang is certain after several short runs.
+    hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
-    interface: str | None = None
-    """The interface of its last reply; None: it has not replied yet."""
+    interface: str | None = None  # The interface of its last reply; None: it has not replied yet.
     fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
     """A v3 daemon's list of servers, and the replies that change only with it."""
 

@@ -5,8 +5,6 @@ sockets names the directories of all daemons, and the lock shows which daemon ru
 needs any right.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -60,8 +58,7 @@ _FLOCK = struct.Struct("@hhqqi0q")
 class DaemonFlags:
     """The arguments of nvidia-cuda-mps-control."""
 
-    daemon: bool = False
-    """-d or -f is set: without them the process is a run of the tool."""
+    daemon: bool = False  # -d or -f is set: without them the process is a run of the tool.
     foreground: bool = False
     multiuser: bool = False
     static_partitioning: bool = False
@@ -115,10 +112,8 @@ class PipeDirectory:
     lock_tested: bool
     holder: int | None
     """The process that holds the lock, if its user may run a daemon here; see belongs_to()."""
-    identity: object
-    """The same for the same directory under any name."""
-    owner_uid: int | None = None
-    """None: the directory does not exist or cannot be seen."""
+    identity: object  # The same for the same directory under any name.
+    owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
     holder_is_root: bool = False
     """The holder is proved to be the host's root or the exporter's own (see Processes.account)."""

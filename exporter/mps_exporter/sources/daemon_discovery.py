@@ -9,8 +9,6 @@ process, the owner of the directory it names, and the holder of the lock there. 
 may cost is limited: see user_budget.py.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter
@@ -45,8 +43,7 @@ from mps_exporter.sources.user_budget import UserBudget
 
 CONTAINER_LOGS = "/var/log/containers"
 
-_Configured = tuple[str, str | None]
-"""Pipe directory, and log directory if it is configured, too."""
+_Configured = tuple[str, str | None]  # Pipe directory, and log directory if it is configured, too.
 
 _Place = tuple[PipeDirectory, tuple[int, ...]]
 """A configured pipe directory, and the users whose files are accepted as its daemon's logs."""
@@ -65,8 +62,7 @@ class DaemonDiscovery:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.budget = UserBudget(clock)
-        """What ordinary users may cost, in discovery and beyond."""
+        self.budget = UserBudget(clock)  # What ordinary users may cost, in discovery and beyond.
         self._processes = Processes(root, passwd, clock)
         self._directories = DaemonDirectories(self._processes)
         self._container_logs = container_logs
@@ -75,8 +71,7 @@ class DaemonDiscovery:
         self._ignored = Counter[int]()
         self._left_out = set[int]()
         """Processes of MPS's programs that are not read: their users have too many."""
-        self._checks = BlockingCalls[_Place]()
-        """Checks of configured directories."""
+        self._checks = BlockingCalls[_Place]()  # Checks of configured directories.
         self._calls = BlockingCalls[Any]()
         self._users_calls = BlockingCalls[Any]()
         self._places = dict[Hashable, _Place]()
@@ -85,8 +80,7 @@ class DaemonDiscovery:
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []
         """What the node's daemons have that could not be read, or not in time."""
-        self._unplaced: list[str] = []
-        """The PIDs of the node's daemons whose directory is unknown."""
+        self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
         self._qualified: frozenset[tuple[int, float]] = frozenset()
         """Daemons that have their root in their name."""
         self._of_root = set[object]()

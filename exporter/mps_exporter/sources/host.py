@@ -3,8 +3,6 @@
 `live_host` is this host, `replay_host` a recorded one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 

@@ -9,8 +9,6 @@ record:
 priority and facility, sequence number, microseconds since the boot, flags; then the text.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -59,8 +57,7 @@ class KernelEvidence:
     def __init__(self, path: str, procfs: str) -> None:
         self._path, self._procfs = path, procfs
         self._file: int | None = None
-        self._history = True
-        """The next record may be older than this object."""
+        self._history = True  # The next record may be older than this object.
         self._error = ""
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -68,8 +65,7 @@ class KernelEvidence:
             self._error = f"{path} cannot be opened: {error.strerror}"
         self._calls = BlockingCalls[AddressRanges | None]()
         self._processes = Processes(procfs)
-        self._requested: dict[Hashable, _Request] = {}
-        """PID -> the read of its ranges."""
+        self._requested: dict[Hashable, _Request] = {}  # PID -> the read of its ranges.
         self._budget = UserTokenBuckets(
             policy.MAX_USER_MAPS_BYTES, policy.USER_MAPS_BYTES_PER_SECOND
         )

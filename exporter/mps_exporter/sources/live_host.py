@@ -3,8 +3,6 @@
 A blocking source that hangs loses only its own observations, and its next call is refused.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -67,10 +65,8 @@ class LiveHost:
         self._logs = LogFollower(procfs=settings.path_procfs)
         self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
         self._new: set[int] = set()
-        self._exited: dict[int, float] = {}
-        """Exits that were not reported yet: PID -> Unix time."""
-        self._found: dict[str, DaemonFacts] = {}
-        """Daemons that were found last, by pipe directory."""
+        self._exited: dict[int, float] = {}  # Exits that were not reported yet: PID -> Unix time.
+        self._found: dict[str, DaemonFacts] = {}  # Daemons that were found last, by pipe directory.
         self._scanned_at = float("-inf")
         self._without_pidfd: dict[int, float | None] = {}
         """Start time of each process that has no pidfd; None: it has exited."""

@@ -8,8 +8,6 @@ Each poll reads the logs of each daemon in a call of its own; see mps_exporter.s
 later poll returns the result of a read that hung, and the other daemons do not wait for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -104,8 +104,7 @@ def last_activity(chunk: LogChunk) -> float | None:
 class LogZone:
     """Distance of local time from Unix time."""
 
-    fixed_seconds: float | None = None
-    """Seconds east of Greenwich; None: the host's rules apply."""
+    fixed_seconds: float | None = None  # Seconds east of Greenwich; None: the host's rules apply.
 
     def at(self, moment: float) -> float:
         if self.fixed_seconds is not None:
@@ -242,12 +241,9 @@ class ReadLimits:
 
     started_at: float
     """When the exporter started (Unix time by the current clock); earlier lines are history."""
-    backlog_bytes: int
-    """Maximum part that the first read of a file covers."""
-    poll_bytes: int
-    """Maximum part that one read returns."""
-    clock: Callable[[], float]
-    """Unix time."""
+    backlog_bytes: int  # Maximum part that the first read of a file covers.
+    poll_bytes: int  # Maximum part that one read returns.
+    clock: Callable[[], float]  # Unix time.
 
 
 @dataclass(slots=True)
@@ -261,33 +257,25 @@ class LogTail:
     pipe_directory: str
     log: LogName
     limits: ReadLimits
-    server_name: str = ""
-    """Name of the server that owns the log; empty: the log of a v2 daemon."""
+    server_name: str = ""  # Name of the server that owns the log; empty: the log of a v2 daemon.
     path: str = ""
     owners: frozenset[int] = frozenset()
     """The users whose file is accepted. A daemon's log belongs to the daemon's user: its servers
     write through a pipe of the daemon."""
     error: str | None = None
     descriptor: int | None = None
-    start_offset: int = 0
-    """Where the first read began."""
-    zone: LogZone | None = None
-    """Zone that the file's modification time showed; None: not yet."""
+    start_offset: int = 0  # Where the first read began.
+    zone: LogZone | None = None  # Zone that the file's modification time showed; None: not yet.
     _logged_error: str | None = ""
     _last_line: LastLine | None = None
     _restarted: bool = False
     _lost_bytes: int = 0
-    _file: tuple[int, int] | None = None
-    """Device and inode of the file that was read last."""
-    _size_bytes: int = 0
-    """Size at the last read."""
-    _complete: bool = False
-    """The last read reached the end."""
+    _file: tuple[int, int] | None = None  # Device and inode of the file that was read last.
+    _size_bytes: int = 0  # Size at the last read.
+    _complete: bool = False  # The last read reached the end.
     _offset: int = 0
-    _history_until: int = 0
-    """Offset up to which lines are older than the exporter."""
-    _fingerprint: bytes = b""
-    """The last bytes before the offset."""
+    _history_until: int = 0  # Offset up to which lines are older than the exporter.
+    _fingerprint: bytes = b""  # The last bytes before the offset.
     _was_missing: bool = False
     _copy: int | None = None
     """The copy that a rotation made of a truncated file, until it has been read."""

@@ -1,7 +1,5 @@
 """Limits, timeouts and intervals of the sources."""
 
-from __future__ import annotations
-
 # ---------------------------------------------------------------------- ordinary users
 # Root, the exporter's own user and configured daemons have none of these limits.
 

@@ -253,10 +253,8 @@ class _User(NamedTuple):
 class _Walk:
     """The path to a directory, walked as one user."""
 
-    error: str | None = None
-    """Why the user cannot reach the directory; None: no obstacle is seen."""
-    closed: ClosedFolder | None = None
-    """The folder that is closed to the user."""
+    error: str | None = None  # Why the user cannot reach the directory; None: no obstacle is seen.
+    closed: ClosedFolder | None = None  # The folder that is closed to the user.
     end: str | None = None
     """The directory's path on the host; None: it does not exist, or the caller may not see it."""
 

@@ -10,8 +10,6 @@ Paths are plain strings: pathlib interns each component, and Python 3.12.0 to 3.
 interned string (python/cpython#113993; 38 MB for 500,000 PIDs).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -92,21 +90,17 @@ _SYS_ADMIN = 1 << 21
 class ProcessStatus:
     """The fields of /proc/PID/status that are used."""
 
-    uid: int | None = None
-    """The effective user."""
+    uid: int | None = None  # The effective user.
     namespace_pids: tuple[int, ...] = ()
     parent_pid: int | None = None
     real_uid: int | None = None
     several_uids: bool = False
     """Real, effective and saved user differ: a set-user-ID program, whose arguments and environment
     were chosen by another user than the effective one."""
-    group: frozenset[int] = frozenset()
-    """Real, effective, saved and file system group."""
+    group: frozenset[int] = frozenset()  # Real, effective, saved and file system group.
     supplementary_groups: frozenset[int] = frozenset()
-    capabilities: int = 0
-    """The effective ones, in the process's own user namespace."""
-    account: Account = (None, None)
-    """See Processes.account()."""
+    capabilities: int = 0  # The effective ones, in the process's own user namespace.
+    account: Account = (None, None)  # See Processes.account().
 
 
 def parse_status(raw: bytes) -> ProcessStatus:
@@ -197,8 +191,7 @@ def parse_passwd(raw: bytes) -> dict[int, str]:
 
 @dataclass(slots=True)
 class _CachedFacts:
-    stat: ProcessStat
-    """The file when the facts were read."""
+    stat: ProcessStat  # The file when the facts were read.
     read_at: float
     facts: ProcessFacts
     arguments: tuple[str, ...] | None = None

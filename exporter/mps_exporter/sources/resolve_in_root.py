@@ -9,8 +9,6 @@ entered, and directories that systemd masks from the exporter (InaccessiblePaths
 stay masked. Kernels without openat2 (before Linux 5.6) do not enter other mount namespaces.
 """
 
-from __future__ import annotations
-
 import array
 import ctypes
 import errno

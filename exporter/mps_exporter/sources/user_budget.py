@@ -4,8 +4,6 @@ Every limit holds for each user, and a second one for all ordinary users togethe
 have many user IDs (/etc/subuid).
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

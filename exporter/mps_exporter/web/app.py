@@ -1,7 +1,5 @@
 """The aiohttp application: routes, middlewares, and the headers of every response."""
 
-from __future__ import annotations
-
 import logging
 
 from aiohttp import web

@@ -1,7 +1,5 @@
 """/api/v1/events: incidents as server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import deque
@@ -59,8 +57,7 @@ class Events:
         self.user_names = UserNames()
         self.history = History()
         self._noted: Snapshot | None = None
-        self.last_at = 0.0
-        """Time of the last incident, by the clock of the event loop."""
+        self.last_at = 0.0  # Time of the last incident, by the clock of the event loop.
 
     def note(self, snapshot: Snapshot) -> None:
         """Record the user names and the history of a collection."""

@@ -93,12 +93,10 @@ class Connection(asyncio.Protocol):
     """aiohttp's protocol with timeouts."""
 
     def __init__(self, inner: asyncio.Protocol, registry: dict[Connection, str]) -> None:
-        self.requests = 0
-        """Requests in progress."""
+        self.requests = 0  # Requests in progress.
         self.waiting_since: float | None = asyncio.get_running_loop().time()
         """Start of the request that is being received or waits for its password check."""
-        self.received = 0
-        """Bytes since the last complete request."""
+        self.received = 0  # Bytes since the last complete request.
         self._inner = inner
         self._registry = registry
         self._transport: asyncio.Transport | None = None
@@ -158,10 +156,8 @@ class Connections:
     ) -> None:
         self._new_protocol = server
         self._options = options
-        self._tls = tls
-        """Returns the context for a new connection; None without TLS."""
-        self._open: dict[Connection, str] = {}
-        """Connection -> address."""
+        self._tls = tls  # Returns the context for a new connection; None without TLS.
+        self._open: dict[Connection, str] = {}  # Connection -> address.
 
     async def accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,5 @@
 """The request handlers: metrics, status as JSON and as a page, health, and the demo's chapters."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """The manual as web pages: /docs/ lists the pages, /docs/NAME is one of them."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from aiohttp import web

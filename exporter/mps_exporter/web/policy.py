@@ -3,8 +3,6 @@
 Durations are in seconds. The options of :class:`WebOptions` can differ between servers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from mps_exporter.flags import Settings
@@ -15,8 +13,7 @@ class WebOptions:
     """The settings of a server, its titles, and the limits that no setting changes."""
 
     settings: Settings = field(default_factory=Settings)
-    host: str = ""
-    """Title of the page: the Kubernetes node or the host's name."""
+    host: str = ""  # Title of the page: the Kubernetes node or the host's name.
     version: str = ""
     revision: str = ""
 
@@ -26,12 +23,10 @@ class WebOptions:
     """Maximum difference between a scrape's timeout and the deadline of its collection."""
     request_timeout: float = 10.0
     """Time to send a complete request, from the connection or from its first byte."""
-    send_timeout: float = 60.0
-    """Time to take a response."""
+    send_timeout: float = 60.0  # Time to take a response.
     keepalive_timeout: float = 120.0
     """Lifetime of an idle connection, above the usual scrape intervals."""
-    shutdown_timeout: float = 10.0
-    """Time for the responses in progress when the program stops."""
+    shutdown_timeout: float = 10.0  # Time for the responses in progress when the program stops.
 
 
 # ------------------------------------------------------------------------------ connections

@@ -1,7 +1,5 @@
 """The server: listening sockets (TCP, Unix, systemd's), and an application served on them."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

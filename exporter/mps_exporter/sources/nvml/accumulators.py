@@ -5,8 +5,6 @@ happened since its last sample; so several Prometheus servers do not disturb eac
 running exporter a tick samples once a second, and a collection shows the values of the last tick.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,14 +34,11 @@ class SampleIntegral:
     by its own timestamp.
     """
 
-    seconds: float = 0.0
-    """Busy time."""
+    seconds: float = 0.0  # Busy time.
     unobserved_seconds: float = 0.0
     """Gaps: the driver's buffer had overflowed, or the driver did not sample."""
-    last_timestamp: int | None = None
-    """Timestamp in µs of the newest sample that was counted."""
-    counted_at: float | None = None
-    """Monotonic time when samples were last counted; None: never."""
+    last_timestamp: int | None = None  # Timestamp in µs of the newest sample that was counted.
+    counted_at: float | None = None  # Monotonic time when samples were last counted; None: never.
     _period: float = USUAL_PERIOD_SECONDS
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
@@ -89,8 +84,7 @@ class SampleIntegral:
 class RatioIntegral:
     """Adds up ratios that hold for a whole interval each: GPM's two-sample differences."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Active unit -> time."""
+    seconds: dict[str, float] = field(default_factory=dict)  # Active unit -> time.
     unobserved_seconds: float = 0.0
     seen_until: float | None = None
     """Monotonic time up to which every second is active, idle or unobserved; None: not started."""
@@ -231,8 +225,7 @@ class GpmAccumulator:
         self._base_at: float | None = None
         self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
-        self._observed: set[str] = set()
-        """Counters that the last sample has updated."""
+        self._observed: set[str] = set()  # Counters that the last sample has updated.
 
     def sample(self, now: float, min_interval: float) -> None:
         """Take a sample, and count the interval since the last sample."""

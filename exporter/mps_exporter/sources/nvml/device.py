@@ -1,7 +1,5 @@
 """Readers of a GPU and of its MIG instances: readings, processes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

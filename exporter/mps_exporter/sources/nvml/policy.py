@@ -1,7 +1,5 @@
 """Intervals, timeouts and limits of the NVML source."""
 
-from __future__ import annotations
-
 # How often a value is read, by what the call costs and how fast the value changes
 
 EACH = 0.0  # Interval of values that cost microseconds: read at each collection.

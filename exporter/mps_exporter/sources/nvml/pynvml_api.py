@@ -13,8 +13,6 @@ All queries about a device go through its `DeviceQueries`, so that one rule deci
 means: never available, not available now, the GPU is gone, or the NVML session is gone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import math
@@ -33,8 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Device = NewType("Device", object)
-"""An NVML handle of a GPU or a MIG instance."""
+Device = NewType("Device", object)  # An NVML handle of a GPU or a MIG instance.
 ProcessKind = Literal["Compute", "MPSCompute", "Graphics"]
 Argument = int | str
 
@@ -381,11 +378,9 @@ class DeviceQueries:
     def __init__(self, api: NvmlApi, device: Device, device_name: str) -> None:
         self.api = api
         self.device = device
-        self.session_gone = False
-        """Whether NVML must be initialized again."""
+        self.session_gone = False  # Whether NVML must be initialized again.
         self._device_name = device_name
-        self._refused: dict[str, float] = {}
-        """Query -> time from which it may be repeated."""
+        self._refused: dict[str, float] = {}  # Query -> time from which it may be repeated.
         self._logged: set[tuple[str, int]] = set()
         self._cached: dict[str, tuple[float, Any]] = {}
         """Query -> time until which the value is fresh, value."""

@@ -8,8 +8,6 @@ PCIe bytes, Xid errors) are in ``accumulators.py`` and ``session.py``.
 A state is one reading: its label ``state`` names the state, its value is 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -34,13 +32,10 @@ Labels = tuple[tuple[str, str], ...]
 class Row:
     """One call and its readings."""
 
-    call: str
-    """Name of the row: the NVML function with its arguments."""
+    call: str  # Name of the row: the NVML function with its arguments.
     read: Callable[[NvmlApi, Device], Iterable[Reading]]
-    every: float = EACH
-    """Interval in seconds of the query."""
-    unless: str | None = None
-    """Name of the row that this row replaces if the GPU lacks it."""
+    every: float = EACH  # Interval in seconds of the query.
+    unless: str | None = None  # Name of the row that this row replaces if the GPU lacks it.
 
 
 @dataclass(frozen=True)
@@ -48,15 +43,12 @@ class FieldRow:
     """One value of the batched call nvmlDeviceGetFieldValues."""
 
     quantity: str
-    field: int
-    """NVML_FI_DEV_..., by number."""
+    field: int  # NVML_FI_DEV_..., by number.
     scale: float = 1.0
     labels: Labels = ()
     scope: int = 0
-    states: tuple[str, ...] = ()
-    """Names of the values 0, 1, 2 ... of a state."""
-    every: float = EACH
-    """Interval in seconds of the query."""
+    states: tuple[str, ...] = ()  # Names of the values 0, 1, 2 ... of a state.
+    every: float = EACH  # Interval in seconds of the query.
 
     @cached_property
     def call(self) -> str:

@@ -10,8 +10,6 @@ memory access, 48: double-bit ECC error, 79: the GPU has fallen off the bus). NV
 once, as an event, to the programs that wait for events.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -78,10 +76,8 @@ class Clock(NamedTuple):
 class NvmlOptions:
     """Options."""
 
-    serials: bool = False
-    """Whether to read the boards' serial numbers."""
-    xid_events: bool = True
-    """Whether to wait for Xid events."""
+    serials: bool = False  # Whether to read the boards' serial numbers.
+    xid_events: bool = True  # Whether to wait for Xid events.
     stop_timeout_seconds: float = policy.EVENT_STOP_TIMEOUT_SECONDS
     """Timeout for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
@@ -107,8 +103,7 @@ class NvmlSession:
         """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
         self._unreadable: dict[int, str] = {}
         self._lost: frozenset[str] = frozenset()
-        self._retry_at = 0.0
-        """Time of the next attempt after an error."""
+        self._retry_at = 0.0  # Time of the next attempt after an error.
         self._reopen_at = NEVER
         self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
