@@ -496,10 +496,7 @@ class Daemon(Process):
         return True
 
     def _confirmed_later(self, running_time: str) -> None:
-        """Allow for the second after which the exporter confirms a death, and a poll.
-
-        Another poll may have to read the line that names the process.
-        """
+        """Allow for the exporter's confirmation: polls of the line and of the exit; a second."""
         self.truth.allow(running_time, CONFIRMED_AFTER_MS)
         self.world.settle(CONFIRMED_AFTER_MS + LONGEST_POLL_MS)
 
