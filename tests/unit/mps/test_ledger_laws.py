@@ -12,19 +12,8 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.policy import Quota
 from mps_exporter.mps.tracker import DaemonTracker
-from mps_exporter.observations import LogChunk, LogsObservation
-from testing.mps_logs import (
-    EIGHT,
-    LOGS,
-    PIPE,
-    Logs,
-    numbers,
-    observation,
-    sample,
-    script,
-    summary,
-    values,
-)
+from mps_exporter.observations import LogsObservation
+from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, numbers, observation, script, values
 
 PIDS = st.sampled_from([0, 100, 101, 110, 111, 9999999])
 UIDS = st.sampled_from([0, 1001, 1002])
@@ -152,31 +141,6 @@ def test_law_whatever_the_log_says_counters_only_grow(
         view = tracker.state
         assert all(server.clients.count >= 0 for server in view.servers)
         assert all(number >= 0 for number in numbers(view.counters).values())
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=300)), max_size=20))
-def test_law_garbage_costs_nothing_around_it(garbage: list[tuple[bool, bytes]]) -> None:
-    logs = sample("one-client")
-    tracker = DaemonTracker(PIPE)
-    now = logs.stamps()[-1] + 0.5
-    chunks = []
-    for log in LOGS:
-        junk = [
-            b"?" + part.replace(b"\n", b"?") + b"\n"
-            for side, part in garbage
-            if side == (log == "control")
-        ]
-        lines = logs[log].splitlines(keepends=True)
-        for index, part in enumerate(junk):
-            lines.insert(index * len(lines) // len(junk), part)
-        chunks.append(
-            LogChunk(at=now, pipe_directory=PIPE, log=log, data=b"".join(lines), complete_until=now)
-        )
-    tracker.add_logs(LogsObservation(at=now, chunks=tuple(chunks)))
-    found = tracker.state.counters.snapshot()
-    assert found["mps_server_exits_total"]["requested",] == 1
-    assert summary(found)["sessions"]["0"][1] == 6.124
 
 
 def weight(thing: object, seen: set[int]) -> int:

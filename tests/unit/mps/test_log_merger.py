@@ -140,9 +140,11 @@ def test_a_clock_set_back_stops_nothing() -> None:
 
 def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
     sequencer = merger()
-    data = b"Server 634\n" + script("00:01.000 C630 NEW UI").control + b"Server 634\n"
-    sequencer.add_chunk(chunk("control", data))
-    assert [entry.at for entry in out(sequencer)] == [NOW, at("00:01"), at("00:01")]
+    first, last = (script(f"00:0{n}.000 C630 NEW UI").control for n in (1, 3))
+    sequencer.add_chunk(chunk("control", b"Server 634\n%bServer 634\n%b" % (first, last)))
+    sequencer.add_chunk(chunk("server", "00:02.000 S110 Startup", complete_until=NOW))
+    found = [entry.at for entry in out(sequencer)]
+    assert found == [NOW, at("00:01"), at("00:01"), at("00:02"), at("00:03")]
 
 
 @given(
