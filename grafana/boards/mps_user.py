@@ -192,7 +192,7 @@ _SHOWN = (
     f" or 0 * last_over_time(mps_server_info{_MINE}[$__range] @ end())))"
 )
 
-# All clients of all hosts are read at each point: of 1,000 hosts 0.8 s.
+# All clients of all hosts are read at each point: 90 points of 1,000 hosts took 1.1 s.
 TIMELINE = replace(
     timeline(
         "Who holds the GPUs that I use",
