@@ -180,15 +180,15 @@ class ReplayHost:
         Reads without new data are not recorded. So a log is complete until now, unless its next
         lines were read soon afterwards: some of them may have been written before.
         """
-        logs = self._streams["logs"]
+        logs, interval = self._streams["logs"], policy.RECORDED_POLL_INTERVAL_SECONDS
+        begin, end = (bisect_right(logs, now + ahead, key=_TIME) for ahead in (0, 3 * interval))
         later = (
             chunk.at
-            for observation in logs[bisect_right(logs, now, key=_TIME) :]
+            for observation in logs[begin:end]
             for chunk in observation.chunks
             if (chunk.pipe_directory, chunk.log) == (state.pipe_directory, state.log)
         )
         # No line follows the last line of a recording, which must not be held back.
-        interval = policy.RECORDED_POLL_INTERVAL_SECONDS
         reach = now + interval if now >= self._recording.ended_at else now
         until = min(reach, next(later, math.inf) - interval)
         return LogChunk(now, state.pipe_directory, state.log, complete_until=until)

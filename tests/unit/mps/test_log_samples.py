@@ -52,7 +52,7 @@ def final(tracker: DaemonTracker, end: float) -> DaemonState:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_law_pauses_and_read_sizes_do_not_matter(name: str, data: st.DataObject) -> None:
     logs = sample(name)
@@ -116,7 +116,7 @@ def test_law_the_exporter_may_start_at_any_line(name: str) -> None:
     everything = numbers(whole.counters)
     losses = [key for key in everything if "_losses_" in key]
     known, read_before = DaemonTracker(PIPE), Logs(b"", b"")
-    for moment in logs.stamps():
+    for moment in logs.stamps()[::3]:
         before = logs.until(moment)
         new = {log: before[log][len(read_before[log]) :] for log in LOGS}
         known.add_logs(observation(moment + 0.0004, new, complete=moment + SETTLED))
