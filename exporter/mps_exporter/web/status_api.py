@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mps_exporter import findings, humanize
-from mps_exporter.findings import ADVICE
 from mps_exporter.findings.before_kill import neighbour_counts
-from mps_exporter.findings.finding import Finding, effective_severity, shown_path
-from mps_exporter.findings.finding import Severity as FindingSeverity
+from mps_exporter.findings.finding import Finding, shown_path
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
@@ -173,22 +171,12 @@ def daemon_view(
     )
 
 
-_SEVERITIES: dict[str, FindingSeverity] = {
-    "ghost": "critical",
-    "client_terminated": "warning",
-    "wait_abandoned": "warning",
-}
-"""Severities of incidents without a finding; the default is info."""
-
-
 def incident_view(daemon: DaemonFacts, one: Incident, name_of: humanize.UserNameLookup) -> View:
-    advice = ADVICE.get(one.kind)
-    severity = _SEVERITIES.get(one.kind, "info") if advice is None else advice.severity
     return view_of(
         "incident",
         one,
         daemon=shown_path(daemon.pipe_directory),
-        severity=effective_severity(severity, limited=daemon.limited),
+        severity=findings.incident_severity(one.kind, limited=daemon.limited),
         text=humanize.describe_incident(one, name_of),
         proof=one.proof,  # empty: no fault
     )
