@@ -117,7 +117,7 @@ def asked(
         return ProcessResult(0, text.encode("utf-8", "surrogateescape"))
 
     async def ask() -> tuple[ControlObservation, ControlObservation]:
-        tool = ControlTool("tool", run=run, now=lambda: at)
+        tool = ControlTool("tool", 2.0, 5.0, run=run, now=lambda: at)
         return await tool.probe(daemon, 10.0), await tool.reconcile(daemon, (), 10.0)
 
     with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import gzip as gzip_format
+import gzip
 import os
 import platform
 from collections.abc import Callable
@@ -221,18 +221,18 @@ class CollectorBackend:
         self.ready = True
         return snapshot
 
-    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._renderers, self._encode, snapshot, content_type, gzip
+            self._renderers, self._encode, snapshot, content_type, gzip_level
         )
 
-    def _encode(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
+    def _encode(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         wall = snapshot.recording.viewer_time if snapshot.recording is not None else None
         families = render(snapshot, build(), wall=wall, clients=self._clients)
         own = () if self._process is None else self._process.collect()
         page = encode(self._sparse.shown(families), own, content_type)
-        return gzip_format.compress(page, policy.GZIP_LEVEL, mtime=0) if gzip else page
+        return gzip.compress(page, gzip_level, mtime=0) if gzip_level else page
 
     async def recording(self, at: float | None) -> bytes | None:
         return None if self._hindsight is None else await self._hindsight.recording(at)

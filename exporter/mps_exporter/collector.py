@@ -396,7 +396,7 @@ class Collector:
         record.answers = with_probe(record.answers, probe)
         record.record_query(probe)
         if _confirmed_absent(probe, record.facts):
-            record.tracker.mark_absent(probe.at)
+            record.tracker.update_liveness(probe.at, lambda *_: None, daemon=False)
         # A daemon without a process may be absent: that is not a failure.
         if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
             _raise_for_outcome(probe)

@@ -49,5 +49,4 @@ MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of on
 
 # ---------------------------------------------------------------------- rendering
 
-GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
-RENDER_THREADS = 2  # Number of threads that render pages, so that the event loop continues.
+RENDER_THREADS = 2  # Number of threads that render metrics, so that the event loop continues.

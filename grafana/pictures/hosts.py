@@ -45,7 +45,7 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
         name = request.match_info["name"]
         if name in services:
             snapshot = await services[name].collect(None, None)
-            page = await services[name].expose(snapshot, TEXT_0_0_4, gzip=False)
+            page = await services[name].expose(snapshot, TEXT_0_0_4, gzip_level=0)
         elif name in (MADE_UP, V3):
             snapshot = full() if name == MADE_UP else (await v3.to_end()).snapshot
             page = text_of(snapshot).encode()

@@ -19,7 +19,7 @@ from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.snapshot import Client, ControlDaemon, Incident, Server
 from mps_exporter.web import status_api
-from mps_exporter.web.status_api import View
+from mps_exporter.web.status_fields import View
 
 
 class Defect(NamedTuple):

@@ -17,6 +17,7 @@ from mps_exporter.findings.finding import (
     HostFacts,
     Kind,
     Severity,
+    effective_severity,
 )
 from mps_exporter.humanize import UserNameLookup, UserNames
 from mps_exporter.observations import DaemonConditions, Leftovers, ProcessFacts
@@ -130,6 +131,13 @@ def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> 
             yield replace(one, limited=not nodes or one.daemon in users)
 
     return (*found(nodes=True), *found(nodes=False))
+
+
+def incident_severity(kind: str, *, limited: bool) -> Severity:
+    """Return the severity of an incident, which is that of its finding, if it has one."""
+    if kind in ADVICE:
+        return effective_severity(ADVICE[kind].severity, limited=limited)
+    return effective_severity(incidents.SEVERITIES.get(kind, "info"), limited=limited)
 
 
 def most_severe(found: Iterable[Finding]) -> Severity | None:

@@ -6,11 +6,10 @@ A remedy is the least costly one, and ends only what is proved to be dead.
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter.findings import policy
+from mps_exporter.findings import halted, policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     KERNEL_LOG,
-    PROCESS_OWNER,
     Action,
     Case,
     Cases,
@@ -26,9 +25,7 @@ from mps_exporter.findings.finding import (
     show_processes,
     shown_path,
 )
-from mps_exporter.humanize import capitalize, count, printable, processes, sentence
-from mps_exporter.mps.cgroups import parse_cgroup
-from mps_exporter.observations import ProcessFacts, ProcessView
+from mps_exporter.humanize import capitalize, count, processes, sentence
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
@@ -127,9 +124,9 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
     # The end of a ghost is enough, even if a server is stopped, but not if the daemon itself is.
     itself = facts.process is not None and facts.process.stopped
     if stopped is not None and (ghost is None or itself):
-        how, remedy = halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
+        how, remedy = halted.texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
         what = "it" if stopped.pid == daemon.pid else f"its server {stopped.pid}"
-        return f"{what} is {how}; {hangs}", remedy, resuming(stopped)
+        return f"{what} is {how}; {hangs}", remedy, halted.resuming(stopped)
     if ghost is not None:
         why = f"it hangs on its ghost server {ghost.pid}"
         return why, ghost_remedy(ghost), ghost_commands(daemon)
@@ -169,33 +166,6 @@ def _remedy_of_unknown_cause(daemon: ControlDaemon) -> str:
         "its servers are stuck in, and whether they have file descriptors left (mps-exporter "
         f"doctor, as root). The last resort is a restart of the daemon: {lost} will be lost."
     )
-
-
-def halt_texts(one: ProcessFacts | ProcessView) -> tuple[str, str] | None:
-    """Return what keeps a process from running and the remedy; None if nothing does."""
-    if one.frozen_group:
-        return f"frozen, with its control group {shown_path(one.frozen_group)}", "Thaw that group."
-    if one.state == "t":
-        debugger = f"process {printable(one.tracer)}" if one.tracer else "a debugger"
-        return (
-            f"stopped by {debugger}, which traces it (state t)",
-            f"Let {debugger} continue it, or detach from it; SIGCONT has no effect.",
-        )
-    if one.state == "T":
-        return "stopped (state T)", f"Continue process {one.pid} (SIGCONT)."
-    return None
-
-
-def resuming(one: ProcessFacts | ProcessView) -> Iterator[Action]:
-    if one.frozen_group:
-        container = parse_cgroup(f"0::{one.frozen_group}").container_id or ""
-        runtime, _, number = container.partition("://")
-        if runtime in ("docker", "podman") and number in one.frozen_group[-70:]:
-            yield Action(f"{runtime} unpause {number[:12]}", "root", "thaws the container")
-        elif path := quoted_path(f"{one.frozen_group}/cgroup.freeze"):
-            yield Action(f"echo 0 > {path}", "root", "thaws the control group")
-    elif one.state == "T":
-        yield Action(f"kill -CONT {one.pid}", PROCESS_OWNER, "lets the stopped process go on")
 
 
 @of_daemon(

@@ -10,6 +10,7 @@ from mps_exporter.findings.finding import (
     Case,
     Cases,
     HostFacts,
+    Severity,
     of_incident,
     of_leftovers,
     open_folder,
@@ -25,6 +26,13 @@ from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
 _DIED_AT_ONCE = "all-programs-died-at-once"
 _AFTER_A_KILL = "the-next-job-fails-after-one-was-killed"
+
+SEVERITIES: dict[str, Severity] = {
+    "ghost": "critical",
+    "client_terminated": "warning",
+    "wait_abandoned": "warning",
+}
+"""Severities of incidents without a finding; the default is info."""
 
 Cause = tuple[str, str]  # Cause of a failed start and its remedy, each in words.
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter.findings import daemons, gpus, incidents, limits, policy, visibility
+from mps_exporter.findings import daemons, gpus, halted, incidents, limits, policy, visibility
 from mps_exporter.findings.daemons import WITHOUT_MPS
 from mps_exporter.findings.finding import (
     Action,
@@ -222,11 +222,10 @@ def _process_checks(one: Subject) -> Checks:
             text = f"It ({name}) has ended; {parent}"
         yield warning(f"{text}.")
         yield from map(_as_check, daemons.queued_client_dead.found(one.alone))
-    elif (halted := daemons.halt_texts(view)) is not None:
-        text, remedy = halted
-        yield problem(
-            f"It ({name}) is {text}.", remedy, command=_first_command(daemons.resuming(view))
-        )
+    elif (halt := halted.texts(view)) is not None:
+        text, remedy = halt
+        command = _first_command(halted.resuming(view))
+        yield problem(f"It ({name}) is {text}.", remedy, command=command)
     elif view.state == "D":
         yield warning(
             f"It ({name}) is inside the kernel and cannot be interrupted (state D): in the driver, "

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
+from mps_exporter.merge import policy
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.stranded import is_stranded, stranded_pids
@@ -32,11 +33,6 @@ from mps_exporter.snapshot import (
 
 __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
-MAX_CLIENTS_PER_USER = 256
-"""Maximum number of clients of one ordinary user's daemons that have metrics of their own."""
-
-MAX_LIMITED_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
-
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
     """Return the processes that a source other than a log names, to be identified in /proc."""
@@ -45,7 +41,7 @@ def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInput
         pids.update(process.pid for process in gpu.processes or ())
     for daemon in daemons:
         pids.update(process.pid for process in daemon.facts.servers)
-        most = MAX_CLIENTS_PER_USER if daemon.facts.limited else None
+        most = policy.MAX_CLIENTS_PER_USER if daemon.facts.limited else None
         for reply in daemon.answers.servers.values():
             pids.update((reply.server_pid, *(reply.client_pids or ())[:most]))
         lists = daemon.answers.partitioning
@@ -97,7 +93,9 @@ def _merge_daemons(
     for inputs in daemons:
         user, most = inputs.facts.user, clients_max
         if inputs.facts.limited:
-            left = min(MAX_CLIENTS_PER_USER - shown[user], MAX_LIMITED_CLIENTS - shown.total())
+            left = min(
+                policy.MAX_CLIENTS_PER_USER - shown[user], policy.MAX_USERS_CLIENTS - shown.total()
+            )
             most = min(most, max(0, left))
         merged.append(merge_daemon(context, inputs, most, now))
         if inputs.facts.limited:

@@ -3,14 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from mps_exporter.merge import policy
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.snapshot import ControlDaemon, ProcessKind
 
 Known = tuple[ControlDaemon, DaemonInputs]  # A daemon, and what it was made from.
-
-STRANDED_SECONDS = 1.0
-"""Minimum time without a server after which a client is stranded. A client that exits leaves NVML's
-list within this time after it left its server."""
 
 
 def is_stranded(context: MergeContext, pid: int) -> bool:
@@ -18,7 +15,7 @@ def is_stranded(context: MergeContext, pid: int) -> bool:
     if context.stranded_since is None:
         return True
     since = context.stranded_since.get(pid, math.inf)
-    return since <= context.nvml.at - STRANDED_SECONDS
+    return since <= context.nvml.at - policy.STRANDED_SECONDS
 
 
 def stranded_pids(

@@ -180,10 +180,6 @@ class DaemonTracker:
         if not any(state.readable.values()):
             self.advance_to(now)
 
-    def mark_absent(self, at: float) -> None:
-        """Record that no process of the daemon was found, and that its lock is free."""
-        self.update_liveness(at, lambda _pid, _at: None, daemon=False)
-
     def _confirm_exits(self, complete_until: float) -> None:
         """Apply the exits that are certain, given that the logs are read up to this time."""
         state, now = self.state, self.state.moment(complete_until)

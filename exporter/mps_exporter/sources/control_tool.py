@@ -53,7 +53,6 @@ from mps_exporter.sources.child_process import (
 from mps_exporter.sources.resolve_in_root import opened_directory, process_root
 from mps_exporter.sources.user_budget import UserBudget
 
-DEFAULT_BINARY = "nvidia-cuda-mps-control"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _BUSY = "another question to it is still under way"
@@ -138,9 +137,9 @@ class ControlTool:
 
     def __init__(
         self,
-        binary: str = DEFAULT_BINARY,
-        timeout_seconds: float = 2.0,
-        min_interval_seconds: float = 5.0,
+        binary: str,
+        timeout_seconds: float,
+        min_interval_seconds: float,
         *,
         procfs: str = "/proc",
         budget: UserBudget | None = None,

@@ -38,8 +38,9 @@ from mps_exporter.sources.daemon_directories import (
     directory_status,
     parse_daemon_flags,
 )
-from mps_exporter.sources.processes import HOST_USERS, Account, Processes
+from mps_exporter.sources.processes import Account, Processes
 from mps_exporter.sources.user_budget import UserBudget
+from mps_exporter.sources.user_names import HOST_USERS
 
 CONTAINER_LOGS = "/var/log/containers"
 

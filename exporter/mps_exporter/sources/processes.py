@@ -13,7 +13,6 @@ interned string (python/cpython#113993; 38 MB for 500,000 PIDs).
 import asyncio
 import errno
 import os
-import pwd
 import re
 import stat as stat_bits
 import time
@@ -21,15 +20,14 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
+from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own in most containers
-HOST_USERS = "/etc/passwd"
 SEVERAL_USERS = -1
 
 _LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}
@@ -174,16 +172,6 @@ def find_limiter(environment: bytes, mounts: bytes) -> str:
     preloaded = b" ".join(one for one in environment.split(b"\0") if one.startswith(b"LD_PRELOAD="))
     found = _LIMITER.search(preloaded) or _LIMITER.search(mounts)
     return _LIMITERS[found[1]] if found else ""
-
-
-def parse_passwd(raw: bytes) -> dict[int, str]:
-    """Parse /etc/passwd: user ID -> name. If an ID is listed twice, the first name wins."""
-    names: dict[int, str] = {}
-    for line in raw.split(b"\n"):
-        fields = line.split(b":")
-        if len(fields) >= 3 and re.fullmatch(rb"\d{1,10}", fields[2]) and fields[0]:
-            names.setdefault(int(fields[2]), text_of(fields[0]))
-    return names
 
 
 # ---------------------------------------------------------------------- processes
@@ -487,30 +475,6 @@ def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
         if error.errno in absent:
             return None
         raise
-
-
-class PasswdNames:
-    """The names in a file like /etc/passwd; the host's own includes directory services."""
-
-    def __init__(self, path: str, clock: Callable[[], float]) -> None:
-        self._path = path
-        self._clock = clock
-        self._names: dict[int, str | None] = {}
-        self._read_at = float("-inf")
-
-    def name_of(self, uid: int | None) -> str | None:
-        if uid is None:
-            return None
-        if self._clock() - self._read_at >= policy.PROCESS_REFRESH_INTERVAL_SECONDS:
-            with suppress(OSError), Path(self._path).open("rb") as file:
-                self._names = {**parse_passwd(file.read(policy.MAX_PROC_FILE_BYTES))}
-            self._read_at = self._clock()
-        if uid not in self._names:
-            self._names[uid] = None
-            if self._path == HOST_USERS:
-                with suppress(KeyError, OverflowError):
-                    self._names[uid] = pwd.getpwuid(uid).pw_name
-        return self._names[uid]
 
 
 # ---------------------------------------------------------------------- exits

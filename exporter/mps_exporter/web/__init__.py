@@ -33,8 +33,8 @@ class Backend(Protocol):
     ) -> Snapshot:
         """Collect, or join the collection in flight. None: the default deadline; every source."""
 
-    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
-        """Render the metrics, not on the event loop."""
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
+        """Render the metrics, not on the event loop. gzip_level 0: without compression."""
 
     async def recording(self, at: float | None) -> bytes | None:
         """Return the recording of an incident at this time (None: the latest), if it is kept."""

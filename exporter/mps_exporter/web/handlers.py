@@ -93,8 +93,9 @@ async def metrics(request: web.Request) -> web.Response:
             seconds -= time.monotonic() - began
         snapshot = await backend.collect(seconds, collectors)
         request.app[EVENTS].note(snapshot)
+        level = policy.GZIP_LEVEL if gzip else 0
         body = await request.app[RENDERINGS].join(
-            (id(snapshot), form, gzip), lambda: backend.expose(snapshot, form, gzip)
+            (id(snapshot), form, gzip), lambda: backend.expose(snapshot, form, level)
         )
     return web.Response(body=body, headers=headers)
 

@@ -1,23 +1,16 @@
-"""The status of the host as data: the page and /api/v1/status show the same.
-
-Names that other people choose (programs, users, units) are made printable here, once. The fields
-are documented in docs/api.md; they are an interface, so none may change its meaning.
-"""
+"""The status of the host as data: the page and /api/v1/status show the same."""
 
 import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from mps_exporter import findings, humanize
-from mps_exporter.findings import ADVICE, visibility
 from mps_exporter.findings.before_kill import neighbour_counts
-from mps_exporter.findings.finding import Finding, effective_severity, shown_path
-from mps_exporter.findings.finding import Severity as FindingSeverity
+from mps_exporter.findings.finding import Finding, shown_path
 from mps_exporter.findings.limits import partitioning_lines
-from mps_exporter.findings.policy import RECENT_INCIDENT_SECONDS
 from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import DaemonFacts
@@ -32,11 +25,11 @@ from mps_exporter.snapshot import (
     Wait,
 )
 from mps_exporter.web import policy
+from mps_exporter.web.headline import headline, in_page_order
 from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.status_fields import View, finding_view, shown, view_of
 
 API_VERSION = "1"
-Severity = Literal["critical", "warning", "info", "ok"]
-"""The severities of findings and alerts; ok only for an answer such as "All is well"."""
 DAY_SECONDS = 86_400.0
 
 
@@ -99,92 +92,8 @@ class History:
         return self._first_seen.get(finding.key)
 
 
-# ----------------------------------------------------------------------------------- views
-
-
-FIELDS = {
-    "finding": (
-        "severity ordinary_user text remedy daemon since name why uuid first_seen actions "
-        "runbook_url docs_url"
-    ),
-    "client": (
-        "pid program user uid joined_by connected_at state state_since limit_source "
-        "active_thread_ratio sm_limit memory_used_bytes memory_limit_bytes contexts gpu_uuids "
-        "server_name namespace sm_partition sm_partition_fault neighbours sm_use container_id "
-        "pod_uid slurm_job_id systemd_unit"
-    ),
-    "server": (
-        "pid user uid state ghost started_at clients_connected contexts contexts_limit "
-        "active_thread_ratio clients"
-    ),
-    "wait": "pid user uid since seconds behind_user behind_uid behind_server_pid dead",
-    "span": "kind user uid start end",
-    "daemon": (
-        "pipe_directory log_directory state pid user uid started_at binary_version multiuser "
-        "gpu_uuids servers_count logs_readable servers waits waits_visible timeline "
-        "timeline_since protocol partitioning"
-    ),
-    "gpu": (
-        "index uuid name parent_uuid lost sm_count compute_mode utilization_ratio sm_active_ratio "
-        "memory_used_bytes memory_total_bytes power_watts temperature_celsius sm_committed_ratio "
-        "processes_by_kind stranded_clients served_by samples"
-    ),
-    "incident": (
-        "id at daemon kind severity text count counted server_pid uid pids blamed_pid "
-        "caused_by_pids proof ended_before gpu_uuids seconds recorded"
-    ),
-    "source": "name success duration_seconds error read_at",
-    "recording": (
-        "scenario machine driver_version recorded_at speed loop chapters chapter position_seconds "
-        "duration_seconds names_replaced recorded_from played_from"
-    ),
-}
-"""Kind of object -> its fields, in the order of the document."""
-
-
-class View(dict[str, Any]):
-    """An object of the status, whose fields are attributes, too."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-def to_json(view: View) -> str:
-    return json.dumps(view, default=asdict, allow_nan=False)
-
-
-def _shown(value: Any) -> Any:
-    """Return the value to show: printable text; None for an empty text."""
-    if isinstance(value, str):
-        return shown_path(value) or None
-    if isinstance(value, tuple):
-        return tuple(map(_shown, value))
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _view(kind: str, *sources: object, **derived: Any) -> View:
-    """Return a view of a part of the snapshot. Other fields are attributes of the sources."""
-
-    def field(name: str) -> Any:
-        return _shown(next(getattr(one, name) for one in sources if hasattr(one, name)))
-
-    return View(
-        (name, derived[name] if name in derived else field(name)) for name in FIELDS[kind].split()
-    )
-
-
-def finding_view(severity: Severity, text: str, remedy: str = "", **known: Any) -> View:
-    """Return a finding: unknown fields have their defaults."""
-    defaults = {"why": "", "actions": (), "ordinary_user": False}
-    derived = dict.fromkeys(FIELDS["finding"].split()) | defaults | known
-    return View(derived, severity=severity, text=text, remedy=remedy)
-
-
 def gpu_view(gpu: Gpu, now: float, history: History) -> View:
-    return _view(
+    return view_of(
         "gpu",
         gpu,
         gpu.observation,
@@ -199,19 +108,19 @@ def gpu_view(gpu: Gpu, now: float, history: History) -> View:
 
 
 def _client_view(client: Client, server: Server, use: Mapping[str, SmUse]) -> View:
-    return _view(
+    return view_of(
         "client",
         client,
         neighbours=neighbour_counts(client, server),
         sm_use=use,
-        program=_shown(client.command),
+        program=shown(client.command),
         user=humanize.user_name(client.uid, client.user),
-        sm_partition=_shown(client.sm_partition_name or client.sm_partition),
+        sm_partition=shown(client.sm_partition_name or client.sm_partition),
     )
 
 
 def _server_view(server: Server, daemon: ControlDaemon, snapshot: Snapshot) -> View:
-    def shown(client: Client) -> View:
+    def client_view(client: Client) -> View:
         key = daemon.pipe_directory, server.pid, client.pid
         return _client_view(client, server, snapshot.sm_use.get(key, {}))
 
@@ -219,19 +128,19 @@ def _server_view(server: Server, daemon: ControlDaemon, snapshot: Snapshot) -> V
         server.clients,
         key=lambda one: (math.inf if one.connected_at is None else one.connected_at, one.pid),
     )
-    return _view(
+    return view_of(
         "server",
         server,
         user=humanize.user_name(server.uid, server.user),
         ghost=bool(server.ghost),
         started_at=server.start_time_seconds,
-        clients=tuple(map(shown, oldest_first)),
+        clients=tuple(map(client_view, oldest_first)),
     )
 
 
 def _wait(wait: Wait, daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float) -> View:
     holder = next((server for server in daemon.servers if server.uid == wait.behind_uid), None)
-    return _view(
+    return view_of(
         "wait",
         wait,
         user=name_of(wait.uid),
@@ -245,7 +154,7 @@ def daemon_view(
     daemon: ControlDaemon, name_of: humanize.UserNameLookup, now: float, snapshot: Snapshot
 ) -> View:
     waits = sorted(daemon.waits, key=lambda wait: wait.since)
-    return _view(
+    return view_of(
         "daemon",
         daemon,
         user=humanize.user_name(daemon.uid, daemon.user) if daemon.uid is not None else None,
@@ -255,29 +164,19 @@ def daemon_view(
         waits=tuple(_wait(wait, daemon, name_of, now) for wait in waits),
         waits_visible=daemon.shows_waits,
         timeline=tuple(
-            _view("span", span, user=name_of(span.uid), end=now if span.ongoing else span.end)
+            view_of("span", span, user=name_of(span.uid), end=now if span.ongoing else span.end)
             for span in daemon.timeline
         ),
         partitioning=partitioning_lines(daemon, snapshot),
     )
 
 
-_SEVERITIES: dict[str, FindingSeverity] = {
-    "ghost": "critical",
-    "client_terminated": "warning",
-    "wait_abandoned": "warning",
-}
-"""Severities of incidents without a finding; the default is info."""
-
-
 def incident_view(daemon: DaemonFacts, one: Incident, name_of: humanize.UserNameLookup) -> View:
-    advice = ADVICE.get(one.kind)
-    severity = _SEVERITIES.get(one.kind, "info") if advice is None else advice.severity
-    return _view(
+    return view_of(
         "incident",
         one,
         daemon=shown_path(daemon.pipe_directory),
-        severity=effective_severity(severity, limited=daemon.limited),
+        severity=findings.incident_severity(one.kind, limited=daemon.limited),
         text=humanize.describe_incident(one, name_of),
         proof=one.proof,  # empty: no fault
     )
@@ -324,7 +223,9 @@ def _totals(
 
 # ------------------------------------------------------------------------------ the status
 
-_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
+
+def to_json(view: View) -> str:
+    return json.dumps(view, default=asdict, allow_nan=False)
 
 
 def make_status(
@@ -344,7 +245,7 @@ def make_status(
     blind = [one for one in states if one.advice.kind == "blindness"]
     unknowns = tuple(_finding_view(one, history) for one in blind)
     views = [_finding_view(one, history) for one in findings.in_order(current)]
-    found = _ordered(views, snapshot)
+    found = in_page_order(views, snapshot)
     incidents = _incidents(snapshot, name_of)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     status = View(
@@ -353,7 +254,7 @@ def make_status(
         host=options.host,
         exporter=View(name=PROGRAM, version=options.version, revision=options.revision),
         recording=info
-        and _view("recording", info, **asdict(info.header), recorded_from=info.header.started_at),
+        and view_of("recording", info, **asdict(info.header), recorded_from=info.header.started_at),
         driver_version=snapshot.driver_version,
         cuda_version=snapshot.cuda_version,
         headline=headline(snapshot, found, unknowns),
@@ -361,7 +262,7 @@ def make_status(
         blind_spots=unknowns,
         totals=_totals(snapshot, daemons, incidents, history.began_at),
         sources=tuple(
-            _view("source", one, read_at=now if one.success else history.read_at.get(one.name))
+            view_of("source", one, read_at=now if one.success else history.read_at.get(one.name))
             for one in snapshot.collectors
         ),
         gpus=tuple(gpu_view(gpu, now, history) for gpu in snapshot.gpus),
@@ -400,40 +301,6 @@ def _in_viewer_time(value: Any, viewer_time: Callable[[float], float]) -> Any:
     )
 
 
-def _ordered(found: Iterable[View], snapshot: Snapshot) -> tuple[View, ...]:
-    """Return the findings by severity; within a severity, dated findings with the newest first.
-
-    A past critical incident, such as a crash, comes after the warnings about the current state.
-    """
-    shown, now = list(found), snapshot.taken_at
-    old = [one for one in shown if _is_past_incident(one, now) or _is_long_gone(one, snapshot)]
-    ordered: list[View] = []
-    for severity in _ORDER:
-        group = [one for one in shown if one.severity == severity and one not in old]
-        dated = iter(sorted((one for one in group if one.since is not None), key=_newest_first))
-        ordered += [one if one.since is None else next(dated) for one in group]
-        if severity == "warning":
-            ordered += sorted(old, key=_newest_first)
-    return tuple(ordered)
-
-
-def _is_past_incident(one: View, now: float) -> bool:
-    past = one.name in ADVICE and ADVICE[one.name].kind == "news" and one.since is not None
-    serious = one.severity in ("critical", "warning")
-    return past and serious and now - one.since > policy.INCIDENT_LEAD_SECONDS
-
-
-def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
-    """Return whether the finding is a daemon that died some time ago, while others serve."""
-    gone = one.name == "daemon_absent" and one.since is not None
-    serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
-    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_INCIDENT_SECONDS
-
-
-def _newest_first(finding: View) -> float:
-    return -(finding.since or 0.0)
-
-
 def _finding_view(one: Finding, history: History) -> View:
     advice = one.advice
     return finding_view(
@@ -441,7 +308,7 @@ def _finding_view(one: Finding, history: History) -> View:
         ordinary_user=one.limited,
         text=one.evidence,
         remedy=one.remedy,
-        daemon=_shown(one.daemon),
+        daemon=shown(one.daemon),
         since=one.since,
         name=advice.name,
         why=advice.why,
@@ -451,78 +318,3 @@ def _finding_view(one: Finding, history: History) -> View:
         runbook_url=advice.runbook_url,
         docs_url=advice.docs_url,
     )
-
-
-def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:
-    """Return the most important finding, or the answer "All is well"; never a mere suggestion.
-
-    Findings about ordinary users' daemons never are: the node's own daemons, if any, answer alone.
-    """
-    users = [one for one in found if one.ordinary_user and one.severity == "warning"]
-    found = tuple(one for one in found if not one.ordinary_user)
-    node = findings.of_node(snapshot)
-    snapshot = node if node.daemons else snapshot
-    gone = [one for one in found if _is_long_gone(one, snapshot)]
-    urgent = next(
-        (one for one in found if one.severity in ("critical", "warning") and one not in gone), None
-    )
-    if urgent is not None:
-        return urgent
-    unknown = visibility.unknowns(snapshot)
-    if not snapshot.daemons and not snapshot.gpus:
-        # Without a driver the rest of the page is empty.
-        failed = [one.name for one in snapshot.collectors if not one.success]
-        driver = next((one for one in unknowns if one.name == "source_unreadable"), None)
-        if driver is not None and failed == ["nvml"]:
-            return driver
-    if not snapshot.daemons:
-        return _without_daemon(snapshot, unknown)
-    quit_ = next((one for one in found if one.name == "daemon_quit"), None)
-    if quit_ is not None and all(daemon.state == "absent" for daemon in snapshot.daemons):
-        return quit_
-    answer, clients = _who_uses_what(snapshot)
-    if unknown:
-        text = "; ".join((answer, *unknown) if answer else unknown)
-        return finding_view("info", f"{humanize.capitalize(text)}.")
-    if gone:
-        return finding_view("info", f"{humanize.capitalize(answer)}. {gone[0].text}")
-    if users and not node.daemons:
-        text = f"{answer or 'MPS'}: only daemons of ordinary users, which have findings"
-        return finding_view("info", f"{humanize.capitalize(text)}.")
-    well = "All is well: " if clients else ""
-    return finding_view("ok", f"{well}{answer}, and no client waits.")
-
-
-def _without_daemon(snapshot: Snapshot, unknown: tuple[str, ...]) -> View:
-    if not any(one.name == "process" for one in snapshot.collectors):
-        unknown += ("the processes are not searched",)
-    if snapshot.ignored_processes:
-        unknown += ("not all processes of MPS's programs could be read",)
-    if unknown:
-        return finding_view(
-            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
-        )
-    return finding_view(
-        "info",
-        "No MPS control daemon runs on this host.",
-        "Start one with nvidia-cuda-mps-control -d, or name its directory with "
-        "--mps.pipe-directory if it hides from /proc.",
-    )
-
-
-def _who_uses_what(snapshot: Snapshot) -> tuple[str, int]:
-    """Return who uses what, as text ("" if unknown), and the number of known clients."""
-    servers = [server for daemon in snapshot.daemons for server in daemon.servers]
-    by = humanize.count(len(servers), "server")
-    counts = [server.clients_connected for server in servers]
-    if clients := sum(count or 0 for count in counts):
-        shared = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
-        share = "share" if clients != 1 else "uses"
-        gpus = f" {humanize.count(len(shared), 'GPU')}" if shared else " the GPU"
-        return f"{humanize.count(clients, 'client')} {share}{gpus} through {by}", clients
-    if servers:
-        return f"MPS is up: {by}{'' if None in counts else ' without clients'}", 0
-    if not any(daemon.state == "answering" for daemon in snapshot.daemons):
-        return "", 0
-    idle = all(daemon.servers_count is not None for daemon in snapshot.daemons)
-    return "MPS is up and idle: no server runs" if idle else "MPS is up", 0

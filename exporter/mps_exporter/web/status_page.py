@@ -20,7 +20,8 @@ from mps_exporter.findings.finding import DOCS
 from mps_exporter.manual import name_of
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
-from mps_exporter.web.status_api import Sample, View
+from mps_exporter.web.status_api import Sample
+from mps_exporter.web.status_fields import View
 
 if TYPE_CHECKING:
     import jinja2

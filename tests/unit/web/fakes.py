@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip as gzip_module
+import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -43,13 +43,13 @@ class FakeBackend:
             raise self.error
         return self.snapshot
 
-    async def expose(self, snapshot: Snapshot, content_type: str, gzip: bool) -> bytes:
+    async def expose(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         assert snapshot is self.snapshot
-        self.renderings.append((content_type, gzip))
+        self.renderings.append((content_type, gzip_level > 0))
         await asyncio.sleep(0)
         end = b"# EOF\n" if "openmetrics" in content_type else b""
         body = self.body + end
-        return gzip_module.compress(body, 1) if gzip else body
+        return gzip.compress(body, gzip_level) if gzip_level else body
 
     async def recording(self, at: float | None) -> bytes | None:
         return self.recordings.get(max(self.recordings) if at is None else at)

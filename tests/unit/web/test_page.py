@@ -14,7 +14,8 @@ from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineS
 from mps_exporter.web import policy, status_page
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.policy import WebOptions
-from mps_exporter.web.status_api import History, View, make_status, to_json
+from mps_exporter.web.status_api import History, make_status, to_json
+from mps_exporter.web.status_fields import View
 from testing import snapshots as hosts
 from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import ROOTS, FakeBackend, PageReader

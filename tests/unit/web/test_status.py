@@ -11,7 +11,8 @@ from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
-from mps_exporter.web.status_api import View, make_status
+from mps_exporter.web.status_api import make_status
+from mps_exporter.web.status_fields import View
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS

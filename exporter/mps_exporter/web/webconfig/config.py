@@ -196,10 +196,6 @@ def _to_strings(node: yaml.Node) -> tuple[str, ...]:
     return tuple(map(_to_string, node.value))
 
 
-def _to_texts(node: yaml.Node) -> dict[str, str]:
-    return {name: _to_string(value) for name, value in _to_mapping(node).items()}
-
-
 def _to_flag(node: yaml.Node) -> bool:
     if node.tag != _BOOL:
         raise WebConfigError("must be true or false")
@@ -221,7 +217,7 @@ _CONVERTERS: Mapping[object, Callable[[yaml.Node], object]] = {
     NoneType: _refuse_rate_limit,
     tuple[str, ...]: _to_strings,
     tuple[str, ...] | None: _to_strings,
-    Mapping[str, str]: _to_texts,
+    Mapping[str, str]: lambda node: {k: _to_string(v) for k, v in _to_mapping(node).items()},
 }
 
 
