@@ -31,8 +31,7 @@ from mps_exporter.humanize import printable
 from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-DIAGNOSIS_FAILED = 3
-"""Exit status of doctor for every failure of the program: 1 and 2 describe the host."""
+DIAGNOSIS_FAILED = 3  # Exit status of doctor after a failure: 1 and 2 describe the host.
 
 MAX_MESSAGE_CHARACTERS = 500  # Maximum length of an error message, which may quote a file.
 

@@ -152,8 +152,7 @@ class Collector:
         self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._gpu_addresses: dict[str, str] = {}  # PCI address -> UUID, of the last reading.
-        self._identified: frozenset[int] = frozenset()
-        """The processes that the last collection requested."""
+        self._identified: frozenset[int] = frozenset()  # Processes of the last collection.
 
     # ------------------------------------------------------------------ collections
 

@@ -16,8 +16,7 @@ from mps_exporter.findings.finding import DOCS
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.4
-"""Least share of a text's words, weighted by their rarity, that a page must contain."""
+WANTED_SHARE = 0.4  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_RUN = 5.0
 """Least weight of a sequence of words that a page must contain, of a text with many other words."""
 

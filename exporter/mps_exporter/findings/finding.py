@@ -176,8 +176,7 @@ class Case(NamedTuple):
     """One occurrence of a finding."""
 
     evidence: str
-    remedy: str = ""
-    """Remedy of this case; "" for the remedy of the declaration."""
+    remedy: str = ""  # Remedy of this case; "" for the declaration's.
     actions: Iterable[Action] = ()
     since: float | None = None
     pipe_directory: str = ""  # Daemon of a case of the whole host, if any.
@@ -208,8 +207,7 @@ class FindingType:
     kind: Kind = "state"
     alert: str = ""
     """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
-    summary: str = ""
-    """Summary of the alert; "" for the title."""
+    summary: str = ""  # Summary of the alert; "" for the title.
     runbook: str = ""
     """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
     page: str = "troubleshooting.md"  # See page_url().

@@ -34,8 +34,7 @@ class DaemonInputs:
     server_log_was_readable: bool = True
     """server.log was, too; else the counters that only it can raise are not known."""
     hung: bool = False  # The last query timed out.
-    resumed: bool = False
-    """At that time the daemon or one of its servers was stopped; now it runs again."""
+    resumed: bool = False  # The daemon or its server was stopped then, and now runs.
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
 

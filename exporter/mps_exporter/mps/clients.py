@@ -26,18 +26,15 @@ class TrackedClient:
     pid: int
     uid: int | None
     connected_at: float
-    contexts: dict[int, str] = field(default_factory=dict)
-    """Context ID -> GPU UUID, "" while unknown."""
+    contexts: dict[int, str] = field(default_factory=dict)  # Context ID -> GPU UUID or "".
     creating: dict[int, float] = field(default_factory=dict)
     """Contexts that are being created, not ACTIVE yet: ID -> time at which creation began."""
     had_context: bool = False
-    active_since: float | None = None
-    """Time at which its first context became ACTIVE, by server.log."""
+    active_since: float | None = None  # Time when its first context became ACTIVE (server.log).
     unmapped: bool = False  # A context became ACTIVE after its address ranges were last requested.
     torn_down_at: float | None = None
     """Time of the fatal GPU error that hit it. It cannot use the GPU any more."""
-    wait: QueuedClient | None = None
-    """Its way through the queue, which is over once it has a context."""
+    wait: QueuedClient | None = None  # Its way through the queue, until it has a context.
     terminating: bool = False  # An operator requested its termination.
     lost: bool = False  # It is counted as lost, which happens once.
     from_control_tool: bool = False  # Known from the control tool only.

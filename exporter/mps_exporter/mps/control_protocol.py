@@ -81,13 +81,11 @@ class ServerReply:
     """A daemon's replies about one server. None, or a missing device: not reported."""
 
     server_pid: int  # In the daemon's PID namespace.
-    state: str | None = None
-    """INITIALIZING, ACTIVE or FAULT, or the unknown state of a newer driver."""
+    state: str | None = None  # INITIALIZING, ACTIVE, FAULT, or a newer driver's state.
     active_thread_ratio: float | None = None  # 0-1, for clients that connect from now on.
     client_pids: tuple[int, ...] | None = None
     """0 for each client in a PID namespace that the daemon cannot see."""
-    contexts: Mapping[int, Mapping[int, int]] | None = None
-    """Device ordinal -> client PID -> contexts."""
+    contexts: Mapping[int, Mapping[int, int]] | None = None  # Device -> client PID -> contexts.
     devices: Mapping[int, str] | None = None
     """Device ordinal of the daemon -> GPU UUID. (The tool's PCI addresses are not always real.)"""
     pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)

@@ -23,8 +23,7 @@ from mps_exporter.observations import LogName
 MESSAGE = "<message>"  # Constant value of a row that stands for the message itself.
 KNOWN = "known"  # Event of a known line that changes nothing.
 
-UNRECOGNIZED = "unrecognized"
-"""Event of a line of unknown wording: a reply to a query, or a new wording."""
+UNRECOGNIZED = "unrecognized"  # Event of a line of unknown wording: a reply or a new message.
 
 NUMBER = "number"  # Event of a bare number: a reply to a query, or an item of a list in server.log.
 

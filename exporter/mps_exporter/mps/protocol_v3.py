@@ -70,8 +70,7 @@ V2_REFUSAL = re.compile(
 
 # ------------------------------------------------------------------------------ cells
 
-Convert = Callable[[str], object]
-"""Converter of a cell; returns None for a cell that does not match."""
+Convert = Callable[[str], object]  # Converter of a cell; None: the cell does not match.
 
 _NAME = r"[a-z0-9_]{1,64}"  # The daemon's own rule for names of servers and namespaces.
 _UUID = r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}"

@@ -34,17 +34,14 @@ class DaemonLifetime:
     ended_at: float | None = None
     died: bool = False
     missing_since: float | None = None  # First time at which its process was gone.
-    counted: bool = False
-    """It started, or was seen, after the exporter's start: so its end is counted."""
+    counted: bool = False  # It was seen since the exporter's start, so its end is counted.
     configured_at: float | None = None  # Time of the last set_... command.
     served_at: float | None = None
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
     """Time of its last line, if that is a line that another line follows at once."""
-    handover: Handover | None = None
-    """Its last line, if that shows that a client was sent to a server."""
-    logs_shutdown_requests: bool = False
-    """Its log shows its shutdown requests to servers (driver 580)."""
+    handover: Handover | None = None  # Its last line, if that sends a client to a server.
+    logs_shutdown_requests: bool = False  # Its log has its shutdown requests (driver 580).
     backoff_seconds: float | None = None
     missing_credentials: deque[float] = field(
         default_factory=lambda: deque(maxlen=policy.MAX_RECENT)

@@ -94,8 +94,7 @@ class ChildRights:
 
     uid: int | None = None  # None: the user of this program.
     capabilities: tuple[int, ...] = ()  # The capabilities of this program that it keeps.
-    descriptors: tuple[int, ...] = ()
-    """Descriptors of this program, open in the child by the same numbers."""
+    descriptors: tuple[int, ...] = ()  # Descriptors that the child inherits.
 
 
 async def run_process(

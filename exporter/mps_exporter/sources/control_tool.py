@@ -70,8 +70,7 @@ Runner = Callable[
 ]
 """Function that runs a program, as run_process does."""
 
-Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]
-"""Function that sends commands to one daemon."""
+Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]  # Sends commands to one daemon.
 
 
 class Pause:

@@ -277,8 +277,7 @@ class LogTail:
     _history_until: int = 0  # Offset up to which lines are older than the exporter.
     _fingerprint: bytes = b""  # The last bytes before the offset.
     _was_missing: bool = False
-    _copy: int | None = None
-    """The copy that a rotation made of a truncated file, until it has been read."""
+    _copy: int | None = None  # Rotated copy of a truncated file, until it has been read.
 
     def close(self) -> None:
         self._close_copy()

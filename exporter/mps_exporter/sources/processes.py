@@ -80,8 +80,7 @@ def parse_stat(raw: bytes) -> ProcessStat | None:
 Account = tuple[int | None, int | None] | None
 """Whose limits hold for a process: user, and PID namespace of container's root; None: no limits."""
 
-_SYS_ADMIN = 1 << 21
-"""CAP_SYS_ADMIN, which a container has only if it is meant to administrate its host."""
+_SYS_ADMIN = 1 << 21  # CAP_SYS_ADMIN; a container has it only if it administrates its host.
 
 
 @dataclass(frozen=True, slots=True)

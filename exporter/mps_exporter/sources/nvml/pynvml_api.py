@@ -141,13 +141,10 @@ class NvmlEvent(NamedTuple):
     data: int
 
 
-SPARE_ROWS = 64
-"""Initial number of rows of a process list, and rows added to a list that was too short."""
-LIST_ATTEMPTS = 3
-"""Maximum attempts to read a process list: processes may start between two attempts."""
+SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
+LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
 
-BROKEN_V3 = ((535, 43), (535, 98))
-"""Drivers (from, before) that fill _v3 with rows of another size."""
+BROKEN_V3 = ((535, 43), (535, 98))  # Drivers (from, before) whose _v3 has rows of another size.
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
@@ -359,8 +356,7 @@ def _field_reply(reply: Any) -> FieldReply:
     return FieldReply(0, getattr(reply.value, _FIELD_MEMBERS[reply.valueType]))
 
 
-NEVER_AGAIN = math.inf
-"""Interval of a query whose value never changes, and delay after a refusal for good."""
+NEVER_AGAIN = math.inf  # Interval of a value that never changes; delay after a final refusal.
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of arithmetic on an unexpected reply: infinity, a list too short. They cost the reading,
