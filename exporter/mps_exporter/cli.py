@@ -31,8 +31,7 @@ from mps_exporter.humanize import printable
 from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
-DIAGNOSIS_FAILED = 3
-"""Exit status of doctor for every failure of the program: 1 and 2 describe the host."""
+DIAGNOSIS_FAILED = 3  # Exit status of doctor after a failure: 1 and 2 describe the host.
 
 MAX_MESSAGE_CHARACTERS = 500  # Maximum length of an error message, which may quote a file.
 
@@ -173,7 +172,7 @@ def _why_unknown(word: str, command: str) -> str:
 
 
 def _run(command: str, settings: Settings) -> int:
-    # What a single collection could not read is in what it prints.
+    # The output names what a single collection could not read.
     brief = command in ("doctor", "top") or settings.serve_once or settings.serve_textfile
     configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()
@@ -204,7 +203,7 @@ def _start_command(command: str, settings: Settings) -> Coroutine[None, None, in
 
         return top(settings)
     if command == "explain":
-        from mps_exporter.commands.explain import explain
+        from mps_exporter.manual import explain
 
         return explain(" ".join(settings.explain_text))
     if command == "record":

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from mps_exporter.snapshot import COLLECTORS
 
 PROGRAM = "mps-exporter"
-DEMO_LISTEN_ADDRESS = ("127.0.0.1:9400",)
-"""The demo takes another free port where this one is taken."""
+DEMO_LISTEN_ADDRESS = ("127.0.0.1:9400",)  # The demo takes another port if this port is taken.
 
 ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
 
@@ -36,7 +35,7 @@ class StartError(Exception):
 
 
 class InvalidSettingError(ValueError):
-    """The command line or the environment is wrong; the message contains what and why."""
+    """The command line or the environment is wrong; the message names the error and its reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class Flag:
     kind: Kind
     help: str
     commands: tuple[str, ...]
-    setting: bool  # Whether it has an environment variable, unlike an option of one command.
+    setting: bool  # Whether the flag has an environment variable, unlike an option of one command.
 
     @property
     def repeatable(self) -> bool:
@@ -495,8 +494,7 @@ def _flag(one: Field[Any]) -> Flag:
 
 _DECLARED = tuple(map(_flag, fields(Settings)))
 FLAGS = tuple(flag for flag in _DECLARED if flag.setting)
-OPTIONS = tuple(flag for flag in _DECLARED if not flag.setting)
-"""Flags and arguments of a single command."""
+OPTIONS = tuple(flag for flag in _DECLARED if not flag.setting)  # Flags of a single command.
 
 
 def options_of(command: str) -> list[Flag]:

@@ -48,8 +48,7 @@ class ProcessFacts:
     tracer: str = ""
     """PID and program of the debugger that has stopped the process, "12 (gdb)", if visible."""
     frozen_group: str = ""  # Folder of the frozen control group of the process, if visible.
-    shared_memory: str = ""
-    """Device number of its /dev/shm, "0:25"; "": not a mount, or not readable."""
+    shared_memory: str = ""  # Device number of its /dev/shm, "0:25"; "" if not a mount or unknown.
     limiter: str = ""
     """Name of a program that limits the use of GPUs, which is preloaded or mounted for it."""
     default_mounted: bool = False
@@ -153,8 +152,7 @@ class MpsDirectory:
 
     path: str
     owner_uid: int
-    promised_by: str = ""
-    """Source that announces a daemon there; "": none, only its files are left."""
+    promised_by: str = ""  # Source that announces a daemon there; "" if only files are left.
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +178,7 @@ class DaemonFacts:
     log_directory: str
     """Empty if unknown: the environment is not readable, and the log in the default directory has
     no line of this daemon."""
-    root: str = ""
-    """Prefix of both directories for the exporter: "" or "/proc/PID/root"."""
+    root: str = ""  # Prefix of both directories for the exporter: "" or "/proc/PID/root".
     directories_assumed: bool = False
     """Both are the defaults: the environment is not readable, and there is no other source."""
     log_directory_assumed: bool = False
@@ -199,7 +196,7 @@ class DaemonFacts:
     multiuser: bool = False
     static_partitioning: bool = False
     protocol: Literal["2", "3"] | None = None
-    """Interface in its arguments or its environment; None: neither names one."""
+    """Interface in its arguments or its environment; None: neither names an interface."""
     lock_holder_pid: int | None = None
     """Holder of the write lock on control_lock (F_GETLK): a live daemon, even if it hangs. None: no
     holder, or not tested (see lock_tested). 0: a process in an invisible PID namespace."""
@@ -265,8 +262,7 @@ class CgroupMemory:
     soft_limit_bytes: int | None = None
     """Above this limit, MPS may end a client of the group when others need the memory."""
     hard_limit_bytes: int | None = None
-    hard_unlimited: bool = False
-    """The hard limit is "max"."""
+    hard_unlimited: bool = False  # The hard limit is "max".
 
     @property
     def limited(self) -> bool:
@@ -300,7 +296,7 @@ class Exchange:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    return_code: int | None = None  # None: it did not exit by itself.
+    return_code: int | None = None  # None: the tool was killed.
     duration_seconds: float = 0.0  # Duration of the last attempt.
     attempts: int = 1
     error: str | None = None  # Error text for a person.
@@ -391,8 +387,7 @@ class GpuObservation:
     index: int
     uuid: str
     parent_uuid: str | None = None  # GPU of a MIG instance.
-    mig_instance: str | None = None
-    """GPU instance and compute instance of a MIG instance, "1/0"."""
+    mig_instance: str | None = None  # GPU instance and compute instance, "1/0".
     name: str | None = None
     pci_bus_id: str | None = None
     architecture: str | None = None
@@ -406,7 +401,7 @@ class GpuObservation:
     unread_lists: tuple[ProcessList, ...] = ()  # Lists that were not readable while others were.
     readings: tuple[Reading, ...] = ()
     activity_age_seconds: float | None = None
-    """Age of the last sample of the SMs' activity; None: there is none."""
+    """Age of the last sample of the SMs' activity; None: no sample."""
     lost: bool = False  # Fallen off the bus: NVML reports a known GPU as lost.
 
 
@@ -419,8 +414,7 @@ class NvmlObservation:
     error: str | None = None
     driver_version: str | None = None
     cuda_version: str | None = None
-    confidential: bool = False
-    """Confidential computing is on."""
+    confidential: bool = False  # Confidential computing is on.
     gpus: tuple[GpuObservation, ...] = ()
 
 

@@ -382,12 +382,9 @@ class Client:
     client are upper bounds: a program may lower its own at its start (os.environ), invisibly from
     outside."""
     environment_readable: bool | None = None
-    joined_by: JoinReason | None = None
-    """None: the environment is not readable."""
-    limiter: str = ""
-    """See ProcessFacts."""
-    own_shared_memory: bool = False
-    """Its /dev/shm is certainly not its daemon's."""
+    joined_by: JoinReason | None = None  # None: the environment is not readable.
+    limiter: str = ""  # See ProcessFacts.
+    own_shared_memory: bool = False  # Its /dev/shm is certainly not its daemon's.
     connected_at: float | None = None
     contexts: Mapping[str, int] = field(default_factory=dict)
     memory_used_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -435,7 +432,7 @@ class Server:
     confirmed: bool = True
     """The process with this PID is an MPS server, and this daemon may serve its user."""
     name: str | None = None  # MPS v3 only.
-    shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm, by its log.
+    shares_by_file: bool = False  # Its log shows that its memory for clients is a file in /dev/shm.
 
 
 @dataclass(frozen=True, slots=True)

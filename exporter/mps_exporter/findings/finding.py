@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from mps_exporter import humanize
 from mps_exporter.findings import policy
+from mps_exporter.findings.incident_texts import describe_incident
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot
@@ -148,7 +149,7 @@ class HostFacts:
         return humanize.process(client.pid, client.command, self.user(client.uid))
 
     def incident(self, one: Incident) -> str:
-        text = humanize.describe_incident(one, self.user).removesuffix(".")
+        text = describe_incident(one, self.user).removesuffix(".")
         return f"{text}, {humanize.ago(self.age(one.at))}."
 
     def last_incident(self, daemon: ControlDaemon, kind: str) -> Incident | None:
@@ -176,8 +177,7 @@ class Case(NamedTuple):
     """One occurrence of a finding."""
 
     evidence: str
-    remedy: str = ""
-    """Remedy of this case; "" for the remedy of the declaration."""
+    remedy: str = ""  # Remedy of this case; "" for the declaration's.
     actions: Iterable[Action] = ()
     since: float | None = None
     pipe_directory: str = ""  # Daemon of a case of the whole host, if any.
@@ -203,13 +203,12 @@ class FindingType:
     severity: Severity
     title: str
     why: str
-    remedy: str = ""  # Remedy of each case that has none of its own.
+    remedy: str = ""  # Remedy of the cases without a remedy.
     _: KW_ONLY
     kind: Kind = "state"
     alert: str = ""
     """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
-    summary: str = ""
-    """Summary of the alert; "" for the title."""
+    summary: str = ""  # Summary of the alert; "" for the title.
     runbook: str = ""
     """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
     page: str = "troubleshooting.md"  # See page_url().

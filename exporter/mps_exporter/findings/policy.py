@@ -2,8 +2,7 @@
 
 # Daemons and servers
 RECENT_INCIDENT_SECONDS = 300.0  # Age up to which an incident is recent.
-MAX_START_SECONDS = 10.0
-"""Maximum normal start time of a server; most servers are ready within a second."""
+MAX_START_SECONDS = 10.0  # Maximum normal start time of a server; most take less than a second.
 MAX_BACKOFF_SECONDS = 51.2
 """Longest pause before the daemon replaces a server that had clients (driver 580)."""
 MAX_CONTEXT_CREATION_SECONDS = 30.0

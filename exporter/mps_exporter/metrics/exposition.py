@@ -23,8 +23,7 @@ OPENMETRICS_1_0_0 = TEXT_1_0_0.replace("text/plain", "application/openmetrics-te
 SUFFIXES = {"counter": "_total", "info": "_info"}
 """Ends of names in the text format that OpenMetrics omits."""
 
-TEXT_TYPES = {"info": "gauge", "stateset": "gauge"}
-"""Replacements of the types that the text format lacks."""
+TEXT_TYPES = {"info": "gauge", "stateset": "gauge"}  # Types that the text format lacks.
 
 LIBRARY = "prometheus-client"  # Section of the library's metrics, which have no units.
 MAX_CACHED_LINES = 16_384  # Lines of two pages of a full host.

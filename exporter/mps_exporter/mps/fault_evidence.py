@@ -93,8 +93,7 @@ class FaultEvidence:
 
     def __init__(self) -> None:
         self.readable = False  # Whether the kernel log is being read.
-        self.faults: Sequence[KernelFault] = ()
-        """The last faults in the kernel log, of all daemons."""
+        self.faults: Sequence[KernelFault] = ()  # Last faults in the kernel log, of all daemons.
         self._owners: list[Process] = []
         self._clients: dict[int, Process] = {}  # Clients that the logs name.
 

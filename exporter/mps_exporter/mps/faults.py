@@ -132,7 +132,7 @@ class ClientEndings:
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """The oldest such work."""
+        """The oldest unfinished work."""
         return self._possible[0] if self._possible else None
 
 
@@ -140,14 +140,13 @@ class ClientEndings:
 class Fault:
     """A fatal GPU error."""
 
-    when: Moment  # It counts if it came after the exporter's start.
+    when: Moment  # A fault counts if it occurred after the exporter's start.
     blamed: set[tuple[int, int]] = field(default_factory=set)
     """(PID, context) of the clients that the log blames."""
     victims: list[int] = field(default_factory=list)
     """Client processes that were lost, including the responsible client, in the log's order."""
     devices: set[int] = field(default_factory=set)
-    open_devices: set[int] = field(default_factory=set)
-    """Devices whose context is not destroyed yet."""
+    open_devices: set[int] = field(default_factory=set)  # Devices that still have the context.
     hit: set[int] = field(default_factory=set)
     """Devices of the blamed contexts; others may be reset with them."""
     uuids: list[str] = field(default_factory=list)
@@ -198,8 +197,7 @@ class ServerFaults:
         self.endings = ClientEndings(server)
         self._open: list[Fault] = []  # Faults whose devices are not reset yet.
         self._current: Fault | None = None  # The fault that the log is reporting.
-        self._list: Literal["devices", "clients", ""] = ""
-        """Meaning of the bare numbers that follow."""
+        self._list: Literal["devices", "clients", ""] = ""  # Meaning of the next bare numbers.
         self._undecided: list[Fault] = []
 
     def __bool__(self) -> bool:

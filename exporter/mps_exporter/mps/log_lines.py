@@ -23,8 +23,7 @@ from mps_exporter.observations import LogName
 MESSAGE = "<message>"  # Constant value of a row that stands for the message itself.
 KNOWN = "known"  # Event of a known line that changes nothing.
 
-UNRECOGNIZED = "unrecognized"
-"""Event of a line of unknown wording: a reply to a query, or a new wording."""
+UNRECOGNIZED = "unrecognized"  # Event of a line of unknown wording: a reply or a new message.
 
 NUMBER = "number"  # Event of a bare number: a reply to a query, or an item of a list in server.log.
 
@@ -211,7 +210,7 @@ class ControlLogReader:
             attrgetter(name)(self)(*values, when)
 
     def ui_opened(self, when: Moment) -> None:
-        """Count "Accepting connection..." before this line of a control tool."""
+        """Count the line "Accepting connection...", which precedes each line of a control tool."""
         when.increment("mps_control_log_query_lines_total")
 
     def ui_command(self, command: str, when: Moment) -> None:

@@ -36,8 +36,7 @@ credentials was refused. Other clients connect, and NEW CLIENT follows, within 1
 SILENCE_SECONDS = 0.25
 """Silence after which a daemon seems stuck. It completes what it began within 0.1 s (measured)."""
 
-EXIT_CONFIRM_SECONDS = 1.0
-"""Time after which a process that has exited has written its last lines, if any."""
+EXIT_CONFIRM_SECONDS = 1.0  # Time after an exit by which the last lines have been written.
 
 LOST_LINE_SECONDS = 10.0
 """Time after which the line about a client's disconnection is lost. It is longer than
@@ -46,17 +45,13 @@ EXIT_CONFIRM_SECONDS: the server writes the line, not the client."""
 SHUTDOWN_TIMEOUT_SECONDS = 5.0
 """Maximum time from a shutdown request to the server's exit: 0.06 to 0.1 s were measured."""
 
-SIMULTANEOUS_SECONDS = 0.01
-"""Maximum difference of the timestamps that the two logs give one event."""
-
+SIMULTANEOUS_SECONDS = 0.01  # Maximum difference of one event's timestamps in the two logs.
 REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
 
 MAX_RECENT = 256
 """Entries of each list or table of recent events, such as refusals by PID. The oldest go first."""
 
-MAX_CONTEXTS = 256
-"""Contexts of one client process; contexts of one server whose GPU is not known yet."""
-
+MAX_CONTEXTS = 256  # Contexts of one client; contexts of one server without a known GPU.
 MAX_GPUS = 64  # GPUs of one daemon, server or fault.
 TIMELINE_SECONDS = 600  # Time that the timeline covers.
 MAX_TIMELINE_SPANS = 400  # Spans of one daemon's timeline. The oldest go first.
@@ -94,12 +89,8 @@ UNFINISHED_END_SECONDS = (0.12, 0.8)
 a GPU that left work there. Measured: 0.146 to 0.487 s; without work left behind 0.012 to 0.093 s.
 A longer time means that the program destroyed its context and continued."""
 
-MAX_END_AGE_SECONDS = 5.0
-"""Time after which a client's end explains no fault. The longest end took 1.4 s."""
-
-RANGES_LIFETIME_SECONDS = 600.0
-"""Time for which the address ranges of a client are kept after its end."""
-
+MAX_END_AGE_SECONDS = 5.0  # Maximum age of an end that explains a fault. The longest took 1.4 s.
+RANGES_LIFETIME_SECONDS = 600.0  # Lifetime of a client's address ranges after its end.
 MAX_EVIDENCE_PROCESSES = 1024  # Processes of one daemon whose address ranges are kept.
 
 
@@ -128,15 +119,12 @@ full quota, 3 MB with this one."""
 MAX_LIST_ROWS = 1024
 """Maximum number of rows that are read of one list of the control tool; more rows are counted."""
 
-MAX_QUOTED_CHARACTERS = 200
-"""Maximum length of a quotation of the control tool's output in a message."""
+MAX_QUOTED_CHARACTERS = 200  # Maximum length of the control tool's output in a message.
 
 MIN_QUERY_AGE_SECONDS = 1.0
 """Minimum age of a server that is queried: the log lines of its start may not have been read."""
 
-RETRY_INTERVAL_SECONDS = 60.0
-"""Minimum interval after a reply that explained nothing; doubles each time."""
-
+RETRY_INTERVAL_SECONDS = 60.0  # Interval after a reply that explained nothing; doubles.
 LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the log.
 
 CONTRADICTION_CONFIRM_SECONDS = 10.0

@@ -49,7 +49,7 @@ V2_PARTITIONS = "lspart"
 
 PROBE_V3 = (SERVERS, NAMESPACES)  # Lists of the daemon's configuration.
 DETAILS_V3 = (CLIENTS, PARTITIONS)
-FIXED_V3 = (DEVICES, FEATURES, ACCOUNTING)  # Lists that change with the servers at most.
+FIXED_V3 = (DEVICES, FEATURES, ACCOUNTING)  # Lists that change only with the servers.
 
 READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3, *FIXED_V3))
 """Every query that is ever given as arguments. None of them changes anything, and none has a flag
@@ -70,8 +70,7 @@ V2_REFUSAL = re.compile(
 
 # ------------------------------------------------------------------------------ cells
 
-Convert = Callable[[str], object]
-"""Converter of a cell; returns None for a cell that does not match."""
+Convert = Callable[[str], object]  # Converter of a cell; None: the cell does not match.
 
 _NAME = r"[a-z0-9_]{1,64}"  # The daemon's own rule for names of servers and namespaces.
 _UUID = r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}"
@@ -396,7 +395,7 @@ def _read_v2_partitions(text: str) -> Partitioning:
 
 
 def _v2_partition(line: str) -> Iterator[SmPartition]:
-    """Yield a partition, or from the row of a GPU what is in no partition."""
+    """Yield a partition, or from the row of a GPU the part outside all partitions."""
     for status, shape in _V2_ROWS.items():
         if (row := shape.fullmatch(line)) is not None:
             cells = {field: _value(field, cell) for field, cell in row.groupdict("").items()}

@@ -40,8 +40,7 @@ class ServerAnswers:
     servers: Mapping[int, ServerReply] = field(default_factory=dict)
     """Server PID, in the daemon's PID namespace -> its replies."""
     asked_at: float | None = None  # When the servers were queried.
-    answered_at: Mapping[int, float] = field(default_factory=dict)
-    """Server PID -> time of its replies."""
+    answered_at: Mapping[int, float] = field(default_factory=dict)  # Server PID -> time of reply.
     unexplained: frozenset[int] = frozenset()
     """Servers without a reply, or listed by only the daemon or only the log, at the last query."""
     repeats: int = 0  # Queries in a row with the same unexplained servers.
@@ -120,7 +119,7 @@ def with_servers(
 def _unexplained(
     answers: ServerAnswers, requested: Collection[int], logged: Collection[int]
 ) -> frozenset[int]:
-    """Return the servers without a reply, and those that only the list or only the log contains."""
+    """Return servers without a reply, and servers that only the list or only the log has."""
     listed = answers.probe.server_pids if answers.probe is not None else ()
     return (frozenset(requested) - answers.servers.keys()) | (frozenset(listed) ^ frozenset(logged))
 

@@ -33,18 +33,15 @@ class DaemonLifetime:
     quit_requested_at: float | None = None
     ended_at: float | None = None
     died: bool = False
-    missing_since: float | None = None  # First time at which its process was gone.
-    counted: bool = False
-    """It started, or was seen, after the exporter's start: so its end is counted."""
+    missing_since: float | None = None  # Time since which its process is missing.
+    counted: bool = False  # It was seen since the exporter's start, so its end is counted.
     configured_at: float | None = None  # Time of the last set_... command.
     served_at: float | None = None
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
     """Time of its last line, if that is a line that another line follows at once."""
-    handover: Handover | None = None
-    """Its last line, if that shows that a client was sent to a server."""
-    logs_shutdown_requests: bool = False
-    """Its log shows its shutdown requests to servers (driver 580)."""
+    handover: Handover | None = None  # Its last line, if that sends a client to a server.
+    logs_shutdown_requests: bool = False  # Its log has its shutdown requests (driver 580).
     backoff_seconds: float | None = None
     missing_credentials: deque[float] = field(
         default_factory=lambda: deque(maxlen=policy.MAX_RECENT)
@@ -378,7 +375,7 @@ class DaemonState:
         if pid in admissions.admitted and not again:
             server.clients.readmit(pid)
             return
-        # The first connection of a process is the one that credentials were missing for.
+        # Credentials were missing for the first connection of the process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:
             return

@@ -40,8 +40,7 @@ class BlockingCalls(Generic[T]):
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, _Call[Any]] = {}
-        self._waited: dict[Hashable, _Call[Any]] = {}
-        """The calls of this round that are waited for."""
+        self._waited: dict[Hashable, _Call[Any]] = {}  # Calls that this round waits for.
         self._before = set[Hashable]()
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.old: frozenset[Hashable] = frozenset()
@@ -126,7 +125,7 @@ class BlockingCalls(Generic[T]):
         """Return the result of one call without a round. Calls with one key are serialized.
 
         Raises:
-            SourceTimeoutError: It did not return in this time, or an earlier call has not returned.
+            SourceTimeoutError: If this call, or an earlier call, has not returned in this time.
             Any error of the call.
         """
         end, lock = time.monotonic() + seconds, self._locks[key]
@@ -152,8 +151,7 @@ class BlockingCalls(Generic[T]):
             lock.release()
 
 
-_Work = Callable[[], Callable[[], None]]
-"""Calls the function, and returns how its future is settled."""
+_Work = Callable[[], Callable[[], None]]  # Calls the function; returns what settles its future.
 
 _idle: list[SimpleQueue[_Work]] = []  # The queue of each thread that waits for work.
 

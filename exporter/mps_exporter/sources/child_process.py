@@ -94,8 +94,7 @@ class ChildRights:
 
     uid: int | None = None  # None: the user of this program.
     capabilities: tuple[int, ...] = ()  # The capabilities of this program that it keeps.
-    descriptors: tuple[int, ...] = ()
-    """Descriptors of this program, open in the child by the same numbers."""
+    descriptors: tuple[int, ...] = ()  # Descriptors that the child inherits.
 
 
 async def run_process(
@@ -112,7 +111,7 @@ async def run_process(
     cannot kill yet is reaped later. It dies with this process, too.
 
     Raises:
-        OSError: It could not be started.
+        OSError: If the program cannot be started.
     """
     started, timed_out = time.monotonic(), False
     with ExitStack() as files:

@@ -70,8 +70,7 @@ Runner = Callable[
 ]
 """Function that runs a program, as run_process does."""
 
-Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]
-"""Function that sends commands to one daemon."""
+Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]  # Sends commands to one daemon.
 
 
 class Pause:
@@ -111,7 +110,7 @@ class Pause:
 class _QueryState:
     """State of one daemon between queries."""
 
-    daemon: DaemonFacts  # What was last known of it.
+    daemon: DaemonFacts  # Its last known facts.
     identity: tuple[object, ...]
     lock: asyncio.Lock  # Lock that is held during a query.
     pause: Pause  # Pause of all queries after a hang.

@@ -48,8 +48,7 @@ _ABSENT = frozenset(
 """Errors of a missing or forbidden path. Other errors are temporary, and prove nothing: no free
 descriptor, an unreachable file server."""
 
-_FLOCK = struct.Struct("@hhqqi0q")
-"""struct flock: type, whence, (padding) start, length, pid, (padding)."""
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length, pid, and padding.
 
 # ---------------------------------------------------------------------- arguments and sockets
 
@@ -205,8 +204,7 @@ class Program:
     process: ProcessFacts
     arguments: tuple[str, ...] = ()
     account: Account = None
-    unread: bool = False
-    """The arguments and the environment were not read yet: reading them may hang."""
+    unread: bool = False  # Arguments and environment are not read yet: that may hang.
 
     @property
     def pid(self) -> int:

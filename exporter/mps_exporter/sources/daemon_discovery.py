@@ -79,8 +79,7 @@ class DaemonDiscovery:
         self._lookups = dict[Any, DirectoryLookup]()
         self._rounds = 0
         self._found: tuple[DaemonFacts, ...] = ()
-        self._hung: list[str] = []
-        """What the node's daemons have that could not be read, or not in time."""
+        self._hung: list[str] = []  # Files of the node's daemons that were not read in time.
         self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
         self._qualified: frozenset[tuple[int, float]] = frozenset()
         """Daemons that have their root in their name."""

@@ -23,8 +23,7 @@ from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.processes import Account, Processes, parse_status
 from mps_exporter.sources.user_budget import UserTokenBuckets
 
-MAX_RECORD_BYTES = 8192
-"""Size of the buffer for one record (or for the beginning of /proc/PID/status)."""
+MAX_RECORD_BYTES = 8192  # Buffer for one record (or the beginning of /proc/PID/status).
 
 MIN_RANGE_BYTES = 2 << 20
 """Size of the range that each context reserves; guard pages of threads are smaller."""

@@ -18,9 +18,7 @@ name and exits at once: 8 ms are a run of the control tool."""
 
 MAX_NEW_PROCESSES_PER_SECOND = 16.0  # Refill rate of the new processes of all ordinary users.
 MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
-
-MAX_DAEMONS = 64
-"""Daemons shown of all ordinary users. Eight GPUs of seven MIG instances need 56 daemons."""
+MAX_DAEMONS = 64  # Daemons shown of all ordinary users. Eight GPUs with MIG need 56 daemons.
 
 MAX_TOOL_RUNS = 8
 """Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
@@ -63,19 +61,14 @@ CLOCK_STEP_SECONDS = 2.0
 and adjustments of the clock move them a little."""
 
 MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
-
-MAX_MOUNT_NUMBER_BYTES = 64
-"""Length of the beginning of a list of mounts, with the number of the first."""
-
+MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts, with the first number.
 MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
 
 MAX_ARGUMENT_BYTES = 1 << 13
 """Length of the arguments that are read: a daemon's flags are at the beginning."""
 
 MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
-
-MAX_VARIABLE_NAME_BYTES = 128
-"""Length of an MPS variable's name. A variable with a longer name is ignored."""
+MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
 
 MAX_VARIABLE_VALUE_BYTES = 4096
 """Length of an MPS variable's value, one byte more than the longest path. The rest is cut."""
@@ -96,7 +89,7 @@ until their pods are removed."""
 
 # ---------------------------------------------------------------------- doctor
 
-DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for all that only the doctor reads.
+DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for the files that only the doctor reads.
 
 DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
 """Timeout of the search for open device files: 4,000 files take about 10 ms."""
@@ -106,8 +99,7 @@ MAX_DIRECTORY_ENTRIES = 256
 
 # ---------------------------------------------------------------------- blocking calls
 
-MAX_IDLE_THREADS = 8
-"""Maximum number of threads that are kept for later calls; to start one costs 0.1 ms."""
+MAX_IDLE_THREADS = 8  # Threads that are kept for later calls; a start costs 0.1 ms.
 
 MAX_HUNG_CALLS = 64
 """Maximum number of calls in progress from earlier rounds, after which no call is started."""
@@ -143,14 +135,10 @@ MAX_USER_LOG_POLL_BYTES = 64 << 10
 """Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
 some kB/s)."""
 
-MAX_USERS_LOG_POLL_BYTES = 128 << 10
-"""Maximum size that one poll reads of all logs of all ordinary users."""
-
+MAX_USERS_LOG_POLL_BYTES = 128 << 10  # The same, of all ordinary users together.
 MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
 MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
-
-MAX_LOG_DIRECTORY_ENTRIES = 4096
-"""Maximum number of directory entries that are searched for server logs."""
+MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs.
 
 # ---------------------------------------------------------------------- the control tool
 
@@ -165,16 +153,14 @@ MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
 CONTROL_HANG_RATIO = 0.9
 """Part of the timeout of a run without any reply, over all runs since the last, that is a hang."""
 
-CONTROL_BACKOFF_SECONDS = 10.0
-"""Pause after a daemon's first hang. Each following pause is twice as long."""
-
+CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 
 USERS_CONTROL_BACKOFF_SECONDS = 5.0
 """Delay before another query of an ordinary user's daemon that refused or was absent. Each
 following delay is twice as long. A run of the tool costs the exporter 8 ms."""
 
-MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum delay after such a failure.
+MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum of that delay.
 
 MAX_CONTROL_OUTPUT_BYTES = 1 << 20
 """Maximum length of each output. The kernel ends a tool that writes more."""
@@ -186,11 +172,8 @@ MAX_CONTROL_OPEN_FILES = 64  # Maximum number of open files of a run.
 
 # ---------------------------------------------------------------------- recordings
 
-RECORDED_POLL_INTERVAL_SECONDS = 1.0
-"""Maximum interval between polls of the logs during a recording."""
-
-MAX_FIRST_REPLY_SECONDS = 5.0
-"""Maximum time that a source takes for its first observation in a recording."""
+RECORDED_POLL_INTERVAL_SECONDS = 1.0  # Maximum poll interval of the logs during a recording.
+MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time of a source's first observation.
 
 MAX_RECORDING_BYTES = 128 << 20
 """Maximum size of an unpacked recording. In memory it takes up to five times that."""
@@ -208,14 +191,9 @@ time."""
 MAX_KERNEL_HISTORY_SECONDS = 600.0
 """Maximum age of a line that was in the kernel log before the exporter started."""
 
-MAX_KERNEL_RECORDS = 1 << 14
-"""Maximum number of records that one poll reads: they take about 50 ms."""
-
-MAX_MAPS_BYTES = 1 << 20
-"""Maximum size of /proc/PID/maps that is read; 500 mappings of PyTorch take 60 KB."""
-
-MAX_RANGES_PER_PROCESS = 512
-"""Maximum number of ranges that are kept for a process, the smallest ones."""
+MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 ms.
+MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
+MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
 
 MAX_MAPS_WAITING_PER_USER = 512
 """Maximum number of an ordinary user's processes whose maps wait to be read."""
@@ -228,9 +206,6 @@ USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that l
 # ---------------------------------------------------------------------- this host
 
 MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
-
-EXIT_POLL_INTERVAL_SECONDS = 1.0
-"""Interval between scans for exits of processes that have no pidfd."""
-
+EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits without a pidfd.
 GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
 CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.

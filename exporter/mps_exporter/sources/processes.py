@@ -27,7 +27,7 @@ from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own in most containers
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - most containers have their own
 SEVERAL_USERS = -1
 
 _LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}
@@ -80,8 +80,7 @@ def parse_stat(raw: bytes) -> ProcessStat | None:
 Account = tuple[int | None, int | None] | None
 """Whose limits hold for a process: user, and PID namespace of container's root; None: no limits."""
 
-_SYS_ADMIN = 1 << 21
-"""CAP_SYS_ADMIN, which a container has only if it is meant to administrate its host."""
+_SYS_ADMIN = 1 << 21  # CAP_SYS_ADMIN; a container has it only if it administrates its host.
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +380,7 @@ class Processes:
     def _known_by_stat(
         self, pid: int, stat: ProcessStat, before: _CachedFacts | None
     ) -> tuple[_CachedFacts, tuple[Account, Callable[[], _CachedFacts]]]:
-        """Return what is known of a process at once, and the call that reads the rest."""
+        """Return the known facts of a process, and the call that reads the other facts."""
         same = before is not None and before.stat.start_ticks == stat.start_ticks
         status = self.status(pid)
         facts = ProcessFacts(

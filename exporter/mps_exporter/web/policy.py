@@ -31,9 +31,7 @@ class WebOptions:
 
 # ------------------------------------------------------------------------------ connections
 
-MAX_UNANSWERED_BYTES = 65_536
-"""Maximum size of an incomplete request, far above the limits of aiohttp."""
-
+MAX_UNANSWERED_BYTES = 65_536  # Maximum size of an incomplete request, above aiohttp's limits.
 ADDRESS_FRACTION = 0.75  # Fraction of the connections or requests that one client address may have.
 SWEEP_INTERVAL_SECONDS = 1.0  # Interval between searches for slow clients.
 
@@ -49,10 +47,7 @@ LISTEN_BACKLOG = 1024
 # ---------------------------------------------------------------------------------- scrapes
 
 MAX_SCRAPE_TIMEOUT_SECONDS = 300.0  # Maximum scrape timeout that is taken from the request.
-
-MAX_QUEUE_SECONDS = 5.0
-"""Maximum time that a scrape waits for a free slot, at most half of its timeout."""
-
+MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of its timeout.
 GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
 
 # --------------------------------------------------------------------- status page and JSON
@@ -62,19 +57,11 @@ STATUS_REUSE_SECONDS = 1.0
 
 AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
 STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
-
-INCIDENT_LEAD_SECONDS = 60.0
-"""Age at which a past incident no longer precedes the current warnings."""
-
+INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
 HISTORY_SECONDS = 600.0  # Period of the drawings on the page.
 SAMPLE_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU's activity.
-
-MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1
-"""Maximum number of samples of one GPU."""
-
-LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)
-"""Periods that the lanes of a daemon may show."""
-
+MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1  # Samples of one GPU.
+LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)  # Periods of a daemon's lanes.
 SPARSE_SAMPLES = 20  # Number of samples in the period below which the page calls them sparse.
 
 GAP_SECONDS = 30.0
@@ -102,6 +89,4 @@ RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the e
 
 CONFIG_CHECK_INTERVAL_SECONDS = 1.0  # Interval between checks of the files for changes.
 MAX_CERTIFICATE_BYTES = 4 << 20  # Maximum size of a file with certificates or a key.
-
-WRONG_PASSWORD_SECONDS = 0.5
-"""Delay after a wrong password, before the next check for the same address."""
+WRONG_PASSWORD_SECONDS = 0.5  # Delay after a wrong password before the address's next check.

@@ -134,10 +134,8 @@ GPM_RATIOS = {
     13: "fp16_activity",
 }
 """nvmlGpmMetricId_t -> quantity."""
-GPM_COUNTED = ("graphics", "sm", "tensor", "dram")
-"""Units whose activity is also counted in seconds."""
-GPM_PCIE = {"transmit": 20, "receive": 21}
-"""nvmlGpmMetricId_t of the traffic, in MiB/s over the interval."""
+GPM_COUNTED = ("graphics", "sm", "tensor", "dram")  # Units with a counter of seconds.
+GPM_PCIE = {"transmit": 20, "receive": 21}  # nvmlGpmMetricId_t of the traffic in MiB/s.
 PCIE_FIELDS = {"transmit": 197, "receive": 198}
 """NVML_FI_DEV_PCIE_COUNT_..._BYTES: 32-bit counters of bytes."""
 GPM_ALL = (*GPM_RATIOS, *GPM_PCIE.values())

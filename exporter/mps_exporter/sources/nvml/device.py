@@ -348,8 +348,7 @@ class ProcessReader:
 
     def __init__(self, queries: DeviceQueries) -> None:
         self._queries = queries
-        self._pids: set[int] | None = None
-        """Processes of the compute list when the others were read."""
+        self._pids: set[int] | None = None  # Compute list when the others were read.
 
     def read(self, now: float) -> tuple[tuple[GpuProcess, ...] | None, tuple[ProcessList, ...]]:
         """Return the processes, and the lists that could not be read.

@@ -1,13 +1,12 @@
 """Intervals, timeouts and limits of the NVML source."""
 
-# How often a value is read, by what the call costs and how fast the value changes
+# Intervals of readings: each depends on the cost of the call and on the rate of change
 
 EACH = 0.0  # Interval of values that cost microseconds: read at each collection.
 SLOW = 5.0
 """Interval in seconds of values that may change at any time, but cost 0.3 ms or more. These and
 slower values are renewed between collections, so that no collection waits for them."""
-MINUTE = 60.0
-"""Interval in seconds of settings and of counters of rare events, which cost about 1 ms."""
+MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
 HOUR = 3600.0  # Interval in seconds of values that only a repair or a new board changes.
 
 # Work between collections
@@ -33,8 +32,7 @@ INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0
 
 REFUSED_RETRY_INTERVAL_SECONDS = 600.0
 """Interval at which a refused query is repeated if the refusal may be lifted."""
-INIT_RETRY_INTERVAL_SECONDS = 10.0
-"""Interval between attempts to initialize NVML while NVML is missing."""
+INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 MIN_LOST_RETRY_SECONDS = 60.0
 """Delay after the loss of a GPU until NVML is initialized again; doubled after each attempt."""
 MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
@@ -44,9 +42,6 @@ MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances
 
 EVENT_TIMEOUT_MILLISECONDS = 500
 """Timeout of one wait for Xid events; the thread can be stopped between two waits."""
-EVENT_RETRY_SECONDS = 1.0
-"""Delay after a wait that failed: for a lost GPU every wait fails immediately."""
-EVENT_STOP_TIMEOUT_SECONDS = 3.0
-"""Timeout for the Xid thread to return from NVML before NVML is shut down."""
-MAX_CGROUPS = 128
-"""Maximum number of control groups whose memory is read: one call for each group and GPU."""
+EVENT_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
+EVENT_STOP_TIMEOUT_SECONDS = 3.0  # Timeout of the Xid thread before NVML is shut down.
+MAX_CGROUPS = 128  # Control groups whose memory is read: one call for each group and GPU.

@@ -141,13 +141,10 @@ class NvmlEvent(NamedTuple):
     data: int
 
 
-SPARE_ROWS = 64
-"""Initial number of rows of a process list, and rows added to a list that was too short."""
-LIST_ATTEMPTS = 3
-"""Maximum attempts to read a process list: processes may start between two attempts."""
+SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
+LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
 
-BROKEN_V3 = ((535, 43), (535, 98))
-"""Drivers (from, before) that fill _v3 with rows of another size."""
+BROKEN_V3 = ((535, 43), (535, 98))  # Drivers (from, before) whose _v3 has rows of another size.
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
@@ -205,7 +202,7 @@ class NvmlApi:
         return tuple(int(part) for part in several)
 
     def number(self, function: str, *arguments: object) -> int:
-        """Call such a function, and return its first number."""
+        """Call a function with one result, and return that number."""
         return self.numbers(function, *arguments)[0]
 
     def text(self, function: str, *arguments: object) -> str:
@@ -359,8 +356,7 @@ def _field_reply(reply: Any) -> FieldReply:
     return FieldReply(0, getattr(reply.value, _FIELD_MEMBERS[reply.valueType]))
 
 
-NEVER_AGAIN = math.inf
-"""Interval of a query whose value never changes, and delay after a refusal for good."""
+NEVER_AGAIN = math.inf  # Interval of a value that never changes; delay after a final refusal.
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of arithmetic on an unexpected reply: infinity, a list too short. They cost the reading,
@@ -457,7 +453,7 @@ class DeviceQueries:
         return name not in self._refused
 
     def is_due(self, name: str, now: float) -> bool:
-        """Return whether to send a query: it was not refused, or long ago."""
+        """Return whether to send a query: it was never refused, or the refusal is old."""
         return now >= self._refused.get(name, 0.0)
 
     def clear(self) -> None:
