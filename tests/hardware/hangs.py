@@ -418,16 +418,6 @@ async def server_stopped(stage: Stage) -> None:
     await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
-@case
-async def waiting_behind_another_user(stage: Stage) -> None:
-    holder = await stage.started(uid=1001)
-    process = stage.start(uid=1002)
-    await stage.settled(process, 1)
-    await stage.ask(process, "has waited", "a-program-hangs-in-cuinit")
-    holder.client.kill()
-    await stage.runs(process, 40)
-
-
 async def full_server(stage: Stage) -> list[Client]:
     """A server with as many contexts as it accepts."""
     crowd = [stage.lab.client("idle", 60, daemon=stage.daemon, mebibytes=8) for _ in range(48)]
@@ -444,15 +434,6 @@ async def killed_in_the_queue(stage: Stage) -> Process:
     dead.client.process.wait(10)
     await stage.lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     return holder
-
-
-@case
-async def ghost_server(stage: Stage) -> None:
-    holder = await killed_in_the_queue(stage)
-    holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, seconds=30)
-    process = await stage.started(uid=1003)
-    await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hardware.hangs import (
+    ALL_HANG,
     STAY,
     Case,
     Process,
@@ -107,6 +108,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
     answer = await stage.doctor(process.pid, "as its user", uid=1002)
     stage.note("status is not 0", answer["status"] != 0, "1 or 3", answer["status"])
     stage.note("is named", "wait" in str(answer), "wait", answer["conclusion"])
+    await stage.ask(process, "has waited", "a-program-hangs-in-cuinit")
     holder.client.kill()
     await stage.runs(process, 60)
 
@@ -133,7 +135,7 @@ async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
     process = await stage.started(uid=1003)
     answer = await stage.doctor(process.pid, "as a third user", uid=1003)
     stage.note("no kill", "kill" not in str(answer.get("command")), "", answer.get("command"))
-    await stage.cure(process, "was started for clients that had died", again=False)
+    await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case

@@ -181,7 +181,9 @@ async def three_daemons(lab: Lab) -> None:
         lab.check("mps_control_up", 1, daemon=d)
         lab.check("mps_client_info", 1, daemon=d, pid=pids[index], uid=1001 + index)
         lab.check("mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=pids[index])
+        lab.check("mps_server_client_contexts", 1, daemon=d, gpu=index % 2)
         lab.check("mps_gpu_served", 1, daemon=d, gpu=index % 2)
+        lab.check("mps_gpu_served", None, daemon=d, gpu=1 - index % 2)
     await lab.look()
     for gpu, count in ((0, 2), (1, 1)):
         lab.check("mps_gpu_processes", count, kind="mps_client", gpu=gpu)
