@@ -15,16 +15,14 @@ import os
 import re
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, inner_pid, run
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, inner_pid, run
 from tests.hardware.scenarios import scenario
 
-STAY = [sys.executable, str(HERE / "sleeper.py"), "600", "stay"]
 LIMIT_SECONDS = 240
 """No case begins later."""
 
@@ -83,15 +81,7 @@ class Stage:
     ) -> Process:
         """Start a process that makes a context, and stays whatever comes of it."""
         daemon = daemon or self.daemon
-        client = self.lab.client(
-            "stay",
-            0,
-            daemon=daemon,
-            uid=uid,
-            command=STAY,
-            before=before,
-            more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
-        )
+        client = self.lab.stayer(daemon=daemon, uid=uid, before=before, more=environment)
         pid = inner_pid(client.pid) if inner else client.pid
         return Process(client, daemon, uid, tuple(before), environment, pid)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tests.hardware.hangs import (
     ALL_HANG,
-    STAY,
     Case,
     Process,
     Stage,
@@ -161,7 +160,7 @@ async def server_without_descriptors(stage: Stage) -> None:
 async def refused_and_not_reaped(stage: Stage) -> None:
     await stage.lab.ready_client("faulthold", 1, daemon=stage.daemon)
     await stage.lab.until("mps_server_state", 1, mps_server_state="FAULT")
-    client = stage.lab.client("", 0, command=[*STAY[:2], "1"])
+    client = stage.lab.python("sleeper.py", 1)
     await asyncio.sleep(3)  # nothing reaps it
     await stage.lab.look()
     process = Process(client, stage.daemon, 0, (), {}, client.pid)
@@ -171,7 +170,7 @@ async def refused_and_not_reaped(stage: Stage) -> None:
 @case
 async def refused_at_the_limit_and_reaped(stage: Stage) -> None:
     await full_server(stage)
-    client = stage.lab.client("", 0, command=[*STAY[:2], "1"])
+    client = stage.lab.python("sleeper.py", 1)
     await stage.lab.left(client)
     await stage.lab.look()
     await stage.ask(Process(client, stage.daemon, 0, (), {}, client.pid), "limit")
