@@ -15,16 +15,14 @@ import os
 import re
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.hardware.lab import CONTROL, HERE, Client, Daemon, Lab, exporter, inner_pid, run
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, inner_pid, run
 from tests.hardware.scenarios import scenario
 
-STAY = [sys.executable, str(HERE / "sleeper.py"), "600", "stay"]
 LIMIT_SECONDS = 240
 """No case begins later."""
 
@@ -83,15 +81,7 @@ class Stage:
     ) -> Process:
         """Start a process that makes a context, and stays whatever comes of it."""
         daemon = daemon or self.daemon
-        client = self.lab.client(
-            "stay",
-            0,
-            daemon=daemon,
-            uid=uid,
-            command=STAY,
-            before=before,
-            more={"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
-        )
+        client = self.lab.stayer(daemon=daemon, uid=uid, before=before, more=environment)
         pid = inner_pid(client.pid) if inner else client.pid
         return Process(client, daemon, uid, tuple(before), environment, pid)
 
@@ -418,16 +408,6 @@ async def server_stopped(stage: Stage) -> None:
     await stage.cure(process, "does not answer", ALL_HANG, again=False)
 
 
-@case
-async def waiting_behind_another_user(stage: Stage) -> None:
-    holder = await stage.started(uid=1001)
-    process = stage.start(uid=1002)
-    await stage.settled(process, 1)
-    await stage.ask(process, "has waited", "a-program-hangs-in-cuinit")
-    holder.client.kill()
-    await stage.runs(process, 40)
-
-
 async def full_server(stage: Stage) -> list[Client]:
     """A server with as many contexts as it accepts."""
     crowd = [stage.lab.client("idle", 60, daemon=stage.daemon, mebibytes=8) for _ in range(48)]
@@ -444,15 +424,6 @@ async def killed_in_the_queue(stage: Stage) -> Process:
     dead.client.process.wait(10)
     await stage.lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     return holder
-
-
-@case
-async def ghost_server(stage: Stage) -> None:
-    holder = await killed_in_the_queue(stage)
-    holder.client.kill()
-    await stage.lab.until("mps_server_ghost", 1, seconds=30)
-    process = await stage.started(uid=1003)
-    await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hardware.hangs import (
-    STAY,
+    ALL_HANG,
     Case,
     Process,
     Stage,
@@ -107,6 +107,7 @@ async def waiting_and_asked_by_its_user(stage: Stage) -> None:
     answer = await stage.doctor(process.pid, "as its user", uid=1002)
     stage.note("status is not 0", answer["status"] != 0, "1 or 3", answer["status"])
     stage.note("is named", "wait" in str(answer), "wait", answer["conclusion"])
+    await stage.ask(process, "has waited", "a-program-hangs-in-cuinit")
     holder.client.kill()
     await stage.runs(process, 60)
 
@@ -133,7 +134,7 @@ async def ghost_and_asked_by_a_third_user(stage: Stage) -> None:
     process = await stage.started(uid=1003)
     answer = await stage.doctor(process.pid, "as a third user", uid=1003)
     stage.note("no kill", "kill" not in str(answer.get("command")), "", answer.get("command"))
-    await stage.cure(process, "was started for clients that had died", again=False)
+    await stage.cure(process, "was started for clients that had died", ALL_HANG, again=False)
 
 
 @case
@@ -159,7 +160,7 @@ async def server_without_descriptors(stage: Stage) -> None:
 async def refused_and_not_reaped(stage: Stage) -> None:
     await stage.lab.ready_client("faulthold", 1, daemon=stage.daemon)
     await stage.lab.until("mps_server_state", 1, mps_server_state="FAULT")
-    client = stage.lab.client("", 0, command=[*STAY[:2], "1"])
+    client = stage.lab.python("sleeper.py", 1)
     await asyncio.sleep(3)  # nothing reaps it
     await stage.lab.look()
     process = Process(client, stage.daemon, 0, (), {}, client.pid)
@@ -169,7 +170,7 @@ async def refused_and_not_reaped(stage: Stage) -> None:
 @case
 async def refused_at_the_limit_and_reaped(stage: Stage) -> None:
     await full_server(stage)
-    client = stage.lab.client("", 0, command=[*STAY[:2], "1"])
+    client = stage.lab.python("sleeper.py", 1)
     await stage.lab.left(client)
     await stage.lab.look()
     await stage.ask(Process(client, stage.daemon, 0, (), {}, client.pid), "limit")

@@ -286,6 +286,10 @@ class Actors:
         more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **settings.pop("more", {})}
         return self.client(script, 0, command=command, more=more, **settings)
 
+    def stayer(self, **settings: Any) -> Client:
+        """Start a client that makes a context, and stays whatever comes of it."""
+        return self.python("sleeper.py", 600, "stay", **settings)
+
     def torch(self, act: str, *arguments: object, **settings: Any) -> Client:
         """Start a function of torch_program.py as a client."""
         return self.python("torch_program.py", act, *arguments, **settings)

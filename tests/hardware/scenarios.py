@@ -824,28 +824,6 @@ async def two_gpus_one_daemon(lab: Lab, daemon: Daemon) -> None:
     await lab.left(on_first, *on_second)
 
 
-@scenario("two GPUs, one daemon each")
-async def two_daemons(lab: Lab) -> None:
-    daemons = [lab.daemon(f"mps{index}", CUDA_VISIBLE_DEVICES=str(index)) for index in (0, 1)]
-    clients = [
-        lab.client("spin", 8, daemon=daemon, uid=1001 + index)
-        for index, daemon in enumerate(daemons)
-    ]
-    await lab.ready(*clients)
-    for index, daemon in enumerate(daemons):
-        d = daemon.label
-        await lab.until("mps_server_clients", 1, daemon=d)
-        lab.check("mps_server_client_contexts", 1, daemon=d, gpu=index)
-        lab.check("mps_gpu_served", 1, daemon=d, gpu=index)
-        lab.check("mps_gpu_served", None, daemon=d, gpu=1 - index)
-        pid, uid = clients[index].pid, 1001 + index
-        lab.check("mps_client_info", 1, daemon=d, pid=pid, uid=uid)
-    await lab.left(*clients)
-    for daemon in daemons:
-        daemon.quit()
-    await lab.run(1)
-
-
 @served("a fault on one of two GPUs: who is on the other survives")
 async def fault_two_gpus(lab: Lab, daemon: Daemon) -> None:
     survivor = lab.client("spin", 10, gpus="0")
@@ -867,7 +845,6 @@ async def fault_two_gpus(lab: Lab, daemon: Daemon) -> None:
 
 DOUBLE = (
     "two-gpus-one-daemon",
-    "two-daemons",
     "fault-two-gpus",
     "three-daemons",
     "data-parallel",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-from mps_exporter.findings import findings
 from tests.hardware.lab import Client, Daemon, Lab, inner_pid
 from tests.hardware.scenarios import scenario, served
 
@@ -96,49 +93,6 @@ async def percentages(lab: Lab, daemon: Daemon) -> None:
         lab.note(name, ok=_rate(small) > 0, wanted="> 0", got=lab.facts[name])
 
 
-async def _outcome(lab: Lab, daemon: Daemon, client: Client) -> dict[str, object]:
-    """Return what became of a client in a container, and what the exporter reports."""
-    end = time.monotonic() + 12
-    while not client.events() and client.process.poll() is None and time.monotonic() < end:
-        await lab.run(0.2)
-    await lab.run(3)
-    return {
-        "said": client.events()[:1],
-        "clients": lab.value("mps_server_clients"),
-        "direct_processes": lab.value("mps_gpu_processes", kind="direct", gpu=0),
-        "findings": sorted({finding.advice.name for finding in findings(lab.seen.snapshot)}),
-    }
-
-
-@served(
-    "clients in containers: without the host's IPC, and without the pipe directory",
-    CUDA_VISIBLE_DEVICES="0",
-)
-async def containers(lab: Lab, daemon: Daemon) -> None:
-    host = await lab.ready_client("idle", 45, gpus="0")
-    await lab.until("mps_server_clients", 1)
-    own_shm = 'mount -t tmpfs none /dev/shm && exec "$@"'
-    own_pipe = f'mount -t tmpfs none {daemon.pipe} && exec "$@"'
-    for name, namespaces, script in (
-        ("own IPC namespace", ("--ipc",), 'exec "$@"'),
-        ("own IPC namespace and /dev/shm", ("--ipc", "--mount"), own_shm),
-        (
-            "own PID and IPC namespace",
-            ("--pid", "--fork", "--kill-child", "--ipc", "--mount"),
-            own_shm,
-        ),
-        ("no pipe directory", ("--mount",), own_pipe),
-    ):
-        client = lab.client(
-            "idle", 20, gpus="0", before=("unshare", *namespaces, "sh", "-c", script, "sh")
-        )
-        lab.facts[name] = await _outcome(lab, daemon, client)
-        lab.note(name, ok=True, wanted="any", got=lab.facts[name])
-        await lab.end(client)
-    host.kill()
-    await lab.left(host)
-
-
 @served("a framework that crashes under MPS, and whom it takes along", CUDA_VISIBLE_DEVICES="0")
 async def framework_crash(lab: Lab, daemon: Daemon) -> None:
     neighbours = [lab.torch("train", 60000, gpus="0") for _ in range(2)]
@@ -181,7 +135,9 @@ async def three_daemons(lab: Lab) -> None:
         lab.check("mps_control_up", 1, daemon=d)
         lab.check("mps_client_info", 1, daemon=d, pid=pids[index], uid=1001 + index)
         lab.check("mps_client_memory_used_bytes", (1, 1 << 36), daemon=d, pid=pids[index])
+        lab.check("mps_server_client_contexts", 1, daemon=d, gpu=index % 2)
         lab.check("mps_gpu_served", 1, daemon=d, gpu=index % 2)
+        lab.check("mps_gpu_served", None, daemon=d, gpu=1 - index % 2)
     await lab.look()
     for gpu, count in ((0, 2), (1, 1)):
         lab.check("mps_gpu_processes", count, kind="mps_client", gpu=gpu)

@@ -6,15 +6,13 @@ The doctor's answer is compared with what happened; each comparison is a row of 
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
 from mps_exporter.snapshot import Client as SeenClient
-from tests.hardware.hangs import STAY
-from tests.hardware.lab import Client, Daemon, Lab, exporter, run
+from tests.hardware.lab import Client, Lab, exporter, run
 from tests.hardware.scenarios import scenario
 
 MAPPING_FAILED = 205
@@ -55,11 +53,6 @@ def _row(lab: Lab, step: str, *, ok: bool, **values: object) -> None:
     lab.note(step, ok=ok, wanted="as it is", got=values)
 
 
-def _stay(lab: Lab, daemon: Daemon, *before: str, uid: int = 0, **variables: str) -> Client:
-    more = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **variables}
-    return lab.client("", 0, daemon=daemon, uid=uid, command=STAY, before=before, more=more)
-
-
 async def _settled(lab: Lab, client: Client) -> str:
     """Return the name of its first event, with the error's code; "" if it hangs or crashed."""
     end = time.monotonic() + SETTLED_SECONDS
@@ -88,7 +81,7 @@ async def memory_regions(lab: Lab) -> None:
         log = (daemon.log / "server.log").read_text(errors="replace")
         regions = [line for line in log.splitlines() if "shared memory region" in line]
         files = sorted(path.name for path in Path("/dev/shm").glob("cuda.shm.*"))
-        inside = _stay(lab, daemon, *OWN_SHM, uid=1001)
+        inside = lab.stayer(daemon=daemon, before=OWN_SHM, uid=1001)
         said = await _settled(lab, inside)
         text = await _checks(lab, inside.pid)
         failed, named = said == f"error {MAPPING_FAILED}", "named memory region" in text
@@ -124,7 +117,7 @@ async def unmet(lab: Lab) -> None:
     DEFAULT.mkdir(exist_ok=True)
     try:
         bind = f'mount --bind {one.pipe} {DEFAULT} && unset CUDA_MPS_PIPE_DIRECTORY && exec "$@"'
-        inside = _stay(lab, one, "unshare", "--mount", "sh", "-c", bind, "sh")
+        inside = lab.stayer(daemon=one, before=("unshare", "--mount", "sh", "-c", bind, "sh"))
         said = await _settled(lab, inside)
         await lab.until("mps_server_clients", 2, daemon=one.label)
         reason = seen.joined_by if (seen := _seen(lab, inside.pid)) else None

@@ -20,7 +20,6 @@ from mps_exporter.logging import (
     configure,
     print_status,
 )
-from testing.pipes import full_pipe
 from testing.waiting import wait_for
 
 
@@ -67,7 +66,12 @@ def test_a_long_field_is_shortened(log: tuple[logging.Logger, io.StringIO]) -> N
 def full_stderr() -> Iterator[int]:
     """Replace standard error by a full pipe; yield the end to read from."""
     before = os.dup(2)
-    reading, writing = full_pipe()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
     os.dup2(writing, 2)
     os.close(writing)
     try:

@@ -23,7 +23,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Client, Snapshot, Wait
+from mps_exporter.snapshot import Snapshot, Wait
 from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/nvidia-mps"
@@ -208,18 +208,6 @@ def snapshot(
 ALL = ((20, "compute", GIB), (30, "compute", GIB), (30, "mps", GIB))
 
 
-def test_processes_are_distinguished() -> None:
-    found = snapshot(
-        client_facts(30),
-        processes=(*ALL, (31, "mps", 0), (40, "compute", 5), (50, "graphics", None)),
-    ).gpus[0]
-    # 31 is in the MPS list alone: a client of another GPU, a phantom here.
-    assert found.processes_by_kind == {"mps_client": 1, "mps_server": 1, "direct": 1, "graphics": 1}
-    assert found.direct_pids == (40,)
-    assert found.stranded_clients == 0
-    assert found.served_by == (PIPE,)
-
-
 @pytest.mark.parametrize(
     ("unread", "reported"),
     [
@@ -233,7 +221,8 @@ def test_processes_are_distinguished() -> None:
 def test_an_unreadable_list_changes_no_process_kind(
     unread: tuple[ProcessList, ...], reported: dict[str, int]
 ) -> None:
-    whole = (*ALL, (40, "compute", 5), (50, "graphics", None))
+    # 31 is in the MPS list alone: a client of another GPU, a phantom here.
+    whole = (*ALL, (31, "mps", 0), (40, "compute", 5), (50, "graphics", None))
     found = snapshot(
         client_facts(30),
         processes=tuple(one for one in whole if one[1] not in unread),
@@ -304,20 +293,6 @@ def test_the_context_limit_is_not_known_with_more_connections_or_confidential_co
     assert found.contexts_limit.get("GPU-a") == limit
 
 
-def only_client(
-    gpus: Sequence[GpuObservation],
-    server: LoggedServer,
-    answers: ServerAnswers,
-    devices: dict[int, str],
-    **environment: str,
-) -> Client:
-    facts, state = replace(RUNNING, servers=(SERVER,)), logged(server, devices=devices)
-    inputs = DaemonInputs(facts, probe(Outcome.OK, RAN), answers, state, READABLE)
-    found = merged(inputs, gpus=gpus, processes=(SERVER, client_facts(30, **environment)))
-    (client,) = found.daemons[0].servers[0].clients
-    return client
-
-
 @pytest.mark.parametrize(
     ("models", "environment", "limits", "ignored", "source"),
     [
@@ -353,8 +328,11 @@ def test_a_memory_limit_is_for_the_gpu_that_cuda_takes(
     server = LoggedServer(clients=(logged_client(30, *on),), attributes={"thread_ratio": 1.0})
     reply = ServerReply(20, "ACTIVE", 1.0, (30,), devices={0: "GPU-b", 1: "GPU-a"})
     answers = ServerAnswers(ProbeReply((20,), 1.0), {20: reply}, 8.0)
-    environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment}
-    client = only_client(gpus, server, answers, {}, **environment)
+    facts = client_facts(30, **{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G", **environment})
+    running = replace(RUNNING, servers=(SERVER,))
+    inputs = DaemonInputs(running, None, answers, logged(server), READABLE)
+    found = merged(inputs, gpus=gpus, processes=(SERVER, facts))
+    (client,) = found.daemons[0].servers[0].clients
     assert client.memory_limit_bytes == limits
     assert (client.memory_limit_ignored is not None, client.limit_source) == (ignored, source)
     assert client.active_thread_ratio == 1.0
