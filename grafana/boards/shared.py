@@ -149,7 +149,7 @@ _HOST_LINKS = {
 }
 
 
-def host_column(*boards: str, width: int | None = 165) -> Column:
+def host_column(*boards: str, width: int | None = 185) -> Column:
     """Return the column of the host, which links to these dashboards about it.
 
     Without a width the column takes the room that is left. The table needs the column Job.
