@@ -163,7 +163,8 @@ class Board:
             "regex": "",
             "multi": False,
             "includeAll": False,
-            "hide": 0,
+            # Without its title, the controls fit in a line of a small screen.
+            "hide": 1,
             "skipUrlSync": False,
         }
         earlier: list[str] = []
@@ -260,7 +261,7 @@ def _links(*, of_one_host: bool) -> list[Json]:
             "tooltip": "",
             "url": "",
         }
-        for title, tag in (("One host", ONE_HOST), ("All hosts", ALL_HOSTS))
+        for title, tag in (("One host", ONE_HOST), ("Fleet", ALL_HOSTS))
     ]
 
 

@@ -136,7 +136,8 @@ def _stat_options(text: str, *, background: bool) -> style.Json:
         "colorMode": "background" if background else "value",
         "graphMode": "none",
         "justifyMode": "center",
-        "orientation": "auto",
+        # Several names stand below each other, and each has the width of the tile.
+        "orientation": "horizontal" if text == "name" else "auto",
         "textMode": text,
         # Beside each other on a phone, "of 32" and 1 read as 321.
         "wideLayout": False,
@@ -459,6 +460,9 @@ class Column:
             wanted["decimals"] = self.decimals
         if self.width is not None:
             wanted["custom__width"] = self.width
+        elif self.links:
+            # A host's name is not cut on a phone.
+            wanted["custom__minWidth"] = 180
         if self.links:
             wanted["links"] = list(self.links)
         return override("byName", self.name, **wanted, **self._cells())
@@ -537,10 +541,11 @@ def table(
     than the first query for whether there is a series.
     """
     labels = [column for column in columns if column.is_label and not column.hidden]
-    words = min(labels, key=lambda column: (column.width is not None, bool(column.links))).source
+    # Where cells have two lines, each column is wide enough, and the first is seen on a phone.
+    words = min(labels, key=lambda one: (not two_lines and one.width is not None, bool(one.links)))
     queries = [
         f"({queries[0]}) or label_replace(vector(NaN) unless on () count({found or queries[0]}),"
-        f' "{words}", "{none}", "", "")',
+        f' "{words.source}", "{none}", "", "")',
         *queries[1:],
     ]
     values = {
@@ -557,7 +562,7 @@ def table(
         "mappings": [_NOT_KNOWN],
         "custom": {
             "align": "auto",
-            "cellOptions": {"type": "auto"},
+            "cellOptions": {"type": "auto", "wrapText": two_lines},
             "filterable": False,
             "inspect": False,
         },

@@ -201,6 +201,7 @@ def first_steps() -> dict[str, str]:
         if "alert" not in rule:
             continue
         _, _, step = rule["annotations"]["description"].partition("First: ")
+        step = re.sub(r" \([^()]*\)(?=[ .,;])", "", step)
         step = re.sub(r"\{\{-?\s*\$labels\.(\w+)\s*-?\}\}", lambda name: name[1].upper(), step)
         # What depends on more than labels is in the runbook only; a cell has room for a sentence.
         sentence = step.split(". ")[0].rstrip(".") + "."

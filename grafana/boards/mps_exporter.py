@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.board import Board, Row, instance, job
-from grafana.boards.shared import TARGETS, host_column
+from grafana.boards.shared import GONE, TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
 from grafana.promql import new_in_range
 from grafana.style import (
@@ -29,6 +29,8 @@ _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_in
 _BUILD = "version, revision, pythonversion"
 _HOST = "max by (job, instance)"
 
+UP = (State(1, "yes", GOOD), State(0, "no", QUIET), State(5, "gone", QUIET))
+
 WHICH = table(
     "Exporters",
     "Healthy: all reachable, one version, nothing missing, below 2 % of a core and a scrape far "
@@ -36,12 +38,12 @@ WHICH = table(
     "clients whose limits may not be read. Not exported: clients beyond the limit on series. "
     "Nothing rotates the logs, and only copytruncate works. When unknown lines grow after an "
     "update, the new driver words its log differently, and incidents may be missed. A recording is "
-    "replayed where Recording names one: its values are not live. At most 100 exporters, "
-    "unreachable and failing ones first.",
+    "replayed where Recording names one: its values are not live. Gone: no longer a target, though "
+    "it was in this time range. At most 100 exporters, unreachable and failing ones first.",
     (
         f"topk(100, sum by (job, instance) (1 - mps_scrape_collector_success)"
-        f" or {_HOST} ({TARGETS} == 0) + 99)",
-        f"{_HOST} {TARGETS}",
+        f" or {_HOST} ({TARGETS} == 0) + 99 or ({GONE}) + 94)",
+        f"{_HOST} {TARGETS} or {GONE}",
         "sum by (job, instance) (1 - mps_control_log_readable) > 0",
         "sum by (job, instance) (mps_exporter_unreadable_environments) > 0",
         "sum by (job, instance) (mps_client_dropped_series) > 0",
@@ -55,7 +57,7 @@ WHICH = table(
         "max by (job, instance, scenario) (mps_exporter_recording_info)",
     ),
     (
-        Column("Up", "B", states=(State(1, "yes", GOOD), State(0, "no", QUIET)), width=50),
+        Column("Up", "B", states=UP, width=55),
         host_column("mps-host", width=None),
         Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=80),
         Column("Unread logs", "C", steps=at_most(1), width=100),
@@ -68,7 +70,7 @@ WHICH = table(
         Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=95),
         Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=115, decimals=0),
         Column("Version", "version", width=90),
-        Column("Recording", "scenario", width=110),
+        Column("Recording", "scenario", width=90),
         *hidden("revision", "job"),
     ),
     sort="Failing",

@@ -90,7 +90,7 @@ HOST_TABLE = table(
         f"[$__range:$__interval])) * 1000 unless on ({shared.HOSTS}) up",
     ),
     (
-        Column("State", "A", states=style.HOST_STATES, width=165),
+        Column("State", "A", states=style.HOST_STATES, width=160),
         shared.host_column(
             "mps-host", "mps-sharing", "mps-incidents", "mps-gpu", "mps-exporter", width=None
         ),
@@ -148,20 +148,21 @@ ALERTS = table(
     "most 50. The alert's name links to its runbook. Needs this project's rules in Prometheus.",
     (
         f"{_with_words(f'topk(50, max by ({_WHERE}) ({_RANK}))')}"
-        f' or label_replace(NaN * absent({_RULES}), "action",'
-        ' "No rules are loaded: see prometheus/rules.", "", "")',
+        f' or label_replace(NaN * absent({_RULES}), "object",'
+        ' "No rules are loaded.", "", "")',
         _with_words(_FIRING_FOR),
     ),
     (
-        Column("Severity", "A", states=_SEVERITIES, width=100),
-        Column("Alert", "alertname", width=215, links=(shared.to_runbook(),)),
-        shared.host_column("mps-host", "mps-sharing", "mps-incidents"),
-        Column("What", "object", width=240),
-        Column("For", "B", unit=style.DURATION, width=100),
+        # The first three are what a phone shows.
+        Column("Level", "A", states=_SEVERITIES, width=80),
+        shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=115),
+        Column("What", "object", width=145),
+        Column("Alert", "alertname", width=240, links=(shared.to_runbook(),)),
+        Column("For", "B", unit=style.DURATION, width=85),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
-    sort="Severity",
+    sort="Level",
     none="No alert is firing.",
     found=f"{_FIRING} or absent({_RULES})",
     height=10,
@@ -254,11 +255,11 @@ WAITS = (
         ),
         (
             Column("User", "uid"),
-            shared.host_column("mps-sharing"),
+            shared.host_column("mps-sharing", width=240),
             Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=style.at_most(1), width=65),
-            Column("Daemon", "daemon", width=400),
+            Column("Daemon", "daemon"),
             *hidden("job"),
         ),
         sort="Waiting for",

@@ -144,8 +144,8 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=style.AGO, width=130),
-        shared.host_column("mps-host", "mps-gpu"),
+        Column("When", "A", unit=style.AGO, width=85),
+        shared.host_column("mps-host", "mps-gpu", width=130),
         Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
         Column("Daemon", "daemon", width=300),
@@ -153,12 +153,12 @@ LAST = table(
     ),
     sort="When",
     none="No incident was ever seen here.",
-    height=8,
+    two_lines=True,
 )
 
-# On a phone the first three columns are seen.
-_HOST = shared.host_column("mps-host")
-_USER = Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),))
+# On a phone the first four columns are seen.
+_HOST = shared.host_column("mps-host", width=130)
+_USER = Column("User", "uid", width=65, links=(shared.to_user("${__data.fields.User}"),))
 _LOST_BY = "job, instance, daemon, uid, cause"
 _LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
 _BY_WHOM = (
@@ -181,16 +181,17 @@ BLAST = (
             f" max by ({shared.DAEMONS}) ({LAST_LOSS}) * 1000",
         ),
         (
-            Column("When", "B", unit=style.AGO, width=130),
+            Column("When", "B", unit=style.AGO, width=85),
             _HOST,
             _USER,
-            Column("Lost", "A", steps=style.at_most(1), width=65, decimals=0),
+            Column("Lost", "A", steps=style.at_most(1), width=60, decimals=0),
             Column("By whom", "cause", texts=_BY_WHOM),
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
         ),
         sort="When",
         none="None is known.",
+        two_lines=True,
         height=7,
     ),
     table(
@@ -214,6 +215,7 @@ BLAST = (
         ),
         sort="Lost",
         none="None is known.",
+        two_lines=True,
         height=5,
     ),
 )

@@ -54,7 +54,7 @@ PANELS = (
         ),
         (
             Column("Server", "server_name"),
-            Column("Namespace", "namespace", width=180),
+            Column("Namespace", "namespace", width=130),
             Column("Server status", "status", width=125),
             Column("Clients", "G", width=85),
             Column("SM share", "B", unit=style.SHARE, decimals=0, width=90),
@@ -147,7 +147,7 @@ PANELS = (
             Column("Server", "server_name"),
             Column("GPU", "gpu", width=70),
             Column("Ordinal", "ordinal", width=85),
-            Column("Name", "name", width=130),
+            Column("Name", "name", width=180),
             Column("SMs", "B", width=55),
             Column("Chunks", "C", width=70),
             Column("PCI", "pci_bus_id", width=110),

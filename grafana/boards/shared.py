@@ -149,7 +149,7 @@ _HOST_LINKS = {
 }
 
 
-def host_column(*boards: str, width: int | None = 165) -> Column:
+def host_column(*boards: str, width: int | None = 185) -> Column:
     """Return the column of the host, which links to these dashboards about it.
 
     Without a width the column takes the room that is left. The table needs the column Job.
@@ -180,14 +180,14 @@ def to_runbook() -> style.Json:
 
 
 def user_rows(expr: str) -> Query:
-    """Name the rows of a timeline by user and host; an unknown user is "unknown".
+    """Name the rows of a timeline by host and user; an unknown user is "unknown".
 
-    Without the host's domain and port: Grafana cuts a long name at its beginning, the user.
+    Without the host's domain and port, and the user last: Grafana cuts a long name's beginning.
     """
     host = r"(\\[.+\\]|[^:.\\[]*[a-zA-Z][^:.\\[]*|[^:]+).*"
     expr = f'label_replace({expr}, "uid", "unknown", "uid", "")'
     return Query(
-        f'label_replace({expr}, "host", "$1", "instance", "{host}")', "uid {{uid}} · {{host}}"
+        f'label_replace({expr}, "host", "$1", "instance", "{host}")', "{{host}} · uid {{uid}}"
     )
 
 
