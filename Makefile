@@ -89,12 +89,11 @@ test-fast: install ## Only the quick tests (TESTS="-k name")
 golden: install ## Accept what the recordings show now; git diff shows what has changed
 	@python -m testing.golden
 
-# Under REQUIRE_TOOLS, a test that misses a program fails; without, it may skip itself.
 # The tests of a file share servers that take a minute to fill, so a file is not divided.
 .PHONY: test-integration
 test-integration: install tools-servers ## Only the tests against real servers: Prometheus, Alertmanager
 	@# They wait more than they compute: one more at a time than there are cores.
-	REQUIRE_TOOLS=1 pytest -n $$(($(JOBS) + 1)) --dist loadscope --no-loadscope-reorder tests/integration $(TESTS)
+	pytest -n $$(($(JOBS) + 1)) --dist loadscope --no-loadscope-reorder tests/integration $(TESTS)
 
 # Not part of `make test`: before Python 3.12, watching the branches doubles the time. Every Python
 # process that a test starts, workers and programs alike, starts `coverage` where this is set.
@@ -120,7 +119,7 @@ mutants: install ## Does a test of TESTS fail for each change? (MODULE=exporter/
 # Kept apart for what they need: minutes to build tools, a browser.
 .PHONY: test-e2e
 test-e2e: install tools ## Only the tests that need helm, kubeconform, vmalert, Chromium
-	REQUIRE_TOOLS=1 pytest $(wildcard tests/e2e) tests/browser $(TESTS)
+	pytest $(wildcard tests/e2e) tests/browser $(TESTS)
 
 .PHONY: test-all
 test-all: test test-e2e package ## Everything that CI runs
