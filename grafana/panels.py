@@ -136,7 +136,7 @@ def _stat_options(text: str, *, background: bool) -> style.Json:
         "colorMode": "background" if background else "value",
         "graphMode": "none",
         "justifyMode": "center",
-        # Several names stand below each other, and each has the width of the tile.
+        # Several names are one below the other, each as wide as the tile.
         "orientation": "horizontal" if text == "name" else "auto",
         "textMode": text,
         # Beside each other on a phone, "of 32" and 1 read as 321.
@@ -541,7 +541,7 @@ def table(
     than the first query for whether there is a series.
     """
     labels = [column for column in columns if column.is_label and not column.hidden]
-    # Where cells have two lines, each column is wide enough, and the first is seen on a phone.
+    # Columns of two lines are wide enough; a phone shows the first column.
     words = min(labels, key=lambda one: (not two_lines and one.width is not None, bool(one.links)))
     queries = [
         f"({queries[0]}) or label_replace(vector(NaN) unless on () count({found or queries[0]}),"

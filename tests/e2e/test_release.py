@@ -31,6 +31,7 @@ def test_everything_is_there_with_its_sum(release: Path) -> None:
     made = {path.name for path in release.iterdir()}
     assert made == {
         "SHA256SUMS",
+        "LICENCES.txt",
         "NOTES.md",
         "install.sh",
         "mps-exporter.pyz",
