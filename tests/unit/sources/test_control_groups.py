@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from mps_exporter.mps.cgroups import parse_dmem, unified_path
 from mps_exporter.observations import CgroupMemory, ContainerName, ProcfsObservation
+from mps_exporter.sources.anonymiser import Anonymiser
 from mps_exporter.sources.control_groups import container_names, memory_partitions
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
-from mps_exporter.sources.recording import Anonymiser
+from mps_exporter.sources.recording import make_converter
 from testing.fake_proc import FakeProc
 
 # ai-dynamo, "Per-GPU Compute and Memory Limits with MPS": dmem.capacity, and dmem.max of two GPUs
@@ -166,4 +167,4 @@ def test_the_containers_of_processes_are_named(tmp_path: Path) -> None:
 
 def test_an_anonymised_recording_names_no_pod() -> None:
     observation = ProcfsObservation(at=0.0, containers=(NAMED,))
-    assert Anonymiser().unstructure(observation) == {"at": 0.0}
+    assert Anonymiser(make_converter()).unstructure(observation) == {"at": 0.0}
