@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from mps_exporter import humanize
 from mps_exporter.findings import policy
+from mps_exporter.findings.incident_texts import describe_incident
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot
@@ -148,7 +149,7 @@ class HostFacts:
         return humanize.process(client.pid, client.command, self.user(client.uid))
 
     def incident(self, one: Incident) -> str:
-        text = humanize.describe_incident(one, self.user).removesuffix(".")
+        text = describe_incident(one, self.user).removesuffix(".")
         return f"{text}, {humanize.ago(self.age(one.at))}."
 
     def last_incident(self, daemon: ControlDaemon, kind: str) -> Incident | None:

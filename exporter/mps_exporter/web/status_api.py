@@ -10,6 +10,7 @@ from typing import Any
 from mps_exporter import findings, humanize
 from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import Finding, shown_path
+from mps_exporter.findings.incident_texts import describe_incident
 from mps_exporter.findings.limits import partitioning_lines
 from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
@@ -177,7 +178,7 @@ def incident_view(daemon: DaemonFacts, one: Incident, name_of: humanize.UserName
         one,
         daemon=shown_path(daemon.pipe_directory),
         severity=findings.incident_severity(one.kind, limited=daemon.limited),
-        text=humanize.describe_incident(one, name_of),
+        text=describe_incident(one, name_of),
         proof=one.proof,  # empty: no fault
     )
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter import humanize
-from mps_exporter.humanize import MPS_NAMES
+from mps_exporter.findings import incident_texts
+from mps_exporter.findings.incident_texts import MPS_NAMES
 from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
@@ -85,11 +86,11 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
     ],
 )
 def test_incident(incident: Incident, expected: str) -> None:
-    assert humanize.describe_incident(incident, shown_user) == expected
+    assert incident_texts.describe_incident(incident, shown_user) == expected
 
 
 def test_every_kind_has_a_sentence() -> None:
-    assert set(humanize._SENTENCES) == set(get_args(IncidentKind))
+    assert set(incident_texts._SENTENCES) == set(get_args(IncidentKind))
 
 
 @given(st.text(st.characters(codec=None)))
