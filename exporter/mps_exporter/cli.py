@@ -172,7 +172,7 @@ def _why_unknown(word: str, command: str) -> str:
 
 
 def _run(command: str, settings: Settings) -> int:
-    # What a single collection could not read is in what it prints.
+    # The output names what a single collection could not read.
     brief = command in ("doctor", "top") or settings.serve_once or settings.serve_textfile
     configure("error" if brief else settings.log_level, settings.log_format)
     configure_malloc()

@@ -215,7 +215,7 @@ class Collector:
             )
 
     async def _read_mps(self, run: CollectionRun) -> None:
-        # The configured daemons are found without this collector, too; then it shows only failures.
+        # Without this collector, configured daemons are still found, and only failures are shown.
         await run.run_source("process", self._discover, always=True)
         await run.run_source("logs", self._read_logs)
         await run.run_source("control", self._query)
@@ -319,7 +319,7 @@ class Collector:
         for observation in found:
             self._update_daemons(observation.daemons)
             # The logs of a new daemon are read first: they contain its history. A daemon that exits
-            # later is not found either, which dates nothing.
+            # later is not found either: the time of this observation is not that of its exit.
             later = set(found[-1].gone) - set(observation.gone)
             known = [
                 record

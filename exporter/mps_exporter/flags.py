@@ -35,7 +35,7 @@ class StartError(Exception):
 
 
 class InvalidSettingError(ValueError):
-    """The command line or the environment is wrong; the message contains what and why."""
+    """The command line or the environment is wrong; the message names the error and its reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Flag:
     kind: Kind
     help: str
     commands: tuple[str, ...]
-    setting: bool  # Whether it has an environment variable, unlike an option of one command.
+    setting: bool  # Whether the flag has an environment variable, unlike an option of one command.
 
     @property
     def repeatable(self) -> bool:

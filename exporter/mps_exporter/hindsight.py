@@ -106,7 +106,7 @@ class Hindsight:
             yield replace(one, chunks=users, states=()), True
 
     def note(self, incident: Incident) -> None:
-        """Write a recording one minute after an incident; a later one is in the same recording."""
+        """Write a recording one minute after an incident; incidents within that minute share it."""
         if incident.recorded:
             self._latest_at = incident.at
             self._incident = self._incident or incident
@@ -190,7 +190,7 @@ class Hindsight:
             return self._recording("an incident") if kept else None
 
     def _recording(self, scenario: str) -> bytes:
-        """Return the recording of all that is kept."""
+        """Return the recording of all retained observations."""
         begin = self._recent[0][0]
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
@@ -213,7 +213,7 @@ class Hindsight:
         fields = {"file": str(path), "bytes": len(data)}
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = directory / ".incident.rec.gz"  # the next recording replaces what a failure left
+            part = directory / ".incident.rec.gz"  # the next recording replaces the incomplete file
             os.close(create_private(part, data))
             _make_room(directory, len(data))
             part.replace(path)

@@ -72,7 +72,7 @@ def _words(text: str) -> list[str]:
 
 
 def _sequence(words: list[str], page: ManualPage, weights: dict[str, float]) -> float:
-    """Return the weight of the heaviest sequence of words that the page contains, too."""
+    """Return the weight of the heaviest sequence of words that the page also contains."""
     best, start = 0.0, 0
     for end in range(1, len(words) + 1):
         while start < end and f" {' '.join(words[start:end])} " not in page.sequence:

@@ -196,7 +196,7 @@ class DaemonFacts:
     multiuser: bool = False
     static_partitioning: bool = False
     protocol: Literal["2", "3"] | None = None
-    """Interface in its arguments or its environment; None: neither names one."""
+    """Interface in its arguments or its environment; None: neither names an interface."""
     lock_holder_pid: int | None = None
     """Holder of the write lock on control_lock (F_GETLK): a live daemon, even if it hangs. None: no
     holder, or not tested (see lock_tested). 0: a process in an invisible PID namespace."""
@@ -296,7 +296,7 @@ class Exchange:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    return_code: int | None = None  # None: it did not exit by itself.
+    return_code: int | None = None  # None: the tool was killed.
     duration_seconds: float = 0.0  # Duration of the last attempt.
     attempts: int = 1
     error: str | None = None  # Error text for a person.
@@ -401,7 +401,7 @@ class GpuObservation:
     unread_lists: tuple[ProcessList, ...] = ()  # Lists that were not readable while others were.
     readings: tuple[Reading, ...] = ()
     activity_age_seconds: float | None = None
-    """Age of the last sample of the SMs' activity; None: there is none."""
+    """Age of the last sample of the SMs' activity; None: no sample."""
     lost: bool = False  # Fallen off the bus: NVML reports a known GPU as lost.
 
 

@@ -6,7 +6,7 @@ GPU_SAMPLE_INTERVAL_SECONDS = 1.0
 """Interval between samples of the GPUs' activity: an integral in these steps has 2 % error."""
 
 EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
-"""Timeout for reading processes after an exit, for which the logs wait; it is read again then."""
+"""Timeout for reading processes after an exit. The next poll of the logs waits for it."""
 
 DAEMON_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches of /proc for a first daemon.
 DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of such a search, and of a poll of the logs.
@@ -35,7 +35,7 @@ SHOWN_AFTER_QUIT_SECONDS = 120.0  # Time for which an unconfigured daemon that q
 SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0  # The same time for a daemon that died.
 
 MAX_ABSENT_DAEMONS = 32
-"""Maximum number of absent daemons of root and the exporter's user, and of all other users."""
+"""Maximum number of absent daemons of root and the exporter's user, and again of other users."""
 
 MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
 

@@ -84,7 +84,7 @@ def _change(daemon: ControlDaemon) -> object:
 
 
 def _sample(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -> _Seen | None:
-    """Return what is needed of a GPU; None without SM activity."""
+    """Return the GPU's values for the bounds; None without SM activity."""
     seen, active = gpu.observation, gpu.reading("sm_active_time")
     if active is None or seen.sm_count is None or seen.activity_age_seconds is None:
         return None

@@ -432,7 +432,7 @@ class Server:
     confirmed: bool = True
     """The process with this PID is an MPS server, and this daemon may serve its user."""
     name: str | None = None  # MPS v3 only.
-    shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm, by its log.
+    shares_by_file: bool = False  # Its log shows that its memory for clients is a file in /dev/shm.
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ _LEFT, _DIRECTORIES = "what MPS left on the host", "directories where a daemon h
 def _reads(
     snapshot: Snapshot, pids: Iterable[int], procfs: str
 ) -> dict[Hashable, Callable[[], Any]]:
-    """Return what only the doctor reads: function by PID, by pipe directory, or by its name."""
+    """Return the doctor's own facts, by PID, by pipe directory, or by function name."""
     facts = [daemon.facts for daemon in snapshot.daemons]
     reads: dict[Hashable, Callable[[], Any]] = {
         _LEFT: partial(process_view.find_leftovers, facts, procfs),

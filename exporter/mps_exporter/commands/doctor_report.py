@@ -77,7 +77,7 @@ HEALTHY, UNHEALTHY, UNKNOWN = 0, 1, 2
 MAX_CHECK_CHARACTERS = 120  # Maximum length of the line of a check.
 
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
-"""Names of checks: any critical finding, or a single one."""
+"""Names of checks: any critical finding, or one finding."""
 
 _NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})  # Checks that need no source but NVML.
 

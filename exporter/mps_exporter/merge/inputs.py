@@ -32,7 +32,7 @@ class DaemonInputs:
     logs: tuple[LogState, ...] = ()
     was_readable: bool = False  # control.log was readable at some time, so the counters are valid.
     server_log_was_readable: bool = True
-    """server.log was, too; else the counters that only it can raise are not known."""
+    """server.log was readable, too; without it, the counters from its lines are unknown."""
     hung: bool = False  # The last query timed out.
     resumed: bool = False  # The daemon or its server was stopped then, and now runs.
     queries: int = 0
@@ -40,7 +40,7 @@ class DaemonInputs:
 
     @property
     def speaks_v3(self) -> bool:
-        """Whether this is an MPS v3 daemon, by its last reply or else by how it was started."""
+        """Whether its last reply, or else its command line, shows an MPS v3 daemon."""
         return (self.answers.protocol or self.facts.protocol) == "3"
 
     def log_readable(self, log: str) -> bool:

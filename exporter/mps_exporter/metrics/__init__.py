@@ -59,7 +59,7 @@ class SparseSeries:
         self._begun: dict[str, set[Texts]] = {}
 
     def shown(self, families: Iterable[Family]) -> list[Family]:
-        """Return the families without the series that have not begun, and without empty ones."""
+        """Return the families with series that have begun; families without series are dropped."""
         found = (self._begun_in(family) if family.spec.sparse else family for family in families)
         return [family for family in found if family.samples]
 

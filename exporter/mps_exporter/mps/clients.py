@@ -42,7 +42,7 @@ class TrackedClient:
     thread_ratio: float | None = None
     memory_limits: Mapping[int, int] | None = None
     """Limits of its server when it connected, which it keeps; None if unknown."""
-    missing_since: float | None = None  # First time at which its process was gone.
+    missing_since: float | None = None  # Time since which its process is missing.
     key: int = 0  # Its PID; a unique negative number if the PID is 0.
 
     @property
@@ -65,7 +65,7 @@ class TrackedClient:
 
     @property
     def leaving(self) -> bool:
-        """Whether its last context is closed: it ends by itself."""
+        """Whether its last context is closed: it ends without a fault."""
         return self.had_context and not self.contexts
 
     def lose(self, cause: str, when: Moment) -> None:
@@ -103,7 +103,7 @@ class Associations:
         self._waiting.append((key, context))
 
     def associate(self, uuid: str) -> None:
-        """Assign a GPU to the oldest context without one."""
+        """Assign a GPU to the oldest context without a GPU."""
         if not self._waiting:
             return
         key, context = self._waiting.popleft()
@@ -113,7 +113,7 @@ class Associations:
             self._last = key, context
 
     def confirm(self, pid: int, context: int, *, active: bool) -> None:
-        """Apply a context's status: an ACTIVE context is the one that the last GPU is for."""
+        """Apply a context's status: the last GPU belongs to the ACTIVE context."""
         guessed, self._last = self._last, None
         actual = (pid, context)
         if not active or pid == 0 or guessed is None or guessed == actual:

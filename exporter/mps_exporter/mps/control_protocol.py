@@ -103,7 +103,7 @@ class Failure:
     """A text without a reply."""
 
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
-    text: str  # What the tool printed, shortened.
+    text: str  # Output of the tool, shortened.
 
 
 def server_commands(
@@ -244,7 +244,7 @@ def failure_of(exchange: Exchange) -> Failure | None:
 
 
 def other_interface(exchange: Exchange) -> str | None:
-    """Return the interface ("2" or "3") that this refused run hints at; None if it is this one."""
+    """Return the interface ("2" or "3") that a refusal names; None if the run used it."""
     if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
         return None
     sent_v3 = set(exchange.commands) <= READ_ONLY_V3
@@ -287,7 +287,7 @@ class _LineReader:
 
 
 def _read_exchange(server_pid: int, exchange: Exchange, fields: dict[str, Any]) -> Failure | None:
-    """Add the replies to `fields`; return a failure if a line cannot be one."""
+    """Add the replies to `fields`; return a failure if a line is not a reply."""
     reader = _LineReader(exchange.stdout)
     for command in exchange.commands:
         if (gone := reader.take_match(_NOT_FOUND)) is not None:

@@ -132,7 +132,7 @@ class ClientEndings:
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """The oldest such work."""
+        """The oldest unfinished work."""
         return self._possible[0] if self._possible else None
 
 
@@ -140,7 +140,7 @@ class ClientEndings:
 class Fault:
     """A fatal GPU error."""
 
-    when: Moment  # It counts if it came after the exporter's start.
+    when: Moment  # A fault counts if it occurred after the exporter's start.
     blamed: set[tuple[int, int]] = field(default_factory=set)
     """(PID, context) of the clients that the log blames."""
     victims: list[int] = field(default_factory=list)

@@ -210,7 +210,7 @@ class ControlLogReader:
             attrgetter(name)(self)(*values, when)
 
     def ui_opened(self, when: Moment) -> None:
-        """Count "Accepting connection..." before this line of a control tool."""
+        """Count the line "Accepting connection...", which precedes each line of a control tool."""
         when.increment("mps_control_log_query_lines_total")
 
     def ui_command(self, command: str, when: Moment) -> None:

@@ -395,7 +395,7 @@ def _read_v2_partitions(text: str) -> Partitioning:
 
 
 def _v2_partition(line: str) -> Iterator[SmPartition]:
-    """Yield a partition, or from the row of a GPU what is in no partition."""
+    """Yield a partition, or from the row of a GPU the part outside all partitions."""
     for status, shape in _V2_ROWS.items():
         if (row := shape.fullmatch(line)) is not None:
             cells = {field: _value(field, cell) for field, cell in row.groupdict("").items()}

@@ -119,7 +119,7 @@ def with_servers(
 def _unexplained(
     answers: ServerAnswers, requested: Collection[int], logged: Collection[int]
 ) -> frozenset[int]:
-    """Return the servers without a reply, and those that only the list or only the log contains."""
+    """Return servers without a reply, and servers that only the list or only the log has."""
     listed = answers.probe.server_pids if answers.probe is not None else ()
     return (frozenset(requested) - answers.servers.keys()) | (frozenset(listed) ^ frozenset(logged))
 

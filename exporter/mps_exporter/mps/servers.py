@@ -48,7 +48,7 @@ class TrackedServer:
     has_log: bool = False  # It has written to server.log.
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
-    missing_since: float | None = None  # First time at which its process was gone.
+    missing_since: float | None = None  # Time since which its process is missing.
     unlisted_since: float | None = None  # Time since which the control tool does not list it.
     contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
     """The control tool's last contradiction of the log: time, and the clients."""

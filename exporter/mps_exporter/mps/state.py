@@ -33,7 +33,7 @@ class DaemonLifetime:
     quit_requested_at: float | None = None
     ended_at: float | None = None
     died: bool = False
-    missing_since: float | None = None  # First time at which its process was gone.
+    missing_since: float | None = None  # Time since which its process is missing.
     counted: bool = False  # It was seen since the exporter's start, so its end is counted.
     configured_at: float | None = None  # Time of the last set_... command.
     served_at: float | None = None
@@ -375,7 +375,7 @@ class DaemonState:
         if pid in admissions.admitted and not again:
             server.clients.readmit(pid)
             return
-        # The first connection of a process is the one that credentials were missing for.
+        # Credentials were missing for the first connection of the process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:
             return

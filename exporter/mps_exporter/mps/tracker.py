@@ -117,7 +117,7 @@ class DaemonTracker:
 
     @property
     def silent_since(self) -> float | None:
-        """Time since which the daemon seems stuck, by its logs; None if not, or if it is too early.
+        """Time since which the logs show a stuck daemon; None if they do not, or not yet.
 
         Only a query of the daemon proves that it is stuck.
         """

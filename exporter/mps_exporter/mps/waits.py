@@ -27,7 +27,7 @@ class QueuedClient:
     blocked: bool = False
     """A UID wait: another user's server holds the GPU, or did while this client waited."""
     behind_uid: int | None = None
-    missing_since: float | None = None  # First time at which its process was gone.
+    missing_since: float | None = None  # Time since which its process is missing.
     dead: bool = False  # Its process has exited, and the logs have been read up to then.
     sent_at: float = 0.0  # Time at which the daemon sent it to a server.
     for_context: bool = False  # The daemon sent it a second time, for a context.

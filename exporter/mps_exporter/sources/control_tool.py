@@ -110,7 +110,7 @@ class Pause:
 class _QueryState:
     """State of one daemon between queries."""
 
-    daemon: DaemonFacts  # What was last known of it.
+    daemon: DaemonFacts  # Its last known facts.
     identity: tuple[object, ...]
     lock: asyncio.Lock  # Lock that is held during a query.
     pause: Pause  # Pause of all queries after a hang.

@@ -80,7 +80,7 @@ def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
 
 
 def last_stamp_in(data: bytes) -> float | None:
-    """Return the timestamp of the last line that has one, in the last block."""
+    """Return the timestamp of the last line with a timestamp in the last block."""
     return max(stamps_in(data[-BLOCK_BYTES:]), default=(0, None))[1]
 
 
@@ -402,7 +402,7 @@ class LogTail:
         return descriptor, reason
 
     def _open_copy(self, directory: int, name: str) -> None:
-        """Open the newest file next to a truncated log that continues what has been read of it."""
+        """Open the newest file next to a truncated log that continues the data read so far."""
         with os.scandir(f"/proc/self/fd/{directory}") as entries:
             some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
             names = [one.name for one in some if one.name.startswith((f"{name}.", f"{name}-"))]

@@ -89,7 +89,7 @@ until their pods are removed."""
 
 # ---------------------------------------------------------------------- doctor
 
-DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for all that only the doctor reads.
+DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for the files that only the doctor reads.
 
 DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
 """Timeout of the search for open device files: 4,000 files take about 10 ms."""

@@ -63,7 +63,7 @@ DEBUG_VARIABLES = frozenset(
         "NVTX_INJECTION64_PATH",
     }
 )
-"""Variables for which DCGM's diagnostics warn, and two more that slow CUDA by its documentation."""
+"""Variables of which DCGM's diagnostics warn, and two that slow CUDA (its documentation)."""
 
 _PASS, _WRITE = 0o1, 0o2
 """Bits of a mode that a client and a server need: of each folder on the way, and of the socket."""
@@ -275,7 +275,7 @@ def _walk_as(root: str, path: str, user: _User) -> _Walk:
             entry = Path(here).lstat()
             target = os.readlink(here) if stat.S_ISLNK(entry.st_mode) else None  # noqa: PTH115
         except (OSError, ValueError) as error:
-            # What is closed to the caller need not be closed to the process.
+            # A directory that is closed to the exporter may be open to the process.
             closed = isinstance(error, PermissionError)
             return _Walk(None if closed else f"/{'/'.join((*done, name))} is not there")
         if target is None:

@@ -380,7 +380,7 @@ class Processes:
     def _known_by_stat(
         self, pid: int, stat: ProcessStat, before: _CachedFacts | None
     ) -> tuple[_CachedFacts, tuple[Account, Callable[[], _CachedFacts]]]:
-        """Return what is known of a process at once, and the call that reads the rest."""
+        """Return the known facts of a process, and the call that reads the other facts."""
         same = before is not None and before.stat.start_ticks == stat.start_ticks
         status = self.status(pid)
         facts = ProcessFacts(

@@ -176,7 +176,7 @@ class RecordingWriter:
     def __init__(self, path: Path, header: RecordingHeader) -> None:
         """Create the file, or replace an older one, or raise RecordingError."""
         self.failure: OSError | None = None
-        """Why writing ended, as on a full disk; what was written before can be read."""
+        """Reason why writing ended, such as a full disk; earlier lines can be read."""
         self._encoder = RecordEncoder(anonymised=header.anonymised)
         self._last_at = header.started_at
         self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=16 + zlib.MAX_WBITS)

@@ -38,7 +38,7 @@ class UserTokenBuckets:
 
 
 class UserBudget:
-    """Decides what is read and queried of ordinary users, by account (see Processes.account)."""
+    """Admits reads and queries of ordinary users, by account (see Processes.account)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -33,7 +33,7 @@ class Stream:
         self._events.put_nowait(event)
 
     async def take(self) -> bytes | None:
-        """Return the next event, or a comment if there is none for a while. None at the end."""
+        """Return the next event, or a comment after a while without events. None at the end."""
         try:
             event = await asyncio.wait_for(self._events.get(), policy.KEEP_ALIVE_INTERVAL_SECONDS)
         except TimeoutError:

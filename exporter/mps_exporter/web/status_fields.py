@@ -53,7 +53,7 @@ FIELDS = {
 
 
 class View(dict[str, Any]):
-    """An object of the status, whose fields are attributes, too."""
+    """An object of the status, whose fields are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -202,7 +202,7 @@ class NvmlApi:
         return tuple(int(part) for part in several)
 
     def number(self, function: str, *arguments: object) -> int:
-        """Call such a function, and return its first number."""
+        """Call a function with one result, and return that number."""
         return self.numbers(function, *arguments)[0]
 
     def text(self, function: str, *arguments: object) -> str:
@@ -453,7 +453,7 @@ class DeviceQueries:
         return name not in self._refused
 
     def is_due(self, name: str, now: float) -> bool:
-        """Return whether to send a query: it was not refused, or long ago."""
+        """Return whether to send a query: it was never refused, or the refusal is old."""
         return now >= self._refused.get(name, 0.0)
 
     def clear(self) -> None:

@@ -129,7 +129,7 @@ class NvmlSession:
         return replace(self._state, at=at, gpus=tuple(gpus))
 
     def tick(self) -> None:
-        """Do, every TICK_INTERVAL_SECONDS, what cannot wait for a scrape or would delay one."""
+        """Read, every TICK_INTERVAL_SECONDS, values that cannot wait for a scrape."""
         if not self._open or self._closing:
             return
         now = self._clock.monotonic()
