@@ -31,7 +31,7 @@ class DaemonRecord:
     last_pid: int | None = None  # PID of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
-    answered_by: tuple[int, float] | None = None  # PID and start time of the last to reply.
+    answered_by: tuple[int, float] | None = None  # PID and start time at the last reply.
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False

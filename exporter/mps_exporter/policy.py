@@ -9,7 +9,7 @@ EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
 """Timeout for reading processes after an exit. The next poll of the logs waits for it."""
 
 DAEMON_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches of /proc for a first daemon.
-DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of such a search, and of a poll of the logs.
+DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of that search, and of a poll of the logs.
 
 # ---------------------------------------------------------------------- collections
 
@@ -25,7 +25,7 @@ SERVER_REPLY_VALID_INTERVALS = 3.0
 """Multiple of --mps.min-query-interval for which a server's reply is shown if the logs cannot be
 read: a stopped server is not queried, and may have changed since."""
 
-MIN_SERVER_REPLY_VALID_SECONDS = 15.0  # Minimum time for which such a reply is shown.
+MIN_SERVER_REPLY_VALID_SECONDS = 15.0  # Minimum time for which it is shown.
 
 MAX_KEPT_EVIDENCE = 256  # Maximum number of faults, and of ranges, kept for a later daemon.
 

@@ -100,7 +100,7 @@ async def _report_bug(settings: Settings, incident: str) -> int:
     try:
         read_recording(path)  # fails for a recording that was cut off
     except RecordingError:
-        if path.is_file() and not path.is_symlink():  # no device, nor a link to one
+        if path.is_file() and not path.is_symlink():  # not a device or a link
             path.unlink()
         raise
     names = "without names" if header.anonymised else "WITH the names of users, programs and paths"

@@ -203,7 +203,7 @@ class FindingType:
     severity: Severity
     title: str
     why: str
-    remedy: str = ""  # Remedy of each case that has none of its own.
+    remedy: str = ""  # Remedy of the cases without a remedy.
     _: KW_ONLY
     kind: Kind = "state"
     alert: str = ""

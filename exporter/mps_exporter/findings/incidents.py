@@ -238,7 +238,7 @@ def long_socket_path(directories: Iterable[str]) -> str:
     page="mps-daemon-never-starts-in-kubernetes",
 )
 def daemon_promised(host: HostFacts) -> Cases:
-    for too_long in (False, True):  # a path that is too long is a cause of its own
+    for too_long in (False, True):  # a path that is too long is a separate cause
         promised = [
             one
             for one in host.leftovers.directories

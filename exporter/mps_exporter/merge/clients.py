@@ -26,7 +26,7 @@ from mps_exporter.snapshot import (
 
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 PER_CONTEXT_VARIABLE = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
-"""With it, each context of a client may have a percentage of its own."""
+"""With this variable, each context of a client may have its own percentage."""
 
 
 class AllowedLimits(NamedTuple):

@@ -1,7 +1,7 @@
 """Limits and intervals of the merge."""
 
 MAX_CLIENTS_PER_USER = 256
-"""Maximum number of clients of one ordinary user's daemons that have metrics of their own."""
+"""Maximum number of clients with metrics, of the daemons of one ordinary user."""
 
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
 

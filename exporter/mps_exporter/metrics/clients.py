@@ -21,7 +21,7 @@ _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")
 
 
 def _with_series(page: Page, server: Server) -> tuple[Client, ...]:
-    """Return the clients of a server that have series of their own.
+    """Return the clients of a server that have series.
 
     A daemon in a PID namespace of its own logs all clients outside with PID 0: several of these
     cannot be distinguished.

@@ -156,7 +156,7 @@ class ThreadPercentage:
     """The effect of a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
 
     ratio: float | None = None
-    """Fraction of the SMs, above 0 and below 1; None if the client sets no limit of its own."""
+    """Fraction of the SMs, above 0 and below 1; None if the client sets no limit."""
     ignored: bool = False  # The variable is set, and CUDA silently ignores its value.
 
 

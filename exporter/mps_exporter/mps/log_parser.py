@@ -257,7 +257,7 @@ class _LogBuffer:
         stamp_ms, component, pid, event = line
         read_at, last = chunk.at, self._last_key
         if stamp_ms is None:
-            # Without a timestamp of its own: it belongs to the line before it.
+            # A line without a timestamp belongs to the line before it.
             at = read_at if self._last_at is None else self._last_at
             key = last
         else:

@@ -49,7 +49,7 @@ V2_PARTITIONS = "lspart"
 
 PROBE_V3 = (SERVERS, NAMESPACES)  # Lists of the daemon's configuration.
 DETAILS_V3 = (CLIENTS, PARTITIONS)
-FIXED_V3 = (DEVICES, FEATURES, ACCOUNTING)  # Lists that change with the servers at most.
+FIXED_V3 = (DEVICES, FEATURES, ACCOUNTING)  # Lists that change only with the servers.
 
 READ_ONLY_V3 = frozenset((*PROBE_V3, *DETAILS_V3, *FIXED_V3))
 """Every query that is ever given as arguments. None of them changes anything, and none has a flag

@@ -154,7 +154,7 @@ class DaemonTracker:
             if self._process != before and not self.state.readable["control"]:
                 self.state.gpus.clear_ordinals(start)
         elif self._process is not None:
-            # It was not found as a daemon. Only its PID shows whether it has exited.
+            # No process was found as this daemon: only the last PID shows whether it has exited.
             pid, start = self._process
             found = processes.get(pid)
             daemon = found is not None and found.start_time_seconds == start and not found.ended

@@ -125,7 +125,7 @@ class BlockingCalls(Generic[T]):
         """Return the result of one call without a round. Calls with one key are serialized.
 
         Raises:
-            SourceTimeoutError: It did not return in this time, or an earlier call has not returned.
+            SourceTimeoutError: If this call, or an earlier call, has not returned in this time.
             Any error of the call.
         """
         end, lock = time.monotonic() + seconds, self._locks[key]

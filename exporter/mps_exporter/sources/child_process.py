@@ -111,7 +111,7 @@ async def run_process(
     cannot kill yet is reaped later. It dies with this process, too.
 
     Raises:
-        OSError: It could not be started.
+        OSError: If the program cannot be started.
     """
     started, timed_out = time.monotonic(), False
     with ExitStack() as files:

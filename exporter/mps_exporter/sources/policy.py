@@ -160,7 +160,7 @@ USERS_CONTROL_BACKOFF_SECONDS = 5.0
 """Delay before another query of an ordinary user's daemon that refused or was absent. Each
 following delay is twice as long. A run of the tool costs the exporter 8 ms."""
 
-MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum delay after such a failure.
+MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum of that delay.
 
 MAX_CONTROL_OUTPUT_BYTES = 1 << 20
 """Maximum length of each output. The kernel ends a tool that writes more."""

@@ -27,7 +27,7 @@ from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of its own in most containers
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - most containers have their own
 SEVERAL_USERS = -1
 
 _LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}

@@ -216,7 +216,7 @@ def create_private(path: Path, beginning: bytes) -> int:
     """Return the descriptor of a file that only its owner may read, with this content.
 
     Raises:
-        OSError: It cannot be written, or belongs to another user. Then it keeps its content.
+        OSError: If the file cannot be written or is another user's; its content remains.
     """
     _check_owner(path, path.lstat() if path.is_symlink() else None)
     # O_NONBLOCK: do not wait for the reader of a FIFO.
@@ -248,7 +248,7 @@ def _check_owner(path: Path, found: os.stat_result | None) -> None:
     """Refuse a file, FIFO or link that an ordinary user created, as in /tmp.
 
     Raises:
-        OSError: It belongs to another user, who could read the recording or redirect it.
+        OSError: If the file belongs to another user, who could read or redirect it.
     """
     if found is not None and found.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))

@@ -259,7 +259,7 @@ class Playlist:
         """Return the recording of a scene; read it when it is first needed.
 
         Raises:
-            RecordingError: It cannot be read.
+            RecordingError: If the recording cannot be read.
         """
         if scene.path not in self.recordings:
             found = read_recording(scene.path)

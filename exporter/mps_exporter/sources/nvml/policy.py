@@ -1,6 +1,6 @@
 """Intervals, timeouts and limits of the NVML source."""
 
-# How often a value is read, by what the call costs and how fast the value changes
+# Intervals of readings: each depends on the cost of the call and on the rate of change
 
 EACH = 0.0  # Interval of values that cost microseconds: read at each collection.
 SLOW = 5.0

@@ -307,7 +307,7 @@ ROWS: tuple[Row, ...] = (
     Row("nvmlDeviceGetGpuFabricInfoV", _fabric, MINUTE),
     Row("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_licence, MINUTE),
 )
-"""Values that have a query of their own."""
+"""Values with separate queries."""
 
 _MINUTE_FIELD = partial(FieldRow, every=MINUTE)
 

@@ -85,7 +85,7 @@ class NvmlOptions:
 
 
 class NvmlSession:
-    """The GPUs of this host. Not thread-safe: it needs a worker thread of its own."""
+    """The GPUs of this host. Not thread-safe: needs its own worker thread."""
 
     def __init__(
         self,
