@@ -124,7 +124,7 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
     # The end of a ghost is enough, even if a server is stopped, but not if the daemon itself is.
     itself = facts.process is not None and facts.process.stopped
     if stopped is not None and (ghost is None or itself):
-        how, remedy = halted.texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
+        how, remedy = halted.halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
         what = "it" if stopped.pid == daemon.pid else f"its server {stopped.pid}"
         return f"{what} is {how}; {hangs}", remedy, halted.resuming(stopped)
     if ghost is not None:

@@ -8,7 +8,7 @@ from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import ProcessFacts, ProcessView
 
 
-def texts(one: ProcessFacts | ProcessView) -> tuple[str, str] | None:
+def halt_texts(one: ProcessFacts | ProcessView) -> tuple[str, str] | None:
     """Return what keeps a process from running and the remedy; None if nothing does."""
     if one.frozen_group:
         return f"frozen, with its control group {shown_path(one.frozen_group)}", "Thaw that group."

@@ -222,7 +222,7 @@ def _process_checks(one: Subject) -> Checks:
             text = f"It ({name}) has ended; {parent}"
         yield warning(f"{text}.")
         yield from map(_as_check, daemons.queued_client_dead.found(one.alone))
-    elif (halt := halted.texts(view)) is not None:
+    elif (halt := halted.halt_texts(view)) is not None:
         text, remedy = halt
         command = _first_command(halted.resuming(view))
         yield problem(f"It ({name}) is {text}.", remedy, command=command)
