@@ -203,7 +203,7 @@ def _start_command(command: str, settings: Settings) -> Coroutine[None, None, in
 
         return top(settings)
     if command == "explain":
-        from mps_exporter.commands.explain import explain
+        from mps_exporter.manual import explain
 
         return explain(" ".join(settings.explain_text))
     if command == "record":

@@ -1,7 +1,7 @@
-"""The manual that the package contains: pages for alerts, error texts and the FAQ, and a search.
+"""The manual that the package contains: pages, their search, and ``mps-exporter explain``.
 
-In a checkout they are prometheus/runbooks, docs/symptoms and the sections of docs/faq.md; a package
-has copies of them.
+In a checkout the pages are prometheus/runbooks, docs/symptoms and the sections of docs/faq.md; a
+package has copies of them.
 """
 
 import math
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+from mps_exporter.findings import ADVICE
 from mps_exporter.findings.finding import DOCS
+from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
@@ -131,3 +133,26 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         if found and (found >= wanted * whole or run >= WANTED_RUN):
             ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
+
+
+def explain(text: str) -> int:
+    """Print the page about a text, and the names of further pages; return the exit status."""
+    advice = ADVICE.get(text.strip())
+    url = None if advice is None else advice.runbook_url or advice.docs_url
+    page = name_of(url)
+    found = search(page or text)
+    status = 0 if found or advice else 1
+    if advice is not None and page is None:
+        print_output(f"# {advice.title}\n\n{advice.why}\n\nSee {url}\n")
+    elif not found:
+        print_output(
+            f"Nothing in the manual is about {text!r}. Give the error text as it is printed, "
+            "an alert, a finding or an error number.\nmps-exporter doctor checks this host.\n"
+        )
+        found = search(text, most=3, wanted=WANTED_SHARE / 2)
+    else:
+        print_output(found.pop(0).text.rstrip() + "\n")
+    if found:
+        others = "".join(f"  {page.name}: {page.title}\n" for page in found)
+        print_output(f"\nFurther pages (mps-exporter explain NAME):\n{others}")
+    return status

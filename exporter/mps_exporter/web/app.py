@@ -15,7 +15,6 @@ from mps_exporter.web import (
     text_response,
 )
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request
-from mps_exporter.web.manual_page import manual_page
 from mps_exporter.web.policy import WebOptions
 
 _log = logging.getLogger(__name__)
@@ -103,8 +102,8 @@ def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> Non
     pages: dict[str, Handler] = {
         "/": handlers.status,
         "/static/{name}": handlers.asset,
-        "/docs/": manual_page,
-        "/docs/{name}": manual_page,
+        "/docs/": handlers.manual_page,
+        "/docs/{name}": handlers.manual_page,
         "/api/v1/status": handlers.status,
         "/api/v1/incidents/{id}/recording": handlers.incident_recording,
         telemetry_path: handlers.metrics,

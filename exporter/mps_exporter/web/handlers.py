@@ -1,15 +1,17 @@
-"""The request handlers: metrics, status as JSON and as a page, health, and the demo's chapters."""
+"""The request handlers: metrics, status as JSON and as a page, health, the demo, the manual."""
 
 import asyncio
 import math
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import cache
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from mps_exporter import manual
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Backend, policy, text_response
@@ -226,3 +228,41 @@ async def jump(request: web.Request) -> web.Response:
         )
     request.app[RENDERER].forget()
     return web.Response(status=204)
+
+
+# ---------------------------------------------------------------------------------- manual
+
+_MANUAL_TEMPLATE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="../static/icon.svg">
+<link rel="stylesheet" href="../static/status.css"></head>
+<body class="manual"><p><a href="../">This host</a> · <a href="./">All pages</a></p>
+<main>{{ body | safe }}</main></body></html>
+"""
+_MANUAL_INDEX = "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n\n## FAQ\n\n{}\n"
+
+
+@cache
+def _manual_page(name: str) -> str:
+    """Return a page of the manual, or for "" the list of all, as HTML."""
+    import jinja2  # late: both take memory, and most exporters serve no page
+    import mistune
+
+    pages = manual.pages()
+    lists = (
+        "\n".join(f"- [{one.title}]({one.name})" for one in pages.values() if one.folder == each)
+        for each in (*manual.FOLDERS, manual.FAQ)
+    )
+    text = pages[name].text if name else _MANUAL_INDEX.format(*lists)
+    template = jinja2.Environment(autoescape=True).from_string(_MANUAL_TEMPLATE)
+    body = str(mistune.create_markdown(plugins=["table"])(text))
+    return template.render(title=pages[name].title if name else "Manual", body=body)
+
+
+async def manual_page(request: web.Request) -> web.Response:
+    """Return a page of the manual, at /docs/ the list of all."""
+    name = request.match_info.get("name", "")
+    if name and name not in manual.pages():
+        raise web.HTTPNotFound
+    return web.Response(text=_manual_page(name), content_type="text/html", charset="utf-8")

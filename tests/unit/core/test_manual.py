@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mps_exporter import manual
-from mps_exporter.commands.explain import explain
 from mps_exporter.findings import ADVICE
 
 TYPED = json.loads(Path(__file__).with_name("typed.json").read_text("utf-8"))
@@ -24,7 +23,7 @@ def test_what_people_type_finds_its_page_first(typed: str, name: str) -> None:
 @pytest.mark.parametrize("text", ["xyzzy", "", "4711", "libfoo.so.1"])
 def test_what_no_page_is_about_is_not_found(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert manual.search(text) == []
-    assert explain(text) == 1
+    assert manual.explain(text) == 1
     assert "Nothing in the manual" in capsys.readouterr().out
 
 
@@ -32,7 +31,7 @@ def test_what_no_page_is_about_is_not_found(text: str, capsys: pytest.CaptureFix
 def test_each_finding_has_its_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     advice = ADVICE[name]
     page = manual.name_of(advice.runbook_url or advice.docs_url)
-    found = explain(name)
+    found = manual.explain(name)
     begins = f"# {advice.title}\n\n{advice.why}" if page is None else manual.pages()[page].text[:40]
     assert capsys.readouterr().out.startswith(begins)
     assert found == 0
