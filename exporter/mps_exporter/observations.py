@@ -157,7 +157,7 @@ class MpsDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What MPS left on a host, and what shows that a daemon should run. Read by the doctor only."""
+    """Leftovers of MPS on a host, and signs that a daemon should run. Read by the doctor only."""
 
     zombies: tuple[ProcessFacts, ...] = ()  # MPS processes that exited and were not reaped.
     orphans: tuple[ProcessFacts, ...] = ()  # Servers without a control daemon as parent.

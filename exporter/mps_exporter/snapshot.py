@@ -356,7 +356,7 @@ class SmUse:
     low: float = 0.0  # SM-seconds that no other process on the GPU can have used.
     high: float = 0.0  # SM-seconds that the client can have used at most.
     alone_seconds: float = 0.0  # Time in which no other process had a context on the GPU.
-    alone_sm_seconds: float = 0.0  # SM-seconds in that time: the client's.
+    alone_sm_seconds: float = 0.0  # SM-seconds of the client in that time.
 
 
 ClientKey = tuple[str, int, int]  # Pipe directory, PID of the server, PID of the client.

@@ -131,7 +131,7 @@ class FaultEvidence:
             one.ending_since, one.ended_at = one.ending_since or ended[0].ending_since or at, at
 
     def _of(self, pid: int, at: float) -> list[Process]:
-        """Return the client that the logs name, and the process with ranges if it is running."""
+        """Return the client in the logs, and the running process whose address ranges are known."""
         named = [self._clients[pid]] if pid in self._clients else []
         return named + [
             owner

@@ -127,7 +127,7 @@ class DaemonTracker:
         return since
 
     def _is_foreign(self, entry: LogEntry) -> bool:
-        """Return whether another daemon with the same log directory, or its server, wrote it."""
+        """Return whether another daemon with this log directory, or its server, wrote the entry."""
         name, values = entry.event
         started = int(values[0]) if name == "state.servers.start" else None
         if entry.pid in self.foreign_pids:
