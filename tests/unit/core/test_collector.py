@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,6 @@ from mps_exporter.observations import (
     Exchange,
     GpuObservation,
     GpuProcess,
-    LogsObservation,
     NvmlObservation,
     Outcome,
     ProcessFacts,
@@ -273,29 +271,6 @@ async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:
     assert (await look(collector)).state == "absent"
     host.passes(180)
     assert (await collector.collect()).daemons == ()
-
-
-async def test_logs_that_arrive_after_the_first_reply_show_no_exit(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine the daemon has answered when its logs have not been read once."""
-    collector = host.collector()
-    poll_logs = host.poll_logs
-
-    async def late(daemons: Sequence[DaemonFacts], deadline_seconds: float) -> LogsObservation:
-        raise SourceTimeoutError("the logs were not read")
-
-    monkeypatch.setattr(host, "poll_logs", late)
-    with contextlib.suppress(SourceTimeoutError):
-        await look(collector)
-    monkeypatch.setattr(host, "poll_logs", poll_logs)
-    host.passes(1.0)
-    daemon = await look(collector)
-    assert [server.pid for server in daemon.servers] == [110]
-    (record,) = collector._daemons.values()
-    view = record.state
-    assert view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"] == {}
-    assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
 
 
 def test_a_daemon_with_a_new_name_has_a_new_state(host: ScriptedHost) -> None:
