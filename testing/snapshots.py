@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, Reading
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessView, Reading
 from mps_exporter.snapshot import (
     COLLECTORS,
     Client,
@@ -273,3 +274,16 @@ def logs_unreadable() -> Snapshot:
     found = tuple(CollectorResult(name, success=True, duration_seconds=0.01) for name in COLLECTORS)
     one = server(client(641, state=None), client(642, state=None))
     return snapshot(daemon(one, logs=logs), collectors=found)
+
+
+def process_using(pipe_directory: str, pid: int = 77, **more: Any) -> ProcessView:
+    """A living process of user 1001 whose environment names a daemon's directory."""
+    known = {
+        "uid": 1001,
+        "state": "S",
+        "command": "x",
+        "pipe_directory": pipe_directory,
+        "names_directory": True,
+        "daemon_directory": pipe_directory,
+    }
+    return ProcessView(pid, **{**known, **more})
