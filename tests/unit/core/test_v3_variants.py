@@ -492,22 +492,16 @@ def inside(pid: int, inner: int, name: str) -> ProcessFacts:
     return replace(process(pid, name), namespace_pids=(pid, inner), pid_namespace=77)
 
 
-SERVER_INSIDE = inside(9002, SERVER, "nvidia-cuda-mps-server")
-DAEMON_INSIDE = facts(process=inside(9000, 5, "nvidia-cuda-mps-control"), servers=())
-
-
 def test_a_daemon_in_its_own_pid_namespace_numbers_processes_otherwise() -> None:
-    found = {9001: inside(9001, EVAL, "python"), 9002: SERVER_INSIDE}
-    metrics = played(recording(found=found, daemon=DAEMON_INSIDE))
+    found = {
+        9001: inside(9001, EVAL, "python"),
+        9002: inside(9002, SERVER, "nvidia-cuda-mps-server"),
+    }
+    control = inside(9000, 5, "nvidia-cuda-mps-control")
+    metrics = played(recording(found=found, daemon=facts(process=control, servers=())))
     assert metrics.value("mps_server_clients", server=9002) == 2
     assert metrics.value("mps_client_namespace_info", pid=9001, namespace="high_priority") == 1
-
-
-def test_clients_that_cannot_be_told_apart_have_no_series() -> None:
-    metrics = played(recording(found={9002: SERVER_INSIDE}, daemon=DAEMON_INSIDE))
-    assert metrics.value("mps_client_dropped_series") == 2
-    assert metrics.all("mps_client_namespace_info") == []
-    assert metrics.value("mps_namespace_clients", namespace="default") == 1
+    assert metrics.value("mps_client_info", pid=0, uid="") == 1
 
 
 _texts = st.sampled_from(
