@@ -168,27 +168,6 @@ def nasty() -> Snapshot:
     )
 
 
-def blind() -> Snapshot:
-    return snapshot(
-        daemon(
-            logs=(
-                LogState(
-                    "/tmp/nvidia-mps",
-                    "control",
-                    "/var/log/nvidia-mps/control.log",
-                    readable=False,
-                    error="Permission denied",
-                ),
-            )
-        ),
-        gpus=(),
-        collectors=(
-            CollectorResult("nvml", success=False, duration_seconds=0.1, error="no NVML library"),
-        ),
-        unreadable_environments=3,
-    )
-
-
 def full(gpus: int = 8, clients: int = 48) -> Snapshot:
     """A host with two daemons, all its GPUs taken; a client of another user waits."""
     uuids = [f"GPU-{index:08d}-0000-4000-8000-000000000001" for index in range(gpus)]
@@ -274,6 +253,12 @@ def logs_unreadable() -> Snapshot:
     found = tuple(CollectorResult(name, success=True, duration_seconds=0.01) for name in COLLECTORS)
     one = server(client(641, state=None), client(642, state=None))
     return snapshot(daemon(one, logs=logs), collectors=found)
+
+
+def blind() -> Snapshot:
+    """The same without NVML and without the right to read environments."""
+    failed = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no NVML library")
+    return replace(logs_unreadable(), gpus=(), collectors=(failed,), unreadable_environments=3)
 
 
 def process_using(pipe_directory: str, pid: int = 77, **more: Any) -> ProcessView:
