@@ -1,4 +1,4 @@
-"""All texts that the exporter's programs give about a snapshot."""
+"""All texts that the exporter's programs give about a snapshot, and what they tell to end."""
 
 from __future__ import annotations
 
@@ -63,3 +63,62 @@ def texts_of_processes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     for pid in sorted(pids):
         checks = {pid: check_process(pid, snapshot, found, None)}
         yield f"doctor --pid {pid}", checks_as_text(checks)
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|\n+")
+_ENDING = re.compile(
+    r"\b(?:p?kill(?:all)?|end|terminate|stop|scancel|SIGKILL|SIGTERM|terminate_client"
+    r"|(?:must|can|may|should) be (?:ended|killed|terminated|stopped))\b",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(
+    r"\b(?:do not|never|must not|cannot|not to|nor) (?:\w+ )?(?:kill|end|stop|terminate)\b"
+    r"|\bkill -CONT\b[\d ]*"
+    r"|\b(?:at|in|to|by|until|before|after) (?:the|its|an) end\b|\bthe end of\b|\bits end took\b"
+    r"|\b(?:ask|wait for|waits for|let)\b[^.;]*?\bend\b"
+    r"|\bto end\b",
+    re.IGNORECASE,
+)
+_NO_PID = re.compile(
+    r"\S*/\S*|\b(?:error|uid|user|Xid|GPU|job|status|line)s? \d+|\d+ ?(?:ms|s|MiB|GiB|%)\b",
+    re.IGNORECASE,
+)
+_OF_ITS_OWN = re.compile(r"\bbefore a client\b", re.IGNORECASE)
+"""What "it" means is in the sentence itself."""
+_SERVER = re.compile(r"\bserver \d+", re.IGNORECASE)
+_BACKWARD = re.compile(r"\b(?:it|them|these|those|that|both|all)\b", re.IGNORECASE)
+
+
+def sentences(text: str) -> list[str]:
+    return [one.strip() for one in _SENTENCE.split(text) if one.strip()]
+
+
+def ends_something(sentence: str) -> bool:
+    """Return whether the sentence instructs the reader to end a process."""
+    return _ENDING.search(_HARMLESS.sub("", sentence)) is not None
+
+
+def ended_pids(text: str) -> Iterator[tuple[int, str]]:
+    """Each number in a sentence that ends something, or in the one that "them" refers to."""
+    before: set[int] = set()
+    for sentence in sentences(text):
+        bare = _NO_PID.sub("", sentence)
+        if _OF_ITS_OWN.search(bare):
+            before = set()
+        named = _numbers(bare)
+        if ends_something(bare):
+            refers = not named and _BACKWARD.search(sentence)
+            for pid in before if refers else named:
+                yield pid, sentence
+        # "It" is the client that a sentence is about, not the server that it mentions.
+        before = _numbers(_SERVER.sub("", bare)) or before
+
+
+def ended_among(pids: set[int], text: str) -> Iterator[tuple[int, str]]:
+    """Each of these PIDs that a text ends, with the sentence; most texts name none of them."""
+    if not pids.isdisjoint(map(int, re.findall(r"\d+", text))):
+        yield from ((pid, sentence) for pid, sentence in ended_pids(text) if pid in pids)
+
+
+def _numbers(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"(?<![\w-])\d+\b", text)}

@@ -55,23 +55,11 @@ def _series() -> dict[str, Series]:
     }
 
 
-OVER_COUNTERS = {"rate", "irate", "increase", "resets"}
+OVER_COUNTERS = {"rate", "increase", "resets"}
 OVER_BOTH = {"last_over_time", "min_over_time"}
 """The least value of a counter that is not reset is its first."""
-OVER_GAUGES = {"delta", "deriv", "predict_linear", "changes"} | {
-    f"{name}_over_time" for name in ("avg", "max", "sum", "quantile", "stddev")
-}
-KEEPS_LABELS = {
-    "timestamp",
-    "round",
-    "abs",
-    "ceil",
-    "floor",
-    "clamp_min",
-    "clamp_max",
-    "sort",
-    "sort_desc",
-}
+OVER_GAUGES = {"avg_over_time", "max_over_time", "sum_over_time"}
+KEEPS_LABELS = {"timestamp", "round", "clamp_min", "clamp_max", "sort_desc"}
 SET_OPERATORS = {"and", "or", "unless"}
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 
@@ -162,7 +150,7 @@ class Schema:
 
     def _aggregate(self, node: Any) -> frozenset[str]:
         inner = self._vector(node.expr)
-        if str(node.op) in {"topk", "bottomk"}:
+        if str(node.op) == "topk":
             return inner
         if str(node.op) == "count_values":
             return frozenset({cast("str", node.param.val)})
@@ -209,7 +197,7 @@ class Schema:
     def _call(self, node: Any) -> frozenset[str] | None:
         name = str(node.func.name)
         arguments = list(node.args)
-        if name in {"time", "scalar", "pi"}:
+        if name in {"time", "scalar"}:
             return None
         if name in OVER_COUNTERS | OVER_GAUGES | OVER_BOTH:
             return self._over_time(name, arguments[-1])

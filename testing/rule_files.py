@@ -1,7 +1,8 @@
-"""Reads prometheus/: rule files with their comments, promtool's test files, runbooks."""
+"""Reads prometheus/ (rule files, comments, promtool's test files, runbooks) and docs/fleet.md."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1] / "prometheus"
 RULE_FILES = tuple(sorted((ROOT / "rules").glob("*.yml")))
 TEST_FILES = tuple(sorted((ROOT / "tests").glob("*.yml")))
 RUNBOOKS = ROOT / "runbooks"
+FLEET_PAGE = ROOT.parent / "docs" / "fleet.md"
 
 RUNBOOK_BASE = "https://github.com/mps-exporter/mps-exporter/blob/main/prometheus/runbooks/"
 DASHBOARD_BASE = "http://localhost:3000/d/"
@@ -107,4 +109,30 @@ def alert_cases() -> tuple[AlertCase, ...]:
         AlertCase(file, test["name"], case["alertname"], tuple(case.get("exp_alerts") or ()))
         for file, test in unit_tests()
         for case in test.get("alert_rule_test", ())
+    )
+
+
+def fleet_settings() -> dict[str, Any]:
+    """Return all YAML of docs/fleet.md, as a reader would copy it, in one configuration."""
+    merged: dict[str, Any] = {}
+    for block in re.findall(r"```yaml\n(.*?)```", FLEET_PAGE.read_text(), flags=re.DOTALL):
+        merged |= yaml.safe_load(block)
+    return merged
+
+
+def dropped(name: str) -> bool:
+    """Whether its metric_relabel_configs leave out the series of this name."""
+    return any(
+        rule["action"] == "drop" and re.fullmatch(rule["regex"], name)
+        for scrape in fleet_settings()["scrape_configs"]
+        for rule in scrape["metric_relabel_configs"]
+    )
+
+
+def kept_for_long(name: str) -> bool:
+    """Whether its remote write sends the series of this name on."""
+    (target,) = fleet_settings()["remote_write"]
+    return all(
+        rule["action"] == "keep" and re.fullmatch(rule["regex"], name)
+        for rule in target["write_relabel_configs"]
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, Reading
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessView, Reading
 from mps_exporter.snapshot import (
     COLLECTORS,
     Client,
@@ -167,27 +168,6 @@ def nasty() -> Snapshot:
     )
 
 
-def blind() -> Snapshot:
-    return snapshot(
-        daemon(
-            logs=(
-                LogState(
-                    "/tmp/nvidia-mps",
-                    "control",
-                    "/var/log/nvidia-mps/control.log",
-                    readable=False,
-                    error="Permission denied",
-                ),
-            )
-        ),
-        gpus=(),
-        collectors=(
-            CollectorResult("nvml", success=False, duration_seconds=0.1, error="no NVML library"),
-        ),
-        unreadable_environments=3,
-    )
-
-
 def full(gpus: int = 8, clients: int = 48) -> Snapshot:
     """A host with two daemons, all its GPUs taken; a client of another user waits."""
     uuids = [f"GPU-{index:08d}-0000-4000-8000-000000000001" for index in range(gpus)]
@@ -273,3 +253,22 @@ def logs_unreadable() -> Snapshot:
     found = tuple(CollectorResult(name, success=True, duration_seconds=0.01) for name in COLLECTORS)
     one = server(client(641, state=None), client(642, state=None))
     return snapshot(daemon(one, logs=logs), collectors=found)
+
+
+def blind() -> Snapshot:
+    """The same without NVML and without the right to read environments."""
+    failed = CollectorResult("nvml", success=False, duration_seconds=0.1, error="no NVML library")
+    return replace(logs_unreadable(), gpus=(), collectors=(failed,), unreadable_environments=3)
+
+
+def process_using(pipe_directory: str, pid: int = 77, **more: Any) -> ProcessView:
+    """A living process of user 1001 whose environment names a daemon's directory."""
+    known = {
+        "uid": 1001,
+        "state": "S",
+        "command": "x",
+        "pipe_directory": pipe_directory,
+        "names_directory": True,
+        "daemon_directory": pipe_directory,
+    }
+    return ProcessView(pid, **{**known, **more})

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testing.endings import ended_among
+from testing.outputs import ended_among
 from testing.page import text_of
 from testing.promtool import Page, fired, page_of
 from testing.world.daemon import Daemon

@@ -18,9 +18,8 @@ from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snap
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
-from testing.endings import ended_among
 from testing.mps_logs import LOGS, numbers, summary
-from testing.outputs import texts_of, texts_of_findings, words_of
+from testing.outputs import ended_among, texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon
 from testing.world.model import World

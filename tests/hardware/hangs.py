@@ -262,14 +262,6 @@ async def healthy_and_a_second_daemon_refused(stage: Stage) -> None:
 
 
 @case
-async def wrong_directory(stage: Stage) -> None:
-    nowhere = stage.lab.folder / "wrong"
-    nowhere.mkdir()
-    process = await stage.started(CUDA_MPS_PIPE_DIRECTORY=str(nowhere))
-    await stage.cure(process, "No control daemon serves", NO_DAEMON)
-
-
-@case
 async def path_too_long(stage: Stage) -> None:
     link = stage.lab.folder / ("long-" * 24)
     link.symlink_to(stage.daemon.pipe)
@@ -337,6 +329,7 @@ async def folder_closed_to_its_server(stage: Stage) -> None:
 
 WRONG_VARIABLES = {
     "directory missing": ("CUDA_MPS_PIPE_DIRECTORY", "/none", "/none is not there", NO_DAEMON),
+    "wrong directory": ("CUDA_MPS_PIPE_DIRECTORY", "/tmp", "No control daemon serves", NO_DAEMON),
     "no visible device": ("CUDA_VISIBLE_DEVICES", "", "names no GPU", BAD_DEVICES),
     "unknown visible device": ("CUDA_VISIBLE_DEVICES", "97", "names no GPU", BAD_DEVICES),
     "injected library missing": (INJECTION, "/nowhere/libtool.so", INJECTION, ""),

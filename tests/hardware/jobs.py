@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from tests.hardware.faults import wait_for
 from tests.hardware.lab import HERE, Client, Daemon, Lab, as_user, build, inner_pid, run
 from tests.hardware.scenarios import scenario, served
 
@@ -27,10 +28,7 @@ async def _busy_neighbours_lost(
     neighbours = [lab.client("spin", 12, uid=uid) for _ in range(3)]
     await lab.ready(*neighbours)
     leaver = lab.client("", 0, uid=uid, command=[*before, str(leave), *IN_FLIGHT])
-    for _ in range(400):
-        if leaver.has_printed("queued"):
-            break
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(wait_for, leaver, "queued")
     await asyncio.sleep(0.4)
     await end(lab, daemon, leaver)
     await lab.run(1.5)

@@ -209,14 +209,11 @@ async def _ghost(lab: Lab, how: signal.Signals) -> None:
     await lab.quit(daemon)
 
 
-@scenario("a queued client gets SIGTERM: its server becomes a ghost, killing that heals")
-async def wait_abandoned_sigterm(lab: Lab) -> None:
-    await _ghost(lab, signal.SIGTERM)
-
-
-@scenario("a queued client gets SIGKILL: its server becomes a ghost, killing that heals")
-async def wait_abandoned_sigkill(lab: Lab) -> None:
-    await _ghost(lab, signal.SIGKILL)
+for _signal in (signal.SIGTERM, signal.SIGKILL):
+    SCENARIOS[f"wait-abandoned-{_signal.name.lower()}"] = (
+        f"a queued client gets {_signal.name}: its server becomes a ghost, killing that heals",
+        functools.partial(_ghost, how=_signal),
+    )
 
 
 async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:

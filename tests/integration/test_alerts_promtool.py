@@ -11,13 +11,12 @@ import pytest
 import yaml
 
 from mps_exporter.findings import ADVICE
-from testing import fleet_page
 from testing.commands import output_of
 from testing.finding_hosts import SYNTHETIC
 from testing.page import text_of
 from testing.prometheus_programs import program
 from testing.promtool import fired, page_of, receiver_of
-from testing.rule_files import ROOT, RULE_FILES, TEST_FILES, alerts
+from testing.rule_files import ROOT, RULE_FILES, TEST_FILES, alerts, fleet_settings
 
 PLACE = ("job", "instance", "daemon")
 PROMTOOLS = pytest.mark.parametrize("promtool", ["promtool", "promtool3"])
@@ -165,7 +164,7 @@ def test_prometheus_configuration_is_valid(promtool: str) -> None:
 
 @PROMTOOLS
 def test_settings_for_many_hosts_are_valid(promtool: str, tmp_path: Path) -> None:
-    (tmp_path / "fleet.yml").write_text(yaml.safe_dump(fleet_page.settings()))
+    (tmp_path / "fleet.yml").write_text(yaml.safe_dump(fleet_settings()))
     run(program(promtool), "check", "config", tmp_path / "fleet.yml")
 
 

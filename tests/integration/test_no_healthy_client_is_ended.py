@@ -23,8 +23,7 @@ from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.observations import LogsObservation
 from mps_exporter.snapshot import Client, ControlState, Server, Snapshot
 from mps_exporter.sources.recording import read_recording
-from testing.endings import ended_among, ended_pids
-from testing.outputs import texts_of, texts_of_findings, texts_of_processes
+from testing.outputs import ended_among, ended_pids, texts_of, texts_of_findings, texts_of_processes
 from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.promtool import fired, page_of

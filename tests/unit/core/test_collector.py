@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bench.host import FullHost
 from mps_exporter import policy
+from mps_exporter.collector import Collector
 from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.observations import (
     ControlObservation,
@@ -18,12 +21,12 @@ from mps_exporter.observations import (
     Exchange,
     GpuObservation,
     GpuProcess,
-    LogsObservation,
     NvmlObservation,
     Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources.host import SourceTimeoutError
 from testing.mps_logs import EIGHT, PIPE, observation, script
 from testing.mps_script import HOLDER, arrives, pending
@@ -275,29 +278,6 @@ async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:
     assert (await collector.collect()).daemons == ()
 
 
-async def test_logs_that_arrive_after_the_first_reply_show_no_exit(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine the daemon has answered when its logs have not been read once."""
-    collector = host.collector()
-    poll_logs = host.poll_logs
-
-    async def late(daemons: Sequence[DaemonFacts], deadline_seconds: float) -> LogsObservation:
-        raise SourceTimeoutError("the logs were not read")
-
-    monkeypatch.setattr(host, "poll_logs", late)
-    with contextlib.suppress(SourceTimeoutError):
-        await look(collector)
-    monkeypatch.setattr(host, "poll_logs", poll_logs)
-    host.passes(1.0)
-    daemon = await look(collector)
-    assert [server.pid for server in daemon.servers] == [110]
-    (record,) = collector._daemons.values()
-    view = record.state
-    assert view.counters.snapshot()["mps_server_last_exit_timestamp_seconds"] == {}
-    assert "daemon_died" not in {incident.kind for incident in view.incidents.snapshot()}
-
-
 def test_a_daemon_with_a_new_name_has_a_new_state(host: ScriptedHost) -> None:
     """One in a container has the short name until one of the host has the same directory."""
     inside = replace(host.facts, root="/proc/630/root")
@@ -418,3 +398,44 @@ def test_pids_from_logs_of_users_are_limited_and_come_last(host: ScriptedHost) -
     assert {100, 110} <= set(registry.pids_to_look_up())
     assert len(registry.pids_to_watch()) <= policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
     assert len(registry.pids_to_look_up()) <= policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
+
+
+# ---------------------------------------------------------------- interned strings
+
+JOB = 4711
+
+
+def clients(snapshot: Snapshot) -> set[int]:
+    """The clients that were found in /proc."""
+    servers = [server for daemon in snapshot.daemons for server in daemon.servers]
+    return {client.pid for server in servers for client in server.clients if client.confirmed}
+
+
+async def test_pids_and_names_are_not_interned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other users choose: Python 3.12.0 to 3.12.6 keep interned strings."""
+    interned: list[str] = []
+
+    def intern(text: str) -> str:
+        interned.append(text)
+        return text
+
+    with FullHost(tmp_path, 4, gpus=2, daemons=1, other_processes=2) as full:
+        host = full.live()
+        collector = Collector(host, full.settings)
+        await collector.collect()
+        job = full.start_job(JOB)
+        came = full.connect(full.daemons[0], [0, 1])
+        full.tell()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "intern", intern)
+            snapshot = await collector.collect()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not clients(snapshot).issuperset(came):
+                    await asyncio.sleep(0.05)
+                    snapshot = await collector.collect()
+        await host.close()
+
+    assert str(job.pipe) in {daemon.pipe_directory for daemon in snapshot.daemons}
+    assert [text for text in interned if text.isdecimal() or str(JOB) in text] == []

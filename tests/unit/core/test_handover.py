@@ -21,7 +21,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import Handover, Snapshot
 from testing.mps_logs import PIPE, Logs, start
-from testing.process_views import process_using
+from testing.snapshots import process_using
 
 HUNG = b"""\
 [2026-11-22 11:39:34.626 Control  1813] Starting new server 1813 for user 1002

@@ -1,16 +1,19 @@
-"""Leftovers on a host, which the doctor finds: on a made-up /proc and a made-up root."""
+"""What the doctor finds on a host: leftovers, on a made-up /proc and root, and used ports."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mps_exporter.cli import main
+from mps_exporter.commands.doctor import port_lines
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
 from mps_exporter.findings import trace_findings
 from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, OpenFiles, ProcessFacts
@@ -205,3 +208,26 @@ def test_the_doctor_looks_around_while_it_waits(
     assert main(["doctor", "--json", f"--path.procfs={tmp_path}"]) == 1
     names = [one["name"] for one in json.loads(capsys.readouterr().out)["findings"]]
     assert "daemon_promised" in names
+
+
+@pytest.mark.parametrize(
+    ("page", "owner"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\n# HELP DCGM_FI_DEV_SM_CLOCK MHz\n", "dcgm-exporter"),
+        (b"HTTP/1.0 200 OK\r\n\r\n# HELP mps_exporter_build_info x\n", "mps-exporter"),
+        (b"SSH-2.0-x\r\n", "not known"),
+    ],
+)
+def test_the_owner_of_a_port_is_known_by_its_metrics(page: bytes, owner: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def reply() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(1000)
+                client.sendall(page)
+
+        threading.Thread(target=reply).start()
+        assert port_lines([port]) == ["", f"Ports: {port} {owner}"]
+    assert port_lines([port]) == [], "free ports are left out"

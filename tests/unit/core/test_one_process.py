@@ -31,7 +31,7 @@ from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
 from testing.fake_host import idle_process
 from testing.player import RECORDINGS, snapshot_at
-from testing.process_views import process_using
+from testing.snapshots import process_using
 
 CUDA = "cuda-error-"
 LOST = "all-programs-died-at-once"

@@ -232,10 +232,6 @@ def test_an_anonymised_recording_contains_no_user_name(tmp_path: Path) -> None:
     assert f"socket {shown.pipe_directory}/control\n".encode() in data
 
 
-def zipped(text: str) -> bytes:
-    return gzip.compress(text.encode(), mtime=0)
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -349,7 +345,8 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "x"
     gpu = f'{{"index":0,"uuid":"{UUID}","coolant":"water"}}'
     line = f'{{"kind":"nvml","observation":{{"at":1001,"outcome":"ok","gpus":[{gpu}],"new":1}}}}\n'
-    path.write_bytes(zipped(FIRST.replace("{", '{"weather":"fine",') + line + END % "1001"))
+    text = FIRST.replace("{", '{"weather":"fine",') + line + END % "1001"
+    path.write_bytes(gzip.compress(text.encode()))
     seen = NvmlObservation(1001.0, Outcome.OK, gpus=(GpuObservation(0, UUID),))
     assert read_recording(path).observations == (seen,)
 

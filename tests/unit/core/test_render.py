@@ -29,6 +29,7 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
+from testing import snapshots as hosts
 from testing import v3_host
 from testing.golden import GOLDEN
 from testing.player import Player
@@ -53,21 +54,8 @@ def test_an_empty_snapshot_has_only_the_build_info() -> None:
 
 def _of_clients(level: ClientSeries) -> dict[str, int]:
     """Series of single clients, by metric."""
-    client = Client(
-        30,
-        20,
-        uid=1001,
-        connected_at=1.0,
-        state="connecting",
-        state_since=1.0,
-        contexts={"GPU-a": 1},
-        memory_used_bytes={"GPU-a": 1},
-        memory_limit_bytes={"GPU-a": 1},
-        sm_limit={"GPU-a": 8},
-        active_thread_ratio=0.1,
-        priority=1,
-        server_name="training",
-        cgroup="/job",
+    client = hosts.client(
+        30, state="connecting", state_since=1.0, priority=1, server_name="training", cgroup="/job"
     )
     server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
     wait = Wait(40, 1002, 4.0, 1001)

@@ -151,16 +151,12 @@ def check_that_moments_are_the_viewers(snapshot: Snapshot) -> None:
     assert all(one.at <= status.taken_at for one in status.incidents)
 
 
-async def test_it_opens_at_the_wait(playlist: Playlist) -> None:
+async def test_it_opens_at_the_wait_and_jumps_in_the_viewers_clock(playlist: Playlist) -> None:
     async with played(playlist) as service:
         snapshot = await service.collect(None, None)
         assert [wait.uid for daemon in snapshot.daemons for wait in daemon.waits] == [1002]
         assert snapshot.recording is not None
-        assert snapshot.recording.chapter == "wait"
-
-
-async def test_a_jump_shows_its_chapter_in_the_viewers_clock(playlist: Playlist) -> None:
-    async with played(playlist) as service:
+        assert snapshot.recording.chapter == FIRST_CHAPTER == "wait"
         assert service.player is not None
         assert not await service.player.jump("intermission")
         for chapter in (*reversed(CHAPTERS), "ghost"):

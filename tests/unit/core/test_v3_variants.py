@@ -1,6 +1,7 @@
 """Lists of an MPS v3 daemon that are not as published: what is not understood is left out.
 
-The host is made up: two servers, four namespaces, five clients, two GPUs, and a MIG device.
+The host is made up: two servers, four namespaces, five clients, two GPUs, and a MIG device. The
+last part has the host whose values others published.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_lines
+from mps_exporter.findings import findings
+from mps_exporter.merge import merge
 from mps_exporter.mps.protocol_v3 import (
     ACCOUNTING,
     CLIENTS,
@@ -27,6 +30,7 @@ from mps_exporter.mps.protocol_v3 import (
     FEATURES,
     NAMESPACES,
     PARTITIONS,
+    READ_ONLY_V3,
     SERVERS,
     anonymised,
     parse_lists,
@@ -35,19 +39,36 @@ from mps_exporter.mps.protocol_v3 import REPLIES as LIST_NAMES
 from mps_exporter.observations import (
     ControlObservation,
     Exchange,
+    GpuProcess,
     LogChunk,
     LogsObservation,
     LogState,
+    NvmlObservation,
     Observation,
     Outcome,
+    ProcessFacts,
+    ProcfsObservation,
 )
 from mps_exporter.snapshot import NamespaceClient, Setting
 from mps_exporter.sources.recording import Recording, RecordingWriter
 from mps_exporter.web import status_page
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status
+from testing import fake_mps_v3 as published
 from testing.player import Metrics, Player
-from testing.v3_host import PIPE, START, facts, process, recording
+from testing.v3_host import (
+    EVAL,
+    MEMORY,
+    PIPE,
+    SERVER,
+    START,
+    TRAIN,
+    facts,
+    gpu,
+    process,
+    processes,
+    recording,
+)
 
 A, B, MIG = (
     "GPU-5be1c0de-1111-4aaa-8bbb-0123456789ab",
@@ -441,3 +462,89 @@ def test_an_anonymised_reply_is_understood_as_the_reply_itself(
         return {kind: len(rows) for kind, rows in found.lists.items()}, found.not_understood
 
     assert read(anonymised(query, text, rename)) == read(text)
+
+
+# ------------------------------------------------------------------------------ the published host
+
+
+def played(made: Recording) -> Metrics:
+    return asyncio.run(Player(made).to_end())
+
+
+def test_partitions_without_the_right_to_read_an_environment() -> None:
+    found = processes()
+    found[EVAL] = replace(found[EVAL], mps_environment=None)
+    metrics = played(recording(found=found))
+    assert metrics.value("mps_sm_partition_clients") is None
+    assert metrics.value("mps_sm_partition_sms") == 34
+
+
+def test_how_many_sms_a_client_has_in_a_partition_is_not_known_without_the_list() -> None:
+    replies = {query: text for query, text in published.MANUAL.items() if query != PARTITIONS}
+    metrics = played(recording(replies))
+    ((labels, _),) = metrics.all("mps_client_sm_partition_info", pid=TRAIN)
+    assert labels["fault"] == ""
+    assert metrics.value("mps_client_sm_limit", pid=TRAIN) is None
+
+
+def inside(pid: int, inner: int, name: str) -> ProcessFacts:
+    """A process in the PID namespace of a daemon that has its own."""
+    return replace(process(pid, name), namespace_pids=(pid, inner), pid_namespace=77)
+
+
+def test_a_daemon_in_its_own_pid_namespace_numbers_processes_otherwise() -> None:
+    found = {
+        9001: inside(9001, EVAL, "python"),
+        9002: inside(9002, SERVER, "nvidia-cuda-mps-server"),
+    }
+    control = inside(9000, 5, "nvidia-cuda-mps-control")
+    metrics = played(recording(found=found, daemon=facts(process=control, servers=())))
+    assert metrics.value("mps_server_clients", server=9002) == 2
+    assert metrics.value("mps_client_namespace_info", pid=9001, namespace="high_priority") == 1
+    assert metrics.value("mps_client_info", pid=0, uid="") == 1
+
+
+_texts = st.sampled_from(
+    [
+        *published.MANUAL.values(),
+        published.CLIENTS_TABLE,
+        published.PARTITIONS_TABLE,
+        published.CLIENTS_CAPTURE,
+        "",
+        "Segmentation fault",
+    ]
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(READ_ONLY_V3)), _texts | st.text(), max_size=6))
+def test_no_reply_of_any_shape_makes_a_collection_fail(replies: dict[str, Any]) -> None:
+    metrics = played(recording({**published.MANUAL, **replies}))
+    failed = [one for one in metrics.snapshot.collectors if not one.success]
+    assert [one.name for one in failed if one.name != "logs"] in ([], ["control"])
+    (daemon,) = metrics.snapshot.daemons
+    pids = {str(client.pid) for server in daemon.servers for client in server.clients}
+    text = "".join([*published.MANUAL.values(), *replies.values()])
+    assert all(pid in text for pid in pids)
+
+
+def test_who_looks_in_a_namespace_s_directory_looks_at_a_daemon_s() -> None:
+    stray = replace(
+        process(777, "python"),
+        mps_environment={"CUDA_MPS_PIPE_DIRECTORY": f"{PIPE}/training/high_priority"},
+    )
+    listed = replace(gpu(), processes=(*(gpu().processes or ()), GpuProcess(777, "compute")))
+    made = recording(found={**processes(), 777: stray})
+    nvml = NvmlObservation(START, Outcome.OK, gpus=(listed,))
+    made = replace(made, observations=(made.observations[0], nvml, *made.observations[2:]))
+    names = {one.advice.name for one in findings(played(made).snapshot)}
+    assert "daemon_not_reached" in names
+    assert "pipe_directory_mismatch" not in names
+
+
+def test_without_an_address_of_a_gpu_or_without_processes_no_group_is_shown() -> None:
+    nameless = replace(gpu(), pci_bus_id=None)
+    seen = ProcfsObservation(START, cgroup_memory=MEMORY)
+    nvml = NvmlObservation(START, Outcome.OK, gpus=(nameless,))
+    assert merge(taken_at=START, gpus=nvml, processes=seen, daemons=()).cgroup_memory == {}
+    assert merge(taken_at=START, gpus=nvml, processes=None, daemons=()).cgroup_memory == {}

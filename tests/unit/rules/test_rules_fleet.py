@@ -7,8 +7,7 @@ import re
 from mps_exporter.metrics import CATALOGUE
 from testing import promql
 from testing.each import each
-from testing.fleet_page import dropped, kept_for_long
-from testing.rule_files import Rule, records, rules
+from testing.rule_files import Rule, dropped, kept_for_long, records, rules
 from tests.unit.rules import templates
 
 NOT_KEPT = re.compile(r"daemon_uid_cause:.+|client:.+")
