@@ -174,11 +174,13 @@ BLAST = (
     table(
         "Who lost programs, and by whom?",
         "Healthy: none. Users whose programs were lost in this time range, where, how many, and "
-        "what is proved about the cause; at most 50. When: the last loss on that daemon.",
+        "what is proved about the cause; at most 50. When: the last loss on that daemon, of an "
+        "older exporter its last crash or fault.",
         (
             f"topk(50, {_LOST})",
             f"({_LOST}) * 0 + on ({shared.DAEMONS}) group_left ()"
-            f" max by ({shared.DAEMONS}) ({LAST_LOSS}) * 1000",
+            f" (max by ({shared.DAEMONS}) ({LAST_LOSS})"
+            f" or max by ({shared.DAEMONS}) ({LAST_EXIT} or {LAST_FAULT})) * 1000",
         ),
         (
             Column("When", "B", unit=style.AGO, width=85),
@@ -192,7 +194,7 @@ BLAST = (
         sort="When",
         none="None is known.",
         two_lines=True,
-        height=7,
+        height=8,
     ),
     table(
         "Losses by unfinished work",
