@@ -144,7 +144,7 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=style.AGO, width=85),
+        Column("When", "A", unit=style.AGO, width=92),
         shared.host_column("mps-host", "mps-gpu", width=130),
         Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
@@ -157,8 +157,8 @@ LAST = table(
 )
 
 # On a phone the first four columns are seen.
-_HOST = shared.host_column("mps-host", width=130)
-_USER = Column("User", "uid", width=65, links=(shared.to_user("${__data.fields.User}"),))
+_HOST = shared.host_column("mps-host", width=118)
+_USER = Column("User", "uid", width=70, links=(shared.to_user("${__data.fields.User}"),))
 _LOST_BY = "job, instance, daemon, uid, cause"
 _LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
 _BY_WHOM = (
@@ -183,10 +183,10 @@ BLAST = (
             f" or max by ({shared.DAEMONS}) ({LAST_EXIT} or {LAST_FAULT})) * 1000",
         ),
         (
-            Column("When", "B", unit=style.AGO, width=85),
+            Column("When", "B", unit=style.AGO, width=92),
             _HOST,
             _USER,
-            Column("Lost", "A", steps=style.at_most(1), width=60, decimals=0),
+            Column("Lost", "A", steps=style.at_most(1), width=58, decimals=0),
             Column("By whom", "cause", texts=_BY_WHOM),
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
