@@ -144,7 +144,7 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=style.AGO, width=85),
+        Column("When", "A", unit=style.AGO, width=92),
         shared.host_column("mps-host", "mps-gpu", width=130),
         Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
@@ -157,8 +157,8 @@ LAST = table(
 )
 
 # On a phone the first four columns are seen.
-_HOST = shared.host_column("mps-host", width=130)
-_USER = Column("User", "uid", width=65, links=(shared.to_user("${__data.fields.User}"),))
+_HOST = shared.host_column("mps-host", width=118)
+_USER = Column("User", "uid", width=70, links=(shared.to_user("${__data.fields.User}"),))
 _LOST_BY = "job, instance, daemon, uid, cause"
 _LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
 _BY_WHOM = (
@@ -174,17 +174,19 @@ BLAST = (
     table(
         "Who lost programs, and by whom?",
         "Healthy: none. Users whose programs were lost in this time range, where, how many, and "
-        "what is proved about the cause; at most 50. When: the last loss on that daemon.",
+        "what is proved about the cause; at most 50. When: the last loss on that daemon, of an "
+        "older exporter its last crash or fault.",
         (
             f"topk(50, {_LOST})",
             f"({_LOST}) * 0 + on ({shared.DAEMONS}) group_left ()"
-            f" max by ({shared.DAEMONS}) ({LAST_LOSS}) * 1000",
+            f" (max by ({shared.DAEMONS}) ({LAST_LOSS})"
+            f" or max by ({shared.DAEMONS}) ({LAST_EXIT} or {LAST_FAULT})) * 1000",
         ),
         (
-            Column("When", "B", unit=style.AGO, width=85),
+            Column("When", "B", unit=style.AGO, width=92),
             _HOST,
             _USER,
-            Column("Lost", "A", steps=style.at_most(1), width=60, decimals=0),
+            Column("Lost", "A", steps=style.at_most(1), width=58, decimals=0),
             Column("By whom", "cause", texts=_BY_WHOM),
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
@@ -192,7 +194,7 @@ BLAST = (
         sort="When",
         none="None is known.",
         two_lines=True,
-        height=7,
+        height=8,
     ),
     table(
         "Losses by unfinished work",
