@@ -461,8 +461,7 @@ class Column:
         if self.width is not None:
             wanted["custom__width"] = self.width
         elif self.links:
-            # A host's name is not cut on a phone.
-            wanted["custom__minWidth"] = 180
+            wanted["custom__minWidth"] = 180  # A host's name on a phone.
         if self.links:
             wanted["links"] = list(self.links)
         return override("byName", self.name, **wanted, **self._cells())

@@ -69,13 +69,10 @@ IMAGES = {
     "also": "dashboard-dcgm.png",
 }
 """Shot -> picture of the documents."""
-HOW_TO_GET_GRAFANA = """GRAFANA contains no Grafana. Set it to the folder of one, 12 or newer:
-  GRAFANA=/usr/share/grafana        if the package of Grafana is installed
-  GRAFANA=/tmp/grafana-v12.3.0      if its archive from https://grafana.com/grafana/download
-                                    is unpacked there
-  docker cp $(docker create grafana/grafana:12.3.0):/usr/share/grafana /tmp/grafana
-                                    copies it from the image; then GRAFANA=/tmp/grafana
-It needs bin/grafana, conf/ and public/ in there."""
+HOW_TO_GET_GRAFANA = """GRAFANA contains no Grafana. Set it to the folder, with bin/, conf/,
+public/, of version 12 or newer: /usr/share/grafana of its package; where an archive of
+https://grafana.com/grafana/download is unpacked; or /tmp/grafana after
+  docker cp $(docker create grafana/grafana:12.3.0):/usr/share/grafana /tmp/grafana"""
 
 
 def shots(also: Path | None = None, scenarios: Iterable[str] = SCENARIOS) -> list[Shot]:
