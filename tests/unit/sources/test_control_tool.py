@@ -381,13 +381,9 @@ async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
 
 
 async def test_a_v3_daemon_that_nothing_names_is_recognised_by_its_refusal(desk: Desk) -> None:
-    desk.answers = [V3_REFUSES, V3_REFUSES, manual, manual, manual, manual]
-    tool = desk.tool()
-    first = await tool.probe(DAEMON, 5)
-    assert first.outcome is Outcome.OK
-    assert [one.commands for one in first.exchanges] == [(SERVERS,), (NAMESPACES,)]
-    # From now on it is known.
-    await tool.probe(DAEMON, 5)
+    assert await desk.probe(V3_REFUSES, V3_REFUSES, manual, manual) == "ok"
+    assert [one.commands for one in desk.seen.exchanges] == [(SERVERS,), (NAMESPACES,)]
+    assert await desk.probe(manual, manual) == "ok"  # from now on it is known
     assert desk.asked[4:] == [[SERVERS], [NAMESPACES]]
 
 
@@ -401,9 +397,8 @@ async def test_a_daemon_of_an_old_driver_ignores_the_variable(desk: Desk) -> Non
 
 
 async def test_a_refusal_of_both_interfaces_is_reported_for_the_first(desk: Desk) -> None:
-    desk.answers = [V3_REFUSES] * 4
-    probe = await desk.tool().probe(DAEMON, 5)
-    assert (probe.outcome, probe.exchanges[0].commands) == (Outcome.REFUSED, PROBE)
+    assert await desk.probe(*[V3_REFUSES] * 4) == "refused"
+    assert desk.seen.exchanges[0].commands == PROBE
 
 
 async def test_a_missing_list_of_a_driver_is_accepted(desk: Desk) -> None:
