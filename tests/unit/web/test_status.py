@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -203,9 +202,8 @@ def test_every_incident_with_a_finding_is_shown() -> None:
     assert all(one.remedy for one in found)
 
 
-async def page(make_client: MakeClient, **options: Any) -> PageReader:
-    client = await make_client(**options)
-    answer = await client.get("/")
+async def page(make_client: MakeClient) -> PageReader:
+    answer = await (await make_client()).get("/")
     assert answer.status == 200
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     return PageReader(await answer.text())
