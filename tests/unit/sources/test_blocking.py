@@ -54,43 +54,39 @@ def run_round(
     return calls.results(calls_of_round)
 
 
-def call_of(user: int | None, function: Callable[[], str]) -> tuple[int | None, Callable[[], str]]:
-    return user, function
-
-
 def test_a_hanging_call_is_not_repeated_or_waited_for(gate: Gate) -> None:
     some = BlockingCalls[str]()
-    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
-    assert run_round(some, {"a": call_of(ALICE, gate), "b": call_of(None, at_once)}) == {"b": "now"}
+    run_round(some, {"a": (ALICE, gate)}, 0.01)
+    assert run_round(some, {"a": (ALICE, gate), "b": (None, at_once)}) == {"b": "now"}
     assert gate.started == 1
 
 
 def test_a_user_with_a_hanging_call_is_not_waited_for(gate: Gate) -> None:
     """The user may name another directory of the same file server each time."""
     some = BlockingCalls[str]()
-    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
-    calls_of_round: RoundCalls = {number: call_of(ALICE, gate) for number in range(100)}
-    assert run_round(some, {**calls_of_round, "b": call_of(BOB, at_once)}) == {"b": "now"}
+    run_round(some, {"a": (ALICE, gate)}, 0.01)
+    calls_of_round: RoundCalls = dict.fromkeys(range(100), (ALICE, gate))
+    assert run_round(some, {**calls_of_round, "b": (BOB, at_once)}) == {"b": "now"}
     assert gate.started <= policy.MAX_HUNG_CALLS_PER_USER + 1
 
 
 def test_a_crowd_of_hanging_calls_has_a_bounded_number_of_threads(gate: Gate) -> None:
     some = BlockingCalls[str]()
-    crowd: RoundCalls = {number: call_of(ALICE + number % 3, gate) for number in range(1000)}
-    root: RoundCalls = {"root": call_of(None, at_once)}
+    crowd: RoundCalls = {number: (ALICE + number % 3, gate) for number in range(1000)}
+    root: RoundCalls = {"root": (None, at_once)}
     assert run_round(some, {**crowd, **root}, 0.01) == {"root": "now"}
     assert gate.started <= policy.MAX_USERS_CALLS
-    many: RoundCalls = {number: call_of(BOB, at_once) for number in range(1000)}
+    many: RoundCalls = dict.fromkeys(range(1000), (BOB, at_once))
     assert len(run_round(BlockingCalls[str](), many)) > policy.MAX_USERS_CALLS
 
 
 def test_a_later_round_returns_a_late_result_and_marks_it(gate: Gate) -> None:
     some = BlockingCalls[str]()
-    run_round(some, {"a": call_of(ALICE, gate)}, 0.01)
+    run_round(some, {"a": (ALICE, gate)}, 0.01)
     gate.open.set()
     wait_for(some._calls["a"].future.done)
     for result, old in (("late", {"a"}), ("now", set())):
-        both: RoundCalls = {"a": call_of(ALICE, at_once), "b": call_of(BOB, at_once)}
+        both: RoundCalls = {"a": (ALICE, at_once), "b": (BOB, at_once)}
         assert run_round(some, both) == {"a": result, "b": "now"}
         assert some.old == old
 
@@ -107,9 +103,7 @@ def test_an_error_does_not_affect_other_results_and_a_bug_is_raised() -> None:
 def test_without_more_threads_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_one_thread(monkeypatch)
     some = BlockingCalls[str]()
-    assert run_round(some, {"a": call_of(None, at_once), "b": call_of(ALICE, at_once)}) == {
-        "a": "now"
-    }
+    assert run_round(some, {"a": (None, at_once), "b": (ALICE, at_once)}) == {"a": "now"}
 
 
 # ---------------------------------------------------------------- one call
@@ -155,7 +149,7 @@ async def test_a_cancelled_caller_leaves_the_call_inside(gate: Gate) -> None:
 
 async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> None:
     calls = BlockingCalls[str]()
-    calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(None, at_once)}
+    calls_of_round: RoundCalls = {"a": (ALICE, gate), "b": (None, at_once)}
     calls.start(calls_of_round)
     await calls.wait_async(PATIENCE_SECONDS * 10, 0.01)
     assert calls.results(calls_of_round) == {"b": "now"}

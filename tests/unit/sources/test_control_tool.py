@@ -261,7 +261,7 @@ LIVE = message_of({"devices": [H200], "servers": [server(468, 1, 2), server(469)
 
 async def test_a_reconciliation_queries_the_devices_once_a_server(desk: Desk) -> None:
     desk.answers = [LIVE] * 7
-    tool = desk.tool()
+    tool = desk.control
     first = await tool.reconcile(DAEMON, [468, 469], 5)
     assert (first.outcome, first.kind) == (Outcome.OK, "reconciliation")
     last = [exchange.commands[-1] for exchange in first.exchanges]
@@ -277,8 +277,7 @@ async def test_a_reconciliation_queries_the_devices_once_a_server(desk: Desk) ->
 
 async def test_a_reconciliation_stops_at_the_first_server_that_hangs(desk: Desk) -> None:
     desk.answers = [LIVE, LIVE, HUNG]
-    tool = desk.tool()
-    seen = await tool.reconcile(DAEMON, [468, 469, 470], 5)
+    seen = await desk.control.reconcile(DAEMON, [468, 469, 470], 5)
     assert seen.outcome is Outcome.TIMEOUT
     assert [exchange.outcome for exchange in seen.exchanges] == ["ok", "ok", "timeout"]
     assert seen.error == (
@@ -381,37 +380,30 @@ async def test_a_v3_daemon_is_queried_with_arguments(desk: Desk) -> None:
 
 
 async def test_a_v3_daemon_that_nothing_names_is_recognised_by_its_refusal(desk: Desk) -> None:
-    desk.answers = [V3_REFUSES, V3_REFUSES, manual, manual, manual, manual]
-    tool = desk.tool()
-    first = await tool.probe(DAEMON, 5)
-    assert first.outcome is Outcome.OK
-    assert [one.commands for one in first.exchanges] == [(SERVERS,), (NAMESPACES,)]
-    # From now on it is known.
-    await tool.probe(DAEMON, 5)
+    assert await desk.probe(V3_REFUSES, V3_REFUSES, manual, manual) == "ok"
+    assert [one.commands for one in desk.seen.exchanges] == [(SERVERS,), (NAMESPACES,)]
+    assert await desk.probe(manual, manual) == "ok"  # from now on it is known
     assert desk.asked[4:] == [[SERVERS], [NAMESPACES]]
 
 
 async def test_a_daemon_of_an_old_driver_ignores_the_variable(desk: Desk) -> None:
     desk.answers = [V2_REFUSES, V2_REFUSES, LIVE, LIVE]
-    tool = desk.tool()
-    first = await tool.probe(V3, 5)
+    first = await desk.control.probe(V3, 5)
     assert (first.outcome, first.exchanges[0].commands) == (Outcome.OK, PROBE)
-    await tool.probe(V3, 5)
+    await desk.control.probe(V3, 5)
     assert desk.asked == [[SERVERS], [SERVERS], list(PROBE), list(PROBE)]
 
 
 async def test_a_refusal_of_both_interfaces_is_reported_for_the_first(desk: Desk) -> None:
-    desk.answers = [V3_REFUSES] * 4
-    probe = await desk.tool().probe(DAEMON, 5)
-    assert (probe.outcome, probe.exchanges[0].commands) == (Outcome.REFUSED, PROBE)
+    assert await desk.probe(*[V3_REFUSES] * 4) == "refused"
+    assert desk.seen.exchanges[0].commands == PROBE
 
 
 async def test_a_missing_list_of_a_driver_is_accepted(desk: Desk) -> None:
     refused = ProcessResult(1, stderr=b"sm-partition: not supported")
     desk.answers = [manual, manual, manual, refused, refused, manual, manual, manual]
-    tool = desk.tool()
-    await tool.probe(V3, 5)
-    details = await tool.reconcile(V3, [], 5)
+    await desk.control.probe(V3, 5)
+    details = await desk.control.reconcile(V3, [], 5)
     assert details.outcome is details.exchanges[1].outcome is Outcome.OK
     assert details.exchanges[1].error == "exit status 1, said sm-partition: not supported"
 
@@ -422,9 +414,8 @@ STATIC = replace(DAEMON, static_partitioning=True)
 async def test_partitions_of_a_v2_daemon_are_queried_only_with_a_server(desk: Desk) -> None:
     idle = message_of({"devices": [H200]})
     desk.answers = [idle, LIVE, ProcessResult(0, published.LSPART_DOCS.encode())]
-    tool = desk.tool()
-    assert len((await tool.probe(STATIC, 5)).exchanges) == 1
-    probe = await tool.probe(STATIC, 5)
+    assert len((await desk.control.probe(STATIC, 5)).exchanges) == 1
+    probe = await desk.control.probe(STATIC, 5)
     assert (probe.outcome, probe.exchanges[1].stdout) == (Outcome.OK, published.LSPART_DOCS)
     assert desk.asked[-1] == ["lspart"]
 

@@ -424,23 +424,18 @@ def test_the_same_name_in_two_containers_is_distinguished_for_good(
 # ------------------------------------------------------------------------------ without rights
 
 
-def test_the_sockets_of_other_users_do_not_hide_a_daemons_own(host: Host, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
+@pytest.mark.parametrize("others", [1, 300])
+def test_sockets_and_the_lock_replace_an_unreadable_environment(
+    host: Host, tmp_path: Path, others: int
+) -> None:
+    """The sockets of other users do not hide the daemon's own."""
+    pipe = tmp_path / "somewhere"
     with held_lock(pipe) as pid, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(pipe / "control"))
-        others = [f"/tmp/alice/{number}/control" for number in range(300)]
-        host.add(pid, argv=[CONTROL, "-d"], sockets=[*others, str(pipe / "control")])
-        assert host.pipes() == [str(pipe)]
-        (daemon,) = host.found()
-        assert daemon.lock_holder_pid == pid
-
-
-def test_sockets_and_the_lock_replace_an_unreadable_environment(host: Host, tmp_path: Path) -> None:
-    pipe = tmp_path / "somewhere"
-    with held_lock(pipe) as pid:
-        sockets = [str(tmp_path / "x" / "control"), str(pipe / "control")]
-        host.add(pid, argv=[CONTROL, "-d"], sockets=sockets)
+        sockets = [str(tmp_path / str(other) / "control") for other in range(others)]
+        host.add(pid, argv=[CONTROL, "-d"], sockets=[*sockets, str(pipe / "control")])
         (facts,) = host.found()
+        assert facts.lock_holder_pid == pid
         assert (facts.pipe_directory, facts.log_directory) == (str(pipe), "")
         assert (facts.directories_assumed, facts.log_directory_assumed) == (False, True)
         (facts,) = host.found([(str(pipe), "/the/log")])

@@ -162,14 +162,13 @@ async def test_an_exit_is_not_lost_while_proc_is_busy(
     proc.add(20, argv=["train"], started=5.0)
     await host.exit_observations([20], [], 5.0)
     proc.remove(20)
-    identify = host.identify
 
     async def busy(*_arguments: object) -> ProcfsObservation:
         raise SourceTimeoutError("procfs is busy")
 
-    monkeypatch.setattr(host, "identify", busy)
-    with pytest.raises(SourceTimeoutError):
-        await host.exit_observations([20], [], 5.0)
-    monkeypatch.setattr(host, "identify", identify)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "identify", busy)
+        with pytest.raises(SourceTimeoutError):
+            await host.exit_observations([20], [], 5.0)
     *_, found = await host.exit_observations([20], [], 5.0)
     assert found.gone == (20,)

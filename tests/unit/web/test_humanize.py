@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
@@ -18,25 +19,21 @@ def shown_user(uid: int | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"),
+    ("show", "number", "expected"),
     [
-        (-1, "0 ms"),
-        (0.025, "25 ms"),
-        (4.21, "4.2 s"),
-        (90, "2 min"),
-        (7500, "2 h 5 min"),
-        (273_600, "3 d 4 h"),
+        (humanize.duration, -1, "0 ms"),
+        (humanize.duration, 0.025, "25 ms"),
+        (humanize.duration, 4.21, "4.2 s"),
+        (humanize.duration, 90, "2 min"),
+        (humanize.duration, 7500, "2 h 5 min"),
+        (humanize.duration, 273_600, "3 d 4 h"),
+        (humanize.memory, 0, "0 B"),
+        (humanize.memory, 608_174_080, "580 MiB"),
+        (humanize.memory, 1.5 * 2**30, "1.5 GiB"),
     ],
 )
-def test_duration(seconds: float, expected: str) -> None:
-    assert humanize.duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"), [(0, "0 B"), (608_174_080, "580 MiB"), (1.5 * 2**30, "1.5 GiB")]
-)
-def test_memory(size: float, expected: str) -> None:
-    assert humanize.memory(size) == expected
+def test_quantities(show: Callable[[float], str], number: float, expected: str) -> None:
+    assert show(number) == expected
 
 
 FAULT = Incident(0, "fault", 634, 1001, (641, 642), proof="address")

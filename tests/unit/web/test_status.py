@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from mps_exporter import findings
 from mps_exporter.findings import ADVICE
-from mps_exporter.snapshot import CollectorResult, Incident, Snapshot
+from mps_exporter.snapshot import CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.web import policy
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status
@@ -31,6 +30,10 @@ def headline(snapshot: Snapshot) -> tuple[str, str]:
     return found.severity, found.text
 
 
+def collected(source: CollectorName, *, success: bool) -> tuple[CollectorResult, ...]:
+    return (CollectorResult(source, success=success, duration_seconds=1.0),)
+
+
 NO_CONTROL = replace(hosts.daemon().logs[0], readable=False)
 NO_SERVER = replace(hosts.daemon().logs[1], readable=False)
 BOTH = hosts.daemon().logs
@@ -40,16 +43,13 @@ BOTH = hosts.daemon().logs
     ("snapshot", "text"),
     [
         (
-            hosts.snapshot(
-                collectors=(CollectorResult("process", success=True, duration_seconds=1.0),)
-            ),
+            hosts.snapshot(collectors=collected("process", success=True)),
             "No MPS control daemon runs on this host.",
         ),
         (hosts.snapshot(), "No daemon was seen, but the processes are not searched."),
         (
             hosts.snapshot(
-                collectors=(CollectorResult("process", success=True, duration_seconds=1.0),),
-                ignored_processes={2001: 1},
+                collectors=collected("process", success=True), ignored_processes={2001: 1}
             ),
             "No daemon was seen, but not all processes of MPS's programs could be read.",
         ),
@@ -79,21 +79,15 @@ BOTH = hosts.daemon().logs
             ),
             "1 client uses 1 GPU through 1 server; whether clients wait at /tmp/other is not "
             "known: control.log is not readable; faults and hung clients at /tmp/other cannot be "
-            "detected: "
-            "server.log is not readable.",
+            "detected: server.log is not readable.",
         ),
         (
-            hosts.snapshot(
-                collectors=(CollectorResult("process", success=False, duration_seconds=1.0),)
-            ),
+            hosts.snapshot(collectors=collected("process", success=False)),
             "No daemon was seen, but whether other daemons run is not known: the processes could "
             "not be read.",
         ),
         (
-            replace(
-                hosts.healthy(),
-                collectors=(CollectorResult("nvml", success=False, duration_seconds=1.0),),
-            ),
+            replace(hosts.healthy(), collectors=collected("nvml", success=False)),
             "2 clients share 1 GPU through 1 server; GPU activity is not known: the GPUs "
             "could not be read.",
         ),
@@ -209,9 +203,8 @@ def test_every_incident_with_a_finding_is_shown() -> None:
     assert all(one.remedy for one in found)
 
 
-async def page(make_client: MakeClient, **options: Any) -> PageReader:
-    client = await make_client(**options)
-    answer = await client.get("/")
+async def page(make_client: MakeClient) -> PageReader:
+    answer = await (await make_client()).get("/")
     assert answer.status == 200
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     return PageReader(await answer.text())
@@ -312,8 +305,7 @@ async def test_own_files(make_client: MakeClient) -> None:
 
 
 def test_gpus_that_were_read_before_count_while_nvml_fails() -> None:
-    failed = (CollectorResult("nvml", success=False, duration_seconds=0.1, error="no library"),)
-    seen = replace(hosts.healthy(), collectors=failed)
+    seen = replace(hosts.healthy(), collectors=collected("nvml", success=False))
     assert status_of(seen)["totals"]["gpus"] == len(seen.gpus) > 0
     assert status_of(replace(seen, gpus=()))["totals"]["gpus"] is None
 
