@@ -10,7 +10,6 @@ import pytest
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
-from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS, until, wait_for
 
 T = TypeVar("T")
@@ -104,14 +103,6 @@ def test_an_error_does_not_affect_other_results_and_a_bug_is_raised() -> None:
         run_round(some, {"c": (None, raises(KeyError("a bug")))})
 
 
-def test_without_more_threads_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_one_thread(monkeypatch)
-    some = BlockingCalls[str]()
-    assert run_round(some, {"a": call_of(None, at_once), "b": call_of(ALICE, at_once)}) == {
-        "a": "now"
-    }
-
-
 # ---------------------------------------------------------------- one call
 
 
@@ -151,11 +142,3 @@ async def test_a_cancelled_caller_leaves_the_call_inside(gate: Gate) -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert calls.is_under_way("disk")
-
-
-async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> None:
-    calls = BlockingCalls[str]()
-    calls_of_round: RoundCalls = {"a": call_of(ALICE, gate), "b": call_of(None, at_once)}
-    calls.start(calls_of_round)
-    await calls.wait_async(PATIENCE_SECONDS * 10, 0.01)
-    assert calls.results(calls_of_round) == {"b": "now"}
