@@ -38,6 +38,10 @@ def chromium() -> str:
     return found
 
 
+class NavigatedError(Exception):
+    """The page gave way to another page during a call."""
+
+
 class Page:
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -83,6 +87,8 @@ class Page:
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         event = await asyncio.wait_for(reply, PATIENCE_SECONDS)
+        if "navigated" in event.get("error", {}).get("message", ""):
+            raise NavigatedError
         assert "error" not in event, event["error"]
         result: dict[str, Any] = event["result"]
         return result

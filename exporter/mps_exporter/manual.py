@@ -18,8 +18,10 @@ from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.4  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_RUN = 5.0
+WANTED_SHARE = 0.47  # Minimum share of a text's words, weighted by rarity, that a page contains.
+WANTED_EVIDENCE = 5.4
+"""Minimum weight of the words in the title and of the longest sequence, unless all words match."""
+WANTED_RUN = 10.0
 """Least weight of a sequence of words that a page must contain, of a text with many other words."""
 
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
@@ -31,6 +33,10 @@ _IGNORED = re.compile(
     r"|my|of|on|or|so|the|to|with)\b"
 )
 _ERROR_NAME = re.compile("cuda_?error")
+_HARDWARE = re.compile(
+    r"\b(?:xid|ecc|remap\w*|nvlink|bus|thermal\w*|throttl\w*|brake|retired|lost)\b|mpsgpu"
+)
+"""Words of defects of a GPU. Without these words the runbooks about defects do not fit a text."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +130,17 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
+    defect = _HARDWARE.search(text.lower())
     for page in known:
+        if page.name.startswith("MpsGpu") and not defect:
+            continue
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
         run = _sequence(words, page, weights)
         named = text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
-        if found and (found >= wanted * whole or run >= WANTED_RUN):
+        evident = titled + run >= WANTED_EVIDENCE or found == whole
+        if found and ((found >= wanted * whole and evident) or run >= WANTED_RUN):
             ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 

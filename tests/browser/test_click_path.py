@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
-from testing.devtools import Page, browser
+from testing.devtools import NavigatedError, Page, browser
 from testing.program import running
 from testing.waiting import until_awaited
 from tests.browser.test_status_page import violations
@@ -24,8 +25,10 @@ async def until(page: Page, selector: str, pattern: str) -> str:
     """What an element says, once it says what is wanted."""
 
     async def output() -> str | None:
-        text = await text_of(page, selector)
-        return text if re.search(pattern, text) else None
+        with suppress(NavigatedError):
+            text = await text_of(page, selector)
+            return text if re.search(pattern, text) else None
+        return None
 
     return await until_awaited(output)
 

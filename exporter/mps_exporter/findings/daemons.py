@@ -49,7 +49,7 @@ _IN_DRIVER = "state D: it hangs in the driver"
 def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Cases:
     if not server.ghost:
         return
-    text = "the daemon will hang as soon as another user's client connects."
+    text = "the daemon will hang as soon as another client connects."
     if hung := _hung_on(server):
         those = processes([one.pid for one in hung]) or count(len(hung), "client")
         text = f"it serves no client; {those} and all later clients hang."
@@ -175,7 +175,8 @@ def _remedy_of_unknown_cause(daemon: ControlDaemon) -> str:
     "for it that serves no process, and hangs on that server as soon as another process "
     "connects, including one that the same user started instead.",
     alert="MpsQueuedClientDead",
-    summary="A client died in the MPS queue; when its turn comes, the control daemon will hang.",
+    summary="A client died in the MPS queue; after its turn the next client hangs the control "
+    "daemon.",
     page=HANGS,
 )
 def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:

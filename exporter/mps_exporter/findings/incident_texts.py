@@ -97,7 +97,7 @@ _SENTENCES = {
     "wait_served": "{client} was served{after}",
     "wait_abandoned": "{client} {gave_up}{after}",
     "ghost": "{server} was started for clients that had died in the queue: the daemon hangs as "
-    "soon as another user's client connects",
+    "soon as another client connects",
     "ghost_ended": "{server}, a ghost, exited and no longer blocks the daemon",
 }
 

@@ -358,7 +358,12 @@ def _daemon_checks(one: Subject) -> Checks:
 
 def _no_daemon_check(one: Subject, directory: str) -> Check:
     view, others = one.view, one.running
-    seen = "was seen" if visibility.unknowns(one.snapshot) else "runs"
+    unsure = bool(visibility.unknowns(one.snapshot))
+    if not (others or view.names_directory or view.leftover or one.working or one.stranded):
+        # Most processes of a host without a daemon are not meant for MPS.
+        text = "no control daemon was seen on this host: nothing shows that it waits for MPS."
+        return unknown(text) if unsure else ok("No control daemon runs: it does not wait for MPS.")
+    seen = "was seen" if unsure else "runs"
     there = f"No control daemon {seen} on this host."
     if others:
         paths = humanize.join_some([printable(each.pipe_directory) for each in others])

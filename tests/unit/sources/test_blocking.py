@@ -10,7 +10,6 @@ import pytest
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
-from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS, until, wait_for
 
 T = TypeVar("T")
@@ -98,12 +97,6 @@ def test_an_error_does_not_affect_other_results_and_a_bug_is_raised() -> None:
     assert [str(error) for error in some.errors.values()] == ["[Errno 24] Too many open files"]
     with pytest.raises(KeyError, match="a bug"):
         run_round(some, {"c": (None, raises(KeyError("a bug")))})
-
-
-def test_without_more_threads_the_first_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    allow_one_thread(monkeypatch)
-    some = BlockingCalls[str]()
-    assert run_round(some, {"a": (None, at_once), "b": (ALICE, at_once)}) == {"a": "now"}
 
 
 # ---------------------------------------------------------------- one call

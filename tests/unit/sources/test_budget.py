@@ -54,13 +54,6 @@ def test_an_admitted_process_stays() -> None:
     assert budget.admit_processes(first | crowd(1, ALICE, 1000))[0] == sorted(first)
 
 
-def test_all_users_together_have_a_limit() -> None:
-    owners = {pid: process(100_000 + pid, 1) for pid in range(2000)}  # subordinate users
-    admitted, ignored = UserBudget().admit_processes(owners)
-    assert len(admitted) == policy.MAX_PROCESSES
-    assert ignored.total() == 2000 - policy.MAX_PROCESSES
-
-
 def test_new_processes_of_a_user_are_admitted_at_a_rate() -> None:
     """Programs with a daemon's name are started and ended by the dozen, each a new process."""
     now = 1000.0
@@ -84,18 +77,18 @@ def test_new_processes_of_a_user_are_admitted_at_a_rate() -> None:
     assert scan(5)[0] == {ALICE: 20, 0: 20, BOB: 1}
 
 
-def test_new_processes_of_all_users_are_admitted_at_a_rate() -> None:
+def test_all_users_together_have_a_limit_and_new_processes_a_rate() -> None:
     now = 1000.0
     budget = UserBudget(lambda: now)
 
     def scan(number: int) -> int:
         first = 10_000 * number
-        owners = {
-            first + one: process(100_000 + first + one, 1) for one in range(policy.MAX_PROCESSES)
-        }
-        return len(budget.admit_processes(owners)[0])
+        owners = {pid: process(100_000 + pid, 1) for pid in range(first, first + 2000)}
+        admitted, ignored = budget.admit_processes(owners)
+        assert len(admitted) + ignored.total() == 2000
+        return len(admitted)
 
-    assert scan(1) == policy.MAX_PROCESSES
+    assert scan(1) == policy.MAX_PROCESSES, "a limit for all users together"
     assert scan(2) == 0
     now += 1.0
     assert scan(3) == policy.MAX_NEW_PROCESSES_PER_SECOND

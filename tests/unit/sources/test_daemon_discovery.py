@@ -93,7 +93,8 @@ def environment(pipe: Path | str, log: Path | str | None = None) -> dict[str, st
 def test_a_daemon_with_its_servers(host: Host, tmp_path: Path) -> None:
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     pipe.mkdir()
-    host.add(413, argv=[CONTROL, "-d"], environ=environment(pipe, log), started=20.5)
+    flags = ["-f", "-S", "-p", "3"]
+    host.add(413, argv=[CONTROL, *flags], environ=environment(pipe, log), started=20.5)
     host.add(468, argv=[SERVER, "-multiuser-server"], parent=413)
     host.add(469, comm="nvidia-cuda-mps", parent=413, state="Z")
     host.add(470, argv=[CONTROL, "-d"], parent=413, environ=environment(pipe))  # before its exec
@@ -104,26 +105,11 @@ def test_a_daemon_with_its_servers(host: Host, tmp_path: Path) -> None:
     assert (facts.process.pid, facts.process.name) == (413, "nvidia-cuda-mps-control")
     assert facts.process.start_time_seconds == BOOT_TIME + 20.5
     assert [(server.pid, server.state) for server in facts.servers] == [(468, "S"), (469, "Z")]
+    assert (facts.foreground, facts.static_partitioning, facts.protocol) == (True, True, "3")
     assert facts.multiuser
-    flags = facts.configured, facts.directories_assumed, facts.log_directory_assumed, facts.limited
-    assert not any(flags)
+    assumed = facts.directories_assumed, facts.log_directory_assumed
+    assert not any((*assumed, facts.configured, facts.limited))
     assert (facts.pipe_path, facts.log_path) == (str(pipe), str(log))
-
-
-@pytest.mark.parametrize(
-    ("flags", "variables", "expected"),
-    [
-        (["--foreground", "-p", "3"], {}, (True, False, False, "3")),
-        (["-d", "-multiuser-server"], {}, (False, True, False, None)),
-        (["-d", "-S"], {"CUDA_MPS_PROTOCOL_VERSION": "3"}, (False, False, True, "3")),
-    ],
-)
-def test_arguments_and_protocol(
-    host: Host, flags: list[str], variables: dict[str, str], expected: tuple[object, ...]
-) -> None:
-    host.add(5, argv=[CONTROL, *flags], environ={**environment("/pipe"), **variables})
-    (one,) = host.found()
-    assert (one.foreground, one.multiuser, one.static_partitioning, one.protocol) == expected
 
 
 def test_the_tool_is_not_a_daemon(host: Host) -> None:
@@ -283,11 +269,11 @@ def test_a_configured_daemon_that_runs(host: Host, tmp_path: Path) -> None:
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     pipe.mkdir()
     (tmp_path / "link").symlink_to(pipe)
-    host.add(5, argv=[CONTROL, "-d"], environ=environment(pipe, log))
+    host.add(5, argv=[CONTROL, "-dM"], environ=environment(pipe, log))
     host.daemon(6, "/other")
     for configured, expected in ((None, str(log)), ("/given", "/given")):
         (facts,) = host.found([(str(tmp_path / "link"), configured)], search=False)
-        assert facts.configured
+        assert (facts.configured, facts.multiuser, facts.foreground) == (True, True, False)
         assert facts.pipe_directory == str(tmp_path / "link")
         assert facts.log_directory == expected
         assert facts.process is not None
@@ -752,6 +738,3 @@ async def test_a_process_of_root_that_hangs_is_an_error_and_known_by_its_lock(
             assert await discovered(host.source) == [str(pipe)]
         error = host.source.observe([]).error or ""
         assert error.startswith(f"the memory of PID {pid}: ")
-
-
-# ------------------------------------------------------------------------------ the real one
