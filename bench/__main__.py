@@ -5,8 +5,6 @@
 Each result is printed with its limit.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

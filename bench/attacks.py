@@ -9,8 +9,6 @@ is scraped at the same time: the attackers' programs take CPU time of both hosts
 this machine does not allow is reported with the reason. Ends with status 1 if a limit is exceeded.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -3,8 +3,6 @@
 Medians of several runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

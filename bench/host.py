@@ -5,8 +5,6 @@ and the control tool: a shell script that prints recorded replies, and takes one
 milliseconds, like the real tool.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Cost of the running program: its start, its memory, a second of its life."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

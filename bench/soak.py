@@ -12,8 +12,6 @@ only a run of 10 minutes or more shows whether more of them stay open.)
 --drop-one-in N loses one event in N inside the exporter on purpose: the soak must fail.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -6,8 +6,6 @@ FOLDER is that of a bench.host.FullHost in another process, which writes the sta
 files. With BENCH_DROP_ONE_IN=N in the environment it loses one event in N, for bench.soak.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

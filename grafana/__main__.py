@@ -3,8 +3,6 @@
 --check only says whether they are current. --export FOLDER writes them as grafana.com wants them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """A dashboard: its variables, links and annotations, and panels laid out in rows."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

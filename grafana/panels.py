@@ -1,7 +1,5 @@
 """Panels in Grafana's Classic JSON, as few kinds as the dashboards need."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

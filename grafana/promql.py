@@ -5,8 +5,6 @@ gets the matchers of the dashboard's variables that it has labels for. A metric 
 does not contain is an error here, before a panel is empty.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -4,8 +4,6 @@ Users, processes, namespaces, mounts and files are real; the daemons are stand-i
 hostile user's are programs that only have the name.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reads committed dashboards as Grafana would: panels, and expressions with variables filled in."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

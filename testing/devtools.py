@@ -1,7 +1,5 @@
 """Chromium, driven through its own DevTools protocol: no driver program, no further dependency."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import itertools

@@ -1,7 +1,5 @@
 """One test for all items of a table: pytest's own work for a test costs more than a small check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Parts of a simulated host: the stand-in for the control tool, its daemons and their locks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

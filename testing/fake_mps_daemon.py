@@ -6,8 +6,6 @@ that it writes. Started as ``nvidia-cuda-mps-control fake_mps_daemon.py -d`` it 
 stays. Its server is a process of the program nvidia-cuda-mps-server beside its own.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

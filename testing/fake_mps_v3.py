@@ -6,8 +6,6 @@ guide of another project. "columns": only the default table of the list is publi
 the column names of the manual.
 """
 
-from __future__ import annotations
-
 # docs, mpsv3-interface: server list --format=csv,noheader
 SERVER_DOCS = "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,-"
 

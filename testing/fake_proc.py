@@ -1,7 +1,5 @@
 """Builds a procfs of files: as much of it as the exporter reads."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence

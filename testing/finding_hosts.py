@@ -3,8 +3,6 @@
 Each synthetic host also raises the alert of its finding: tests/integration/test_alerts_promtool.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ the first moment only what changed is written. Without arguments all files of te
 again; `git diff tests/golden` then shows what a change of the code does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

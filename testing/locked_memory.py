@@ -5,8 +5,6 @@ of one page. A child waits for that page; then the process maps the same file wi
 cache: the kernel waits for the page while it holds the lock of the process's memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """A log directory, a clock, and the tails that follow it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The state of a daemon as its logs would leave it, for tests that need no lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

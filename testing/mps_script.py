@@ -1,7 +1,5 @@
 """Scripted lines of MPS logs that many tests need (see mps_logs.script)."""
 
-from __future__ import annotations
-
 DAEMON = "00:00.000 C630 Starting control daemon using socket /tmp/mps/control\n"
 
 

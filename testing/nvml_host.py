@@ -1,7 +1,5 @@
 """The NVML source over a FakeNvml, and short access to its readings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """All texts that the exporter's programs give about a snapshot, and what they tell to end."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A page of metrics, as a scrape gets it."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families

@@ -1,7 +1,5 @@
 """Plays a recording through the exporter's own collector, with a clock that the test turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from functools import cache, cached_property

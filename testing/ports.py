@@ -1,7 +1,5 @@
 """Ports for servers whose port must be known before they start."""
 
-from __future__ import annotations
-
 import atexit
 import secrets
 import socket

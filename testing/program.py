@@ -1,7 +1,5 @@
 """Runs mps-exporter as a user does: a process of its own, asked over HTTP."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

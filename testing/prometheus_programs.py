@@ -1,7 +1,5 @@
 """Prometheus, Alertmanager and other programs as processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ The recordings are played with a clock of their own, so nothing waits, and nothi
 busy the machine is.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterable, Iterator

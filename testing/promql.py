@@ -4,8 +4,6 @@ Follows the syntax tree upwards from the catalogue. Errors are: a label that no 
 of a gauge, a join that can match nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast

@@ -1,7 +1,5 @@
 """Alerts that promtool's evaluation of our rules gives over pages of the exporter."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

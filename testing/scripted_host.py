@@ -1,7 +1,5 @@
 """A host with one control daemon; tests set its clocks, logs, processes and replies."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

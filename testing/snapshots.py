@@ -1,7 +1,5 @@
 """Hosts in trouble, made by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

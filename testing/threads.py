@@ -1,7 +1,5 @@
 """A machine that is short of threads."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A recording of a synthetic host with an MPS v3 daemon, whose replies are those of fake_mps_v3."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ A test never waits for an amount of time: it waits for a condition, and fails so
 fault can be the reason. Speed is measured by bench/, not by tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -3,8 +3,6 @@
 Their texts hold @FOLDER@, where the certificates are, and @NAME@ for the content of one of them.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """For all tests."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The dashboards, each in a file named after its uid."""
 
-from __future__ import annotations
-
 from grafana.board import Board
 from grafana.boards.mps_exporter import BOARD as EXPORTER
 from grafana.boards.mps_fleet import BOARD as FLEET

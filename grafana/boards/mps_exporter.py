@@ -1,7 +1,5 @@
 """The exporters' own health, and what they cost."""
 
-from __future__ import annotations
-
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import GONE, TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table

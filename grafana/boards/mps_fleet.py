@@ -1,7 +1,5 @@
 """All hosts: which are in trouble, who waits, what is there, where is GPU time wasted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from grafana import style

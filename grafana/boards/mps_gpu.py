@@ -1,7 +1,5 @@
 """The hardware: power, heat, clocks and why they were lowered, memory, ECC, links."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from grafana import style

@@ -1,7 +1,5 @@
 """One host: daemons, servers, clients with their limits and their use."""
 
-from __future__ import annotations
-
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared

@@ -1,7 +1,5 @@
 """Crashes, faults, lost clients, Xid errors and rejections, on one time axis."""
 
-from __future__ import annotations
-
 from grafana import style
 from grafana.board import Board, Row, Variable, eventful, instance, job
 from grafana.boards import shared

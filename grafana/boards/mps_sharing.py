@@ -1,7 +1,5 @@
 """Who holds the GPU, who waits and how long, what hand-overs cost, and who overtakes."""
 
-from __future__ import annotations
-
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared

@@ -1,7 +1,5 @@
 """One user: why is my job waiting, what did I lose, and what did I get?"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from grafana import style

@@ -1,7 +1,5 @@
 """MPS v3, and SM partitions of v2: named servers, namespaces, partitions, control groups."""
 
-from __future__ import annotations
-
 from grafana import style
 from grafana.board import Board, Row, Variable, job
 from grafana.boards import shared

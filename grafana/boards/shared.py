@@ -1,7 +1,5 @@
 """Expressions and panels that more than one dashboard has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from grafana import style

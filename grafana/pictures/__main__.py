@@ -6,8 +6,6 @@ takes pictures; and reports for each panel whether it is drawn, its text, and it
 badges, cut titles, panels without content, complaints in the console. Exits with 1 if there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

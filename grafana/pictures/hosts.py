@@ -6,8 +6,6 @@ serves the recording of each name in a loop at /NAME/metrics, as an exporter wou
 synthetic: `eight-gpus` with 48 clients each, and `mps-v3`, from what is published of MPS v3.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping

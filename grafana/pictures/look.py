@@ -1,7 +1,5 @@
 """Opens dashboards in Chromium, takes pictures, and reads the content of each panel."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import re

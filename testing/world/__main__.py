@@ -3,8 +3,6 @@
 python -m testing.world [--seed N] [--seeds K] [--minutes M] [--pace P] [--jobs J] [--defects]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -1,7 +1,5 @@
 """Compares the alerts that the rules give over a world's scrapes with what is true."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

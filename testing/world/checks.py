@@ -1,7 +1,5 @@
 """What must be true of the exporter's state at any moment of any world."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections import Counter

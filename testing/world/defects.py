@@ -1,7 +1,5 @@
 """Defects that the exporter had or could have, each as a change of one function in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Plays a world through the real collector, and checks it at seeded moments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """A simulated world as the collector's host: its logs in pieces, its processes, its replies."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from random import Random
 

@@ -1,7 +1,5 @@
 """A simulated host with driver 580: its time, processes, GPUs, kernel log, and control daemons."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What users and operators do in a simulated world: pure data, made from a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random

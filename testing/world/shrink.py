@@ -1,7 +1,5 @@
 """The shortest list of actions that still shows a violation."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 
 from testing.world.script import Action

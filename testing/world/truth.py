@@ -1,7 +1,5 @@
 """What really happened in a simulated world: computed from the model's events, never from logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """axe-core, the accessibility checker: fetched by npm once, checked, and kept in .tools."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

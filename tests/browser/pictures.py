@@ -4,8 +4,6 @@ Into FOLDER: each situation in 1400 and 390 pixels, light and dark, for a person
 the pictures of docs/images.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Mapping, Sequence

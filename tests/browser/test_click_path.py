@@ -1,7 +1,5 @@
 """The way through the demo that docs/scenarios.md describes, step by step, in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

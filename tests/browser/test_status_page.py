@@ -1,7 +1,5 @@
 """The status page in a real browser, with the recordings of real incidents."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The AppArmor profile through AppArmor's own parser, and in the kernel where it has AppArmor."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The chart through Helm and kubeconform: every layout, Kubernetes 1.28 to the newest schemas."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Two are met on a copy only: it wants the variable `instance` to be called Instan
 it a host; and it wants several hosts to be possible, and some dashboards can show one host only.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The README's first command on a machine that has git, make and Python, and nothing of ours."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

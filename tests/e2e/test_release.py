@@ -1,7 +1,5 @@
 """A release is built twice with the same bytes, and its package runs from where it is unpacked."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The systemd units through systemd's own checks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """vmalert loads the rule files of Prometheus."""
 
-from __future__ import annotations
-
 from testing.commands import output_of
 from testing.prometheus_programs import program
 from testing.rule_files import RULE_FILES

@@ -3,8 +3,6 @@
 Exit status 1 when anything that had to be seen was not.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

@@ -4,8 +4,6 @@ Other exporters are measured if they are installed: nvitop-exporter as a module 
 (its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH, nvidia-smi always.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json

@@ -8,8 +8,6 @@ Needs nvcc, root, and PyTorch for some rounds. It changes no GPU setting, and en
 that it started by its PID.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

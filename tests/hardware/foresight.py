@@ -7,8 +7,6 @@ a fault, a crash and a ghost, each diagnosed again. Needs nvcc, root, and 7 minu
 --parts two-gpus: ends and bounds on a host with two GPUs, in less than 4 minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -9,8 +9,6 @@ provokes one Xid 31. Takes about 20 s. Exits with 1 when something is wrong. DIR
 the raw answer of every call, of which testing/nvml_h200.json was made.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -6,8 +6,6 @@ is not a command, the remedy is acted out; then the process must run, and the do
 nothing wrong with it. Its output and its duration are in the truth file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """More hangs, and processes that are fine: frozen, traced, refused, asked about by their users."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Scenarios about rights: the control tool as the exporter runs it, and sockets that lie."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Scenarios of ending jobs with the scripts of deploy/jobs, and of memory limits by ordinal."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -7,8 +7,6 @@ check into a truth file; CI replays the recording and requires the same numbers 
 The lab changes no setting of the GPU and ends every process that it started.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Scenarios that run the whole program, as a user does, with real clients."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes.util
 import gzip

@@ -3,8 +3,6 @@
 Users are 1001, 1002, 1003, acted out with setpriv.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

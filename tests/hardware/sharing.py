@@ -1,7 +1,5 @@
 """Scenarios of what people share a GPU for: what it gains, and how it goes wrong by itself."""
 
-from __future__ import annotations
-
 from tests.hardware.lab import Client, Daemon, Lab, inner_pid
 from tests.hardware.scenarios import scenario, served
 

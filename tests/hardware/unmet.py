@@ -3,8 +3,6 @@
 The doctor's answer is compared with what happened; each comparison is a row of the truth file.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

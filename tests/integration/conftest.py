@@ -1,7 +1,5 @@
 """A host of a test's own, and in which order the files come."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -13,8 +13,6 @@ Two recordings also take the real path, through an exporter, a Prometheus and an
 webhook, to prove that alerts arrive.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

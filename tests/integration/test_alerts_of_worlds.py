@@ -1,7 +1,5 @@
 """Alerts over the scrapes of simulated hosts fire if and only if they are true."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

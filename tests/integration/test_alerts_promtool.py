@@ -1,7 +1,5 @@
 """Prometheus's own tools on our files, of the oldest release that we support and of version 3."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmark with all attacks at once acts each of them, and measures what each would do."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.attacks import main

@@ -1,7 +1,5 @@
 """What surrounds the program: signals, full disks, closed streams, terminals that go away."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The control tool as a real process: a stand-in that answers, hangs, floods or is not there."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 tests/unit/grafana/subjects.md names the recording that fills each panel.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

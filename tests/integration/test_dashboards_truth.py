@@ -1,7 +1,5 @@
 """What the boards state of a moment is what the status API states of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -4,8 +4,6 @@ mps-terminate runs unchanged, except for the path of /proc: a copy reads a synth
 jobs, users, PID namespaces and processes that exit at the wrong time can be acted out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

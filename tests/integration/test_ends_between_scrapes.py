@@ -1,7 +1,5 @@
 """Queued clients and daemons that exit between two scrapes, on a host of real processes."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

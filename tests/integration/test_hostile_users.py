@@ -4,8 +4,6 @@ The processes, namespaces, locks, files and users are real; the daemons are stan
 the hostile user are programs with the same name.
 """
 
-from __future__ import annotations
-
 import gzip
 import subprocess
 import sys

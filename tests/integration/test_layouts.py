@@ -4,8 +4,6 @@ The host is made of namespaces, the daemons are stand-ins, and everything else i
 locks, mounts, control groups, and the exporter with its own command line.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Logs on a file system that is full, read-only or unmounted while the daemon runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -10,8 +10,6 @@ the API and the doctor also get each state with an unhealthy daemon or unhealthy
 control tool reports is not always in the logs.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Real Prometheus servers scrape the real program, which replays a real host."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recordings of real hosts give, in replay, the numbers that were checked on the hardware."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

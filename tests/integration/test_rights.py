@@ -5,8 +5,6 @@ flag. A metric of the first run is a "yes" of the table, a metric of the second 
 "configured only".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

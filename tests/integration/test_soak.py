@@ -1,7 +1,5 @@
 """The soak notices when the exporter loses an event now and then."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.soak import soak

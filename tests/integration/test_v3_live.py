@@ -1,7 +1,5 @@
 """A made-up MPS v3 host through the live sources: /proc, the tool as a process, files of logs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The active web configuration of a live server: TLS, client certificates, passwords, limits."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gc

@@ -4,8 +4,6 @@ The honest scraper connects from 127.0.0.1; the hostile clients from 127.0.0.2, 
 network, or from the same address, like a hostile user of the scraper's host.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

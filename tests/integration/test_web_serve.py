@@ -1,7 +1,5 @@
 """The server on real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from contextlib import AsyncExitStack, suppress

@@ -1,7 +1,5 @@
 """doctor --before-kill: the programs that the end of a process would take down."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

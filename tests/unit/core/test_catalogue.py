@@ -1,7 +1,5 @@
 """Declarations of metrics: names, labels, units, sources."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_exporter.metrics import CATALOGUE, SECTIONS

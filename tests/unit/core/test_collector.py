@@ -1,7 +1,5 @@
 """The state between collections, and collections that run at the same time."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

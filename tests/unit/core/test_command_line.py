@@ -1,7 +1,5 @@
 """Help, wrong usage and the man page, from the tables of commands and flags."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Findings of recorded incidents and of synthetic hosts."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

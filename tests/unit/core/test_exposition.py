@@ -1,7 +1,5 @@
 """The exporter's encoder prints byte for byte what prometheus-client's encoders print."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import accumulate
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the recordings show stays as it is, but for what a change says that it changes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """No reading breaks a page, and readings that no metric shows are omitted and counted."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

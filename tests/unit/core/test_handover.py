@@ -1,7 +1,5 @@
 """A daemon that waits for the client that it sent to a server that has ended: from its real log."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

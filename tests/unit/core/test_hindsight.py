@@ -1,7 +1,5 @@
 """The minutes before an incident: what is kept of them, and its bounds."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gzip

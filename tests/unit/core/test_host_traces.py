@@ -1,7 +1,5 @@
 """What the doctor finds on a host: leftovers, on a made-up /proc and root, and used ports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

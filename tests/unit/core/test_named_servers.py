@@ -1,7 +1,5 @@
 """Named servers, their clients and partitions, joined with the GPUs and processes of the host."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

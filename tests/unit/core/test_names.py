@@ -1,7 +1,5 @@
 """A search for a name leads to one place."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

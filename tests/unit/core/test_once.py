@@ -1,7 +1,5 @@
 """Short runs: the checks, and the file for node_exporter."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks of one process: on recordings of real hosts, and with synthetic files in /proc."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Playing recordings: the demo's chapters, jumps, and the viewer's clock."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

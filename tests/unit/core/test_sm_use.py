@@ -1,7 +1,5 @@
 """Bounds of each client's use of the SMs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Series that begin with their first event."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Why a server could not start: said only where it is proved. On a real host and made-up ones."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who caused a fault, in recordings of a real GPU: named where it is proved, never an innocent."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from functools import cache

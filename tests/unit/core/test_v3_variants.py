@@ -4,8 +4,6 @@ The host is made up: two servers, four namespaces, five clients, two GPUs, and a
 last part has the host whose values others published.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """Compose, systemd, the chart and the image agree with the program and with each other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What the Debian and RPM packages are made of, and the tools of a release."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

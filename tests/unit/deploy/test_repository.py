@@ -1,7 +1,5 @@
 """A real apt takes packages from the repository that tools/repository.sh makes."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Our Markdown pages, taken apart: blocks of code with their marks, links, headings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ A command that serves (``mps-exporter demo``) is scraped and stopped; it listens
 Durations of minutes are shortened to seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

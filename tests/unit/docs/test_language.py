@@ -6,8 +6,6 @@ and output of programs are not checked. In docstrings and comments, some habits 
 hard to read once must become rarer: a change that lowers their number lowers CEILINGS, too.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator

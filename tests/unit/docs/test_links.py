@@ -1,7 +1,5 @@
 """Every link of every page leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit

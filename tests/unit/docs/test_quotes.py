@@ -4,8 +4,6 @@ A path is one of this tree if its first part is; generated folders (``build/``, 
 checked. The changelog describes earlier versions.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

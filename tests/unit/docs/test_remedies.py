@@ -3,8 +3,6 @@
 tests/integration/test_no_healthy_client_is_ended.py checks the texts about recorded hosts.
 """
 
-from __future__ import annotations
-
 import re
 
 from testing.each import each

@@ -1,7 +1,5 @@
 """The pages in docs/symptoms speak of what there is, and of what was seen on real hosts."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

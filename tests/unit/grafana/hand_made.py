@@ -3,8 +3,6 @@
 It is rendered by the exporter's own renderer.
 """
 
-from __future__ import annotations
-
 from mps_exporter.mps.record import Counters
 from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (

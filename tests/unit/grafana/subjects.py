@@ -1,7 +1,5 @@
 """In which recording each panel shows something: subjects.md has the table, tests read it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

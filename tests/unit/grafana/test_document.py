@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from grafana.boards import BOARDS
 from testing.golden import recordings
 from tests.unit.grafana import hand_made

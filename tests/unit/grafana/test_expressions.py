@@ -1,7 +1,5 @@
 """Every expression of the dashboards uses metrics and labels that exist, as their types allow."""
 
-from __future__ import annotations
-
 import re
 
 from testing.dashboards import (

@@ -1,7 +1,5 @@
 """The jsonnet mixin is the same rules and dashboards, with what its _config says."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The fleet that a real Grafana is shown, and the report about its panels."""
 
-from __future__ import annotations
-
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 

@@ -3,8 +3,6 @@
 A rule gives a line for each place that breaks it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Counters are declared once; a counter that is not, or that lacks a label, is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

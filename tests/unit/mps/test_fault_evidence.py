@@ -1,7 +1,5 @@
 """The kernel log proves which client caused a fault; weaker evidence names no client."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

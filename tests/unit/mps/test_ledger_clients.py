@@ -1,7 +1,5 @@
 """Clients that share a PID, end unnamed or are refused; limits; unknown lines."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_exporter.mps.policy import OF_ORDINARY_USER

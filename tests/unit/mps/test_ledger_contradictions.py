@@ -1,7 +1,5 @@
 """Lost lines, wrong clocks, late replies: corrections of the log."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

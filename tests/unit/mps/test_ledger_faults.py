@@ -1,7 +1,5 @@
 """Fatal GPU errors: responsible clients, victims and recovery."""
 
-from __future__ import annotations
-
 import pytest
 
 from testing.mps_logs import (

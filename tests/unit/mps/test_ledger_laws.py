@@ -1,7 +1,5 @@
 """Whatever a log says: nothing raises, nothing runs backwards, and memory stays bounded."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Mapping

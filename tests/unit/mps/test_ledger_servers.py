@@ -1,7 +1,5 @@
 """Starts and ends of servers, their causes, and the end of the daemon."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

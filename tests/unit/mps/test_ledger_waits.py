@@ -1,7 +1,5 @@
 """Waits behind another user's server: their start, end and cost."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_exporter.mps.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS

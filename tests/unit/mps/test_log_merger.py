@@ -1,7 +1,5 @@
 """Bytes in pieces, two logs, jumping timestamps: each line is complete, unique and in order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lines of control.log and server.log, of every driver whose wording is known, and hostile ones."""
 
-from __future__ import annotations
-
 from ast import literal_eval
 from datetime import UTC, datetime
 from operator import attrgetter

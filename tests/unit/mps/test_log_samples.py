@@ -1,7 +1,5 @@
 """Logs of a real daemon have one result, however and whenever they are read."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache

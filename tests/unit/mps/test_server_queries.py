@@ -1,7 +1,5 @@
 """Which servers are queried, when, and which replies are kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What leaves the host of a log: lines of MPS, and of others the length and a hash."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What annotations ask for: labels of the alert, and queries of their own with their labels."""
 
-from __future__ import annotations
-
 import re
 
 _LABEL = re.compile(r"\$labels\.(\w+)")

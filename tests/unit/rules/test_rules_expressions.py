@@ -1,7 +1,5 @@
 """Every expression asks for what the exporter really says, and can be true."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import promql_parser as parser

@@ -1,7 +1,5 @@
 """docs/fleet.md: what it leaves out and what it keeps are series that there are."""
 
-from __future__ import annotations
-
 import re
 
 from mps_exporter.metrics import CATALOGUE

@@ -1,7 +1,5 @@
 """Groups are evaluated side by side and in no order; within one, rule follows rule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

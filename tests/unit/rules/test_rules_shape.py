@@ -1,7 +1,5 @@
 """Rules are complete, explained, tested, and lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

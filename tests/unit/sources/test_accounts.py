@@ -1,7 +1,5 @@
 """Whose limits hold for a process: what the kernel shows decides, not the number of its user."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory limits of control groups that only NVML tells: without the kernel's dmem controller."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Control groups: GPU memory and names of containers, in a tree of files like the kernel's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

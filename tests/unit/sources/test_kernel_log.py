@@ -1,7 +1,5 @@
 """The kernel log and the memory of clients, read without waiting."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Logs of many daemons; reads of some are slow or hang."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

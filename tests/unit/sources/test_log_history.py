@@ -1,7 +1,5 @@
 """Which lines are history and which are new, however often a log is opened."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

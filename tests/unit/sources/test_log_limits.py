@@ -1,7 +1,5 @@
 """Logs that grow faster than they are read, and their owners."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

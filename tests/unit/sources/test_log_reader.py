@@ -1,7 +1,5 @@
 """Log files through rotation, truncation, replacement and errors."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

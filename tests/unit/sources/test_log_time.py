@@ -1,7 +1,5 @@
 """Local stamps through changes of the clocks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime

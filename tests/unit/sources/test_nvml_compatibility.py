@@ -1,7 +1,5 @@
 """docs/compatibility.md and the rules with the old names, held against each other and ours."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

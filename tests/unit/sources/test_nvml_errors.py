@@ -1,7 +1,5 @@
 """Every NVML function fails with every code: only its own values become absent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 

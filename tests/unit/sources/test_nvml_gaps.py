@@ -1,7 +1,5 @@
 """Time and links that cannot be observed: values are absent, and counters count the gap."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Laws of the arithmetic behind counters of seconds and bytes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

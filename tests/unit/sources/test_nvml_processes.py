@@ -1,7 +1,5 @@
 """The three process lists of a GPU, with their peculiarities."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_exporter.sources.nvml.device import CALLS, NOT_AVAILABLE, ProcessReader

@@ -1,7 +1,5 @@
 """Single values: base units, values of old, other and future hardware, labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The NVML source over time: cost of a collection, reloads, lost GPUs, MIG, clocks, Xids."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import replace

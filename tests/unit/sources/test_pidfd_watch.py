@@ -1,7 +1,5 @@
 """Exits of processes: by descriptors when they happen, or by a poll each second."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

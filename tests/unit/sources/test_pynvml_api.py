@@ -1,7 +1,5 @@
 """NvmlApi over a pynvml with replaced functions: structures, versions, errors."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

@@ -1,7 +1,5 @@
 """A server with an answer of 1.3 MB, as a program: ``python -m tests.unit.web.big_server``."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

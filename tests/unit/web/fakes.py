@@ -1,7 +1,5 @@
 """A backend that responds immediately or as slowly as a test requires, and a reader of the page."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Run the server in a test, and speak to it by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """The endpoint that jumps to a chapter of the demo."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

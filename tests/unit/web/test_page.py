@@ -1,7 +1,5 @@
 """What the page draws: numbers, lanes, lines, groups; and what it must not do."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace

@@ -5,8 +5,6 @@ configuration that only the exporter refuses has words of its reason in ``refuse
 only the exporter accepts has ``accepted_here``; docs/web-config.md explains the differences.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 from pathlib import Path

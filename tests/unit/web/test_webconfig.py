@@ -1,7 +1,5 @@
 """Configuration files: invalid, changed while the program runs, unreachable; and passwords."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """A web configuration file with TLS, and the certificates that it names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import trustme

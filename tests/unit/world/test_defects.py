@@ -1,7 +1,5 @@
 """Each check finds a defect that is put into the exporter."""
 
-from __future__ import annotations
-
 import pytest
 
 from testing.world import checks

@@ -1,7 +1,5 @@
 """Worlds of fixed seeds, played through the real collector."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
