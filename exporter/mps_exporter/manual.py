@@ -33,10 +33,6 @@ _IGNORED = re.compile(
     r"|my|of|on|or|so|the|to|with)\b"
 )
 _ERROR_NAME = re.compile("cuda_?error")
-_HARDWARE = re.compile(
-    r"\b(?:xid|ecc|remap\w*|nvlink|bus|thermal\w*|throttl\w*|brake|retired|lost)\b|mpsgpu"
-)
-"""Words of defects of a GPU. Without these words the runbooks about defects do not fit a text."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +126,7 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
-    defect = _HARDWARE.search(text.lower())
     for page in known:
-        if page.name.startswith("MpsGpu") and not defect:
-            continue
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
         run = _sequence(words, page, weights)
