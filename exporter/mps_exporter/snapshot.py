@@ -90,7 +90,7 @@ class Wait:
     uid: int
     since: float
     behind_uid: int | None  # User of the server that holds the GPU.
-    dead: bool = False  # The process is gone, not its entry: the daemon hangs when its turn comes.
+    dead: bool = False  # The process is gone, not its entry in the queue.
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ WAITS = (
     table(
         "Users waiting now",
         "Healthy: none. Whose programs hang in cuInit, where and for how long; the 20 longest "
-        "waits. Dead: the process is gone, and the daemon will hang when its turn comes.",
+        "waits. Dead: the process is gone; after its turn the next client hangs the daemon.",
         (
             f"topk(20, max by ({shared.USERS}) (time() - mps_uid_waiting_since_timestamp_seconds))",
             f"max by ({shared.USERS}) (mps_uid_waiting_clients > 0)",

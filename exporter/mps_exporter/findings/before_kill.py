@@ -59,8 +59,8 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvi
         if any(wait.pid == pid and not wait.dead for wait in daemon.waits):
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
-                "A process that dies in the queue stays in it: the daemon may hang when its turn "
-                "comes, and then every other program waits. Let it run first.",
+                "A process that dies in the queue stays in it: after its turn the next client "
+                "hangs the daemon, and then every other program waits. Let it run first.",
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         for server in daemon.servers:
@@ -96,7 +96,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
     text = [f"{capitalize(host.client(client))} is a client of {host.server(server)}."]
     if found:
         text += [
-            f"{count(len(found), 'other client')}{of_users} would be lost if it ends with GPU work "
+            f"{count(len(found), 'other client')}{of_users} can be lost if it ends with GPU work "
             "in flight, or by a fault of its own: busy clients die, idle ones cannot use the GPU "
             "any more.",
             f"{capitalize(join_some([host.client(one) for one in found]))}.",

@@ -189,7 +189,7 @@ USER.number(
     "mps_uid_waiting_dead_clients",
     f"{CONTROL_LOG}, {PROC}",
     lambda waits: sum(wait.dead for wait in waits),
-).means("Queued clients whose process is gone: the daemon hangs when their turn comes.")
+).means("Queued clients whose process is gone: after their turn the next client hangs the daemon.")
 USERS.counted("mps_uid_wait", "mps_uid_overtake", "mps_uid_handover")
 WAITED_FOR.number(
     "mps_uid_handover_backoff_seconds", CONTROL_LOG, lambda d: d.handover_backoff_seconds

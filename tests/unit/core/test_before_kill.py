@@ -34,7 +34,7 @@ def test_neighbours_share_server_and_gpu_and_still_work() -> None:
     assert advice.neighbours == (12,)
     status, text = status_of_end(advice, as_json=False)
     assert status == 1
-    assert "1 other client of 1 other user would be lost" in text
+    assert "1 other client of 1 other user can be lost" in text
     first = text.index("echo terminate_client 634 11 | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps")
     assert first < text.index("kill 11\n")
     assert json.loads(status_of_end(advice, as_json=True)[1])["neighbours"] == [12]
@@ -65,7 +65,7 @@ def test_a_queued_process_is_not_to_be_ended() -> None:
     advice = before_kill(77, snapshot(daemon(server(BUSY), waits=(wait,))))
     assert advice.in_danger
     assert not advice.actions
-    assert "may hang when its turn comes" in advice.text[1]
+    assert "after its turn the next client hangs the daemon" in advice.text[1]
     dead = replace(wait, dead=True)
     assert not before_kill(77, snapshot(daemon(server(BUSY), waits=(dead,)))).in_danger
 
