@@ -302,8 +302,8 @@ def _contexts_limits(
 ) -> dict[str, int]:
     """Return the number that the log showed at the last rejection, or the documented limit.
 
-    The limit of a MIG instance is not documented, nor that with raised connections. In confidential
-    computing it is lower.
+    A MIG instance has a part of the limit, which is not read; with raised connections the limit is
+    not documented. In confidential computing it is lower.
     """
     found = {}
     raised = raised or context.nvml.confidential

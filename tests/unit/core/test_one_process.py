@@ -172,6 +172,24 @@ def test_the_profile_of_the_host(tmp_path: Path, line: str, sets: bool) -> None:
     assert found == (str(file) if sets else "")
 
 
+@pytest.mark.parametrize(
+    ("has_context", "outcome", "words"),
+    [
+        (False, "ok", "No control daemon runs: it does not wait for MPS."),
+        (True, "warning", "No control daemon serves its pipe directory: it runs without MPS"),
+    ],
+)
+def test_a_host_without_a_daemon_explains_no_hang(
+    has_context: bool, outcome: str, words: str, snapshot: Snapshot
+) -> None:
+    view = process_using("/tmp/nvidia-mps", names_directory=False, daemon_directory=None)
+    gpus = (replace(snapshot.gpus[0], direct_pids=(77,) if has_context else ()),)
+    checks = check_process(77, replace(snapshot, daemons=(), gpus=gpus), (), view)
+    (found,) = [one for one in checks if one.name == "daemon"]
+    assert (found.outcome, words in found.text) == (outcome, True)
+    assert conclusion(checks).name == "connection"
+
+
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
