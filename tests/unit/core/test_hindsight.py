@@ -166,7 +166,7 @@ def test_an_incident_is_written_with_the_minute_after_it(
         await asyncio.sleep(0.1)
         assert not directory.exists()
         kept.now += AFTER_SECONDS
-        while not list(directory.glob("*.rec.gz")):
+        while not list(directory.glob("incident-*.rec.gz")):  # not the unfinished file
             await asyncio.sleep(0.01)
         task.cancel()
         [path] = directory.iterdir()
