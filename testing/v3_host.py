@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.mps.control_protocol import PROBE
+from mps_exporter.mps.protocol_v2 import PROBE
 from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
 from mps_exporter.observations import (
     CgroupMemory,

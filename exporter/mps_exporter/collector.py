@@ -17,13 +17,12 @@ from typing import Self
 
 from mps_exporter import policy
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
-from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.metrics.gpus import label_values
-from mps_exporter.mps.control_protocol import server_replies
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
+from mps_exporter.mps.protocol_v2 import server_replies
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_probe, with_servers
 from mps_exporter.observations import (
     AddressRanges,
@@ -36,6 +35,7 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
+from mps_exporter.settings import Settings
 from mps_exporter.sm_use import SmUseCounter
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.sources import policy as sources_policy

@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
-from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,
@@ -30,6 +29,7 @@ from mps_exporter.observations import (
     NvmlObservation,
     Observation,
 )
+from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Incident
 from mps_exporter.sources.policy import MAX_RECORDING_EARLY_SECONDS
 from mps_exporter.sources.recording import RecordEncoder, create_private, make_header, stream_of

@@ -1,4 +1,4 @@
-"""Limits, intervals and timeouts of collections."""
+"""Limits, intervals and timeouts of collections and of the merge."""
 
 # ---------------------------------------------------------------------- between collections
 
@@ -40,6 +40,15 @@ MAX_ABSENT_DAEMONS = 32
 MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
 
 USERS_PER_LIMIT = 4  # Number of ordinary users who can use up one of these limits together.
+
+MAX_CLIENTS_PER_USER = 256
+"""Maximum number of clients with metrics, of the daemons of one ordinary user."""
+
+MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
+
+STRANDED_SECONDS = 1.0
+"""Minimum time without a server after which a client is stranded. A client that exits leaves NVML's
+list within this time after it left its server."""
 
 # ---------------------------------------------------------------------- replays
 

@@ -8,8 +8,8 @@ from random import Random
 from typing import get_args
 
 from mps_exporter.collector import Collector
-from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
+from mps_exporter.settings import Settings
 from mps_exporter.snapshot import RecordingHeader, Snapshot
 from mps_exporter.sources.recording import RecordingWriter
 from testing.mps_logs import LOGS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.control_protocol import ProbeReply, parse_probe, server_replies
+from mps_exporter.mps.protocol_v2 import ProbeReply, parse_probe, server_replies
 from mps_exporter.observations import DaemonFacts, Outcome
 from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import ProcessResult, run_process

@@ -16,7 +16,7 @@ from typing import Literal
 
 from mps_exporter.mps import policy
 from mps_exporter.mps.clients import TrackedClient
-from mps_exporter.mps.control_protocol import ProbeReply, ServerReply, parse_probe, server_replies
+from mps_exporter.mps.protocol_v2 import ProbeReply, ServerReply, parse_probe, server_replies
 from mps_exporter.mps.protocol_v3 import joined, parse_lists
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer

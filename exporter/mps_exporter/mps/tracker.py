@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from mps_exporter.mps import policy
-from mps_exporter.mps.control_protocol import ServerReply
 from mps_exporter.mps.log_lines import (
     CONTINUATION,
     KNOWN,
@@ -26,6 +25,7 @@ from mps_exporter.mps.log_lines import (
 )
 from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.policy import FULL, Quota
+from mps_exporter.mps.protocol_v2 import ServerReply
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer

@@ -3,7 +3,7 @@
 The daemon has one thread, and a query about a stuck server blocks all its users. Two queries at a
 time collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
 and no output. So each daemon has one run at a time, a deadline, a second attempt after a refusal,
-and a pause after a hang, which doubles. Only read commands are sent (mps.control_protocol).
+and a pause after a hang, which doubles. Only read commands are sent (mps.protocol_v2).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from mps_exporter.logging import TransitionLogger
-from mps_exporter.mps.control_protocol import (
+from mps_exporter.mps.protocol_v2 import (
     PROBE,
     SOCKET_PATH_BYTES,
     ProbeReply,

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
@@ -20,6 +19,7 @@ from mps_exporter.observations import (
     NvmlObservation,
     ProcfsObservation,
 )
+from mps_exporter.settings import Settings
 from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.control_tool import ControlTool

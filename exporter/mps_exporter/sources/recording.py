@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import mps_exporter
-from mps_exporter.flags import Settings, StartError
 from mps_exporter.mps.log_parser import LogFilter
 from mps_exporter.observations import (
     ControlObservation,
@@ -47,6 +46,7 @@ from mps_exporter.observations import (
     ProcfsObservation,
     QueryKind,
 )
+from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources import policy
 from mps_exporter.sources.anonymiser import Anonymiser

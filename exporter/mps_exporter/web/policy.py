@@ -5,7 +5,7 @@ Durations are in seconds. The options of :class:`WebOptions` can differ between 
 
 from dataclasses import dataclass, field
 
-from mps_exporter.flags import Settings
+from mps_exporter.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

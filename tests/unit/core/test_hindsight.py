@@ -16,7 +16,6 @@ import pytest
 from mps_exporter.backend import advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.record import record
-from mps_exporter.flags import Settings, StartError
 from mps_exporter.hindsight import (
     AFTER_SECONDS,
     ENCODE_INTERVAL_SECONDS,
@@ -32,6 +31,7 @@ from mps_exporter.observations import (
     Observation,
     Outcome,
 )
+from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import Recording, RecordingError, read_recording
 from mps_exporter.sources.replay_host import ReplayHost

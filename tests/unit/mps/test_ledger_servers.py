@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.mps.control_protocol import ServerReply
+from mps_exporter.mps.protocol_v2 import ServerReply
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.mps.control_protocol import (
+from mps_exporter.mps.protocol_v2 import (
     ForbiddenCommandError,
     failure_of,
     invocation,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.control_protocol import PROBE, ProbeReply, ServerReply
+from mps_exporter.mps.protocol_v2 import PROBE, ProbeReply, ServerReply
 from mps_exporter.mps.protocol_v3 import CLIENTS, NAMESPACES, SERVERS
 from mps_exporter.mps.server_queries import (
     ServerAnswers,

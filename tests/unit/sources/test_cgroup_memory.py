@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.flags import Settings
 from mps_exporter.observations import CgroupMemory
+from mps_exporter.settings import Settings
 from mps_exporter.sources import live_host, policy
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession

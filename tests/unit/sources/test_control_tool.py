@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from mps_exporter.mps.control_protocol import PROBE
+from mps_exporter.mps.protocol_v2 import PROBE
 from mps_exporter.mps.protocol_v3 import (
     ACCOUNTING,
     CLIENTS,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.control_protocol import (
+from mps_exporter.mps.protocol_v2 import (
     PROBE,
     Failure,
     ForbiddenCommandError,
