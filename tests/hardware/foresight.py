@@ -162,7 +162,7 @@ def act_end(
             uid = 1001 + number % users if users > 1 else 0
             client = one.client(other.mode, 40, uid=uid, gpus=other.gpus)
             clients[client.pid] = client, other
-        words = [str(programs["leave"]), leaver.mode, "100", "150", "pause", "30"]
+        words = [str(programs["leave"]), leaver.mode, "100", "600", "pause", "60"]  # 60 s of work
         ending = one.client("", 0, command=words, gpus=leaver.gpus)
         wait_for(ending, "queued")
         for client, _ in clients.values():
@@ -173,6 +173,7 @@ def act_end(
         ending.kill()
         time.sleep(2.5)
         lost = sorted(pid for pid, (client, _) in clients.items() if client.has_printed('"error"'))
+        kernel = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
     finally:
         one.clean_up()
     return {
@@ -184,6 +185,8 @@ def act_end(
         "lost": lost,
         "foreseen": foreseen,
         "seconds": time.monotonic() - began,
+        "said": ending.output.read_text(),
+        "kernel": [line for line in kernel.splitlines() if "NVRM" in line][-4:],
     }
 
 
