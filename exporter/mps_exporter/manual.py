@@ -19,20 +19,35 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
 WANTED_SHARE = 0.47  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 5.4
+WANTED_EVIDENCE = 5.0
 """Minimum weight of the words in the title and of the longest sequence, unless all words match."""
+WANTED_TITLE = 3.4
+"""Minimum weight of a text whose words are all in a title."""
 WANTED_RUN = 10.0
 """Least weight of a sequence of words that a page must contain, of a text with many other words."""
 
+_TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
 _NUMBER = re.compile(r"\b\d+\b")
 _IGNORED = re.compile(
-    r"(?<=[a-z]{3})(?:s|ed|ing)\b|\b(?:an?|and|are|as|at|be|by|can|do|does|for|from|how|i|in|is|it"
-    r"|my|of|on|or|so|the|to|with)\b"
+    r"(?<=[a-z]{3})(?:e?(?<!s)s|es?|ed|ing)\b|\b(?:an?|and|are|as|at|be|but|by|can|do|does|for|from"
+    r"|get|has|have|how|i|if|in|is|it|its|my|of|on|or|so|that|the|this|to|was|we|what|when|which"
+    r"|will|with|you)\b"
 )
-_ERROR_NAME = re.compile("cuda_?error")
+_SUBJECT = re.compile(
+    r"cuda|cudnn|(?<!amd)gpu|nccl|nvidia|nvml|nvlink|\b(?:cu[A-Z]\w+|[Xx]id|mig|ecc)\b|(?<![a-z])mps"
+    r"|\bdaemon-ctr\b|control daemon",
+    re.IGNORECASE,
+)
+"""Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
+_APPLE = re.compile(
+    r"mps (?:backend|framework)|the mps device|mps_fallback|mps:0|backends\.mps|apple|\bmetal\b",
+    re.IGNORECASE,
+)
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ERROR_NAME = re.compile("cuda_?error|xid$")
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,14 @@ class ManualPage:
     @cached_property
     def words(self) -> frozenset[str]:
         """Words of the page and of its name, with the findings and alerts of its header."""
-        return frozenset(_words(f"{self.name.replace('-', ' ')} {self.source}"))
+        return frozenset(_words(f"{self.name} {self.source}")) | self.heading
+
+    @cached_property
+    def heading(self) -> frozenset[str]:
+        """Words of the title, of the name, and of what people type."""
+        typed = _TYPED.search(self.source)
+        name = _CAPITAL.sub(" ", self.name)
+        return frozenset(_words(f"{self.title} {name} {typed[1] if typed else ''}"))
 
     @cached_property
     def sequence(self) -> str:
@@ -126,14 +148,15 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
+    subject = _SUBJECT.search(text) and not _APPLE.search(text)
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
-        titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
+        titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
         named = text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
-        evident = titled + run >= WANTED_EVIDENCE or found == whole
-        if found and ((found >= wanted * whole and evident) or run >= WANTED_RUN):
+        evident = (subject and titled + run >= WANTED_EVIDENCE) or titled == whole >= WANTED_TITLE
+        if (found >= wanted * whole and evident) or run >= WANTED_RUN:
             ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
