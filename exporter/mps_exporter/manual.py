@@ -18,13 +18,12 @@ from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.47  # Minimum share of a text's words, weighted by rarity, that a page contains.
+WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 5.0
-"""Minimum weight of the words in the title and of the longest sequence, unless all words match."""
-WANTED_TITLE = 3.4
-"""Minimum weight of a text whose words are all in a title."""
+"""Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
+WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0
-"""Least weight of a sequence of words that a page must contain, of a text with many other words."""
+"""Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
 
 _TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
@@ -37,13 +36,13 @@ _IGNORED = re.compile(
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"cuda|cudnn|(?<!amd)gpu|nccl|nvidia|nvml|nvlink|\b(?:cu[A-Z]\w+|[Xx]id|mig|ecc)\b|(?<![a-z])mps"
-    r"|\bdaemon-ctr\b|control daemon",
+    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|geforce|time.slicing|multiprocessor|daemon-ctr"
+    r"|control daemon|(?<![a-z])mps|\b(?:cu[A-Z]\w+|xid|sms?|mig|ecc|rtx|[ahlv]\d{2,3})\b",
     re.IGNORECASE,
 )
 """Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
-_APPLE = re.compile(
-    r"mps (?:backend|framework)|the mps device|mps_fallback|mps:0|backends\.mps|apple|\bmetal\b",
+_FOREIGN = re.compile(
+    r"mps (?:backend|framework)|the mps device|mps_fallback|mps:0|backends\.mps|apple|metal|amdgpu",
     re.IGNORECASE,
 )
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -148,16 +147,21 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
-    subject = _SUBJECT.search(text) and not _APPLE.search(text)
+    subject = _SUBJECT.search(text) and not _FOREIGN.search(text)
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
         named = text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
-        evident = (subject and titled + run >= WANTED_EVIDENCE) or titled == whole >= WANTED_TITLE
-        if (found >= wanted * whole and evident) or run >= WANTED_RUN:
-            ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
+        evidence = titled + run
+        enough = evidence >= WANTED_RUN or (evidence >= WANTED_EVIDENCE and found >= wanted * whole)
+        if (
+            run >= WANTED_RUN
+            or (subject and enough)
+            or (asked <= page.heading and whole >= WANTED_HEADING)
+        ):
+            ranked.append(((named, exact, found + 2 * evidence, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
 
