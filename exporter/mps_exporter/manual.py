@@ -18,11 +18,11 @@ from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
+WANTED_SHARE = 0.4  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 5.0
 """Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
-WANTED_RUN = 10.0
+WANTED_RUN = 11.0
 """Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
 
 _TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
