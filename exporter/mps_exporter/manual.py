@@ -18,11 +18,11 @@ from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.4  # Minimum share of a text's words, weighted by rarity, that a page contains.
+WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 5.0
 """Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
-WANTED_RUN = 11.0
+WANTED_RUN = 10.0
 """Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
 
 _TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
@@ -97,12 +97,13 @@ def _words(text: str) -> list[str]:
 
 
 def _sequence(words: list[str], page: ManualPage, weights: dict[str, float]) -> float:
-    """Return the weight of the heaviest sequence of words that the page also contains."""
+    """Return the weight of the heaviest sequence of two words or more that the page contains."""
     best, start = 0.0, 0
     for end in range(1, len(words) + 1):
         while start < end and f" {' '.join(words[start:end])} " not in page.sequence:
             start += 1
-        best = max(best, sum(weights.get(word, 0.0) for word in words[start:end]))
+        if end - start > 1:
+            best = max(best, sum(weights.get(word, 0.0) for word in words[start:end]))
     return best
 
 
@@ -157,11 +158,12 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         evidence = titled + run
         enough = evidence >= WANTED_RUN or (evidence >= WANTED_EVIDENCE and found >= wanted * whole)
         if (
-            run >= WANTED_RUN
+            named
+            or run >= WANTED_RUN
             or (subject and enough)
             or (asked <= page.heading and whole >= WANTED_HEADING)
         ):
-            ranked.append(((named, exact, found + 2 * evidence, -len(page.words)), page))
+            ranked.append(((named, exact, found + 2 * titled + run, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
 
