@@ -46,7 +46,7 @@ _FOREIGN = re.compile(
     re.IGNORECASE,
 )
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_ERROR_NAME = re.compile("cuda_?error|xid$")
+_ERROR_NAME = re.compile("cuda_?error|cuda_mps_|xid$")
 
 
 @dataclass(frozen=True)
