@@ -18,21 +18,35 @@ from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
-WANTED_SHARE = 0.47  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 5.4
-"""Minimum weight of the words in the title and of the longest sequence, unless all words match."""
+WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
+WANTED_EVIDENCE = 5.0
+"""Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
+WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0
-"""Least weight of a sequence of words that a page must contain, of a text with many other words."""
+"""Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
 
+_TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
 _NUMBER = re.compile(r"\b\d+\b")
 _IGNORED = re.compile(
-    r"(?<=[a-z]{3})(?:s|ed|ing)\b|\b(?:an?|and|are|as|at|be|by|can|do|does|for|from|how|i|in|is|it"
-    r"|my|of|on|or|so|the|to|with)\b"
+    r"(?<=[a-z]{3})(?:e?(?<!s)s|es?|ed|ing)\b|\b(?:an?|and|are|as|at|be|but|by|can|do|does|for|from"
+    r"|get|has|have|how|i|if|in|is|it|its|my|of|on|or|so|that|the|this|to|was|we|what|when|which"
+    r"|will|with|you)\b"
 )
-_ERROR_NAME = re.compile("cuda_?error")
+_SUBJECT = re.compile(
+    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|geforce|time.slicing|multiprocessor|daemon-ctr"
+    r"|control daemon|(?<![a-z])mps|\b(?:cu[A-Z]\w+|xid|sms?|mig|ecc|rtx|[ahlv]\d{2,3})\b",
+    re.IGNORECASE,
+)
+"""Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
+_FOREIGN = re.compile(
+    r"mps (?:backend|framework)|the mps device|mps_fallback|mps:0|backends\.mps|apple|metal|amdgpu",
+    re.IGNORECASE,
+)
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ERROR_NAME = re.compile("cuda_?error|cuda_mps_|xid$")
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,14 @@ class ManualPage:
     @cached_property
     def words(self) -> frozenset[str]:
         """Words of the page and of its name, with the findings and alerts of its header."""
-        return frozenset(_words(f"{self.name.replace('-', ' ')} {self.source}"))
+        return frozenset(_words(f"{self.name} {self.source}")) | self.heading
+
+    @cached_property
+    def heading(self) -> frozenset[str]:
+        """Words of the title, of the name, and of what people type."""
+        typed = _TYPED.search(self.source)
+        name = _CAPITAL.sub(" ", self.name)
+        return frozenset(_words(f"{self.title} {name} {typed[1] if typed else ''}"))
 
     @cached_property
     def sequence(self) -> str:
@@ -76,12 +97,13 @@ def _words(text: str) -> list[str]:
 
 
 def _sequence(words: list[str], page: ManualPage, weights: dict[str, float]) -> float:
-    """Return the weight of the heaviest sequence of words that the page also contains."""
+    """Return the weight of the heaviest sequence of two words or more that the page contains."""
     best, start = 0.0, 0
     for end in range(1, len(words) + 1):
         while start < end and f" {' '.join(words[start:end])} " not in page.sequence:
             start += 1
-        best = max(best, sum(weights.get(word, 0.0) for word in words[start:end]))
+        if end - start > 1:
+            best = max(best, sum(weights.get(word, 0.0) for word in words[start:end]))
     return best
 
 
@@ -126,15 +148,22 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
+    subject = _SUBJECT.search(text) and not _FOREIGN.search(text)
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
-        titled = sum(weights[word] for word in set(_words(page.title)) & weights.keys())
+        titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
         named = text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
-        evident = titled + run >= WANTED_EVIDENCE or found == whole
-        if found and ((found >= wanted * whole and evident) or run >= WANTED_RUN):
-            ranked.append(((named, exact, found + 2 * (titled + run), -len(page.words)), page))
+        evidence = titled + run
+        enough = evidence >= WANTED_RUN or (evidence >= WANTED_EVIDENCE and found >= wanted * whole)
+        if (
+            named
+            or run >= WANTED_RUN
+            or (subject and enough)
+            or (asked <= page.heading and whole >= WANTED_HEADING)
+        ):
+            ranked.append(((named, exact, found + 2 * titled + run, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
 

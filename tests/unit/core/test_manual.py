@@ -9,6 +9,8 @@ from mps_exporter.findings import ADVICE
 
 TYPED = json.loads(Path(__file__).with_name("typed.json").read_text("utf-8"))
 """How the name of a page begins -> what people type for it, in public threads, too."""
+NOTHING = TYPED.pop("nothing")
+"""Texts that no page is about."""
 
 
 @pytest.mark.parametrize(
@@ -18,22 +20,7 @@ def test_what_people_type_finds_its_page_first(typed: str, name: str) -> None:
     assert manual.search(typed)[0].name.startswith(name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "xyzzy",
-        "",
-        "4711",
-        "libfoo.so.1",
-        "failed to open CUDA IPC handle at cuda initialization",
-        "acc_devmem_setzero: failed in cp2k-8.2 (GPU)",
-        "Stream callbacks are not supported. Calling any of these APIs will return an error.",
-        "sbatch: error: Invalid generic resource (gres) specification",
-        "The connection to the server was refused - did you specify the right host or port?",
-        "No space left on device",
-        "Connection reset by peer",
-    ],
-)
+@pytest.mark.parametrize("text", NOTHING)
 def test_what_no_page_is_about_is_not_found(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert manual.search(text) == []
     assert manual.explain(text) == 1
