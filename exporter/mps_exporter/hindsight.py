@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +28,8 @@ from mps_exporter.observations import (
     LogsObservation,
     NvmlObservation,
     Observation,
+    ProcessFacts,
+    ProcfsObservation,
 )
 from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Incident
@@ -42,9 +44,13 @@ ENCODE_INTERVAL_SECONDS = 5.0
 kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
 
 OLD_LOGS_RATIO = 0.25  # Part of the memory for older lines of logs.
-USERS_RATIO = 0.25  # Part of the memory for logs and replies of ordinary users' daemons.
+
+USERS_RATIO = 0.25
+"""Part of the memory for what users choose: logs and replies of ordinary users' daemons, address
+ranges and long texts of processes."""
+
+LONG_TEXTS = 8192  # Length of the texts of a user's processes that fill that part.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
-MAX_NAMES = 50_000  # Maximum number of replaced names. Beyond, the memory begins again.
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
 PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.
 
@@ -71,12 +77,14 @@ class Hindsight:
         """Observations, and whether they are of ordinary users' daemons."""
         self._kept: dict[tuple[str, bool], tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
-        self._recent: deque[tuple[float, str, bool, bytes]] = deque()
-        """Time, source and compressed line of each observation."""
-        self._sizes = [0, 0]  # Bytes of these lines: of the node, and of ordinary users' daemons.
+        self._recent: deque[tuple[float, str, bool, int, bytes]] = deque()
+        """Time and source of each observation, whether it is of an ordinary user's daemon, the
+        bytes that users chose, and the compressed line."""
+        self._sizes = [0, 0]  # Bytes of these lines: of the node, and of ordinary users.
         self._old_logs: tuple[deque[bytes], ...] = deque(), deque()
         """Compressed older lines of logs, likewise."""
-        self._old: dict[str, bytes] = {}  # Source -> its last older line, compressed.
+        self._old: tuple[dict[str, bytes], ...] = {}, {}
+        """Source -> its last older line, compressed, likewise."""
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None  # The first incident that waits to be written.
         self._latest_at: float | None = None  # Time of the latest incident since the start.
@@ -96,14 +104,18 @@ class Hindsight:
                 self._waiting.append((part, limited))
 
     def _parts(self, one: Observation) -> Iterator[tuple[Observation, bool]]:
-        """Yield an observation; that of logs in two, of which the first has all states."""
-        if not isinstance(one, LogsObservation):
+        """Yield an observation, or the node's part and the part that users fill."""
+        if isinstance(one, LogsObservation):
+            users = tuple(chunk for chunk in one.chunks if self._is_limited(chunk.pipe_directory))
+            others = tuple(chunk for chunk in one.chunks if chunk not in users)
+            yield replace(one, chunks=others), False
+            if users:
+                yield replace(one, chunks=users, states=()), True
+        elif isinstance(one, KernelObservation) and one.ranges:
+            yield replace(one, ranges=()), False
+            yield replace(one, lines=()), True
+        else:
             yield one, isinstance(one, ControlObservation) and self._is_limited(one.pipe_directory)
-            return
-        users = tuple(chunk for chunk in one.chunks if self._is_limited(chunk.pipe_directory))
-        yield replace(one, chunks=tuple(chunk for chunk in one.chunks if chunk not in users)), False
-        if users:
-            yield replace(one, chunks=users, states=()), True
 
     def note(self, incident: Incident) -> None:
         """Write a recording one minute after an incident; incidents within that minute share it."""
@@ -142,39 +154,47 @@ class Hindsight:
     def _encode(self, waiting: list[tuple[Observation, bool]]) -> None:
         with self._lock:
             self._encoder.prune(MAX_STREAMS)
-            if self._encoder.names > MAX_NAMES:
-                self._encoder = RecordEncoder(anonymised=not self._settings.record_names)
-                for kept in (self._recent, self._old, self._old_logs[0], self._old_logs[1]):
-                    kept.clear()
-                self._sizes = [0, 0]
             for observation, limited in waiting:
-                if isinstance(observation, NvmlObservation):
-                    self._gpus = observation
-                full = self._sizes[1] > USERS_RATIO * self._max_bytes
-                if limited and (full or self._encoder.names > MAX_NAMES / 2):
-                    continue
-                if line := self._encoder.observation(observation):
-                    data = zlib.compress(line)
-                    self._recent.append((observation.at, stream_of(observation), limited, data))
-                    self._sizes[limited] += len(data)
+                self._add(observation, limited=limited)
             self._remove_old()
+
+    def _add(self, observation: Observation, *, limited: bool) -> None:
+        room, users = max(0, int(USERS_RATIO * self._max_bytes) - self._sizes[1]), 0
+        if isinstance(observation, NvmlObservation):
+            self._gpus = observation
+        elif isinstance(observation, ProcfsObservation):
+            observation, users = _shortened(observation, room)
+        if limited and not room:
+            return
+        if line := self._encoder.observation(observation):
+            data = zlib.compress(line)
+            users = len(data) if limited else min(users, len(data))
+            if users <= room:
+                self._recent.append((observation.at, stream_of(observation), limited, users, data))
+                self._count(len(data), users)
+
+    def _count(self, size: int, users: int) -> None:
+        self._sizes = [self._sizes[0] + size - users, self._sizes[1] + users]
 
     def _remove_old(self) -> None:
         """Keep of the time before the recent minutes what a replay needs to begin."""
         begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
         while self._recent and (sum(self._sizes) > self._max_bytes or self._recent[0][0] < begin):
-            _, stream, limited, data = self._recent.popleft()
-            self._sizes[limited] -= len(data)
+            _, stream, limited, users, data = self._recent.popleft()
+            self._count(-len(data), -users)
             if stream in ("logs", "kernel"):
                 self._old_logs[limited].append(data)
             else:
-                self._old.pop(stream, None)
-                self._old[stream] = data
+                self._old[limited].pop(stream, None)
+                self._old[limited][stream] = data
+        most = OLD_LOGS_RATIO / 2 * self._max_bytes
         for logs in self._old_logs:
-            while sum(map(len, logs)) > OLD_LOGS_RATIO / 2 * self._max_bytes:
+            while sum(map(len, logs)) > most:
                 logs.popleft()
-        while len(self._old) > MAX_STREAMS:
-            del self._old[next(iter(self._old))]
+        for old in self._old:
+            users = old is self._old[1]
+            while len(old) > MAX_STREAMS or (users and sum(map(len, old.values())) > most):
+                del old[next(iter(old))]
 
     def _find(self, at: float | None) -> bytes | None:
         files = _files(self._directory)
@@ -194,7 +214,8 @@ class Hindsight:
         begin = self._recent[0][0]
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
-        old = map(zlib.decompress, chain(*self._old_logs, self._old.values()))
+        last = (old.values() for old in self._old)
+        old = map(zlib.decompress, chain(*self._old_logs, *last))
         lines = [self._encoder.header(header)]
         for record in map(json.loads, old):  # the reader refuses times that are much earlier
             at = max(record["observation"]["at"], begin - MAX_RECORDING_EARLY_SECONDS)
@@ -232,8 +253,43 @@ def _mark(observation: Observation) -> object:
         return None if observation.lines or observation.ranges else observation.readable
     if isinstance(observation, NvmlObservation | ControlObservation):
         return observation.outcome
-    found = (process for daemon in observation.daemons for process in daemon.processes)
+    daemons = (daemon for daemon in observation.daemons if not daemon.limited)
+    found = (process for daemon in daemons for process in daemon.processes)
     return observation.gone, tuple((process.pid, process.state) for process in found)
+
+
+def _shortened(one: ProcfsObservation, room: int) -> tuple[ProcfsObservation, int]:
+    """Return it with no more long texts than there is room for, and their length.
+
+    Users choose the texts of their processes and daemons. The longest of all are left out first.
+    """
+    users = [daemon for daemon in one.daemons if daemon.limited]
+    texts = Counter[object]({"groups": sum(len(group.path) for group in one.cgroup_memory)})
+    for process in chain(one.processes.values(), *(daemon.processes for daemon in users)):
+        words = (process.name, process.cgroup or "", process.tracer, process.frozen_group)
+        environment = (process.mps_environment or {}).items()
+        texts[process.account] += sum(map(len, chain(words, *environment)))
+    for daemon in users:
+        texts[daemon.account] += len(daemon.log_directory)
+    long = {account: size for account, size in texts.most_common() if size > LONG_TEXTS}
+    cut = set[object]()
+    while long and sum(long.values()) > room:
+        cut.add(account := next(iter(long)))
+        del long[account]
+    processes = {
+        pid: _without_texts(process) if process.account in cut else process
+        for pid, process in one.processes.items()
+    }
+    hers = [daemon for daemon in users if daemon.account in cut]
+    daemons = tuple(daemon for daemon in one.daemons if daemon not in hers)
+    groups = () if "groups" in cut else one.cgroup_memory
+    shorter = replace(one, daemons=daemons, processes=processes, cgroup_memory=groups)
+    return shorter if cut else one, sum(long.values())
+
+
+def _without_texts(one: ProcessFacts) -> ProcessFacts:
+    none = replace(one, cgroup=None, mps_environment=None, tracer="", frozen_group="")
+    return replace(none, name=one.name[:16])
 
 
 def _files(directory: Path | None) -> list[Path]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.mps.log_parser import SERVER_ADDED_LINE
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _WITHHELD = "(withheld)"
 
 _KEPT_NAME = re.compile(
-    r"|\d+|name_\d+|default|proc|root|self|fd|tmp|var|run|dev|mnt|opt|usr|bin|etc|lib|sys|log|logs"
+    r"|\d+|name_[0-9a-f]+|default|proc|root|self|fd|tmp|var|run|dev|mnt|opt|usr|bin|etc|lib|sys|log|logs"
     r"|mps|pipe|nvidia|nvidia[.-]mps|nvidia-cuda-mps-(?:control|server)(?:\.pid)?|nvidia\.com|gpu"
     r"|(?:control|server)(?:\.log|_lock|_privileged)?|kmsg|cuda\.shm\.[\d.]+"
 )
@@ -53,7 +55,10 @@ _KNOWN_VARIABLES = frozenset(
 
 
 class Anonymiser:
-    """Replaces names of persons and machines, each name always by the same replacement."""
+    """Replaces names of persons and machines, each name always by the same replacement.
+
+    A replacement is a hash with a secret key: users choose names, and a table of them would grow.
+    """
 
     _UUID = re.compile(
         r"\b(GPU|MIG)-([0-9a-f]{8}(?:-[0-9a-f]{4}){0,3}(?:-[0-9a-f]{12})?)\b", re.IGNORECASE
@@ -62,11 +67,7 @@ class Anonymiser:
     def __init__(self, converter: JsonConverter) -> None:
         from cattrs.gen import make_dict_unstructure_fn, override
 
-        self.uuids: dict[str, str] = {}
-        self.programs: dict[str, str] = {}
-        self.parts: dict[str, str] = {}
-        """Parts of paths, and names of servers, namespaces and partitions of MPS v3: a path may
-        contain these."""
+        self._key = secrets.token_bytes()
         self._converter = converter
         self._converter.register_unstructure_hook(str, self._text)
         changes: dict[type, Callable[[Any], Any]] = {  # parts before the observation with them
@@ -144,10 +145,15 @@ class Anonymiser:
         if kind == "program":
             if not name or name.startswith("nvidia-cuda-mps"):
                 return name
-            return self.programs.setdefault(name, f"program-{len(self.programs) + 1}")
+            return f"program-{self._hash(name)}"
         if _KEPT_NAME.fullmatch(name):
             return name
-        return self.parts.setdefault(name, f"name_{len(self.parts) + 1}")
+        return f"name_{self._hash(name)}"
+
+    def _hash(self, name: str) -> str:
+        return blake2b(
+            name.encode("utf-8", "surrogatepass"), digest_size=4, key=self._key
+        ).hexdigest()
 
     def _path(self, path: str) -> str:
         return "/".join(self._rename("part", part) for part in path.split("/"))
@@ -164,8 +170,7 @@ class Anonymiser:
 
     def _uuid(self, match: re.Match[str]) -> str:
         kind, digits = match.groups()
-        head = digits[:8].lower()
-        number = self.uuids.setdefault(head, f"{len(self.uuids) + 1:08x}")
+        number = self._hash(digits[:8].lower())
         whole = f"{number}-0000-4000-8000-{number:0>12}"
         return f"{kind}-{whole[: len(digits)]}"
 

@@ -11,9 +11,10 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +49,7 @@ _ABSENT = frozenset(
 """Errors of a missing or forbidden path. Other errors are temporary, and prove nothing: no free
 descriptor, an unreachable file server."""
 
+_CONTROL_SOCKET = re.compile(rb"\S+ \S+ \S+ 00010000 0005 \S+ +\d+ (/.+)/control\n")
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length, pid, and padding.
 
 # ---------------------------------------------------------------------- arguments and sockets
@@ -80,8 +82,8 @@ def parse_daemon_flags(arguments: tuple[str, ...]) -> DaemonFlags:
     )
 
 
-def parse_control_sockets(raw: bytes) -> list[str]:
-    """Return the directories of /proc/net/unix where a control daemon's socket may be bound.
+def parse_control_sockets(lines: Iterable[bytes]) -> Iterator[str]:
+    """Yield the directories of /proc/net/unix where a control daemon's socket may be bound.
 
         Num       RefCount Protocol Flags    Type St Inode Path
         ffff…:    00000002 00000000 00010000 0005 01 19357 /tmp/mps/control
@@ -89,14 +91,9 @@ def parse_control_sockets(raw: bytes) -> list[str]:
     The socket listens (flag 00010000) for sequenced packets (type 0005) at a path that ends in
     "/control".
     """
-    directories = []
-    for line in raw.split(b"\n"):
-        fields = line.split(None, 7)
-        if len(fields) == 8 and fields[3] == b"00010000" and fields[4] == b"0005":
-            directory, slash, name = fields[7].rpartition(b"/")
-            if slash and name == b"control" and directory.startswith(b"/"):
-                directories.append(text_of(directory))
-    return list(dict.fromkeys(directories))
+    for line in lines:
+        if found := _CONTROL_SOCKET.fullmatch(line):
+            yield text_of(found[1])
 
 
 # ---------------------------------------------------------------------- pipe directories
@@ -237,7 +234,7 @@ class DaemonDirectories:
         """Find the directory where this process is the daemon; `before` is the last result."""
         uid = self._processes.sole_user(program.pid)
         uid = None if uid == SEVERAL_USERS else uid
-        place = self._place(program, configured, uid)
+        place = self._place(program, configured, uid, before)
         if isinstance(place, str):
             return place
         environment = program.process.mps_environment
@@ -260,17 +257,21 @@ class DaemonDirectories:
         )
 
     def _place(
-        self, program: Program, configured: Sequence[str], uid: int | None
+        self,
+        program: Program,
+        configured: Sequence[str],
+        uid: int | None,
+        before: DirectoryLookup | None,
     ) -> PipeDirectory | Literal["none", "unplaced"]:
         environment = program.process.mps_environment
-        candidates = list(self._pipe_directories(program, configured, uid))
+        candidates, places = list[PipeDirectory](), list[PipeDirectory]()
         trusted = program.account is None
-        places = [
-            place for place in candidates if place.belongs_to(uid, trusted=trusted, strictly=False)
-        ]
-        for place in places:
-            if place.holder == program.pid:
-                return place
+        for place in self._pipe_directories(program, configured, uid, before):
+            candidates.append(place)
+            if place.belongs_to(uid, trusted=trusted, strictly=False):
+                places.append(place)
+                if place.holder == program.pid:
+                    return place
         # The directories of an ending process can no longer be reached. Using the host's
         # directories here would let a user who gets the PID pose as the daemon.
         is_daemon = parse_daemon_flags(program.arguments).daemon
@@ -316,7 +317,11 @@ class DaemonDirectories:
         return replace(seen, holder_is_root=trusted)
 
     def _pipe_directories(
-        self, program: Program, configured: Sequence[str], uid: int | None
+        self,
+        program: Program,
+        configured: Sequence[str],
+        uid: int | None,
+        before: DirectoryLookup | None,
     ) -> Iterator[PipeDirectory]:
         environment = program.process.mps_environment
         if environment is not None:
@@ -325,15 +330,33 @@ class DaemonDirectories:
                 if self._may_be_named(directory, policy.MAX_PIPE_DIRECTORY_BYTES):
                     yield self.check(*self._reached(program.pid, directory))
             return
-        sockets = parse_control_sockets(self._processes.sockets(program.pid))
-        # The daemon's user's come first: any user can bind more sockets than are checked.
-        sockets.sort(key=lambda directory: _socket_owner(directory) != uid)
-        candidates = dict.fromkeys((*policy.DEFAULT_PIPE_DIRECTORIES, *configured, *sockets))
-        for directory in list(candidates)[: policy.MAX_SOCKET_DIRECTORIES]:
+        if isinstance(before, tuple):
+            yield self.check(before[0].root, before[0].directory)
+        sockets = self._socket_directories(program, uid)
+        for directory in chain(policy.DEFAULT_PIPE_DIRECTORIES, configured, sockets):
             yield self.check("", directory)
             root, inside = self._reached(program.pid, directory)
             if root:
                 yield self.check(root, inside)
+
+    def _socket_directories(self, program: Program, uid: int | None) -> Iterator[str]:
+        """Yield the directories of control sockets, those with a socket of this user first.
+
+        Any user can bind more sockets than are checked, and by many names of the same file.
+        """
+        own, others = dict[object, str](), dict[object, str]()
+        most = policy.MAX_USERS_SOCKETS if program.account else policy.MAX_SOCKETS
+        path = f"{self._processes.root}/{program.pid}/net/unix"
+        with UnlessAbsent(), open(path, "rb") as lines:  # noqa: PTH123
+            for directory in parse_control_sockets(islice(lines, most)):
+                known, identity = others, object()
+                with suppress(OSError, ValueError):
+                    found = os.lstat(f"{directory}/control")
+                    known = own if found.st_uid == uid else others
+                    identity = found.st_dev, found.st_ino
+                if len(known) < policy.MAX_SOCKET_DIRECTORIES:
+                    known.setdefault(identity, directory)
+        yield from islice(chain(own.values(), others.values()), policy.MAX_SOCKET_DIRECTORIES)
 
     def _may_be_named(self, directory: str, longest: int = MAX_PATH_BYTES) -> bool:
         inside_procfs = f"{directory}/".startswith(f"{self._processes.root}/")
@@ -379,12 +402,6 @@ class DaemonDirectories:
             if there is not None and (here is None or not os.path.samestat(there, here)):
                 return root, inside
         return "", directory
-
-
-def _socket_owner(directory: str) -> int | None:
-    with suppress(OSError, ValueError):
-        return os.lstat(f"{directory}/control").st_uid
-    return None
 
 
 def _has_lines_of(process: ProcessFacts, log_directory: str, procfs: str) -> bool:

@@ -43,6 +43,10 @@ MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
 MAX_SOCKET_DIRECTORIES = 256
 """Directories with a control socket that are checked for a daemon without readable environment."""
 
+MAX_SOCKETS, MAX_USERS_SOCKETS = 1 << 18, 1 << 15
+"""Unix sockets that are searched for these, for a daemon of root and of an ordinary user: 0.3 s for
+100,000."""
+
 LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
 
 # ---------------------------------------------------------------------- processes

@@ -314,10 +314,6 @@ class Processes:
             return error.errno in _GONE
         return False
 
-    def sockets(self, pid: int) -> bytes:
-        """Read the Unix sockets of a process's network namespace, for which no right is needed."""
-        return self._read(pid, "net/unix") or b""
-
     def identify(self, pids: Iterable[int]) -> tuple[dict[int, ProcessFacts], dict[int, OSError]]:
         """Return the facts of processes that exist, and why others cannot be read now.
 

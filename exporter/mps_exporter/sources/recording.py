@@ -118,8 +118,9 @@ class RecordEncoder:
 
     def __init__(self, *, anonymised: bool) -> None:
         self._anonymiser = Anonymiser(make_converter()) if anonymised else None
-        self._previous: dict[str, Observation] = {}
-        """The last observation of each stream, without its time and data of logs."""
+        self._previous: dict[str, object] = {}
+        """The last observation of each stream, without its time and data of logs; of replies, which
+        users choose, a hash."""
         self._log_filters: dict[tuple[str, LogName, str], LogFilter] = {}
 
     def header(self, header: RecordingHeader) -> bytes:
@@ -128,7 +129,9 @@ class RecordEncoder:
     def observation(self, observation: Observation) -> bytes:
         """Return the line of an observation; b"" if it only repeats its predecessor."""
         stream, new_lines = stream_of(observation), False
-        compared = replace(observation, at=0.0)
+        compared: object = replace(observation, at=0.0)
+        if isinstance(observation, ControlObservation):
+            compared = hash(compared)
         if isinstance(observation, LogsObservation):
             # The sizes in the states change with every line, and only then.
             known = map(self._known_lines, observation.chunks)
@@ -146,12 +149,6 @@ class RecordEncoder:
         line = json.dumps(record, separators=(",", ":"))
         text = line if self._anonymiser is None else self._anonymiser.text(line)
         return f"{text}\n".encode()
-
-    @property
-    def names(self) -> int:
-        """Number of names that have a replacement."""
-        one = self._anonymiser
-        return 0 if one is None else sum(map(len, (one.uuids, one.programs, one.parts)))
 
     def prune(self, most: int) -> None:
         """Forget all sources if they are too many: the next observation of each is written."""

@@ -40,14 +40,15 @@ def test_no_label_has_a_value_that_is_not_documented() -> None:
 
 
 async def all_without_paths(recording: Recording) -> list[str]:
-    """Return what the middle and the end show, in an order without the names of directories."""
+    """Return what the middle and the end show, in an order without what is replaced."""
     lines = list[str]()
     began = recording.header.started_at
     player = Player(recording)
     for moment in (began + recording.duration_seconds / 2, recording.ended_at):
         found = all_shown(await player.to(moment), began)
         lines += [f"{key} = {value}" for key, value in found if not key.startswith(OF_THIS_RUN)]
-    return sorted(re.sub(r"(?<![\w/])/[\w./@-]+|\[\d+\]", "*", line) for line in lines)
+    replaced = r"(?<![\w/])/[\w./@-]+|\[\d+\]|(?:program|GPU|MIG)-[0-9a-f-]+"
+    return sorted(re.sub(replaced, "*", line) for line in lines)
 
 
 # Longer recordings take most of the time; only a debugger's name is of another kind.

@@ -4,6 +4,8 @@ import asyncio
 import errno
 import gzip
 import json
+import pickle
+import re
 import secrets
 from dataclasses import replace
 from itertools import pairwise
@@ -25,19 +27,29 @@ from mps_exporter.hindsight import (
     latest_recording,
 )
 from mps_exporter.observations import (
+    AddressRanges,
+    CgroupMemory,
     ControlObservation,
+    DaemonFacts,
+    Exchange,
+    KernelObservation,
     LogChunk,
     LogsObservation,
     Observation,
     Outcome,
+    ProcessFacts,
+    ProcfsObservation,
 )
 from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import Incident, Snapshot
+from mps_exporter.sources.anonymiser import _KNOWN_VARIABLES
+from mps_exporter.sources.policy import MAX_CONTROL_OUTPUT_BYTES
 from mps_exporter.sources.recording import Recording, RecordingError, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS
 from testing.waiting import until
 
+PIPE = "/tmp/nvidia-mps"
 FAULT = read_recording(RECORDINGS / "fault.rec.gz")
 
 
@@ -287,14 +299,64 @@ def test_an_ordinary_users_log_drives_out_nothing_of_others(
     assert kept.ring._sizes[1] > 50_000, "the flood is kept, too"
     found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
     [daemon] = played(found).daemons
-    assert daemon.incidents == played(FAULT).daemons[0].incidents
+    incidents = [(one.at, one.kind, one.pids) for one in daemon.incidents]
+    expected = played(FAULT).daemons[0].incidents
+    assert incidents == [(one.at, one.kind, one.pids) for one in expected]
     assert step > 1 or found.header.started_at == FAULT.observations[0].at
 
 
-def test_names_and_sources_that_users_choose_do_not_grow_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("names", [True, False])
+def test_what_users_choose_about_their_processes_drives_out_nothing(
+    names: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("mps_exporter.hindsight.MAX_NAMES", 100)
+    """Each process has other variables, folders, groups and memory in each second."""
+    kept = Kept(record_names=names, record_memory=1)
+    kept.observe(*FAULT.observations)
+    kept.encode()
+    found = [one for one in FAULT.observations if isinstance(one, ProcfsObservation)]
+    seen = [one for one in found if one.daemons and one.processes][-1]
+    [node] = seen.daemons
+    for _ in range(60):
+        kept.now += 1
+        alice = [hostile_process(pid) for pid in range(50_000, 50_024)]
+        hers = DaemonFacts("/tmp/alice", f"/{noise(400)}", process=alice[0], limited=True)
+        kept.observe(
+            replace(
+                seen,
+                at=kept.now,
+                daemons=(node, hers),
+                processes={**seen.processes, **{one.pid: one for one in alice}},
+                gone=(int(kept.now),),
+                cgroup_memory=(CgroupMemory(f"/{noise(400)}", "0000:01:00.0"),) * 99,
+            )
+        )
+        ranges = tuple((secrets.randbits(47), secrets.randbits(47)) for _ in range(20 * 512))
+        hers_only = (AddressRanges(kept.now, 50_000, 2001, ranges),)
+        kept.observe(KernelObservation(kept.now, readable=True, ranges=hers_only))
+        kept.encode()
+        assert sum(kept.ring._sizes) <= 1 << 20
+    made = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
+    assert made.header.started_at == FAULT.observations[0].at
+    assert kept.ring._sizes[1] > 50_000, "the flood is kept, too"
+    last = [one for one in made.observations if isinstance(one, ProcfsObservation)][-1]
+    assert (node in last.daemons) == names
+    assert last.processes.keys() >= seen.processes.keys()
+    for pid, facts in seen.processes.items():
+        assert {*(last.processes[pid].mps_environment or ())} == {*(facts.mps_environment or ())}
+
+
+def noise(length: int) -> str:
+    return re.sub("(.{8})", r"\1/", secrets.token_hex(length // 2))
+
+
+def hostile_process(pid: int) -> ProcessFacts:
+    variables = {name: noise(400) for name in sorted(_KNOWN_VARIABLES)}
+    return ProcessFacts(
+        pid, 1.0, 2001, "alice", noise(800), "S", cgroup=noise(400), mps_environment=variables
+    )
+
+
+def test_sources_that_users_choose_do_not_grow_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mps_exporter.hindsight.MAX_STREAMS", 10)
     kept = Kept(record_names=False)
     ring = kept.ring
@@ -303,6 +365,22 @@ def test_names_and_sources_that_users_choose_do_not_grow_it(
         kept.observe(answer)
         asyncio.run(ring._step())
         assert len(ring._kept) <= 11
-        assert len(ring._old) <= 10
-        assert ring._encoder.names <= 103
+        assert len(ring._old[0]) <= 10
         assert len(ring._encoder._previous) <= 11
+
+
+def test_replies_of_users_daemons_do_not_grow_it() -> None:
+    """Each is of another daemon, and half as long as the control tool's output may be."""
+    kept = Kept(record_memory=4)
+    kept.ring._is_limited = lambda daemon: daemon != PIPE
+    kept.observe(ControlObservation(0.0, PIPE, "probe", Outcome.OK))
+    for number in range(12):
+        reply = Exchange(("ps",), Outcome.OK, noise(MAX_CONTROL_OUTPUT_BYTES // 2))
+        kept.observe(
+            ControlObservation(kept.now, f"/tmp/alice/{number}", "probe", Outcome.OK, (reply,))
+        )
+        kept.encode()
+        kept.now += KEPT_SECONDS / 3
+    assert 0 < sum(map(len, kept.ring._old[1].values())) <= 4 << 17
+    assert [*kept.ring._old[0]] == [f"control probe {PIPE}"]
+    assert len(pickle.dumps(kept.ring._encoder._previous)) < 20_000

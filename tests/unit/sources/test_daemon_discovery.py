@@ -408,20 +408,37 @@ def test_the_same_name_in_two_containers_is_distinguished_for_good(
 # ------------------------------------------------------------------------------ without rights
 
 
-@pytest.mark.parametrize("others", [1, 300])
+@contextmanager
+def bound(directory: Path) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "control"))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [
+        pytest.param(1, "{0}/control", id="one"),
+        pytest.param(300, "{0}/control", id="many directories"),
+        pytest.param(300, "other/control", id="many names of the daemon's user's"),
+        pytest.param(30_000, "{0:0150}", id="a list of 5 MB"),
+    ],
+)
 def test_sockets_and_the_lock_replace_an_unreadable_environment(
-    host: Host, tmp_path: Path, others: int
+    host: Host, tmp_path: Path, others: int, name: str
 ) -> None:
     """The sockets of other users do not hide the daemon's own."""
-    pipe = tmp_path / "somewhere"
-    with held_lock(pipe) as pid, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(pipe / "control"))
-        sockets = [str(tmp_path / str(other) / "control") for other in range(others)]
+    pipe, other = tmp_path / "somewhere", tmp_path / "other"
+    other.mkdir()
+    with held_lock(pipe) as pid, bound(pipe), bound(other):
+        sockets = [f"{tmp_path}/{'./' * (n % 300)}{name.format(n)}" for n in range(others)]
         host.add(pid, argv=[CONTROL, "-d"], sockets=[*sockets, str(pipe / "control")])
         (facts,) = host.found()
         assert facts.lock_holder_pid == pid
         assert (facts.pipe_directory, facts.log_directory) == (str(pipe), "")
         assert (facts.directories_assumed, facts.log_directory_assumed) == (False, True)
+        (host.root / str(pid) / "net" / "unix").unlink()  # they are not searched again
+        assert host.found() == (facts,)
         (facts,) = host.found([(str(pipe), "/the/log")])
         assert facts.process is not None
         assert (facts.log_directory, facts.log_directory_assumed) == ("/the/log", False)

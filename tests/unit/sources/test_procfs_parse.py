@@ -1,3 +1,5 @@
+from io import BytesIO
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,7 +108,7 @@ def test_control_sockets() -> None:
 000000007c3edf98: 00000002 00000000 00010000 0005 01 15377 @abstract/control
 000000007c3edf99: 00000002 00000000 00010000 0005 01 15378
 """
-    assert parse_control_sockets(raw) == ["/tmp/labmps", "/run/with blank"]
+    assert list(parse_control_sockets(BytesIO(raw))) == ["/tmp/labmps", "/run/with blank"]
 
 
 def test_users() -> None:
@@ -136,5 +138,5 @@ def test_no_bytes_are_too_strange(raw: bytes) -> None:
     parse_status(raw)
     parse_arguments(raw)
     parse_mps_environment(raw)
-    parse_control_sockets(raw)
+    list(parse_control_sockets(BytesIO(raw)))
     parse_passwd(raw)
