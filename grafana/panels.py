@@ -524,6 +524,7 @@ def table(
     columns: Sequence[Column],
     *,
     sort: str,
+    then: str = "",
     descending: bool = True,
     none: str,
     found: str = "",
@@ -560,6 +561,7 @@ def table(
         "custom": {
             "align": "auto",
             "cellOptions": {"type": "auto", "wrapText": two_lines},
+            "wrapHeaderText": two_lines,
             "filterable": False,
             "inspect": False,
         },
@@ -578,12 +580,12 @@ def table(
         height,
         cells,
         tuple(column.override() for column in columns),
-        _table_options(sort, descending=descending, two_lines=two_lines),
+        _table_options((sort, then), descending=descending, two_lines=two_lines),
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
     )
 
 
-def _table_options(sort: str, *, descending: bool, two_lines: bool) -> style.Json:
+def _table_options(sort: Sequence[str], *, descending: bool, two_lines: bool) -> style.Json:
     return {
         "showHeader": True,
         "cellHeight": "lg" if two_lines else "sm",
@@ -596,5 +598,5 @@ def _table_options(sort: str, *, descending: bool, two_lines: bool) -> style.Jso
             "reducer": ["sum"],
             "fields": "",
         },
-        "sortBy": [{"displayName": sort, "desc": descending}],
+        "sortBy": [{"displayName": name, "desc": descending} for name in sort if name],
     }

@@ -1,5 +1,6 @@
 """The exporters' own health, and what they cost."""
 
+from grafana import style
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import GONE, TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
@@ -27,7 +28,7 @@ _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_in
 _BUILD = "version, revision, pythonversion"
 _HOST = "max by (job, instance)"
 
-UP = (State(1, "yes", GOOD), State(0, "no", QUIET), State(5, "gone", QUIET))
+UP = (State(1, "yes", GOOD), State(0, "no", QUIET), State(5, "gone", style.GONE))
 
 WHICH = table(
     "Exporters",

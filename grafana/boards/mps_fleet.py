@@ -72,7 +72,7 @@ HOST_TABLE = table(
     "Healthy: all green. The worst that is known about each host: its state, its firing alerts, "
     "and what it lost in the last 15 minutes; at most 100 hosts, worst first. Idle share: of the "
     "time, in which a user waited and nobody was connected, because of a hand-over. Grey: "
-    "unreachable, or gone from Prometheus's targets.",
+    "unreachable. Violet: gone from Prometheus's targets.",
     (
         f"topk(100, {STATE})",
         f"sum by ({shared.HOSTS}) {shared.WAITING} > 0",
@@ -129,7 +129,8 @@ _RANK = " or ".join(
 
 def _with_words(expr: str) -> str:
     """Add the labels `action`, for what to do first, and `object`: user, GPU, server, daemon."""
-    for label, word in (("uid", "uid"), ("gpu", "GPU"), ("server", "server")):
+    for label in ("uid", "gpu", "server", "daemon"):
+        word = "GPU" if label == "gpu" else label
         expr = f'label_replace({expr}, "{label}", "{word} $1", "{label}", "(.+)")'
     joined = f'label_join({expr}, "object", " ", "uid", "gpu", "server", "daemon")'
     return f'label_replace({joined}, "action", "$1", "alertname", "(.*)")'
@@ -143,7 +144,8 @@ _FIRING_FOR = (
 ALERTS = table(
     "Firing alerts",
     "Healthy: none. Critical alerts and warnings: where, for how long, and what to do first; at "
-    "most 50. The alert's name links to its runbook. Needs this project's rules in Prometheus.",
+    "most 50, the worst first, of these the oldest. The alert's name links to its runbook. Needs "
+    "this project's rules in Prometheus.",
     (
         f"{_with_words(f'topk(50, max by ({_WHERE}) ({_RANK}))')}"
         f' or label_replace(NaN * absent({_RULES}), "object",'
@@ -161,6 +163,7 @@ ALERTS = table(
         *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
     sort="Level",
+    then="For",
     none="No alert is firing.",
     found=f"{_FIRING} or absent({_RULES})",
     height=10,
@@ -184,9 +187,9 @@ HISTORY = status_history(
     "Worst state of each host",
     "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
     "hosts that were worst in this time range, those that were red or unreachable first. "
-    "Grey is unreachable or gone, grey-blue has no MPS. A gap is a time before the exporter was "
-    "known. Without this project's recording rules a cell is the state at the step's end, of any "
-    "60 hosts.",
+    "Grey is unreachable, violet is gone, grey-blue has no MPS. A gap is a time before the "
+    "exporter was known. Without this project's recording rules a cell is the state at the step's "
+    "end, of any 60 hosts.",
     Query(f"{_STEPS} and on ({shared.HOSTS}) {_SHOWN} >= {_LOST}", "{{instance}}"),
     Query(
         f"({_STEPS} and on ({shared.HOSTS}) {_SHOWN} < {_LOST}"
