@@ -118,6 +118,12 @@ def mappings(*states: State) -> list[Json]:
     return [{"type": "value", "options": options}]
 
 
+def not_known(text: str, color: str) -> Json:
+    """Return Grafana's value mapping of a missing value."""
+    result = {"text": text, "color": color}
+    return {"type": "special", "options": {"match": "null+nan", "result": result}}
+
+
 # Codes of all state sets differ, because timelines show several of them. Within a set the greatest
 # is the worst: it wins where several are shown as one.
 NO_MPS = State(-1, "no MPS", UNUSED)
@@ -148,7 +154,7 @@ HOLDER_STATES = (
 )
 HOST_STATES = (
     State(0, "no MPS", UNUSED),
-    State(1, "healthy", GOOD),
+    State(1, "healthy, no alert", GOOD),
     State(2, "advice", USED),
     State(3, "monitoring incomplete", NOTICE),
     State(4, "daemon draining", NOTICE),

@@ -14,6 +14,7 @@ from grafana.panels import (
     graph,
     hidden,
     status_history,
+    strip,
     table,
     tile,
 )
@@ -23,7 +24,13 @@ CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 NOTHING = "0 * count(mps_exporter_build_info)"
 STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
-TILES = (
+TILES = strip(
+    "How many",
+    tile(
+        "Healthy, no alert",
+        "Healthy: all. Hosts about which no alert fires, not even advice.",
+        f"count(({shared.HOST_STATE}) == 1) or {NOTHING}",
+    ),
     tile(
         "Unreachable",
         "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
@@ -154,9 +161,9 @@ ALERTS = table(
     ),
     (
         # The first three are what a phone shows.
-        Column("Level", "A", states=_SEVERITIES, width=80),
-        shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=115),
-        Column("What", "object", width=145),
+        Column("Level", "A", states=_SEVERITIES, width=76),
+        shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=105),
+        Column("What", "object", width=158),
         Column("Alert", "alertname", width=240, links=(shared.to_runbook(),)),
         Column("For", "B", unit=style.DURATION, width=85),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
@@ -324,7 +331,7 @@ BOARD = Board(
     variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
-        Row("How many are unhealthy?", TILES),
+        Row("How many are unhealthy?", (TILES,)),
         # "Gone since" has the resolution of a hundredth of the range.
         Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),

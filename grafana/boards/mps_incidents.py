@@ -11,6 +11,7 @@ from grafana.panels import (
     colors_by_query,
     events,
     hidden,
+    strip,
     table,
     tile,
     timeline,
@@ -39,7 +40,8 @@ LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
 NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
-TILES = (
+TILES = strip(
+    "In this time range",
     shared.events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
@@ -256,7 +258,7 @@ BOARD = Board(
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
     variables=(job(), instance(), eventful(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
-        Row("Did anything happen?", TILES),
+        Row("Did anything happen?", (TILES,)),
         Row("What was it, where, and who lost programs?", (LAST, *BLAST)),
         Row("When?", AXIS),
         Row("Did servers recover?", RECOVERY, collapsed=True),

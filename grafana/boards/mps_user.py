@@ -12,6 +12,7 @@ from grafana.panels import (
     events,
     hidden,
     names_tile,
+    strip,
     table,
     tile,
     timeline,
@@ -39,7 +40,8 @@ _AHEAD = (
 )
 POSITION = f"({_AHEAD} or 0 * count by ({shared.DAEMONS}) ({_SINCE})) + 1"
 
-TILES = (
+TILES = strip(
+    "My programs",
     tile(
         "My state",
         "Healthy: connected. Whether any of this user's programs has a place on a GPU now. "
@@ -53,14 +55,6 @@ TILES = (
         f" or count(mps_server_info{_MINE}) * 0 + 21"
         f" or {_NONE_CONNECTED} or {shared.UNREACHABLE}",
         states=(*style.DAEMON_STATES[:1], *style.USER_STATES),
-    ),
-    names_tile(
-        "Behind",
-        "For information: who holds the GPU that this user waits for. Ask them how long they need.",
-        (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
-        (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", style.QUIET),
-        (shared.UNREACHABLE, "unreachable", style.QUIET),
-        none="no data",
     ),
     tile(
         "Waiting for",
@@ -90,6 +84,17 @@ TILES = (
         f"mps_client_losses_total{_MINE}",
         _NONE_CONNECTED,
     ),
+    width=18,
+)
+
+BEHIND = names_tile(
+    "Behind",
+    "For information: who holds the GPU that this user waits for. Ask them how long they need.",
+    (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
+    (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", style.QUIET),
+    (shared.UNREACHABLE, "unreachable", style.QUIET),
+    none="no data",
+    width=6,
 )
 
 WHERE = table(
@@ -233,7 +238,7 @@ BOARD = Board(
         Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
     ),
     rows=(
-        Row("Why is my job waiting?", TILES),
+        Row("Why is my job waiting?", (TILES, BEHIND)),
         Row("Behind whom, since when, and what comes next?", (WHERE, TIMELINE)),
         Row("What do I get?", (GOT,)),
         Row(

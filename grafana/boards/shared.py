@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from grafana import style
 from grafana.board import REPOSITORY
-from grafana.panels import Column, Panel, Query, link, ranking, tile
+from grafana.panels import Column, Panel, Query, link, tile
 from grafana.promql import new_in_range, state_code
 
 HOSTS = "job, instance"
@@ -211,17 +211,3 @@ BAD_GPUS = tile(
     steps=style.at_most(1),
     of="count(mps_gpu_up)",
 )
-
-
-def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE) -> Panel:
-    """Show a bar for each GPU of a host."""
-    return ranking(
-        title,
-        description,
-        Query(expr, "GPU {{gpu}}"),
-        unit=unit,
-        top=1 if unit == style.SHARE else None,
-        width=8,
-        height=9,
-        none="not reported",
-    )
