@@ -180,7 +180,7 @@ def tile(
     if of:
         # Only labels can be shown as text.
         expr = f'({expr}) + on () group_left (of) 0 * count_values("of", {of})'
-        name = "of {{of}}"
+        name = "of\N{NO-BREAK SPACE}{{of}}"
     if no_mps:
         expr, words = f"{expr} or {_NO_MPS}", (style.NO_MPS, *words)
     defaults: style.Json = {

@@ -48,7 +48,7 @@ def targets() -> Iterator[Target]:
             is_strip = panel["options"].get("textMode") == "value_and_name"
             for target in panel["targets"]:
                 # Of a strip, each tile counts as a panel; its name comes before its labels.
-                name = re.split(r" (?:of )?\{\{", target["legendFormat"])[0]
+                name = re.split(r" (?:of\s)?\{\{", target["legendFormat"])[0]
                 yield Target(
                     dashboard["uid"],
                     name if is_strip else panel["title"],

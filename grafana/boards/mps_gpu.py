@@ -97,7 +97,7 @@ HEALTH = table(
     sort="ECC errors",
     none="No GPU is known.",
     found="mps_gpu_info",
-    height=8,
+    height=10,
 )
 
 WORK = (

@@ -80,10 +80,9 @@ TILES = strip(
         "Most recent",
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
-        f"time() - topk(1, max by (instance) ({LAST_FAULT} or {LAST_EXIT}))",
+        f"time() - max({LAST_FAULT} or {LAST_EXIT})",
         style.DURATION,
         none="none seen",
-        name="{{instance}}",
     ),
 )
 
@@ -211,7 +210,7 @@ BLAST = (
             _HOST,
             _USER,
             Column("Exits", "A", width=70, decimals=0),
-            Column("Lost in range", "B", steps=style.at_most(1), width=70, decimals=0),
+            Column("Lost in range", "B", steps=style.at_most(1), width=84, decimals=0),
             Column("Daemon", "daemon"),
             *hidden("job"),
         ),
@@ -259,7 +258,7 @@ BOARD = Board(
     variables=(job(), instance(), eventful(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
         Row("Did anything happen?", (TILES,)),
-        Row("What was it, where, and who lost programs?", (LAST, *BLAST)),
+        Row("What, where, and who lost programs?", (LAST, *BLAST)),
         Row("When?", AXIS),
         Row("Did servers recover?", RECOVERY, collapsed=True),
     ),

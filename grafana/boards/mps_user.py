@@ -60,18 +60,18 @@ TILES = strip(
         "Waiting for",
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
-        f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}",
+        shared.on_host(f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}"),
         style.DURATION,
         shared.WAIT_STEPS,
-        name="{{instance}}",
+        name="{{host}}",
     ),
     tile(
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
-        f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}",
+        shared.on_host(f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}"),
         words=(style.State(0, "not waiting", style.QUIET),),
-        name="{{instance}}",
+        name="{{host}}",
     ),
     tile(
         "Connected",
@@ -239,7 +239,7 @@ BOARD = Board(
     ),
     rows=(
         Row("Why is my job waiting?", (TILES, BEHIND)),
-        Row("Behind whom, since when, and what comes next?", (WHERE, TIMELINE)),
+        Row("Behind whom, and what comes next?", (WHERE, TIMELINE)),
         Row("What do I get?", (GOT,)),
         Row(
             "What did I lose, and when?",

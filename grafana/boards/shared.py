@@ -177,16 +177,19 @@ def to_runbook() -> style.Json:
     )
 
 
+def on_host(expr: str) -> str:
+    """Add the label `host`: the instance without domain and port."""
+    host = r"(\\[.+\\]|[^:.\\[]*[a-zA-Z][^:.\\[]*|[^:]+).*"
+    return f'label_replace({expr}, "host", "$1", "instance", "{host}")'
+
+
 def user_rows(expr: str) -> Query:
     """Name the rows of a timeline by host and user; an unknown user is "unknown".
 
-    Without the host's domain and port, and the user last: Grafana cuts a long name's beginning.
+    The user comes last: Grafana cuts a long name's beginning.
     """
-    host = r"(\\[.+\\]|[^:.\\[]*[a-zA-Z][^:.\\[]*|[^:]+).*"
     expr = f'label_replace({expr}, "uid", "unknown", "uid", "")'
-    return Query(
-        f'label_replace({expr}, "host", "$1", "instance", "{host}")', "{{host}} · uid {{uid}}"
-    )
+    return Query(on_host(expr), "{{host}} · uid {{uid}}")
 
 
 def events_tile(
