@@ -54,6 +54,8 @@ class Panel:
     """Maximum number of points of a graph; None: derived from its width."""
     period: str = ""
     """Time until now that the panel shows, such as 7d; empty: the dashboard's time range."""
+    tiles: tuple[str, ...] = ()
+    """Names of the tiles of a strip, in the order of the queries."""
 
 
 def override(matcher: str, what: str, **properties: object) -> style.Json:
@@ -128,10 +130,10 @@ _NO_MPS = (
 )
 
 
-def _stat_options(text: str, *, background: bool) -> style.Json:
+def _stat_options(text: str) -> style.Json:
     return {
         "reduceOptions": _LAST,
-        "colorMode": "background" if background else "value",
+        "colorMode": "background",
         "graphMode": "none",
         "justifyMode": "center",
         # Several names are one below the other, each as wide as the tile.
@@ -158,7 +160,7 @@ def tile(
     of: str = "",
     name: str = "",
 ) -> Panel:
-    """Show one large number, or its text; with no_mps, a text for a host without a daemon.
+    """A tile of a strip: a number, or its text; with no_mps, a text for a host without a daemon.
 
     Args:
         title: The panel's title.
@@ -178,7 +180,7 @@ def tile(
     if of:
         # Only labels can be shown as text.
         expr = f'({expr}) + on () group_left (of) 0 * count_values("of", {of})'
-        name = "of {{of}}"
+        name = "of\N{NO-BREAK SPACE}{{of}}"
     if no_mps:
         expr, words = f"{expr} or {_NO_MPS}", (style.NO_MPS, *words)
     defaults: style.Json = {
@@ -192,10 +194,37 @@ def tile(
         defaults["decimals"] = decimals
     if states or words:
         defaults["mappings"] = style.mappings(*words, *states)
-    text = "value_and_name" if name else "value"
-    options = _stat_options(text, background=steps is not style.PLAIN or bool(states))
-    query = Query(expr, name, moment=True)
-    return Panel("stat", title, description, (query,), 4, 4, defaults, options=options)
+    return Panel("stat", title, description, (Query(expr, name, moment=True),), defaults=defaults)
+
+
+def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
+    """Show tiles in one panel: Grafana gives each panel the whole width of a phone."""
+    letters = string.ascii_uppercase[: len(tiles)]
+    queries, overrides = [], []
+    for letter, one in zip(letters, tiles, strict=True):
+        (query,) = one.queries
+        kept = {name: value for name, value in one.defaults.items() if name != "noValue"}
+        if kept["thresholds"] == style.PLAIN.json():
+            kept["thresholds"] = style.CLEAR.json()
+        # Grafana shows a tile only where its query has a result.
+        absent = f"({query.expr}) or on () vector(NaN)"
+        none = style.not_known(one.defaults["noValue"], style.QUIET)
+        kept["mappings"] = [*kept.get("mappings", []), none]
+        overrides.append(override("byFrameRefID", letter, **kept))
+        name = " ".join(filter(None, (one.title, query.legend)))
+        queries.append(replace(query, expr=absent, legend=name))
+    return Panel(
+        "stat",
+        title,
+        "\n\n".join(f"**{one.title}**: {one.description}" for one in tiles),
+        tuple(queries),
+        width,
+        5,
+        {"noValue": "not reported", "thresholds": style.UNCOLORED.json(), **_BY_STEPS},
+        tuple(overrides),
+        _stat_options("value_and_name"),
+        tiles=tuple(one.title for one in tiles),
+    )
 
 
 def names_tile(
@@ -206,8 +235,8 @@ def names_tile(
     steps = style.UNCOLORED.json()
     defaults = {"unit": style.COUNT, "noValue": none, "thresholds": steps, **_BY_STEPS}
     colors = colors_by_query(*(color for _, _, color in queries))
-    options = _stat_options("name", background=True)
-    return Panel("stat", title, description, shown, width, 4, defaults, colors, options)
+    options = _stat_options("name")
+    return Panel("stat", title, description, shown, width, 5, defaults, colors, options)
 
 
 def graph(
@@ -298,61 +327,6 @@ def share_graph(title: str, description: str, *queries: Query, **more: object) -
     return graph(title, description, *queries, **kept)
 
 
-def ranking(
-    title: str,
-    description: str,
-    query: Query,
-    *,
-    unit: str = style.COUNT,
-    width: int,
-    height: int = 8,
-    top: float | None = None,
-    overrides: Sequence[style.Json] = (),
-    links: Sequence[style.Json] = (),
-    none: str,
-) -> Panel:
-    """Draw a bar for each series, the longest first."""
-    defaults: style.Json = {
-        "unit": unit,
-        "min": 0,
-        # Grafana labels a single bar only with an explicit display name.
-        "displayName": "${__series.name}",
-        # The text for no series is as quiet as other absences.
-        "thresholds": style.UNCOLORED.json(),
-        **_BY_STEPS,
-        "noValue": none,
-        "links": list(links),
-    }
-    if top is not None:
-        defaults["max"] = top
-    defaults["decimals"] = 0
-    return Panel(
-        "bargauge",
-        title,
-        description,
-        (Query(f"sort_desc({query.expr})", query.legend, moment=True),),
-        width,
-        height,
-        defaults,
-        (*colors_by_query(style.USED), *overrides),
-        {
-            "reduceOptions": _LAST,
-            "displayMode": "basic",
-            "orientation": "horizontal",
-            "namePlacement": "left",
-            "valueMode": "color",
-            "showUnfilled": True,
-            # Otherwise a few bars have huge letters and fill the panel.
-            "text": {"titleSize": 13, "valueSize": 16},
-            "sizing": "manual",
-            "minVizHeight": 22,
-            "minVizWidth": 8,
-            "maxVizHeight": 22,
-            "legend": {"showLegend": False},
-        },
-    )
-
-
 def _states(states: tuple[style.State, ...], **custom: object) -> style.Json:
     """Return the field defaults of a panel that shows states over time.
 
@@ -413,10 +387,7 @@ def status_history(
     )
 
 
-_NOT_KNOWN: style.Json = {
-    "type": "special",
-    "options": {"match": "null+nan", "result": {"text": "-", "color": "transparent"}},
-}
+_NOT_KNOWN = style.not_known("-", "transparent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,6 +406,8 @@ class Column:
     decimals: int | None = None
     texts: tuple[tuple[str, str], ...] = ()
     """What to show for a label's values; long texts are wrapped."""
+    none: str = ""
+    """Text of a value that is absent."""
     hidden: bool = False
     """Only there for links to name."""
 
@@ -451,13 +424,15 @@ class Column:
         elif self.is_label:
             # A user is 1001, not 1.00 K.
             wanted["unit"] = style.WORDS
-        if self.is_label:
+        if self.is_label and (self.width is None or self.width >= 65):
             # Only names: the button takes the room of two letters of the header.
             wanted["custom__filterable"] = True
         if self.decimals is not None:
             wanted["decimals"] = self.decimals
         if self.width is not None:
             wanted["custom__width"] = self.width
+            if self.width < 8 * len(self.name):
+                wanted["custom__wrapHeaderText"] = True
         elif self.links:
             wanted["custom__minWidth"] = 180  # A host's name on a phone.
         if self.links:
@@ -472,7 +447,12 @@ class Column:
     def _cells(self) -> style.Json:
         if self.gauge:
             shown = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
-            return {"min": 0, "max": 1, "custom__cellOptions": shown}
+            cells: style.Json = {"min": 0, "max": 1, "custom__cellOptions": shown}
+            if self.none:
+                # Two such columns fit on a phone.
+                cells["mappings"] = [style.not_known(self.none, "text")]
+                cells["custom__minWidth"] = 100
+            return cells
         if self.texts:
             texts = {
                 value: {"text": text, "index": index}
@@ -482,7 +462,7 @@ class Column:
                 "mappings": [{"type": "value", "options": texts}],
                 "custom__cellOptions": {"type": "auto", "wrapText": True},
             }
-        cells: style.Json = {}
+        cells = {}
         if self.steps is not None:
             cells["thresholds"] = self.steps.only_bad().json()
             cells |= _BY_STEPS
@@ -524,6 +504,7 @@ def table(
     columns: Sequence[Column],
     *,
     sort: str,
+    then: str = "",
     descending: bool = True,
     none: str,
     found: str = "",
@@ -578,12 +559,12 @@ def table(
         height,
         cells,
         tuple(column.override() for column in columns),
-        _table_options(sort, descending=descending, two_lines=two_lines),
+        _table_options((sort, then), descending=descending, two_lines=two_lines),
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
     )
 
 
-def _table_options(sort: str, *, descending: bool, two_lines: bool) -> style.Json:
+def _table_options(sort: Sequence[str], *, descending: bool, two_lines: bool) -> style.Json:
     return {
         "showHeader": True,
         "cellHeight": "lg" if two_lines else "sm",
@@ -596,5 +577,5 @@ def _table_options(sort: str, *, descending: bool, two_lines: bool) -> style.Jso
             "reducer": ["sum"],
             "fields": "",
         },
-        "sortBy": [{"displayName": sort, "desc": descending}],
+        "sortBy": [{"displayName": name, "desc": descending} for name in sort if name],
     }

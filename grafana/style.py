@@ -18,6 +18,8 @@ GOOD, NOTICE, WARN, BAD = "green", "yellow", "orange", "red"
 USED, REAL, QUIET = "blue", "green", "#8e8e8e"
 # Not the grey of what is not known: that there is no MPS, or no client, is known.
 UNUSED, IDLE = "#4f6d9a", "#8ab8ff"
+# Nor is a host that was taken off the list of targets one that does not answer.
+GONE = "#6a4f7a"
 
 # A user's colour goes by the last digit of the uid: the same in every panel, in whatever order
 # users come. No red and no green: those say something. All are seen on white and on black.
@@ -116,6 +118,12 @@ def mappings(*states: State) -> list[Json]:
     return [{"type": "value", "options": options}]
 
 
+def not_known(text: str, color: str) -> Json:
+    """Return Grafana's value mapping of a missing value."""
+    result = {"text": text, "color": color}
+    return {"type": "special", "options": {"match": "null+nan", "result": result}}
+
+
 # Codes of all state sets differ, because timelines show several of them. Within a set the greatest
 # is the worst: it wins where several are shown as one.
 NO_MPS = State(-1, "no MPS", UNUSED)
@@ -146,11 +154,11 @@ HOLDER_STATES = (
 )
 HOST_STATES = (
     State(0, "no MPS", UNUSED),
-    State(1, "healthy", GOOD),
+    State(1, "healthy, no alert", GOOD),
     State(2, "advice", USED),
     State(3, "monitoring incomplete", NOTICE),
     State(4, "daemon draining", NOTICE),
-    State(5, "gone", QUIET),
+    State(5, "gone", GONE),
     State(6, "warning fires", WARN),
     State(7, "clients waiting", WARN),
     State(8, "daemon refuses", WARN),

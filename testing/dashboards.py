@@ -45,12 +45,15 @@ def targets() -> Iterator[Target]:
     for path in FILES:
         dashboard = load(path)
         for panel in panels(dashboard):
+            is_strip = panel["options"].get("textMode") == "value_and_name"
             for target in panel["targets"]:
+                # Of a strip, each tile counts as a panel; its name comes before its labels.
+                name = re.split(r" (?:of\s)?\{\{", target["legendFormat"])[0]
                 yield Target(
                     dashboard["uid"],
-                    panel["title"],
+                    name if is_strip else panel["title"],
                     panel["type"],
-                    target["refId"],
+                    "A" if is_strip else target["refId"],
                     target["expr"],
                     target["instant"],
                     target["legendFormat"],

@@ -1,5 +1,6 @@
 """The exporters' own health, and what they cost."""
 
+from grafana import style
 from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import GONE, TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
@@ -27,7 +28,7 @@ _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_in
 _BUILD = "version, revision, pythonversion"
 _HOST = "max by (job, instance)"
 
-UP = (State(1, "yes", GOOD), State(0, "no", QUIET), State(5, "gone", QUIET))
+UP = (State(1, "yes", GOOD), State(0, "no", QUIET), State(5, "gone", style.GONE))
 
 WHICH = table(
     "Exporters",
@@ -58,17 +59,17 @@ WHICH = table(
         Column("Up", "B", states=UP, width=55),
         host_column("mps-host", width=None),
         Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=80),
-        Column("Unread logs", "C", steps=at_most(1), width=100),
-        Column("Unread limits", "D", steps=noticed_from(1), width=105),
-        Column("Not exported", "E", steps=noticed_from(1), width=105),
+        Column("Unread logs", "C", steps=at_most(1), width=80),
+        Column("Unread limits", "D", steps=noticed_from(1), width=80),
+        Column("Not exported", "E", steps=noticed_from(1), width=90),
         Column("Scrape", "F", unit=SECONDS, steps=at_most(5, 10), width=80),
         Column("Samples", "G", width=75),
         Column("CPU", "H", unit=SHARE, steps=noticed_from(0.02), decimals=1, width=65),
         Column("Memory", "I", unit=BYTES, width=80),
-        Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=95),
-        Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=115, decimals=0),
+        Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=82),
+        Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=95, decimals=0),
         Column("Version", "version", width=90),
-        Column("Recording", "scenario", width=90),
+        Column("Recording", "scenario", width=115),
         *hidden("revision", "job"),
     ),
     sort="Failing",
@@ -111,7 +112,7 @@ READ = (
             Column("Version", "version"),
             Column("Revision", "revision", width=110),
             Column("Python", "pythonversion", width=90),
-            Column("Exporters", "A", width=95),
+            Column("Exporters", "A", width=110),
         ),
         sort="Exporters",
         none="No exporter is scraped.",
@@ -125,7 +126,7 @@ BOARD = Board(
     description="Whether the exporters are healthy and complete, and what they cost.",
     variables=(job(), instance()),
     rows=(
-        Row("Which exporters are unhealthy, and what do they cost?", (WHICH,)),
+        Row("Which exporters are unhealthy?", (WHICH,)),
         Row("Is everything read, and in time?", READ),
     ),
 )

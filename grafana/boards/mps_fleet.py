@@ -14,6 +14,7 @@ from grafana.panels import (
     graph,
     hidden,
     status_history,
+    strip,
     table,
     tile,
 )
@@ -23,7 +24,13 @@ CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 NOTHING = "0 * count(mps_exporter_build_info)"
 STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
-TILES = (
+TILES = strip(
+    "How many",
+    tile(
+        "Healthy, no alert",
+        "Healthy: all. Hosts about which no alert fires, not even advice.",
+        f"count(({shared.HOST_STATE}) == 1) or {NOTHING}",
+    ),
     tile(
         "Unreachable",
         "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
@@ -72,7 +79,7 @@ HOST_TABLE = table(
     "Healthy: all green. The worst that is known about each host: its state, its firing alerts, "
     "and what it lost in the last 15 minutes; at most 100 hosts, worst first. Idle share: of the "
     "time, in which a user waited and nobody was connected, because of a hand-over. Grey: "
-    "unreachable, or gone from Prometheus's targets.",
+    "unreachable. Violet: gone from Prometheus's targets.",
     (
         f"topk(100, {STATE})",
         f"sum by ({shared.HOSTS}) {shared.WAITING} > 0",
@@ -129,7 +136,8 @@ _RANK = " or ".join(
 
 def _with_words(expr: str) -> str:
     """Add the labels `action`, for what to do first, and `object`: user, GPU, server, daemon."""
-    for label, word in (("uid", "uid"), ("gpu", "GPU"), ("server", "server")):
+    for label in ("uid", "gpu", "server", "daemon"):
+        word = "GPU" if label == "gpu" else label
         expr = f'label_replace({expr}, "{label}", "{word} $1", "{label}", "(.+)")'
     joined = f'label_join({expr}, "object", " ", "uid", "gpu", "server", "daemon")'
     return f'label_replace({joined}, "action", "$1", "alertname", "(.*)")'
@@ -143,7 +151,8 @@ _FIRING_FOR = (
 ALERTS = table(
     "Firing alerts",
     "Healthy: none. Critical alerts and warnings: where, for how long, and what to do first; at "
-    "most 50. The alert's name links to its runbook. Needs this project's rules in Prometheus.",
+    "most 50, the worst first, of these the oldest. The alert's name links to its runbook. Needs "
+    "this project's rules in Prometheus.",
     (
         f"{_with_words(f'topk(50, max by ({_WHERE}) ({_RANK}))')}"
         f' or label_replace(NaN * absent({_RULES}), "object",'
@@ -152,15 +161,16 @@ ALERTS = table(
     ),
     (
         # The first three are what a phone shows.
-        Column("Level", "A", states=_SEVERITIES, width=80),
-        shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=115),
-        Column("What", "object", width=145),
+        Column("Level", "A", states=_SEVERITIES, width=76),
+        shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=105),
+        Column("What", "object", width=158),
         Column("Alert", "alertname", width=240, links=(shared.to_runbook(),)),
         Column("For", "B", unit=style.DURATION, width=85),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job"),
     ),
     sort="Level",
+    then="For",
     none="No alert is firing.",
     found=f"{_FIRING} or absent({_RULES})",
     height=10,
@@ -184,9 +194,9 @@ HISTORY = status_history(
     "Worst state of each host",
     "Healthy: green throughout. A row for each host, a cell for the worst of each step; the 60 "
     "hosts that were worst in this time range, those that were red or unreachable first. "
-    "Grey is unreachable or gone, grey-blue has no MPS. A gap is a time before the exporter was "
-    "known. Without this project's recording rules a cell is the state at the step's end, of any "
-    "60 hosts.",
+    "Grey is unreachable, violet is gone, grey-blue has no MPS. A gap is a time before the "
+    "exporter was known. Without this project's recording rules a cell is the state at the step's "
+    "end, of any 60 hosts.",
     Query(f"{_STEPS} and on ({shared.HOSTS}) {_SHOWN} >= {_LOST}", "{{instance}}"),
     Query(
         f"({_STEPS} and on ({shared.HOSTS}) {_SHOWN} < {_LOST}"
@@ -321,7 +331,7 @@ BOARD = Board(
     variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
-        Row("How many are unhealthy?", TILES),
+        Row("How many are unhealthy?", (TILES,)),
         # "Gone since" has the resolution of a hundredth of the range.
         Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),

@@ -1,7 +1,5 @@
 """The hardware: power, heat, clocks and why they were lowered, memory, ECC, links."""
 
-from dataclasses import replace
-
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards.shared import BAD_GPUS, SM_ACTIVITY, UTILIZATION, events_tile
@@ -17,6 +15,7 @@ from grafana.panels import (
     graph,
     hidden,
     share_graph,
+    strip,
     table,
     tile,
 )
@@ -30,7 +29,8 @@ NOTHING = "0 * count(mps_gpu_up)"
 UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
 HEADROOM = style.Steps(((None, style.QUIET), (-50, style.BAD), (0, style.WARN), (10, style.GOOD)))
 
-TILES = (
+TILES = strip(
+    "Hardware",
     BAD_GPUS,
     events_tile(
         "ECC errors",
@@ -97,7 +97,7 @@ HEALTH = table(
     sort="ECC errors",
     none="No GPU is known.",
     found="mps_gpu_info",
-    height=8,
+    height=10,
 )
 
 WORK = (
@@ -250,7 +250,7 @@ BOARD = Board(
     description="The health of the hardware: power, heat, clocks, memory, errors and links.",
     variables=(job(), instance(everything=False), Variable("gpu", "GPU", "mps_gpu_info")),
     rows=(
-        Row("Are the GPUs healthy?", tuple(replace(each, width=6) for each in TILES)),
+        Row("Are the GPUs healthy?", (TILES,)),
         Row("Which GPU needs action?", (HEALTH,)),
         Row("What are they doing?", WORK),
         Row("Do they run at full speed, and if not, why?", (*SPEED, *HEAT), collapsed=True),

@@ -1,5 +1,7 @@
 """One host: daemons, servers, clients with their limits and their use."""
 
+from dataclasses import replace
+
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
@@ -13,6 +15,7 @@ from grafana.panels import (
     graph,
     hidden,
     share_graph,
+    strip,
     table,
     tile,
     timeline,
@@ -20,7 +23,8 @@ from grafana.panels import (
 
 NO_SERVER = style.State(9, "no server", style.QUIET)
 
-TILES = (
+TILES = strip(
+    "Now",
     tile(
         "State",
         "Healthy: healthy. The worst that is known about this host. Grey: unreachable means that "
@@ -75,26 +79,48 @@ TILES = (
     ),
 )
 
-_GPU = "instance, gpu"
-GPUS = (
-    shared.gpu_bars(
-        "How busy is each GPU?",
-        "Healthy: long bars while programs compute. SM activity: how much of the GPU worked; of a "
-        "GPU that does not report it (before Hopper), the share of time in which any kernel ran.",
+_GPU = "job, instance, gpu, uuid"
+GPUS = table(
+    "How busy and how full is each GPU?",
+    "Healthy: long bars while programs compute, memory below 100 %. Busy: the SM activity, how "
+    "much of the GPU worked; of a GPU that does not report it (before Hopper), the share of time "
+    "in which any kernel ran. Memory: in use, of clients of MPS and of all others; a GPU that uses "
+    "the host's memory does not report it. Programs: client contexts, and programs without MPS.",
+    (
+        f"topk(100, max by ({_GPU}) (mps_gpu_info))",
         f"max by ({_GPU}) ({shared.SM_ACTIVITY}) or max by ({_GPU}) ({shared.UTILIZATION})",
-    ),
-    shared.gpu_bars(
-        "How full is its memory?",
-        "Healthy: below 100 %. Memory in use, of clients of MPS and of all others. A GPU that uses "
-        "the host's memory does not report it.",
         f"max by ({_GPU}) (mps_gpu_memory_used_bytes / mps_gpu_memory_total_bytes)",
-    ),
-    shared.gpu_bars(
-        "How many programs use it?",
-        "For information: client contexts and programs without MPS on each GPU.",
         f'sum by ({_GPU}) (mps_gpu_processes{{kind!~"mps_server|graphics"}})',
-        unit=style.COUNT,
     ),
+    (
+        Column("GPU", "gpu", width=54),
+        Column("Busy", "B", unit=style.SHARE, gauge=True, decimals=0, none="not known"),
+        Column("Memory", "C", unit=style.SHARE, gauge=True, decimals=0, none="not known"),
+        Column("Programs", "D", width=81),
+        *hidden("uuid", "instance", "job", "A"),
+    ),
+    sort="Busy",
+    none="No GPU is known.",
+    found="mps_gpu_info",
+    width=10,
+    height=10,
+)
+
+DAEMONS = replace(
+    timeline(
+        "Daemons and servers",
+        "Healthy: green. A row for each control daemon, and one for the server of each user. A gap "
+        "is a time without a server. Grey: no MPS, or unreachable.",
+        Query(shared.DAEMON_STATE, "{{daemon}}"),
+        Query(
+            f'label_replace({shared.SERVER_STATE}, "uid", "unknown", "uid", "")',
+            "server of uid {{uid}}",
+        ),
+        Query(f"{shared.NO_DAEMON} unless on () count({shared.DAEMON_STATE})", "this host"),
+        states=(*style.DAEMON_STATES, *style.SERVER_STATES),
+        height=10,
+    ),
+    width=14,
 )
 
 KEYS = "job, instance, daemon, server, pid, gpu, uuid"
@@ -130,30 +156,30 @@ CLIENTS = table(
         ' "state", "active", "", "")))',
     ),
     (
-        Column("User", "uid", width=85, links=(shared.to_user("${__data.fields.User}"),)),
-        Column("Name", "user", width=90),
+        Column("User", "uid", width=72, links=(shared.to_user("${__data.fields.User}"),)),
+        Column("Name", "user", width=85),
         Column("Program", "command"),
-        Column("State", "state", width=90),
-        Column("PID", "pid", width=75),
-        Column("GPU", "gpu", width=65),
-        Column("Rounded share", "B", unit=style.SHARE, decimals=0, width=130),
+        Column("State", "state", width=80),
+        Column("PID", "pid", width=72),
+        Column("GPU", "gpu", width=60),
+        Column("Rounded share", "B", unit=style.SHARE, decimals=0, width=85),
         Column("SMs", "C", width=50),
-        Column("Memory", "D", unit=style.BYTES, width=105),
-        Column("Memory limit", "E", unit=style.BYTES, width=105),
+        Column("Memory", "D", unit=style.BYTES, width=95),
+        Column("Memory limit", "E", unit=style.BYTES, width=85),
         Column(
             "Limit used",
             "F",
             unit=style.SHARE,
             steps=style.noticed_from(shared.MEMORY_WARN),
             decimals=0,
-            width=85,
+            width=70,
         ),
-        Column("Connected", "G", unit=style.AGO, width=130),
-        Column("Daemon", "daemon", width=150),
-        Column("Limits from", "limit_source", width=120),
+        Column("Connected", "G", unit=style.AGO, width=120),
+        Column("Daemon", "daemon", width=130),
+        Column("Limits from", "limit_source", width=85),
         Column("Slurm job", "slurm_job_id", width=90),
         Column("Container", "container_id", width=110),
-        Column("Contexts", "A", width=85),
+        Column("Contexts", "A", width=80),
         *hidden("server", "instance", "uuid", "job"),
     ),
     sort="Memory",
@@ -231,28 +257,8 @@ BOARD = Board(
     description="One host: daemons, servers, clients with their limits and their use.",
     variables=(job(), instance(everything=False), Variable("gpu", "GPU", "mps_gpu_info")),
     rows=(
-        Row("Is this host healthy?", TILES),
-        Row(
-            "Since when?",
-            (
-                timeline(
-                    "Daemons and servers",
-                    "Healthy: green. A row for each control daemon, and one for the server of each "
-                    "user. A gap is a time without a server. Grey: no MPS, or unreachable.",
-                    Query(shared.DAEMON_STATE, "{{daemon}}"),
-                    Query(
-                        f'label_replace({shared.SERVER_STATE}, "uid", "unknown", "uid", "")',
-                        "server of uid {{uid}}",
-                    ),
-                    Query(
-                        f"{shared.NO_DAEMON} unless on () count({shared.DAEMON_STATE})", "this host"
-                    ),
-                    states=(*style.DAEMON_STATES, *style.SERVER_STATES),
-                    height=6,
-                ),
-            ),
-        ),
-        Row("Are the GPUs busy?", GPUS),
+        Row("Is this host healthy?", (TILES,)),
+        Row("Busy, and since when?", (GPUS, DAEMONS)),
         Row("Who uses it, and with what limits?", (CLIENTS,)),
         Row("GPU $gpu: how is it used?", PER_GPU, repeat="gpu", collapsed=True),
         Row(

@@ -11,6 +11,7 @@ from grafana.panels import (
     colors_by_query,
     events,
     hidden,
+    strip,
     table,
     tile,
     timeline,
@@ -39,7 +40,8 @@ LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
 NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
-TILES = (
+TILES = strip(
+    "In this time range",
     shared.events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
@@ -78,10 +80,9 @@ TILES = (
         "Most recent",
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
         "daemon, or had a fatal GPU error.",
-        f"time() - topk(1, max by (instance) ({LAST_FAULT} or {LAST_EXIT}))",
+        f"time() - max({LAST_FAULT} or {LAST_EXIT})",
         style.DURATION,
         none="none seen",
-        name="{{instance}}",
     ),
 )
 
@@ -184,7 +185,7 @@ BLAST = (
             Column("When", "B", unit=style.AGO, width=92),
             _HOST,
             _USER,
-            Column("Lost", "A", steps=style.at_most(1), width=58, decimals=0),
+            Column("Lost in range", "A", steps=style.at_most(1), width=66, decimals=0),
             Column("By whom", "cause", texts=_BY_WHOM),
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
@@ -209,11 +210,11 @@ BLAST = (
             _HOST,
             _USER,
             Column("Exits", "A", width=70, decimals=0),
-            Column("Lost", "B", steps=style.at_most(1), width=70, decimals=0),
+            Column("Lost in range", "B", steps=style.at_most(1), width=84, decimals=0),
             Column("Daemon", "daemon"),
             *hidden("job"),
         ),
-        sort="Lost",
+        sort="Lost in range",
         none="None is known.",
         two_lines=True,
         height=5,
@@ -256,8 +257,8 @@ BOARD = Board(
     description="Crashes, faults, lost clients, Xid errors and rejections on one time axis.",
     variables=(job(), instance(), eventful(), Variable("daemon", "Daemon", "mps_control_state")),
     rows=(
-        Row("Did anything happen?", TILES),
-        Row("What was it, where, and who lost programs?", (LAST, *BLAST)),
+        Row("Did anything happen?", (TILES,)),
+        Row("What, where, and who lost programs?", (LAST, *BLAST)),
         Row("When?", AXIS),
         Row("Did servers recover?", RECOVERY, collapsed=True),
     ),

@@ -12,6 +12,7 @@ from grafana.panels import (
     events,
     names_tile,
     share_graph,
+    strip,
     table,
     tile,
     timeline,
@@ -65,34 +66,38 @@ TILES = (
         none="not known",
         width=6,
     ),
-    tile(
-        "Longest wait",
-        "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
-        "MpsUidWaitLong and MpsUidStarved fire.",
-        shared.LONGEST_WAIT,
-        style.DURATION,
-        shared.WAIT_STEPS,
-        no_mps=True,
-    ),
-    tile(
-        "Short waits",
-        "Healthy: 95 % and more. Share of the waits that ended in this time range within a minute, "
-        "the longest back-off of a hand-over. The dashboard Fleet shows it by day.",
-        f"round({grown_in_range(_WAITS_ENDED % '60.0', '')})"
-        f" / ({new_in_range(_WAITS_ENDED % '+Inf', '')} > 0)",
-        style.SHARE,
-        style.Steps(((None, style.QUIET), (0, style.WARN), (shared.SHORT_WAITS, style.GOOD))),
-        none="none ended",
-        decimals=0,
-    ),
-    tile(
-        "Time lost",
-        "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
-        "because the daemon was backing off before it replaced an idle server.",
-        IDLE_TIME,
-        style.DURATION,
-        style.noticed_from(1),
-        no_mps=True,
+    strip(
+        "How long",
+        tile(
+            "Longest wait",
+            "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
+            "MpsUidWaitLong and MpsUidStarved fire.",
+            shared.LONGEST_WAIT,
+            style.DURATION,
+            shared.WAIT_STEPS,
+            no_mps=True,
+        ),
+        tile(
+            "Short waits",
+            "Healthy: 95 % and more. Share of the waits that ended in this time range within a "
+            "minute, the longest back-off of a hand-over. The dashboard Fleet shows it by day.",
+            f"round({grown_in_range(_WAITS_ENDED % '60.0', '')})"
+            f" / ({new_in_range(_WAITS_ENDED % '+Inf', '')} > 0)",
+            style.SHARE,
+            style.Steps(((None, style.QUIET), (0, style.WARN), (shared.SHORT_WAITS, style.GOOD))),
+            none="none ended",
+            decimals=0,
+        ),
+        tile(
+            "Time lost",
+            "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
+            "because the daemon was backing off before it replaced an idle server.",
+            IDLE_TIME,
+            style.DURATION,
+            style.noticed_from(1),
+            no_mps=True,
+        ),
+        width=12,
     ),
 )
 

@@ -12,6 +12,7 @@ from grafana.panels import (
     events,
     hidden,
     names_tile,
+    strip,
     table,
     tile,
     timeline,
@@ -39,7 +40,8 @@ _AHEAD = (
 )
 POSITION = f"({_AHEAD} or 0 * count by ({shared.DAEMONS}) ({_SINCE})) + 1"
 
-TILES = (
+TILES = strip(
+    "My programs",
     tile(
         "My state",
         "Healthy: connected. Whether any of this user's programs has a place on a GPU now. "
@@ -54,30 +56,22 @@ TILES = (
         f" or {_NONE_CONNECTED} or {shared.UNREACHABLE}",
         states=(*style.DAEMON_STATES[:1], *style.USER_STATES),
     ),
-    names_tile(
-        "Behind",
-        "For information: who holds the GPU that this user waits for. Ask them how long they need.",
-        (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
-        (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", style.QUIET),
-        (shared.UNREACHABLE, "unreachable", style.QUIET),
-        none="no data",
-    ),
     tile(
         "Waiting for",
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
-        f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}",
+        shared.on_host(f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}"),
         style.DURATION,
         shared.WAIT_STEPS,
-        name="{{instance}}",
+        name="{{host}}",
     ),
     tile(
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
-        f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}",
+        shared.on_host(f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}"),
         words=(style.State(0, "not waiting", style.QUIET),),
-        name="{{instance}}",
+        name="{{host}}",
     ),
     tile(
         "Connected",
@@ -90,6 +84,17 @@ TILES = (
         f"mps_client_losses_total{_MINE}",
         _NONE_CONNECTED,
     ),
+    width=18,
+)
+
+BEHIND = names_tile(
+    "Behind",
+    "For information: who holds the GPU that this user waits for. Ask them how long they need.",
+    (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
+    (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", style.QUIET),
+    (shared.UNREACHABLE, "unreachable", style.QUIET),
+    none="no data",
+    width=6,
 )
 
 WHERE = table(
@@ -233,8 +238,8 @@ BOARD = Board(
         Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
     ),
     rows=(
-        Row("Why is my job waiting?", TILES),
-        Row("Behind whom, since when, and what comes next?", (WHERE, TIMELINE)),
+        Row("Why is my job waiting?", (TILES, BEHIND)),
+        Row("Behind whom, and what comes next?", (WHERE, TIMELINE)),
         Row("What do I get?", (GOT,)),
         Row(
             "What did I lose, and when?",

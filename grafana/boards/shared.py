@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from grafana import style
 from grafana.board import REPOSITORY
-from grafana.panels import Column, Panel, Query, link, ranking, tile
+from grafana.panels import Column, Panel, Query, link, tile
 from grafana.promql import new_in_range, state_code
 
 HOSTS = "job, instance"
@@ -177,16 +177,19 @@ def to_runbook() -> style.Json:
     )
 
 
+def on_host(expr: str) -> str:
+    """Add the label `host`: the instance without domain and port."""
+    host = r"(\\[.+\\]|[^:.\\[]*[a-zA-Z][^:.\\[]*|[^:]+).*"
+    return f'label_replace({expr}, "host", "$1", "instance", "{host}")'
+
+
 def user_rows(expr: str) -> Query:
     """Name the rows of a timeline by host and user; an unknown user is "unknown".
 
-    Without the host's domain and port, and the user last: Grafana cuts a long name's beginning.
+    The user comes last: Grafana cuts a long name's beginning.
     """
-    host = r"(\\[.+\\]|[^:.\\[]*[a-zA-Z][^:.\\[]*|[^:]+).*"
     expr = f'label_replace({expr}, "uid", "unknown", "uid", "")'
-    return Query(
-        f'label_replace({expr}, "host", "$1", "instance", "{host}")', "{{host}} · uid {{uid}}"
-    )
+    return Query(on_host(expr), "{{host}} · uid {{uid}}")
 
 
 def events_tile(
@@ -211,17 +214,3 @@ BAD_GPUS = tile(
     steps=style.at_most(1),
     of="count(mps_gpu_up)",
 )
-
-
-def gpu_bars(title: str, description: str, expr: str, *, unit: str = style.SHARE) -> Panel:
-    """Show a bar for each GPU of a host."""
-    return ranking(
-        title,
-        description,
-        Query(expr, "GPU {{gpu}}"),
-        unit=unit,
-        top=1 if unit == style.SHARE else None,
-        width=8,
-        height=9,
-        none="not reported",
-    )

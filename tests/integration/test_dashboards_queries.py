@@ -155,7 +155,8 @@ def test_what_cannot_be_seen_is_no_zero(stage: Stage) -> None:
     asked = [t for t in asked if t.dashboard in {"mps-host", "mps-sharing"} and t.ref == "A"]
     assert len(asked) == 4
     for target in asked:
-        assert prometheus.target(target, windows[BLIND], instance=BLIND) == [], target
+        ((_, values),) = prometheus.target(target, windows[BLIND], instance=BLIND)
+        assert all(map(math.isnan, values)), target
 
 
 def test_a_host_that_was_never_reached_can_be_chosen(stage: Stage) -> None:
@@ -217,6 +218,8 @@ class Truth(NamedTuple):
 
 
 TRUTHS = """
+mps-fleet|Healthy, no alert|A|limits|12|1002|-|1|0
+mps-fleet|Healthy, no alert|A|stopped|12|1002|-|0|0
 mps-fleet|Unreachable|A|an exporter that ended|end|1002|-|1|0
 mps-fleet|Bad daemons|A|stopped|12|1002|-|1|0
 mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
