@@ -370,18 +370,22 @@ def _no_daemon_check(one: Subject, directory: str) -> Check:
         there = f"Daemons run at {paths}."
     start = "nvidia-cuda-mps-control -d"
     if view.names_directory:
-        # No directory that an ordinary user chose: the command may be run by root.
-        path = quoted_path(directory) if view.uid == 0 else None
+        path = quoted_path(directory)
         start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}" if path else ""
-    text, remedy = "No control daemon serves its pipe directory", "Start one"
+    text, act = "No control daemon serves its pipe directory", "start one"
     if view.leftover:
-        text, remedy = "A daemon has run at its pipe directory, and is gone", "Start it again"
+        text, act = "A daemon has run at its pipe directory, and is gone", "start it again"
+    remedy = humanize.capitalize(act)
+    if view.uid != 0:
+        # An ordinary user may have chosen the directory: no command for root.
+        remedy, start = f"Ask an administrator to {act}", ""
     if any(each.pipe_directory == directory for each in others):
         remedy, start = "Mount the host's directory into its container", ""
     elif others and not view.leftover:
         remedy, start = "Set the directory of one that runs", one.command_to_use_daemon
     check = problem if view.names_directory or others else warning
-    text += f": it runs without MPS, without sharing and without limits. {there}"
+    runs = "runs" if one.working else "would run"
+    text += f": it {runs} without MPS, without sharing and without limits. {there}"
     return check(text, f"{remedy}, then start the process again.", WITHOUT_MPS, start)
 
 
@@ -424,9 +428,17 @@ def _connection_checks(one: Subject) -> Checks:
     ):
         yield check
     elif one.daemon is None or one.daemon.handover is None:
-        yield warning(
+        text = (
             "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
-            "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            "made no CUDA call yet, has got an error from it, or hangs elsewhere."
+        )
+        if any(each.name == "nvml" and not each.success for each in one.snapshot.collectors):
+            text = (
+                "It is no client of MPS and does not wait for it. Whether it has a context on a "
+                "GPU is not known: the GPUs could not be read."
+            )
+        yield warning(
+            text,
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
             "root.",
         )

@@ -23,7 +23,7 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.snapshot import Handover, Snapshot
+from mps_exporter.snapshot import CollectorResult, Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
@@ -187,14 +187,22 @@ def test_a_host_without_a_daemon_explains_no_hang(
     checks = check_process(77, replace(snapshot, daemons=(), gpus=gpus), (), view)
     (found,) = [one for one in checks if one.name == "daemon"]
     assert (found.outcome, words in found.text) == (outcome, True)
+    assert (found.command, "administrator" in found.remedy) == ("", has_context)
     assert conclusion(checks).name == "connection"
+
+
+def test_a_context_on_a_gpu_is_not_denied_without_nvml(snapshot: Snapshot) -> None:
+    unread = (CollectorResult("nvml", False, 0.0, error="no library"),)
+    for results, denied in (((), True), (unread, False)):
+        text = answer(replace(snapshot, collectors=results), 77, newcomer(snapshot)).text
+        assert ("no context on a GPU" in text, "not known" in text) == (denied, not denied)
 
 
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
-    assert "No control daemon serves its pipe directory" in found.text
+    assert "No control daemon serves its pipe directory: it would run without" in found.text
     daemon = snapshot.daemons[0].pipe_directory
     assert found.command == f"export CUDA_MPS_PIPE_DIRECTORY={daemon}"
     left = answer(snapshot, 77, replace(view, leftover=True))
