@@ -79,6 +79,7 @@ ok, problem = partial(Check, "", "ok"), partial(Check, "", "problem")
 warning, unknown = partial(Check, "", "warning"), partial(Check, "", "unknown")
 
 
+_QUEUED = daemons.several_users_one_daemon
 _BLOCKING = (
     daemons.ghost_server,
     daemons.daemon_unresponsive,
@@ -93,7 +94,7 @@ _REFUSING = (
 _CONNECTION = {
     gpus.stranded_client: _LOST_SERVER,
     daemons.queued_client_dead: "",
-    daemons.several_users_one_daemon: "",
+    _QUEUED: "",
     daemons.shared_memory_not_mapped: "",
     daemons.client_stuck: "",
     gpus.process_bypasses_mps: NO_EFFECT,
@@ -132,6 +133,13 @@ class Subject:
     @property
     def client(self) -> Client | None:
         return next((one for each in self.alone.daemons for one in clients_of(each)), None)
+
+    @property
+    def in_queue(self) -> HostFacts:
+        """The host with the clients of others, and without their waits."""
+        pairs = zip(self.snapshot.daemons, self.alone.daemons, strict=True)
+        queues = tuple(replace(daemon, waits=own.waits) for daemon, own in pairs)
+        return replace(self.alone, snapshot=replace(self.snapshot, daemons=queues))
 
     @property
     def direct_on(self) -> list[Gpu]:
@@ -407,7 +415,7 @@ def _connection_checks(one: Subject) -> Checks:
     found = [
         _as_check(each, page=_BAD_POINTER if fallen else page)
         for advice, page in _CONNECTION.items()
-        for each in advice.found(one.alone)
+        for each in advice.found(one.in_queue if advice is _QUEUED else one.alone)
     ]
     if found:
         yield from found
@@ -495,7 +503,7 @@ def _hidden_wait_checks(one: Subject) -> Checks:
             waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
             alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
             host = replace(one.alone, snapshot=alone)
-            yield from map(_as_check, daemons.several_users_one_daemon.found(host))
+            yield from map(_as_check, _QUEUED.found(host))
         if daemon.facts.has_own_pid_namespace or not daemon.shows_waits:
             yield _unknown_wait(one, daemon)
 

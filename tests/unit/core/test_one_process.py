@@ -502,7 +502,9 @@ def doctor(*words: str) -> int:
 def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     recording = f"--recording={RECORDINGS}/wait-served.rec.gz"
     assert doctor("--pid", "705", recording, "--at", "700ms") == 1
-    assert capsys.readouterr().out.startswith("Process 705: User 1002 has waited")
+    text = capsys.readouterr().out
+    assert text.startswith("Process 705: User 1002 has waited")
+    assert "Ask user 1001 when process 694 will be done" in text
     assert doctor("--user", "1002", recording, "--at", "700ms", "--json") == 1
     (process,) = json.loads(capsys.readouterr().out)["processes"]
     assert (process["pid"], process["outcome"]) == (705, "problem")
