@@ -371,22 +371,17 @@ def _no_daemon_check(one: Subject, directory: str) -> Check:
         # Most processes of a host without a daemon are not meant for MPS.
         text = "no control daemon was seen on this host: nothing shows that it waits for MPS."
         return unknown(text) if unsure else ok("No control daemon runs: it does not wait for MPS.")
-    seen = "was seen" if unsure else "runs"
-    there = f"No control daemon {seen} on this host."
+    there = f"No control daemon {'was seen' if unsure else 'runs'} on this host."
     if others:
         paths = humanize.join_some([printable(each.pipe_directory) for each in others])
         there = f"Daemons run at {paths}."
-    start = "nvidia-cuda-mps-control -d"
-    if view.names_directory:
-        path = quoted_path(directory)
-        start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}" if path else ""
     text, act = "No control daemon serves its pipe directory", "start one"
     if view.leftover:
         text, act = "A daemon has run at its pipe directory, and is gone", "start it again"
-    remedy = humanize.capitalize(act)
-    if view.uid != 0:
-        # An ordinary user may have chosen the directory: no command for root.
-        remedy, start = f"Ask an administrator to {act}", ""
+    # An ordinary user may have chosen the directory: no command for root.
+    path = quoted_path(directory) if view.uid == 0 else None
+    start = f"CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control -d" if path else ""
+    remedy = humanize.capitalize(act) if view.uid == 0 else f"Ask an administrator to {act}"
     if any(each.pipe_directory == directory for each in others):
         remedy, start = "Mount the host's directory into its container", ""
     elif others and not view.leftover:
@@ -436,17 +431,13 @@ def _connection_checks(one: Subject) -> Checks:
     ):
         yield check
     elif one.daemon is None or one.daemon.handover is None:
-        text = (
-            "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
-            "made no CUDA call yet, has got an error from it, or hangs elsewhere."
-        )
-        if any(each.name == "nvml" and not each.success for each in one.snapshot.collectors):
-            text = (
-                "It is no client of MPS and does not wait for it. Whether it has a context on a "
-                "GPU is not known: the GPUs could not be read."
-            )
+        unread = any(each.name == "nvml" and not each.success for each in one.snapshot.collectors)
         yield warning(
-            text,
+            "It is no client of MPS and does not wait for it. Whether it has a context on a GPU is "
+            "not known: the GPUs could not be read."
+            if unread
+            else "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
+            "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
             "root.",
         )
