@@ -436,8 +436,8 @@ def _connection_checks(one: Subject) -> Checks:
             "It is no client of MPS and does not wait for it. Whether it has a context on a GPU is "
             "not known: the GPUs could not be read."
             if unread
-            else "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
-            "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            else "It is no client of MPS, does not wait for it, and has no context on a GPU: it "
+            "has made no CUDA call yet, has got an error from it, or hangs elsewhere.",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
             "root.",
         )
