@@ -431,13 +431,12 @@ def _connection_checks(one: Subject) -> Checks:
     ):
         yield check
     elif one.daemon is None or one.daemon.handover is None:
-        unread = any(each.name == "nvml" and not each.success for each in one.snapshot.collectors)
+        context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
+        context += "it, or hangs elsewhere."
+        if any(each.name == "nvml" and not each.success for each in one.snapshot.collectors):
+            context = "Whether it has a context on a GPU is not known: the GPUs could not be read."
         yield warning(
-            "It is no client of MPS and does not wait for it. Whether it has a context on a GPU is "
-            "not known: the GPUs could not be read."
-            if unread
-            else "It is no client of MPS, does not wait for it, and has no context on a GPU: it "
-            "has made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            f"It is no client of a daemon that was seen, and waits for none. {context}",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
             "root.",
         )

@@ -220,7 +220,7 @@ def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
 @pytest.mark.parametrize(
     ("protocol", "read", "outcome", "words"),
     [
-        ("2", True, "warning", "does not wait for it"),
+        ("2", True, "warning", "waits for none"),
         ("2", False, "unknown", "control.log is not readable"),
         ("3", True, "unknown", "an MPS v3 daemon does not tell"),
     ],
@@ -355,7 +355,7 @@ def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     found = answer(snapshot, 77, small)
     assert (found.outcome, "allows 100 MiB" in found.text) == ("problem", True)
     enough = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
-    assert "no client of MPS" in answer(snapshot, 77, enough).text
+    assert "no client of a daemon" in answer(snapshot, 77, enough).text
     client = answer(snapshot, 1797, replace(small, pid=1797))
     assert client.outcome == "ok", "it has its context"
 
