@@ -159,6 +159,8 @@ def _add(parser: argparse._ActionsContainer, flag: Flag, command: str) -> None:
 def _why_unknown(word: str, command: str) -> str:
     if not word.startswith("-"):
         first = f": the command comes first: {PROGRAM} {word} ..." if word in COMMANDS else ""
+        if command == "doctor" and word.isdecimal():
+            first = f": did you mean --pid {word}?"
         return f"unexpected argument {word!r}{first}"
     name = word.partition("=")[0]
     flags = {f"--{flag.name}": flag for flag in (*FLAGS, *OPTIONS)}

@@ -79,6 +79,7 @@ ok, problem = partial(Check, "", "ok"), partial(Check, "", "problem")
 warning, unknown = partial(Check, "", "warning"), partial(Check, "", "unknown")
 
 
+_QUEUED = daemons.several_users_one_daemon
 _BLOCKING = (
     daemons.ghost_server,
     daemons.daemon_unresponsive,
@@ -93,7 +94,7 @@ _REFUSING = (
 _CONNECTION = {
     gpus.stranded_client: _LOST_SERVER,
     daemons.queued_client_dead: "",
-    daemons.several_users_one_daemon: "",
+    _QUEUED: "",
     daemons.shared_memory_not_mapped: "",
     daemons.client_stuck: "",
     gpus.process_bypasses_mps: NO_EFFECT,
@@ -132,6 +133,13 @@ class Subject:
     @property
     def client(self) -> Client | None:
         return next((one for each in self.alone.daemons for one in clients_of(each)), None)
+
+    @property
+    def in_queue(self) -> HostFacts:
+        """The host with the clients of others, and without their waits."""
+        pairs = zip(self.snapshot.daemons, self.alone.daemons, strict=True)
+        queues = tuple(replace(daemon, waits=own.waits) for daemon, own in pairs)
+        return replace(self.alone, snapshot=replace(self.snapshot, daemons=queues))
 
     @property
     def direct_on(self) -> list[Gpu]:
@@ -363,25 +371,24 @@ def _no_daemon_check(one: Subject, directory: str) -> Check:
         # Most processes of a host without a daemon are not meant for MPS.
         text = "no control daemon was seen on this host: nothing shows that it waits for MPS."
         return unknown(text) if unsure else ok("No control daemon runs: it does not wait for MPS.")
-    seen = "was seen" if unsure else "runs"
-    there = f"No control daemon {seen} on this host."
+    there = f"No control daemon {'was seen' if unsure else 'runs'} on this host."
     if others:
         paths = humanize.join_some([printable(each.pipe_directory) for each in others])
         there = f"Daemons run at {paths}."
-    start = "nvidia-cuda-mps-control -d"
-    if view.names_directory:
-        # No directory that an ordinary user chose: the command may be run by root.
-        path = quoted_path(directory) if view.uid == 0 else None
-        start = f"CUDA_MPS_PIPE_DIRECTORY={path} {start}" if path else ""
-    text, remedy = "No control daemon serves its pipe directory", "Start one"
+    text, act = "No control daemon serves its pipe directory", "start one"
     if view.leftover:
-        text, remedy = "A daemon has run at its pipe directory, and is gone", "Start it again"
+        text, act = "A daemon has run at its pipe directory, and is gone", "start it again"
+    # An ordinary user may have chosen the directory: no command for root.
+    path = quoted_path(directory) if view.uid == 0 else None
+    start = f"CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control -d" if path else ""
+    remedy = humanize.capitalize(act) if view.uid == 0 else f"Ask an administrator to {act}"
     if any(each.pipe_directory == directory for each in others):
         remedy, start = "Mount the host's directory into its container", ""
     elif others and not view.leftover:
         remedy, start = "Set the directory of one that runs", one.command_to_use_daemon
     check = problem if view.names_directory or others else warning
-    text += f": it runs without MPS, without sharing and without limits. {there}"
+    runs = "runs" if one.working else "would run"
+    text += f": it {runs} without MPS, without sharing and without limits. {there}"
     return check(text, f"{remedy}, then start the process again.", WITHOUT_MPS, start)
 
 
@@ -403,7 +410,7 @@ def _connection_checks(one: Subject) -> Checks:
     found = [
         _as_check(each, page=_BAD_POINTER if fallen else page)
         for advice, page in _CONNECTION.items()
-        for each in advice.found(one.alone)
+        for each in advice.found(one.in_queue if advice is _QUEUED else one.alone)
     ]
     if found:
         yield from found
@@ -424,9 +431,12 @@ def _connection_checks(one: Subject) -> Checks:
     ):
         yield check
     elif one.daemon is None or one.daemon.handover is None:
+        context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
+        context += "it, or hangs elsewhere."
+        if any(each.name == "nvml" and not each.success for each in one.snapshot.collectors):
+            context = "Whether it has a context on a GPU is not known: the GPUs could not be read."
         yield warning(
-            "It is no client of MPS, does not wait for it, and has no context on a GPU: it has "
-            "made no CUDA call yet, has got an error from it, or hangs elsewhere.",
+            f"It is no client of a daemon that was seen, and waits for none. {context}",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
             "root.",
         )
@@ -483,7 +493,7 @@ def _hidden_wait_checks(one: Subject) -> Checks:
             waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
             alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
             host = replace(one.alone, snapshot=alone)
-            yield from map(_as_check, daemons.several_users_one_daemon.found(host))
+            yield from map(_as_check, _QUEUED.found(host))
         if daemon.facts.has_own_pid_namespace or not daemon.shows_waits:
             yield _unknown_wait(one, daemon)
 

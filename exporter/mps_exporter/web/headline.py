@@ -97,8 +97,8 @@ def _without_daemon(snapshot: Snapshot, unknown: tuple[str, ...]) -> View:
     return finding_view(
         "info",
         "No MPS control daemon runs on this host.",
-        "Start one with nvidia-cuda-mps-control -d, or name its directory with "
-        "--mps.pipe-directory if it hides from /proc.",
+        "An administrator can start one (nvidia-cuda-mps-control -d). If one hides from /proc, "
+        "name its directory with --mps.pipe-directory.",
     )
 
 

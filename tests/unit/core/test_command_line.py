@@ -100,6 +100,7 @@ def test_the_version(words: str, capfd: pytest.CaptureFixture[str]) -> None:
             "unexpected argument 'doctor': the command comes first: mps-exporter doctor ...",
         ),
         ("serve now", 2, "unexpected argument 'now'"),
+        ("doctor 4711", 3, "unexpected argument '4711': did you mean --pid 4711?"),
         ("--log.level", 2, "--log.level: expected one argument"),
         ("record", 2, "the following arguments are required: FILE"),
         ("record x --duratoin=1s", 2, "unknown flag --duratoin: did you mean --duration?"),

@@ -23,7 +23,7 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.snapshot import Handover, Snapshot
+from mps_exporter.snapshot import CollectorResult, Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
@@ -187,14 +187,22 @@ def test_a_host_without_a_daemon_explains_no_hang(
     checks = check_process(77, replace(snapshot, daemons=(), gpus=gpus), (), view)
     (found,) = [one for one in checks if one.name == "daemon"]
     assert (found.outcome, words in found.text) == (outcome, True)
+    assert (found.command, "administrator" in found.remedy) == ("", has_context)
     assert conclusion(checks).name == "connection"
+
+
+def test_a_context_on_a_gpu_is_not_denied_without_nvml(snapshot: Snapshot) -> None:
+    unread = (CollectorResult("nvml", False, 0.0, error="no library"),)
+    for results, denied in (((), True), (unread, False)):
+        text = answer(replace(snapshot, collectors=results), 77, newcomer(snapshot)).text
+        assert ("no context on a GPU" in text, "not known" in text) == (denied, not denied)
 
 
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
-    assert "No control daemon serves its pipe directory" in found.text
+    assert "No control daemon serves its pipe directory: it would run without" in found.text
     daemon = snapshot.daemons[0].pipe_directory
     assert found.command == f"export CUDA_MPS_PIPE_DIRECTORY={daemon}"
     left = answer(snapshot, 77, replace(view, leftover=True))
@@ -212,7 +220,7 @@ def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
 @pytest.mark.parametrize(
     ("protocol", "read", "outcome", "words"),
     [
-        ("2", True, "warning", "does not wait for it"),
+        ("2", True, "warning", "waits for none"),
         ("2", False, "unknown", "control.log is not readable"),
         ("3", True, "unknown", "an MPS v3 daemon does not tell"),
     ],
@@ -347,7 +355,7 @@ def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     found = answer(snapshot, 77, small)
     assert (found.outcome, "allows 100 MiB" in found.text) == ("problem", True)
     enough = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
-    assert "no client of MPS" in answer(snapshot, 77, enough).text
+    assert "no client of a daemon" in answer(snapshot, 77, enough).text
     client = answer(snapshot, 1797, replace(small, pid=1797))
     assert client.outcome == "ok", "it has its context"
 
@@ -494,7 +502,9 @@ def doctor(*words: str) -> int:
 def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     recording = f"--recording={RECORDINGS}/wait-served.rec.gz"
     assert doctor("--pid", "705", recording, "--at", "700ms") == 1
-    assert capsys.readouterr().out.startswith("Process 705: User 1002 has waited")
+    text = capsys.readouterr().out
+    assert text.startswith("Process 705: User 1002 has waited")
+    assert "Ask user 1001 when process 694 will be done" in text
     assert doctor("--user", "1002", recording, "--at", "700ms", "--json") == 1
     (process,) = json.loads(capsys.readouterr().out)["processes"]
     assert (process["pid"], process["outcome"]) == (705, "problem")
