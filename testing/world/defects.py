@@ -8,7 +8,7 @@ from unittest import mock
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.findings.finding import Action, end_processes
-from mps_exporter.merge.inputs import MergeContext
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
 from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
@@ -134,6 +134,10 @@ DEFECTS: dict[str, Defect] = {
     ),
     "without server.log no server is a ghost": Defect(
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
+    ),
+    "a hung MPS v3 daemon has 0 servers": Defect(
+        *("absence", DaemonInputs, "log_names_servers"),
+        lambda daemon: daemon.log_readable("control"),
     ),
     "who ended just before a fault has caused it": Defect(
         "blame", FaultEvidence, "judge", _judge_by_time, seed=21
