@@ -379,7 +379,7 @@ def _differences_from_lists(
             what, mark = f"clients of {server.name}", f",{server.name},"
             found.append((what, server.clients_connected, lists.get(CLIENTS), mark))
         for what, seen, text, mark in found:
-            true = None if text is None else text.count(mark)
+            true = "unknown" if text is None else text.count(mark)
             absent = (seen is None and hung) or (seen == 0 and not daemon.servers)
             if seen != true and not absent:
                 yield f"{seen} {what} of {daemon.pipe}, not {true}"

@@ -66,8 +66,8 @@ class WorldHost:
         self._requested: dict[int, int | None] = {}
         self._polls = self._runs = 0
         self.lists: dict[str, dict[str, str | None]] = {}
-        """Pipe directory of an MPS v3 daemon -> its replies since the last query of its servers;
-        None: no reply came."""
+        """Pipe directory of an MPS v3 daemon -> its replies since the last query of its servers,
+        and None for each query to which none came."""
         self.control = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
@@ -111,9 +111,9 @@ class WorldHost:
         """Return a list of an MPS v3 daemon; now and then no reply comes."""
         self._runs += 1
         random = self._world.random(daemon.key, f"hang {self._history} {self._runs}")
-        lists = self.lists.setdefault(daemon.pipe, {})
-        if query == SERVERS:
-            lists.clear()
+        known = self.lists.get(daemon.pipe, {}).items()
+        kept = {one: text for one, text in known if query != SERVERS or text is None}
+        lists = self.lists[daemon.pipe] = kept
         text = daemon.reply(query)
         if daemon.stopped or random.random() < SHARE_OF_HANGS:
             lists[query] = None
