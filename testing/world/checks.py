@@ -12,6 +12,7 @@ from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, recent_incidents
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
@@ -20,6 +21,8 @@ from testing.mps_logs import LOGS, numbers, summary
 from testing.outputs import ended_among, texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon
+from testing.world.daemon_v3 import DaemonV3
+from testing.world.host import WorldHost
 from testing.world.model import World
 from testing.world.truth import Truth
 
@@ -65,6 +68,7 @@ class Moment:
     sight: Sight = EVERYTHING
     """What the second exporter can see."""
     collector: Collector | None = None
+    later: Collector | None = None
     thorough: bool = False
     """All texts are checked, too, which takes longer."""
 
@@ -348,12 +352,40 @@ def _explained(
 
 def absence(moment: Moment) -> Iterator[str]:
     """What cannot be seen is absent."""
+    yield from _differences_from_lists(moment.world, moment.snapshot, moment.collector)
+    yield from _differences_from_lists(moment.world, moment.second, moment.later)
     if moment.second is None:
         return
     hidden = (*HIDDEN.get(moment.sight, ()), "mps_gpu_utilization_ratio")
     for family in render(moment.second, Build("", "", "")):
         if family.spec.name in hidden:
             yield f"{family.spec.name} is {family.samples} {moment.sight}"
+
+
+def _differences_from_lists(
+    world: World, snapshot: Snapshot | None, collector: Collector | None
+) -> Iterator[str]:
+    """Compare the servers of an MPS v3 daemon with the lists in its replies, its only source."""
+    if snapshot is None or collector is None:
+        return
+    for shown in snapshot.daemons:
+        daemon, host = world.daemons[shown.pipe_directory], collector._host
+        if not isinstance(daemon, DaemonV3) or not isinstance(host, WorldHost):
+            continue
+        lists = host.lists.get(daemon.pipe, {})
+        hung = SERVERS not in lists or None in lists.values()
+        found = [("servers", shown.servers_count, lists.get(SERVERS), f",{daemon.pipe}/")]
+        for server in shown.servers:
+            what, mark = f"clients of {server.name}", f",{server.name},"
+            found.append((what, server.clients_connected, lists.get(CLIENTS), mark))
+        for what, seen, text, mark in found:
+            true = "unknown" if text is None else text.count(mark)
+            absent = (seen is None and hung) or (seen == 0 and not daemon.servers)
+            if seen != true and not absent:
+                yield f"{seen} {what} of {daemon.pipe}, not {true}"
+        total = make_status(snapshot, WebOptions()).totals.clients
+        if total is not None and shown.servers and lists.get(CLIENTS) is None:
+            yield f"{total} clients in total, not None"
 
 
 # -- page, metrics, API and doctor

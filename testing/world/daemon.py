@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mps_exporter.observations import LogName
 from testing import fake_mps_control
@@ -33,6 +33,9 @@ SERVER_COMMANDS = frozenset(fake_mps_control.ABOUT_A_SERVER)
 
 
 class Daemon(Process):
+    protocol: Literal["3"] | None = None
+    """The protocol that its arguments name."""
+
     def __init__(self, world: World, key: str, setting: Mapping[str, Any]) -> None:
         super().__init__(0, setting.get("uid", 0), 0, fake_mps_control.NAME, exists=False)
         number = int(key[1:])
@@ -65,6 +68,10 @@ class Daemon(Process):
         self._gave_up = 0
         """Callers that did not wait for a reply."""
         self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def servers(self) -> Sequence[Process]:
+        return () if self.server is None else (self.server,)
 
     @property
     def ordinals(self) -> range:
@@ -140,14 +147,16 @@ class Daemon(Process):
         self.found = False
         self._accounted_ms = self.world.now_ms
         self.world.add(self)
+        self.say("control", *self.first_lines())
+        self.truth.count("daemon_starts")
+
+    def first_lines(self) -> tuple[str, ...]:
         variable = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}"
-        self.say(
-            "control",
+        return (
             f"Starting control daemon using socket {self.pipe}/control",
             f"To connect CUDA applications to this daemon, set env {variable}",
             "CUDA MPS Control binary version: 13000",
         )
-        self.truth.count("daemon_starts")
 
     def act(self, action: Action) -> bool:
         """Run an operator's action; return False if its outcome now was never measured."""

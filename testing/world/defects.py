@@ -1,21 +1,20 @@
 """Defects that the exporter had or could have, each as a change of one function in memory."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
-from mps_exporter.findings.finding import Action, end_processes
-from mps_exporter.merge.inputs import MergeContext
+from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
 from mps_exporter.mps.policy import END_TO_FAULT_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
-from mps_exporter.snapshot import Client, ControlDaemon, Incident, Server
+from mps_exporter.snapshot import Client, Incident, Server
 from mps_exporter.web import status_api
 from mps_exporter.web.status_fields import View
 
@@ -59,11 +58,6 @@ def _running_waits(incidents: Incidents) -> tuple[Incident, ...]:
     every = _INCIDENTS(incidents)
     ended = {one.pids for one in every if one.kind == "wait_served"}
     return tuple(one for one in every if one.kind != "wait_started" or one.pids not in ended)
-
-
-def _end_holders(daemon: ControlDaemon) -> Iterable[Action]:
-    clients = (client.pid for server in daemon.servers for client in server.clients)
-    return end_processes(clients, "frees the GPU")
 
 
 def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) -> Verdict:
@@ -111,15 +105,6 @@ DEFECTS: dict[str, Defect] = {
     "a client does not wait behind the next server": Defect(
         "waits", ClientQueue, "block_others", lambda *_: None
     ),
-    "a server for which others wait is a ghost": Defect(
-        "blame",
-        TrackedServer,
-        "is_ghost",
-        property(lambda server: server.daemon.queue.has_blocked_clients()),
-    ),
-    "the remedy for a wait ends those who hold the GPU": Defect(
-        "endings", daemon_findings, "_show_holders", _end_holders
-    ),
     "counting begins again with each server": Defect(
         "monotony", Servers, "remove", _remove_and_count_anew
     ),
@@ -134,6 +119,10 @@ DEFECTS: dict[str, Defect] = {
     ),
     "without server.log no server is a ghost": Defect(
         "absence", TrackedServer, "is_ghost", property(lambda server: server.ghost)
+    ),
+    "a hung MPS v3 daemon has 0 servers": Defect(
+        *("absence", DaemonInputs, "log_names_servers"),
+        lambda daemon: daemon.log_readable("control"),
     ),
     "who ended just before a fault has caused it": Defect(
         "blame", FaultEvidence, "judge", _judge_by_time, seed=21

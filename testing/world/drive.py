@@ -168,7 +168,10 @@ async def play(
             await played.start_second(sight)
         thorough = random.random() < THOROUGH
         snapshot, second = await played.collect()
-        moment = Moment(world, snapshot, previous, second, played.sight, played.exporter, thorough)
+        moment = Moment(
+            *(world, snapshot, previous, second, played.sight),
+            *(played.exporter, played.second, thorough),
+        )
         found = tuple(violations(moment, checks))
         previous, moments = snapshot, moments + 1
         if played.sight != EVERYTHING:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from random import Random
 
+from mps_exporter.mps.protocol_v3 import SERVERS
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,
@@ -24,8 +25,10 @@ from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.processes import observations_by_exit
+from testing.fake_mps_control import V3_USAGE
 from testing.mps_logs import EIGHT, LOGS
 from testing.world.daemon import Daemon
+from testing.world.daemon_v3 import DaemonV3
 from testing.world.model import World
 from testing.world.processes import Client, Process
 
@@ -33,6 +36,7 @@ ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"
 """Driver 580: another caller was there at the same time."""
 MAX_REPLY_MS = 20
+SHARE_OF_HANGS = 0.03
 SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
 
 
@@ -61,6 +65,9 @@ class WorldHost:
         self._watched: set[int] = set()
         self._requested: dict[int, int | None] = {}
         self._polls = self._runs = 0
+        self.lists: dict[str, dict[str, str | None]] = {}
+        """Pipe directory of an MPS v3 daemon -> its replies since the last query of its servers,
+        and None for each query to which none came."""
         self.control = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
@@ -80,9 +87,11 @@ class WorldHost:
         timeout_seconds: float,
         rights: ChildRights,
     ) -> ProcessResult:
-        del argv, rights
+        del rights
         world = self._world
         daemon = world.daemons[environment["CUDA_MPS_PIPE_DIRECTORY"]]
+        if isinstance(daemon, DaemonV3):
+            return self._list(daemon, " ".join(argv[1:]), timeout_seconds)
         while daemon.busy and (due := world.next_event_ms()) is not None:
             world.advance(due)
         if not daemon.exists:
@@ -97,6 +106,22 @@ class WorldHost:
             return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
         lines = [line for reply in replies for line in reply]
         return ProcessResult(0, "".join(f"{line}\n" for line in lines).encode())
+
+    def _list(self, daemon: DaemonV3, query: str, timeout_seconds: float) -> ProcessResult:
+        """Return a list of an MPS v3 daemon; now and then no reply comes."""
+        self._runs += 1
+        random = self._world.random(daemon.key, f"hang {self._history} {self._runs}")
+        known = self.lists.get(daemon.pipe, {}).items()
+        kept = {one: text for one, text in known if query != SERVERS or text is None}
+        lists = self.lists[daemon.pipe] = kept
+        text = daemon.reply(query)
+        if daemon.stopped or random.random() < SHARE_OF_HANGS:
+            lists[query] = None
+            return ProcessResult(None, timed_out=True, duration_seconds=timeout_seconds)
+        if text is None:
+            return ProcessResult(1, stderr=V3_USAGE.encode())
+        lists[query] = text
+        return ProcessResult(0, text.encode())
 
     # -- processes
 
@@ -123,13 +148,13 @@ class WorldHost:
         return tuple(self._daemon_facts(one) for one in self._world.daemons.values() if one.exists)
 
     def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
-        server = daemon.server
         daemon.found |= not self._history
         return DaemonFacts(
             daemon.pipe,
             daemon.log_directory,
             process=self._facts(daemon),
-            servers=() if server is None else (self._facts(server),),
+            protocol=daemon.protocol,
+            servers=tuple(map(self._facts, daemon.servers)),
             owner_uid=daemon.uid,
             log_owners=tuple({0, daemon.uid}),
             limited=daemon.uid != 0,
@@ -249,17 +274,19 @@ class WorldHost:
             )
             for gpu in self._world.gpus
         )
+        v3 = any(isinstance(one, DaemonV3) for one in self._world.daemons.values())
+        driver = "615.71.09" if v3 else "580.159.04"
         return NvmlObservation(
-            self.now(), Outcome.OK, driver_version="580.159.04", cuda_version="13.0", gpus=gpus
+            self.now(), Outcome.OK, driver_version=driver, cuda_version="13.0", gpus=gpus
         )
 
     def _gpu_processes(self, index: int) -> Iterator[GpuProcess]:
         """Yield the servers, and the clients that have a context here or lost it with a server."""
         for daemon in self._world.daemons.values():
             here = [gpu.index for gpu in daemon.gpus]
-            server = daemon.server
-            if index in here and server is not None and server.ready:
-                yield GpuProcess(server.pid, "compute", SERVER_BYTES)
+            for server in daemon.servers:
+                if index in here and server.ready:
+                    yield GpuProcess(server.pid, "compute", SERVER_BYTES)
         for process in self._world.processes.values():
             if isinstance(process, Client) and process.active_ms is not None:
                 used = [process.daemon.gpus[ordinal].index for ordinal in process.gpus]

@@ -9,6 +9,7 @@ from random import Random
 
 from testing.mps_logs import EIGHT
 from testing.world.daemon import PIDS_OF_A_DAEMON, Daemon
+from testing.world.daemon_v3 import DaemonV3
 from testing.world.processes import Client, Gpu, Process
 from testing.world.script import Action
 from testing.world.truth import Truth
@@ -187,7 +188,8 @@ class World:
     def _start_daemon(self, action: Action) -> None:
         known = self._daemon(action.target)
         if known is None:
-            known = Daemon(self, action.target, action.values)
+            kind = DaemonV3 if action.values.get("v3") else Daemon
+            known = kind(self, action.target, action.values)
             self.daemons[known.pipe] = known
         if not known.exists:
             known.start()

@@ -32,6 +32,10 @@ class Process:
     exists: bool = True
     stopped: bool = False
 
+    @property
+    def ready(self) -> bool:
+        return True
+
 
 @dataclass(eq=False, kw_only=True)
 class Client(Process):

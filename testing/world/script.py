@@ -55,6 +55,7 @@ THEMES = {
     "collisions": 0.2,
     "kernel_log": 0.7,
     "nvml": 0.5,
+    "mps_v3": 0.05,
 }
 """Theme -> share of the worlds that have it."""
 OF_DAEMONS: tuple[tuple[Kind, str, int], ...] = (
@@ -98,7 +99,7 @@ def generate(seed: int, minutes: float, pace: float = 1.0) -> tuple[Action, ...]
     if clock.random() < 0.1:
         at, seconds = plan.moment(clock), clock.choice((-300, -3, 3, 300, 3600))
         actions.append(Action(at, "clock_step", "host", {"seconds": seconds}))
-    daemons = gpus if plan.has("daemons") else 1
+    daemons = gpus if plan.has("daemons") and not plan.has("mps_v3") else 1
     for number in range(daemons):
         actions += _daemon(plan, number, (number,) if daemons > 1 else tuple(range(gpus)), daemons)
     return tuple(sorted(replace(one, at=one.at / pace) for one in actions))
@@ -109,8 +110,9 @@ def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Ite
     name = f"d{number}"
     random = plan.random(name)
     uid = 0 if number == 0 or random.random() < 0.3 else random.choice(USERS)
-    multiuser = uid == 0 and plan.has("users") and random.random() < 0.2
-    setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser}
+    v3 = plan.has("mps_v3")
+    multiuser = uid == 0 and not v3 and plan.has("users") and random.random() < 0.2
+    setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser, "v3": v3}
     yield Action(0.0, "start_daemon", name, setting)
     users = (uid, uid, uid, STRANGER) if uid else USERS if plan.has("users") else (0,)
     for client in range(round(plan.minutes * random.uniform(0.5, 6.0) / daemons)):

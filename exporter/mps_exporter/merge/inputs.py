@@ -48,6 +48,9 @@ class DaemonInputs:
 
     def log_names_servers(self) -> bool:
         """Return whether the log shows which servers exist; an MPS v3 daemon's does not."""
+        unknown = self.answers.protocol is None and self.facts.protocol is None
+        if unknown and self.facts.servers and not any(self.state.servers):
+            return False  # it may be one, with its protocol in an unreadable environment
         return self.log_readable("control") and not self.speaks_v3
 
     def device_uuids(self) -> dict[int, str]:

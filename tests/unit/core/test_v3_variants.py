@@ -42,7 +42,6 @@ from mps_exporter.observations import (
     LogsObservation,
     LogState,
     NvmlObservation,
-    Observation,
     Outcome,
     ProcessFacts,
     ProcfsObservation,
@@ -326,9 +325,9 @@ CONTROL_LOG = LogsObservation(
 )
 
 
-def silent(at: float, kind: Any = "probe", query: str = SERVERS) -> ControlObservation:
-    late = Exchange((query,), Outcome.TIMEOUT, error="no answer within 5 s")
-    return ControlObservation(at, PIPE, kind, Outcome.TIMEOUT, (late,), error="no answer")
+def silent(at: float) -> ControlObservation:
+    late = Exchange((SERVERS,), Outcome.TIMEOUT, error="no answer within 5 s")
+    return ControlObservation(at, PIPE, "probe", Outcome.TIMEOUT, (late,), error="no answer")
 
 
 def after(made: Recording, seconds: float) -> Metrics:
@@ -350,16 +349,9 @@ def test_of_a_daemon_that_hangs_it_is_not_known_what_it_has(
         assert after(made, 1.0).value("mps_control_servers") == 2
     metrics = after(made, 70.0)
     assert metrics.value("mps_control_up") == 0
-    if protocol is None and not answered:
-        return  # its interface is unknown
     ((info, _),) = metrics.all("mps_control_info")
-    assert info["protocol"] == "3"
-    for name in ("mps_control_servers", "mps_server_clients"):
-        assert metrics.value(name) is None
-    status = make_status(metrics.snapshot, WebOptions(host="node-9"))
-    assert status.totals.clients is None
-    assert status.daemons[0].servers_count is None
-    assert {one.pid for one in status.daemons[0].servers} == {OPAL, ONYX}
+    assert info.get("protocol") == ("3" if protocol or answered else "")
+    assert {one.pid for one in metrics.snapshot.daemons[0].servers} == {OPAL, ONYX}
     doctor, page = texts(metrics)
     assert "0 clients" not in doctor
     assert "0 servers" not in doctor + page
@@ -368,17 +360,6 @@ def test_of_a_daemon_that_hangs_it_is_not_known_what_it_has(
 def test_a_daemon_that_is_gone_has_no_servers() -> None:
     gone = facts(process=None, servers=(), lock_holder_pid=None)
     assert after(host(daemon=gone, found={}), 1.0).value("mps_control_servers") == 0
-
-
-def test_a_list_of_clients_that_hangs() -> None:
-    made = host()
-    more = [silent(START, "reconciliation", CLIENTS)]
-    kept: list[Observation] = [
-        one for one in made.observations if getattr(one, "kind", "") != "reconciliation"
-    ]
-    metrics = after(replace(made, observations=(*kept, *more)), 1.0)
-    assert metrics.value("mps_server_clients") is None
-    assert "0 clients" not in "\n".join(texts(metrics))
 
 
 # ------------------------------------------------------------------------------ recordings

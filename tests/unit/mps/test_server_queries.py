@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mps_exporter.mps.protocol_v2 import PROBE, ProbeReply, ServerReply
-from mps_exporter.mps.protocol_v3 import CLIENTS, NAMESPACES, SERVERS
 from mps_exporter.mps.server_queries import (
     ServerAnswers,
     can_answer,
@@ -23,7 +22,6 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
-from mps_exporter.snapshot import NamedServer, NamespaceClient, Partitioning
 from testing import fake_mps_v3 as published
 from testing.logged import LoggedServer, logged
 
@@ -206,31 +204,8 @@ def test_a_failed_probe_has_no_list_and_keeps_the_replies(observation: Any) -> N
 # ------------------------------------------------------------------------------ MPS v3
 
 
-def asked(query: str, text: str, at: float = NOW) -> Any:
-    return control(Exchange((query,), Outcome.OK, text, return_code=0), at=at)
-
-
-def test_a_v3_daemon_is_queried_for_details_once_after_each_probe() -> None:
-    probe = asked(SERVERS, published.MANUAL[SERVERS])
-    answers = with_probe(ServerAnswers(), probe)
-    assert answers.v3_due(probe)
-    answers = with_servers(answers, asked(CLIENTS, published.MANUAL[CLIENTS]))
-    assert not answers.v3_due(probe)
-    later = asked(NAMESPACES, published.NAMESPACES_CSV, NOW + 1.0)
-    assert answers.v3_due(later)
-    assert not ANSWERED.v3_due(later)
-    v2 = with_probe(ServerAnswers(), asked("lspart", published.LSPART_CAPTURE))
+def test_a_v2_daemon_is_not_queried_for_the_details_of_v3() -> None:
+    probe = control(Exchange(("lspart",), Outcome.OK, published.LSPART_CAPTURE, return_code=0))
+    v2 = with_probe(ServerAnswers(), probe)
     assert v2.partitioning.protocol == "2"
-    assert not v2.v3_due(later)
-
-
-def test_details_are_of_the_last_probe_or_later() -> None:
-    probe = asked(SERVERS, published.MANUAL[SERVERS])
-    answers = with_probe(ServerAnswers(), probe)
-    answers = with_servers(answers, asked(CLIENTS, published.MANUAL[CLIENTS]))
-    known = with_probe(answers, probe).partitioning
-    assert len(known.rows(NamespaceClient)) == 2
-    later = with_probe(answers, asked(SERVERS, published.MANUAL[SERVERS], NOW + 1.0)).partitioning
-    assert later.lists.keys() == {NamedServer}
-    assert with_probe(answers, listed("20\n100.0\n")).partitioning == Partitioning()
-    assert with_probe(answers, None).partitioning == Partitioning()
+    assert not v2.v3_due(probe)
