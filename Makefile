@@ -143,6 +143,12 @@ page-pictures: install ## Draw the status page in each situation (ARGS="FOLDER N
 	@tools/install-system.sh chromium
 	python -m tests.browser.pictures $(or $(ARGS),build/page-pictures)
 
+# Two minutes: as long as the demo takes.
+.PHONY: film
+film: install ## Film the demo's page and terminal, into docs/images
+	@tools/install-system.sh chromium webp
+	python -m tests.browser.pictures --film
+
 .PHONY: images
 images: install tools-servers ## Make the pictures of docs/images: of dashboards (GRAFANA=/its/folder)
 	@tools/install-system.sh chromium

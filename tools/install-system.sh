@@ -7,6 +7,7 @@
 #   tools/install-system.sh victoria   victoria-metrics vmalert vmalert-tool
 #   tools/install-system.sh apparmor   apparmor_parser
 #   tools/install-system.sh chromium   on the machine itself, by apt, and so only as root
+#   tools/install-system.sh webp       the same: img2webp
 #
 # The first three unpack Debian packages below .tools. That needs no root, installs
 # nothing on the machine and starts no service: apt works with lists and a cache of its
@@ -218,12 +219,16 @@ install_chromium() {
     missing chromium 'as root: apt-get install chromium'
 }
 
+install_webp() {
+  have img2webp || { is_root_with_apt && apt_root_install webp; } || missing img2webp 'the package webp'
+}
+
 [ $# -gt 0 ] || set -- servers
 only_one
 for group in "$@"; do
   case $group in
-    servers | victoria | apparmor | chromium) "install_$group" ;;
-    *) fail "usage: $0 [servers] [victoria] [apparmor] [chromium]" ;;
+    servers | victoria | apparmor | chromium | webp) "install_$group" ;;
+    *) fail "usage: $0 [servers] [victoria] [apparmor] [chromium] [webp]" ;;
   esac
 done
 # The packages lie unpacked; lists and cache are of no more use.

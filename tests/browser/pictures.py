@@ -1,19 +1,24 @@
 """Draws the status page of recorded hosts: ``python -m tests.browser.pictures [FOLDER [NAME...]]``.
 
 Into FOLDER: each situation in 1400 and 390 pixels, light and dark, for a person. Without arguments:
-the pictures of docs/images.
+the pictures of docs/images, and with --film the film there, of terminal and page.
 """
 
 import argparse
 import asyncio
+import html
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 from mps_exporter.snapshot import RecordingInfo, Snapshot
 from testing import snapshots
-from testing.devtools import browser
+from testing.devtools import Page, browser
 from testing.player import RECORDINGS, Player
+from testing.program import running
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 
@@ -22,6 +27,12 @@ Screen = tuple[int, int, bool]
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 DESK, DARK, PHONE = (1200, 800, False), (1200, 800, True), (360, 740, False)
+FILM = (960, 860)
+CHAPTER = "document.querySelector('[aria-current]').textContent"
+TERMINAL = (
+    "data:text/html;charset=utf-8,<body style='background:%23161b22;margin:20px'>"
+    "<pre style='color:%23e6edf3;font:13px/1.5 monospace;white-space:pre-wrap'>"
+)
 SCREENS = ((1400, 900), (390, 844))
 RECORDED = {
     "quiet": ("quiet", 80.0),
@@ -90,6 +101,40 @@ async def draw(found: Sequence[Snapshot], files: Mapping[Path, Screen]) -> None:
             print(f"{file}, {high} px high", *page.complaints)
 
 
+async def film() -> None:
+    """Film the demo in a terminal, its page until it repeats, and the doctor on its first wait."""
+    shots: list[str] = []  # arguments of the encoder
+    doctor = ("mps-exporter", "doctor", "--recording", "tests/recordings/tour.rec.gz", "--at=40")
+    said = subprocess.run(doctor, capture_output=True, text=True, check=False).stdout
+
+    async def shoot(page: Page, milliseconds: int) -> None:
+        file = Path(folder) / f"{len(shots):05}.png"
+        await page.screenshot(file, FILM[1])
+        shots.extend(("-d", str(milliseconds), str(file)))
+
+    async def terminal(page: Page, command: str, output: str, milliseconds: int) -> None:
+        await page.open(TERMINAL + quote(html.escape(f"$ {command}\n{output}")))
+        await shoot(page, milliseconds)
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with running(Path(folder), "demo") as demo, browser() as page:
+            await page.look(*FILM)
+            lines = next(Path(folder).glob("exporter-*.log")).read_text().splitlines()
+            words = "\n".join(line for line in lines if not line.startswith("time="))
+            await terminal(page, "mps-exporter demo", "", 500)
+            await terminal(page, "mps-exporter demo", words, 1300)
+            await page.open(demo.url)
+            before = ""
+            while "limits" not in await page.evaluate(CHAPTER):
+                headline = await page.evaluate("headline.textContent.replace(/[0-9]+/g, '')")
+                await shoot(page, 200 if headline == before else 900)
+                before = headline
+                await asyncio.sleep(4)
+            await terminal(page, " ".join(doctor), said, 2500)
+        encode = ("img2webp", "-loop", "0", "-mixed", "-q", "55", *shots)
+        subprocess.run((*encode, "-o", str(IMAGES / "demo.webp")), check=True)
+
+
 async def main(folder: Path | None, names: Sequence[str]) -> None:
     if folder is None:
         for name, (recording, seconds, screen) in DOCUMENTED.items():
@@ -109,6 +154,7 @@ async def main(folder: Path | None, names: Sequence[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--film", action="store_true")
     parser.add_argument("names", nargs="*", help="situations; all of them by default")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.folder, arguments.names))
+    asyncio.run(film() if arguments.film else main(arguments.folder, arguments.names))
