@@ -213,9 +213,9 @@ class World:
             gpus=tuple(values.get("gpus", daemon.ordinals)),
             busy=values.get("busy", True),
             percentage=values.get("percentage"),
-            reservations=self._reservations(values.get("fork_of", action.target)),
         )
-        if daemon.may_arrive(client):
+        if daemon.may_arrive(client):  # often not: the rest is for a client that comes
+            client.reservations = self._reservations(values.get("fork_of", action.target))
             self.add(client)
             self.clients[action.target] = client
             daemon.accept(partial(daemon.arrive, client))
