@@ -19,7 +19,7 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 FAQ = "docs/faq.md"
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 5.0
+WANTED_EVIDENCE = 5.2
 """Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0
