@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 NAME = "mps-terminate"
 PROC = Path("/proc")
+SYS_ADMIN = 1 << 21  # CAP_SYS_ADMIN
 INITIAL_PID_NAMESPACE = "4026531836"  # PROC_PID_INIT_INO, the same on every Linux
 MAX_REPLY_BYTES = 1 << 20
 NO_TOOL = 127  # exit status of a shell
@@ -139,6 +140,22 @@ def read(pid: int | str, name: str) -> bytes:
     reader.start()
     reader.join(READ_SECONDS)
     return found[0] if found else b""
+
+
+def is_hosts_root(pid: str) -> bool:
+    """Return whether a process with UID 0 is no container's root, whose answers prove nothing.
+
+    It has the user namespace of process 1, and CAP_SYS_ADMIN or its PID namespace and mounts.
+    """
+    status = read(pid, "status")
+    rights = re.search(rb"\nCapEff:\s*([0-9a-f]+)\n", status)
+    users, mounts = (
+        [read(one, name).partition(first)[0] for one in (pid, "1")]
+        for name, first in (("uid_map", b"\0"), ("mountinfo", b" "))
+    )
+    inside = mounts[0] == mounts[1] != b"" and re.search(rb"\nNSpid:\s*\d+\n", status) is not None
+    administrates = rights is not None and bool(int(rights[1], 16) & SYS_ADMIN)
+    return users[0] == users[1] != b"" and (administrates or inside)
 
 
 def all_processes() -> list[str]:
@@ -297,7 +314,8 @@ def can_be_asked(server: str) -> str:
 def likely_directories(uid: int | None, until: float) -> Iterator[str]:
     """Yield pipe directories, root's first; read no process after this time.
 
-    Daemons of other users are left out: they decide what is answered there, and when.
+    Daemons of other users and of containers' root are left out: they decide what is answered there,
+    and when.
     """
     yield os.environ.get(PIPE_VARIABLE, "")
     users = {0, os.getuid(), uid}
@@ -308,6 +326,7 @@ def likely_directories(uid: int | None, until: float) -> Iterator[str]:
         and process.name == PROGRAM
         and process.owner == process.real
         and process.owner in users
+        and (process.owner or is_hosts_root(pid))
     ]
     for _, pid in sorted(found):
         if time.monotonic() > until:

@@ -363,15 +363,26 @@ def test_daemons_are_found_unless_they_belong_to_other_users(host: Host) -> None
     assert (done.returncode, sorted(host.terminated())) == (0, expected)
 
 
-@pytest.mark.parametrize("whose", ["another user's", "the caller's, hanging", "set-user-ID"])
-def test_no_process_of_another_user_delays_or_answers(host: Host, whose: str) -> None:
+IN_CONTAINER = {"uid": 0, "capabilities": 0xA80425FB}
+
+
+@pytest.mark.parametrize(
+    "whose",
+    [
+        pytest.param({"uid": 1003}, id="another user's"),
+        pytest.param({"uid": 1001}, id="the caller's, hanging"),
+        pytest.param({"uid": 0, "real_uid": 1001}, id="set-user-ID"),
+        pytest.param({**IN_CONTAINER, "mount": 90}, id="a container's root, its mounts"),
+        pytest.param({**IN_CONTAINER, "namespace_pids": (7,)}, id="a container's root, its PIDs"),
+        pytest.param({"uid": 0, "users": "0 100000 65536\n"}, id="root of a user namespace"),
+    ],
+)
+def test_no_process_of_another_user_delays_or_answers(host: Host, whose: dict[str, Any]) -> None:
     """The file hangs like that of a process whose memory is locked."""
-    uids = {"another user's": (1003, None), "set-user-ID": (0, 1001)}
-    uid, real = uids.get(whose, (1001, None))
     pipe = host.folder / "hers"
     argv, environ = ("nvidia-cuda-mps-control", "-d"), {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
-    here = host.proc.add(200, argv=argv, uid=uid, real_uid=real, environ=environ)
-    if real is None:
+    here = host.proc.add(200, argv=argv, environ=environ, **whose)
+    if whose["uid"]:
         (here / "cmdline").unlink()
         os.mkfifo(here / "cmdline")
     host.process(300, uid=1001)

@@ -98,7 +98,10 @@ class FaultEvidence:
         self._clients: dict[int, Process] = {}  # Clients that the logs name.
 
     def add_ranges(self, found: AddressRanges) -> None:
-        """Add the ranges of a client; they replace its earlier ranges."""
+        """Add the ranges of a process, maybe of another daemon; they replace its earlier ranges.
+
+        Users choose the ranges: those of running clients are dropped last.
+        """
         oldest = found.at - policy.RANGES_LIFETIME_SECONDS
         self._owners = [
             owner
@@ -106,7 +109,12 @@ class FaultEvidence:
             if (owner.ended_at >= oldest if owner.ended_at else owner.pid != found.pid)
         ]
         self._owners.append(Process(found.pid, found.uid, found.at, found.ranges))
-        del self._owners[: -policy.MAX_EVIDENCE_PROCESSES]
+        while (
+            len(self._owners) > policy.MAX_EVIDENCE_PROCESSES
+            or sum(len(owner.ranges) for owner in self._owners) > policy.MAX_EVIDENCE_RANGES
+        ):
+            least = min(self._owners, key=lambda one: (one.pid in self._clients, not one.ended_at))
+            self._owners.remove(least)
 
     def client_active(self, pid: int) -> None:
         self._clients[pid] = Process(pid)

@@ -91,7 +91,8 @@ A longer time means that the program destroyed its context and continued."""
 
 MAX_END_AGE_SECONDS = 5.0  # Maximum age of an end that explains a fault. The longest took 1.4 s.
 RANGES_LIFETIME_SECONDS = 600.0  # Lifetime of a client's address ranges after its end.
-MAX_EVIDENCE_PROCESSES = 1024  # Processes of one daemon whose address ranges are kept.
+MAX_EVIDENCE_PROCESSES = 1024  # Processes whose address ranges are kept for one daemon.
+MAX_EVIDENCE_RANGES = 1 << 15  # Address ranges of these: 512 each of 64 clients; 4 MB.
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,19 @@ def test_no_command_for_a_process_that_is_not_confirmed_or_has_another_number() 
         assert not advice.actions
 
 
+def test_no_text_of_a_stranger_is_part_of_a_command() -> None:
+    words = "$(id)';\n\x1b[31m"
+    listed = client(11, command=words, user=words), client(12, uid=1002, command=words)
+    host = snapshot(replace(daemon(server(*listed)), pipe_directory="/tmp/a b$(id)"))
+    tool = "CUDA_MPS_PIPE_DIRECTORY='/tmp/a b$(id)' nvidia-cuda-mps-control"
+    advice = before_kill(11, host)
+    expected = [f"echo terminate_client 634 11 | {tool}", "kill 11"]
+    assert [one.command for one in advice.actions] == expected
+    assert "\x1b" not in status_of_end(advice, as_json=False)[1]
+    unprintable = replace(host, daemons=(replace(host.daemons[0], pipe_directory=words),))
+    assert not before_kill(11, unprintable).actions
+
+
 def test_a_v3_daemon_has_its_own_command() -> None:
     host = snapshot(daemon(server(*CLIENTS), protocol="3"))
     assert "echo client terminate 11 |" in before_kill(11, host).actions[0].command

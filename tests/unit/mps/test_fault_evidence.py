@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict, parse_fault, pci_address
-from mps_exporter.mps.policy import RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
+from mps_exporter.mps.policy import MAX_EVIDENCE_RANGES, RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
 from mps_exporter.observations import AddressRanges, KernelLine
 from testing.each import each
 from testing.mps_logs import EIGHT, read, sample
@@ -73,6 +73,22 @@ def test_measured_faults(one: dict[str, Any]) -> None:
     else:
         assert (cause, pids) == ("unknown", [])
         assert "over" not in one["what"] or not one["maps_read"]
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_processes_with_many_ranges_drive_out_none_of_a_running_client(client: bool) -> None:
+    """They are clients of this daemon that end, or of a daemon of their user."""
+    evidence = evidence_of(xid("T1_1", OWN[0]))
+    lives(evidence, 1486, OWN)
+    many = tuple((number << 22, (number << 22) + 1) for number in range(512))
+    for pid in range(2000, 2000 + 1100):
+        if client:
+            lives(evidence, pid, *many)
+            ends(evidence, pid, 995.0)
+        else:
+            evidence.add_ranges(AddressRanges(990.0, pid, 2001, many))
+    assert judged(evidence) == ("own_fault", [1486], True)
+    assert sum(len(one.ranges) for one in evidence._owners) <= MAX_EVIDENCE_RANGES
 
 
 def test_a_process_name_that_forges_a_fault_changes_nothing() -> None:
