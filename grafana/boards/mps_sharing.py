@@ -21,6 +21,7 @@ from grafana.promql import grown_in_range, new_in_range, new_in_step
 
 IDLE_TIME = grown_in_range("mps_uid_handover_idle_seconds_total", "")
 _WAITS_ENDED = 'mps_uid_wait_seconds_bucket{le="%s"}'
+_DEAD = "mps_uid_waiting_dead_clients > 0"
 _NOBODY = "count(mps_control_up) unless on () count(mps_client_info)"
 
 
@@ -55,8 +56,9 @@ TILES = (
         "Healthy: nobody. Users whose programs hang in cuInit until the last client of the holder "
         "exits. Not known where control.log cannot be read, and of MPS v3: nothing else shows who "
         "waits.",
-        (_by_daemon("(mps_uid_waiting_clients > 0)"), "uid {{uid}}{{at}}", style.WARN),
-        (f"({shared.NUMBER_WAITING}) == 0", "nobody", style.QUIET),
+        (_by_daemon(f"({shared.WAITING} > 0)"), "uid {{uid}}{{at}}", style.WARN),
+        (_by_daemon(f"({_DEAD})"), "uid {{uid}}{{at}} · dead in queue", style.BAD),
+        (f"({shared.NUMBER_WAITING}) == 0 unless on () count({_DEAD})", "nobody", style.QUIET),
         (
             f"count(mps_exporter_build_info) unless on () ({shared.NUMBER_WAITING})",
             "not known",
