@@ -420,7 +420,7 @@ class Settings:
     doctor_before_kill: int | None = _option(
         None,
         _PROCESS_ID,
-        "Show whom the end of this process would take down, and how to end it without that. Exit "
+        "Show which programs would end with this process, and how to end it alone. Exit "
         "status: 0 no other program is in danger, 1 others are.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")

@@ -101,7 +101,7 @@ def test_the_time_before_the_exporter_started_is_marked_as_unknown() -> None:
     known = hosts.daemon(hosts.server(), timeline=(span,), timeline_since=NOW - 30)
     assert 'class="unknown" width="500.0"' in page_of(hosts.snapshot(known))
     page = page_of(hosts.snapshot(hosts.daemon(timeline_since=NOW - 30)))
-    assert "Nobody held the GPU in the last 60 s, as far as it was seen." in page
+    assert "No user held the GPU in the last 60 s, as far as it was seen." in page
 
 
 # ---------------------------------------------------------------------- history
