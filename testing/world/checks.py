@@ -325,7 +325,8 @@ def restart(moment: Moment) -> Iterator[str]:
 
 def _is_whole(daemon: Daemon) -> bool:
     """Return whether an exporter that starts now finds the whole history."""
-    return not (daemon.frozen or daemon.truth.unknowable or any(daemon.truncations.values()))
+    lost = daemon.truth.unknowable or any(daemon.truncations.values()) or daemon.renamed
+    return not (daemon.frozen or lost)
 
 
 def _only(snapshot: Snapshot, names: Collection[str]) -> Snapshot:

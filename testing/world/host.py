@@ -198,6 +198,7 @@ class WorldHost:
         for pipe in [one.pipe_directory for one in daemons]:
             for log in LOGS:
                 gone = (pipe, log) in self._world.sight.gone_logs
+                gone |= log in self._world.daemons[pipe].renamed and (pipe, log) not in self._read
                 readable = not gone and log not in self._hidden
                 states.append(LogState(pipe, log, f"/logs{pipe}/{log}.log", readable=readable))
                 if readable:
@@ -211,7 +212,9 @@ class WorldHost:
         """Yield what is new, in up to three pieces that end anywhere, also within a line."""
         daemon = self._world.daemons[pipe]
         data, truncations = daemon.logs[log], daemon.truncations[log]
-        begin, seen = self._read.get((pipe, log), (0, len(truncations) if self._history else 0))
+        known, new_files = self._read.get((pipe, log)), daemon.new_files[log]
+        first = max(new_files, default=0), len(truncations) if self._history else 0
+        begin, seen = known or first
         self._read[pipe, log] = len(data), len(truncations)
         start = max(truncations, default=0)
         lost = max(0, start - begin) if seen < len(truncations) else 0
@@ -223,8 +226,10 @@ class WorldHost:
         if begin < len(data) and not history:
             random = Random(f"{self._world.seed}/pieces/{pipe}/{log}/{self._polls}")
             cuts |= {random.randint(begin, len(data)) for _ in range(2)}
+        cuts |= {one for one in new_files if begin < one}
         restarted = seen < len(truncations)
         for cut in sorted(cuts):
+            restarted |= known is not None and begin in new_files
             yield LogChunk(
                 at=self.now(),
                 pipe_directory=pipe,

@@ -24,6 +24,7 @@ Kind = Literal[
     "forge",
     "hide_log",
     "truncate",
+    "rename",
     "exhaust",
     "clock_step",
 ]
@@ -67,6 +68,7 @@ OF_DAEMONS: tuple[tuple[Kind, str, int], ...] = (
     ("forge", "hostile", 3),
     ("hide_log", "logs", 1),
     ("truncate", "logs", 2),
+    ("rename", "logs", 1),
     ("exhaust", "stops", 2),
 )
 """What is done to a daemon, its server or its logs; the theme; the most times in a world."""
@@ -128,7 +130,7 @@ def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Ite
         for count, at in enumerate(moments):
             chosen = plan.random(name, kind, count)
             values: dict[str, Any] = {"seconds": chosen.randint(3, 30)}
-            if kind in ("hide_log", "truncate"):
+            if kind in ("hide_log", "truncate", "rename"):
                 values["log"] = chosen.choice(("control", "server"))
             yield Action(at, kind, name, values)
             if kind in ("quit", "kill_daemon"):
