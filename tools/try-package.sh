@@ -166,6 +166,14 @@ check 'metrics are served on port 9401' metrics 9401
 check 'the setting holds' inside sh -c "curl -s http://localhost:9401/metrics >/dev/null &&
   tr '\0' '\n' </proc/\$(systemctl show --property MainPID --value mps-exporter.service)/environ |
   grep -qx MPS_EXPORTER_COLLECTOR_CLIENTS_MAX=200"
+inside cp -p /etc/default/mps-exporter /root/settings
+inside sh -c 'printf "ARGS=--no-collector.logs\nOPTIONS=--no-collector.control\n" >>/etc/default/mps-exporter'
+inside systemctl restart mps-exporter.service
+wait_for 'metrics with ARGS' metrics 9401
+check 'the flags in ARGS hold' not inside sh -c 'curl -s http://localhost:9401/metrics | grep -q collector=.logs'
+check 'and the log names a setting of others' inside sh -c 'journalctl -u mps-exporter | grep -q "OPTIONS is no"'
+inside mv /root/settings /etc/default/mps-exporter
+inside systemctl restart mps-exporter.service
 started() { inside systemctl show --property InvocationID mps-exporter.service mps-exporter.socket; }
 started >"$PLACE/started"
 traces >"$PLACE/installed"

@@ -109,7 +109,7 @@ def test_the_unit_of_the_package_differs_by_its_program_only() -> None:
     unit = (ROOT / "deploy" / "systemd" / "mps-exporter.service").read_text("utf-8")
     assert "/opt/mps-exporter/bin/mps-exporter" in (ROOT / "tools" / "release.sh").read_text()
     assert re.findall(r".*/opt/.*", unit) == [
-        "ExecStart=/opt/mps-exporter/bin/mps-exporter serve --web.systemd-socket"
+        "ExecStart=/opt/mps-exporter/bin/mps-exporter serve --web.systemd-socket $ARGS"
     ]
 
 
