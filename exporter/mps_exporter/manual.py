@@ -137,9 +137,9 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    A page is better than others if the text is its title, or stands in it word for word, else the
-    page that has most of its rare words, in its title, and in the same sequence: a message contains
-    PIDs and paths.
+    A page is better than others if it has the text as its title, or contains the text word for
+    word, else the page that has most of its rare words, in its title, and in the same sequence: a
+    message contains PIDs and paths.
     """
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
