@@ -137,8 +137,9 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    A page that contains the text word for word is better than others, else the page that has most
-    of its rare words, in its title, and in the same sequence: a message contains PIDs and paths.
+    A page is better than others if it has the text as its title, or contains the text word for
+    word, else the page that has most of its rare words, in its title, and in the same sequence: a
+    message contains PIDs and paths.
     """
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
@@ -153,7 +154,7 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
-        named = text.strip().lower() == page.name.lower()
+        named = asked == set(_words(page.title)) or text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
         evidence = titled + run
         enough = evidence >= WANTED_RUN or (evidence >= WANTED_EVIDENCE and found >= wanted * whole)

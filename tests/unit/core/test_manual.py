@@ -37,6 +37,11 @@ def test_each_finding_has_its_page(name: str, capsys: pytest.CaptureFixture[str]
     assert found == 0
 
 
+@pytest.mark.parametrize("page", manual.pages().values(), ids=lambda page: page.name)
+def test_the_title_of_a_page_finds_it(page: manual.ManualPage) -> None:
+    assert manual.search(page.title)[0] == page
+
+
 def test_links_of_a_page_lead_to_pages_or_to_the_web() -> None:
     for page in manual.pages().values():
         for target in re.findall(r"\]\(([^)#]+)", page.text):
