@@ -6,7 +6,6 @@ each source and to the logs, from which a replay builds the state of the daemons
 """
 
 import asyncio
-import gzip
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
@@ -49,6 +49,7 @@ USERS_RATIO = 0.25
 """Part of the memory for what users choose: logs and replies of ordinary users' daemons, address
 ranges and long texts of processes."""
 
+MAX_COMPRESSION = 32  # Ratio beyond which the size of a text counts: users choose texts.
 LONG_TEXTS = 8192  # Length of the texts of a user's processes that fill that part.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
@@ -58,6 +59,17 @@ _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
 _STAMP = "%Y%m%dT%H%M%SZ"
 
 _log = logging.getLogger(__name__)
+
+
+class _Line(NamedTuple):
+    """An observation that is kept."""
+
+    at: float
+    stream: str
+    limited: bool  # Whether it is of an ordinary user's daemon.
+    size: int  # Size of the data, but at least a part of the size of the text.
+    users: int  # Part of the size that users chose.
+    data: bytes  # The compressed line.
 
 
 class Hindsight:
@@ -77,18 +89,17 @@ class Hindsight:
         """Observations, and whether they are of ordinary users' daemons."""
         self._kept: dict[tuple[str, bool], tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
-        self._recent: deque[tuple[float, str, bool, int, bytes]] = deque()
-        """Time and source of each observation, whether it is of an ordinary user's daemon, the
-        bytes that users chose, and the compressed line."""
-        self._sizes = [0, 0]  # Bytes of these lines: of the node, and of ordinary users.
-        self._old_logs: tuple[deque[bytes], ...] = deque(), deque()
-        """Compressed older lines of logs, likewise."""
-        self._old: tuple[dict[str, bytes], ...] = {}, {}
-        """Source -> its last older line, compressed, likewise."""
+        self._recent: deque[_Line] = deque()
+        self._sizes = [0, 0]  # Size of these lines: the node's part, and what users chose.
+        self._old_logs: tuple[deque[_Line], ...] = (
+            deque(),
+            deque(),
+        )  # Older lines of logs, likewise.
+        self._old: tuple[dict[str, _Line], ...] = {}, {}  # Source -> its last older line, likewise.
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None  # The first incident that waits to be written.
         self._latest_at: float | None = None  # Time of the latest incident since the start.
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), asyncio.Lock()
         self._transitions = TransitionLogger(_log)
 
     # ------------------------------------------------------------------ on the event loop
@@ -147,7 +158,8 @@ class Hindsight:
 
     async def recording(self, at: float | None) -> bytes | None:
         """Return the recording of an incident at this time (None: the latest), if it is kept."""
-        return await asyncio.to_thread(self._find, at)
+        async with self._reading:  # requests wait here, and not each on a thread
+            return await asyncio.to_thread(self._find, at)
 
     # ------------------------------------------------------------------ on a thread
 
@@ -166,12 +178,14 @@ class Hindsight:
             observation, users = _shortened(observation, room)
         if limited and not room:
             return
-        if line := self._encoder.observation(observation):
-            data = zlib.compress(line)
-            users = len(data) if limited else min(users, len(data))
+        if text := self._encoder.observation(observation):
+            data = zlib.compress(text)
+            size = max(len(data), len(text) // MAX_COMPRESSION)
+            users = size if limited else min(users, size)
             if users <= room:
-                self._recent.append((observation.at, stream_of(observation), limited, users, data))
-                self._count(len(data), users)
+                stream = stream_of(observation)
+                self._recent.append(_Line(observation.at, stream, limited, size, users, data))
+                self._count(size, users)
 
     def _count(self, size: int, users: int) -> None:
         self._sizes = [self._sizes[0] + size - users, self._sizes[1] + users]
@@ -179,22 +193,23 @@ class Hindsight:
     def _remove_old(self) -> None:
         """Keep of the time before the recent minutes what a replay needs to begin."""
         begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
-        while self._recent and (sum(self._sizes) > self._max_bytes or self._recent[0][0] < begin):
-            _, stream, limited, users, data = self._recent.popleft()
-            self._count(-len(data), -users)
-            if stream in ("logs", "kernel"):
-                self._old_logs[limited].append(data)
+        while self._recent and (sum(self._sizes) > self._max_bytes or self._recent[0].at < begin):
+            line = self._recent.popleft()
+            self._count(-line.size, -line.users)
+            if line.stream in ("logs", "kernel"):
+                self._old_logs[line.limited].append(line)
             else:
-                self._old[limited].pop(stream, None)
-                self._old[limited][stream] = data
+                self._old[line.limited].pop(line.stream, None)
+                self._old[line.limited][line.stream] = line
         most = OLD_LOGS_RATIO / 2 * self._max_bytes
         for logs in self._old_logs:
-            while sum(map(len, logs)) > most:
+            while sum(line.size for line in logs) > most:
                 logs.popleft()
-        for old in self._old:
-            users = old is self._old[1]
-            while len(old) > MAX_STREAMS or (users and sum(map(len, old.values())) > most):
-                del old[next(iter(old))]
+        of_node, of_users = self._old
+        while len(of_node) > MAX_STREAMS:
+            del of_node[next(iter(of_node))]
+        while sum(line.size for line in of_users.values()) > most:
+            del of_users[next(iter(of_users))]
 
     def _find(self, at: float | None) -> bytes | None:
         files = _files(self._directory)
@@ -206,24 +221,25 @@ class Hindsight:
                 with suppress(OSError):
                     return path.read_bytes()
         with self._lock:
-            kept = bool(self._recent) and at >= self._recent[0][0]
+            kept = bool(self._recent) and at >= self._recent[0].at
             return self._recording("an incident") if kept else None
 
     def _recording(self, scenario: str) -> bytes:
         """Return the recording of all retained observations."""
-        begin = self._recent[0][0]
+        begin = self._recent[0].at
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
-        last = (old.values() for old in self._old)
-        old = map(zlib.decompress, chain(*self._old_logs, *last))
-        lines = [self._encoder.header(header)]
-        for record in map(json.loads, old):  # the reader refuses times that are much earlier
+        made = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)  # one line after the other in memory
+        parts = [made.compress(self._encoder.header(header))]
+        for line in chain(*self._old_logs, *(old.values() for old in self._old)):
+            record = json.loads(zlib.decompress(line.data))
+            # The reader refuses times that are much earlier.
             at = max(record["observation"]["at"], begin - MAX_RECORDING_EARLY_SECONDS)
             record["observation"]["at"] = at
-            lines.append(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-        lines += (zlib.decompress(data) for *_, data in self._recent)
-        lines.append(self._encoder.line({"kind": "end", "at": self._now()}))
-        return gzip.compress(b"".join(lines), mtime=0)
+            parts.append(made.compress(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
+        parts += (made.compress(zlib.decompress(line.data)) for line in self._recent)
+        parts.append(made.compress(self._encoder.line({"kind": "end", "at": self._now()})))
+        return b"".join([*parts, made.flush()])
 
     def _write(self, directory: Path, incident: Incident) -> None:
         """Write a recording. A failure loses only the recording."""

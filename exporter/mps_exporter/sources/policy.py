@@ -72,6 +72,7 @@ MAX_ARGUMENT_BYTES = 1 << 13
 """Length of the arguments that are read: a daemon's flags are at the beginning."""
 
 MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
+MAX_VARIABLE_ENTRIES = 4096  # Settings of MPS variables that are searched for these.
 MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
 
 MAX_VARIABLE_VALUE_BYTES = 4096

@@ -7,6 +7,8 @@ import json
 import pickle
 import re
 import secrets
+import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -369,18 +371,36 @@ def test_sources_that_users_choose_do_not_grow_it(monkeypatch: pytest.MonkeyPatc
         assert len(ring._encoder._previous) <= 11
 
 
-def test_replies_of_users_daemons_do_not_grow_it() -> None:
+@pytest.mark.parametrize(("number", "unit"), [(12, ""), (200, " ")])
+def test_replies_of_users_daemons_do_not_grow_it(number: int, unit: str) -> None:
     """Each is of another daemon, and half as long as the control tool's output may be."""
     kept = Kept(record_memory=4)
     kept.ring._is_limited = lambda daemon: daemon != PIPE
     kept.observe(ControlObservation(0.0, PIPE, "probe", Outcome.OK))
-    for number in range(12):
-        reply = Exchange(("ps",), Outcome.OK, noise(MAX_CONTROL_OUTPUT_BYTES // 2))
-        kept.observe(
-            ControlObservation(kept.now, f"/tmp/alice/{number}", "probe", Outcome.OK, (reply,))
-        )
+    length = MAX_CONTROL_OUTPUT_BYTES // 2
+    for one in range(number):
+        text = f"{one}{unit * length}" if unit else noise(length)
+        reply = Exchange(("ps",), Outcome.OK, text)
+        pipe = f"/tmp/alice/{one}"
+        kept.observe(ControlObservation(kept.now, pipe, "probe", Outcome.OK, (reply,)))
         kept.encode()
-        kept.now += KEPT_SECONDS / 3
-    assert 0 < sum(map(len, kept.ring._old[1].values())) <= 4 << 17
+        kept.now += 4 * KEPT_SECONDS / number
+    assert 0 < sum(line.size for line in kept.ring._old[1].values()) <= 4 << 17
     assert [*kept.ring._old[0]] == [f"control probe {PIPE}"]
     assert len(pickle.dumps(kept.ring._encoder._previous)) < 20_000
+    assert len(gzip.decompress(kept.ring._recording("an incident"))) < 48 << 20
+
+
+async def test_readers_of_recordings_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, inside, most = Kept(), threading.Semaphore(0), 0
+
+    def find(_at: float | None) -> None:
+        nonlocal most
+        inside.release()
+        time.sleep(0.001)
+        most = max(most, inside._value)
+        inside.acquire()
+
+    monkeypatch.setattr(kept.ring, "_find", find)
+    await asyncio.gather(*(kept.ring.recording(None) for _ in range(20)))
+    assert most == 1

@@ -1,3 +1,4 @@
+import tracemalloc
 from io import BytesIO
 
 import pytest
@@ -96,6 +97,17 @@ def test_the_mounts_that_decide_about_mps() -> None:
 )
 def test_the_limiter_of_a_process(environment: bytes, mounts: bytes, name: str) -> None:
     assert find_limiter(environment, mounts) == name
+
+
+@pytest.mark.parametrize("word", [b"", b"ab", b"CUDA_=", b"CUDA_MPS_A=", b"LD_PRELOAD="])
+def test_an_environment_of_many_words_takes_no_memory(word: bytes) -> None:
+    raw = (word + b"\0") * 1_000_000
+    tracemalloc.start()
+    parse_mps_environment(raw)
+    find_limiter(raw, b"")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
 
 
 def test_control_sockets() -> None:
