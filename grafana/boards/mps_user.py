@@ -153,22 +153,25 @@ TO_WHOM = table(
     height=8,
 )
 
+_PROGRAM = "job, instance, daemon, pid, gpu"
+# All columns are of the same programs.
+_SHOWN_PROGRAMS = (
+    f"topk(100, max by ({_PROGRAM}, command, slurm_job_id)"
+    " (mps_client_memory_used_bytes * on (job, instance, daemon, server, pid)"
+    f" group_left (command, slurm_job_id) mps_client_info{_MY_JOB}))"
+)
+_OF_SHOWN = f"and on ({_PROGRAM}) {_SHOWN_PROGRAMS}"
 GOT = table(
     "What do my programs get?",
     "For information: this user's connected programs, those of the chosen Slurm job, their SMs and "
     "memory, and the limits; at most 100.",
     (
-        "topk(100, max by (job, instance, daemon, pid, gpu, command, slurm_job_id)"
-        " (mps_client_memory_used_bytes * on (job, instance, daemon, server, pid)"
-        f" group_left (command, slurm_job_id) mps_client_info{_MY_JOB}))",
-        "max by (job, instance, daemon, pid, gpu) (mps_client_memory_limit_bytes"
-        f" and on (job, instance, daemon, server, pid) mps_client_info{_MY_JOB})",
-        "max by (job, instance, daemon, pid, gpu) (mps_client_sm_limit"
-        f" and on (job, instance, daemon, server, pid) mps_client_info{_MY_JOB})",
-        "max by (job, instance, daemon, pid, gpu) (mps_client_memory_used_bytes * 0"
+        _SHOWN_PROGRAMS,
+        f"max by ({_PROGRAM}) (mps_client_memory_limit_bytes {_OF_SHOWN})",
+        f"max by ({_PROGRAM}) (mps_client_sm_limit {_OF_SHOWN})",
+        f"max by ({_PROGRAM}) ((mps_client_memory_used_bytes {_OF_SHOWN}) * 0"
         " + on (job, instance, daemon, server, pid) group_left ()"
-        f" (mps_client_start_time_seconds and on (job, instance, daemon, server, pid)"
-        f" mps_client_info{_MY_JOB})) * 1000",
+        " mps_client_start_time_seconds) * 1000",
     ),
     (
         Column("Program", "command"),
