@@ -128,5 +128,5 @@ def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
     if daemon.protocol == "3":
         words = f"client terminate {client.pid}"
     tool = f"echo {words} | CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control"
-    first = Action(tool, "root, or the daemon's user", "ends its GPU work; prints 0")
+    first = Action(tool, "root, or the user of the process", "ends its GPU work; prints 0")
     return permitted([first, *kill], daemon.facts)

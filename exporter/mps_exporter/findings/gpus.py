@@ -167,8 +167,7 @@ def memory_overcommitted(_: HostFacts, gpu: Gpu) -> Cases:
 def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     if gpu.served_by and predates_volta(gpu):
         model = printable(gpu.observation.name or "its model")
-        text = f"GPU {gpu.index} ({model}) is older than Volta."
-        yield Case(text)
+        yield Case(f"GPU {gpu.index} ({model}) is older than Volta.")
 
 
 @of_gpu(

@@ -107,7 +107,7 @@ def unfinished_work(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
     page=_DIED_AT_ONCE,
 )
 def fault(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
-    remedy = "The lost programs must be restarted. Do not end the process that MPS names."
+    remedy = "The lost programs must be restarted. End only what the error hit and does not exit."
     if last.caused_by_pids:
         those = processes(last.caused_by_pids)
         remedy = f"The lost programs must be restarted, and the program of {those} has a bug."
@@ -118,14 +118,22 @@ def fault(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
     "warning",
     "A client was refused",
     "The program got a CUDA error where it expected a GPU.",
-    "Start the program again when other clients have exited, or run fewer processes on "
-    "this server.",
+    "What the program printed shows the reason.",
     alert="MpsClientsRejected",
     summary="MPS refused clients; their programs cannot use the GPU through MPS.",
     page="cuda-error-808-809-mps-max-clients-reached",
 )
 def client_rejected(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
-    yield Case(host.incident(last), since=last.at)
+    yield Case(host.incident(last), _AFTER_REFUSAL.get(last.detail, ""), since=last.at)
+
+
+_AFTER_REFUSAL = {
+    "context_limit": "Start it again when other clients have exited, or run fewer processes here.",
+    "server_not_ready": "Start it again. If that is refused, too, end only what the error hit and "
+    "does not exit.",
+    "invalid_device": "Let its CUDA_VISIBLE_DEVICES be a UUID of a GPU of the daemon, or unset it.",
+    "credentials": "Run both as the same user of the host, or the daemon as root.",
+}
 
 
 def _start_failure(
@@ -289,10 +297,8 @@ def server_out_of_descriptors(host: HostFacts) -> Cases:
 def server_without_daemon(host: HostFacts) -> Cases:
     if orphans := host.leftovers.orphans:
         those = join_some([f"server {one.pid} of user {one.uid}" for one in orphans])
-        have = "have no control daemon"
-        if len(orphans) == 1:
-            have = "has no control daemon as its parent"
-        yield Case(f"{capitalize(those)} {have}: no program can connect.")
+        have = "have" if len(orphans) > 1 else "has"
+        yield Case(f"{capitalize(those)} {have} no control daemon: no program can connect.")
 
 
 @of_leftovers(

@@ -586,8 +586,7 @@ def _host_memory_checks(one: Subject) -> Checks:
 def _history_checks(one: Subject) -> Checks:
     for daemon in one.snapshot.daemons:
         for incident in daemon.incidents:
-            took_part = one.pid in incident.pids or one.pid in incident.caused_by_pids
-            if took_part and incident.kind in _HISTORY:
+            if one.pid in incident.pids + incident.caused_by_pids and incident.kind in _HISTORY:
                 page = _REFUSALS.get(incident.detail, _HISTORY[incident.kind])
                 yield problem(one.alone.incident(incident), page=page)
 

@@ -131,4 +131,4 @@ def test_without_proof_the_page_accuses_no_process() -> None:
         "kernel log; 3 clients were lost (processes 595, 596 and 597); possible, but not proved: "
         "process 611 (ended 0.2 s before); MPS names process 596, which proves nothing"
     )
-    assert "Do not end the process that MPS names." in finding.remedy
+    assert "End only what the error hit and does not exit." in finding.remedy
