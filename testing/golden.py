@@ -15,7 +15,7 @@ from pathlib import Path
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.snapshot import Histogram, Snapshot
-from mps_exporter.sources.recording import Recording
+from mps_exporter.sources.recording import Recording, read_recording
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing import fake_mps_v3, v3_host
@@ -40,19 +40,28 @@ def recordings() -> list[str]:
     return sorted(recorded | SYNTHETIC.keys())
 
 
-async def golden_text(name: str) -> str:
-    player = Player(SYNTHETIC[name]() if name in SYNTHETIC else RECORDINGS / f"{name}.rec.gz")
-    recording = player.recording
-    lines, before = list[str](), dict[str, str]()
+def recording_of(name: str) -> Recording:
+    made = SYNTHETIC.get(name)
+    return made() if made else read_recording(RECORDINGS / f"{name}.rec.gz")
+
+
+async def shown(recording: Recording) -> Mapping[float, Mapping[str, str]]:
+    """Return what is shown by moments (seconds of the recording)."""
+    player, began, moments = Player(recording), recording.header.started_at, {}
     for number in range(1, MOMENTS + 1):
         seconds = recording.duration_seconds * number / MOMENTS
-        metrics = await player.to(recording.header.started_at + seconds)
-        found = all_shown(metrics, recording.header.started_at)
-        shown = {key: value for key, value in found if not key.startswith(OF_THIS_RUN)}
+        found = all_shown(await player.to(began + seconds), began)
+        moments[seconds] = {name: text for name, text in found if not name.startswith(OF_THIS_RUN)}
+    return moments
+
+
+def golden_text(moments: Mapping[float, Mapping[str, str]]) -> str:
+    lines, before = list[str](), dict[str, str]()
+    for seconds, now in moments.items():
         lines.append(f"== {seconds:.1f} s")
-        lines += [f"{key} = {value}" for key, value in shown.items() if before.get(key) != value]
-        lines += [f"{key} is gone" for key in before if key not in shown]
-        before = shown
+        lines += [f"{key} = {value}" for key, value in now.items() if before.get(key) != value]
+        lines += [f"{key} is gone" for key in before if key not in now]
+        before = dict(now)
     return "\n".join(lines) + "\n"
 
 
@@ -101,7 +110,7 @@ def _number(value: float, began: float) -> str:
 def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
     for name in sys.argv[1:] or recordings():
-        text = asyncio.run(golden_text(name))
+        text = golden_text(asyncio.run(shown(recording_of(name))))
         (GOLDEN / f"{name}.txt").write_text(text)
         print(f"{name}: {len(text.splitlines())} lines, {len(gzip.compress(text.encode()))} bytes")
 

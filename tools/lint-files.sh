@@ -38,6 +38,6 @@ lint 'workflows' "$(files '^\.github/workflows/.*\.ya?ml$')" \
 # Lock files are hashes, goldens are what other programs wrote. The ignored words are
 # spelt so by MPS in its logs and by nvidia-cuda-mps-control, or parts of a pattern.
 lint 'files, for spelling' "$(files . | { grep -vE '\.lock$|/(golden|recordings|fixtures)/|\.(svg|png|gif)$' || true; })" \
-  codespell --skip '*package-lock.json,*go.sum' --ignore-words-list 'deamon,forground,nknown,notin,readby,recevie,trigging'
+  codespell --skip '*package-lock.json,*go.sum' --ignore-words-list 'namd,deamon,forground,nknown,notin,readby,recevie,trigging'
 
 [ ${#FAILED[@]} -eq 0 ] || fail "findings of: ${FAILED[*]}"
