@@ -137,8 +137,8 @@ TO_WHOM = table(
     "whose clients ended with GPU work in flight, which took others down, and whose own programs "
     "used a bad pointer, both proved by the kernel log.",
     (
-        f"topk(20, {new_in_range(_LEFT_WORK, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}"
-        f" or ({new_in_range(_OWN_FAULT, shared.USERS)} > 0) * 0"
+        f"topk(20, ({new_in_range(_LEFT_WORK, shared.USERS)} > 0"
+        f" or ({new_in_range(_OWN_FAULT, shared.USERS)} > 0) * 0)"
         f" and on ({shared.DAEMONS}) {_I_LOST})",
         f"{new_in_range(_OWN_FAULT, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}",
     ),
