@@ -110,19 +110,21 @@ WHERE = table(
         ' "holder", "uid $1", "uid", "(.*)"))',
     ),
     (
-        shared.host_column("mps-sharing"),
-        Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=120),
-        Column("Behind", "holder"),
+        # The first three are what a phone shows.
+        shared.host_column("mps-sharing", width=128),
+        Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=118),
+        Column("Behind", "holder", width=93),
         Column("Place in queue", "C", width=125),
         Column("My programs", "B", width=115),
         Column("Back-off", "D", unit=style.SECONDS, width=100),
-        Column("Daemon", "daemon", width=300),
+        Column("Daemon", "daemon"),
         *hidden("E", "job"),
     ),
     sort="Waiting for",
     none="No wait of this user is known.",
     found=_SINCE,
-    height=5,
+    two_lines=True,
+    height=6,
 )
 
 _LOSSES = "mps_client_losses_total"
@@ -135,8 +137,8 @@ TO_WHOM = table(
     "whose clients ended with GPU work in flight, which took others down, and whose own programs "
     "used a bad pointer, both proved by the kernel log.",
     (
-        f"topk(20, {new_in_range(_LEFT_WORK, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}"
-        f" or ({new_in_range(_OWN_FAULT, shared.USERS)} > 0) * 0"
+        f"topk(20, ({new_in_range(_LEFT_WORK, shared.USERS)} > 0"
+        f" or ({new_in_range(_OWN_FAULT, shared.USERS)} > 0) * 0)"
         f" and on ({shared.DAEMONS}) {_I_LOST})",
         f"{new_in_range(_OWN_FAULT, shared.USERS)} > 0 and on ({shared.DAEMONS}) {_I_LOST}",
     ),
