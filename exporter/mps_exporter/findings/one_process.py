@@ -502,7 +502,7 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
     why = visibility.why_waits_are_unknown(daemon)
     text, remedy, uid = f"whether it waits is not known: {why}.", "", one.view.uid
     if not daemon.follows("control"):
-        remedy = f"Ask root to run mps-exporter doctor --pid {one.pid}."
+        remedy = "mps-exporter doctor shows why; root may read closed logs: ask, or run it as root."
     if remedy and daemon.facts.log_directory_assumed and not daemon.facts.log_directory:
         named = quoted_path(one.environment.get("CUDA_MPS_LOG_DIRECTORY", ""))
         pipe = quoted_path(daemon.pipe_directory)
