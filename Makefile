@@ -46,10 +46,10 @@ demo: install-runtime ## Try it without a GPU: a recorded host, replayed (ARGS="
 run: install-runtime ## Run it on this machine, against its GPUs and its MPS (ARGS="--help")
 	@mps-exporter $(ARGS)
 
-# make ends with 2 whatever doctor's exit status is, and prints that as "Error N".
+# make would end with 2 whatever doctor's exit status is.
 .PHONY: doctor
 doctor: install-runtime ## Diagnose this machine, or one process (PID=N)
-	@mps-exporter doctor $(if $(PID),--pid $(PID)) $(ARGS)
+	@mps-exporter doctor $(if $(PID),--pid $(PID)) $(ARGS) || echo "(exit status of doctor: $$?)"
 
 ##@ Develop
 

@@ -60,7 +60,7 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvi
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
                 "A process that dies in the queue stays in it: after its turn the next client "
-                "hangs the daemon, and then every other program waits. Let it run first.",
+                "hangs the daemon, and every other program waits. End it once it has been served.",
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         for server in daemon.servers:

@@ -502,6 +502,8 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
     why = visibility.why_waits_are_unknown(daemon)
     text, remedy, uid = f"whether it waits is not known: {why}.", "", one.view.uid
     if not daemon.follows("control"):
+        remedy = "mps-exporter doctor shows why; root may read closed logs: ask, or run it as root."
+    if remedy and daemon.facts.log_directory_assumed and not daemon.facts.log_directory:
         named = quoted_path(one.environment.get("CUDA_MPS_LOG_DIRECTORY", ""))
         pipe = quoted_path(daemon.pipe_directory)
         remedy = (
@@ -511,8 +513,8 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
     holders = {server.uid for server in daemon.servers if server.uid is not None}
     if uid is not None and holders and uid not in holders and not daemon.multiuser:
         text += (
-            f" The daemon serves user {min(holders)} now: a process of user {uid} waits until "
-            "all clients of that user have left. Do not kill it."
+            f" The daemon serves {one.alone.user(min(holders))} now: a process of "
+            f"{one.alone.user(uid)} waits until all clients of that user have left. Do not kill it."
         )
     return unknown(text, remedy, _HANGS_IN_INIT)
 

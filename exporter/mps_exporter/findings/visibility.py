@@ -408,4 +408,6 @@ def why_waits_are_unknown(daemon: ControlDaemon) -> str:
 def _why_not(daemon: ControlDaemon, log: LogName) -> str:
     if daemon.facts.foreground:
         return "the daemon runs in the foreground and writes no logs"
+    if daemon.facts.log_directory_assumed and not daemon.facts.log_directory:
+        return f"the directory of {log}.log is not known"
     return f"{log}.log is not readable"

@@ -234,6 +234,12 @@ def test_whether_a_newcomer_waits(
     found = answer(replace(snapshot, daemons=(changed,)), 77, newcomer(snapshot))
     assert (found.outcome, words in found.text) == (outcome, True), found
     assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
+    assert ("root may read closed logs" in found.remedy) == (not read)
+    unknown = replace(daemon.facts, log_directory="", log_directory_assumed=True)
+    hidden = answer(
+        replace(snapshot, daemons=(replace(changed, facts=unknown),)), 77, newcomer(snapshot)
+    )
+    assert ("Name the log directory" in hidden.remedy) == (not read)
 
 
 @pytest.mark.parametrize(("waits", "words"), [(True, "1002 has waited"), (False, "no PID of this")])
