@@ -48,7 +48,7 @@ def logged(
         setattr(state.daemon, name, value)
     for one in servers:
         server = state.servers.adopt(one.pid, one.started_at)
-        known = {"uid": one.uid, "ready_at": 2.5, "start_unknown": False, "has_log": True}
+        known = {"uid": one.uid, "ready_at": 2.5, "start_unknown": False, "has_first_line": True}
         for name, value in (known | dict(one.attributes)).items():
             setattr(server, name, value)
         for connected in one.clients:

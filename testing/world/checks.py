@@ -214,11 +214,11 @@ def _leavers(world: World) -> set[int]:
 def endings(moment: Moment) -> Iterator[str]:
     """No text and no command ends a process that lives and has lost nothing."""
     healthy = moment.world.healthy_pids()
-    snapshot = moment.snapshot
-    texts = [*texts_of_findings(snapshot), *(texts_of(snapshot) if moment.thorough else ())]
-    for source, text in texts:
-        for pid, sentence in ended_among(healthy, text):
-            yield f"{source} ends {pid}: {sentence}"
+    for snapshot in filter(None, (moment.snapshot, moment.second)):
+        texts = [*texts_of_findings(snapshot), *(texts_of(snapshot) if moment.thorough else ())]
+        for source, text in texts:
+            for pid, sentence in ended_among(healthy, text):
+                yield f"{source} ends {pid}: {sentence}"
 
 
 # -- against itself

@@ -98,7 +98,8 @@ class Play:
     async def _poll(self) -> None:
         for collector in filter(None, (self.exporter, self.second)):
             await collector.watch_processes()
-            await collector.poll_logs()
+            while await collector.poll_logs():
+                pass
 
     def _is_due(self) -> bool:
         """Return whether there was a recent event, or none since a poll after one."""

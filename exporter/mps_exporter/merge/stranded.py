@@ -62,9 +62,8 @@ def stranded_pids(
 def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
     """Return the PIDs of all servers' clients; None if there may be others, or without a daemon."""
     inputs = [one for _, one in daemons]
-    all_readable = all(
-        one.log_readable("control") and one.log_readable("server") for one in inputs
-    ) and not any(daemon.protocol == "3" for daemon, _ in daemons)  # a new client is listed later
+    # A new client of an MPS v3 daemon is listed later.
+    all_readable = all(one.log_names_servers() and one.log_readable("server") for one in inputs)
     connected = {
         client.pid
         for daemon, _ in daemons

@@ -415,6 +415,7 @@ class ServerLogReader:
                 return False
             server = servers.adopt(pid, when.at)
         server.has_log = True
+        server.has_first_line |= name == "server_process"
         self.server = server
         return True
 

@@ -46,6 +46,7 @@ class TrackedServer:
     client_limit: int | None = None
     shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm.
     has_log: bool = False  # It has written to server.log.
+    has_first_line: bool = False  # Its first line is in the log: no truncation removed later lines.
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
     missing_since: float | None = None  # Time since which its process is missing.
@@ -154,7 +155,7 @@ class TrackedServer:
     def may_miss_lines(self) -> bool:
         """Return whether the log that is read is not its log, or may have lost lines of it."""
         lost_at = self.daemon.server_log_lost_at
-        return not self.has_log or (lost_at is not None and lost_at >= self.started_at)
+        return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
 
     def credentials_missing(self, when: Moment) -> None:
         """Make it a ghost unless it has served: one without a free descriptor logs the same."""

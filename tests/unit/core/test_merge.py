@@ -520,13 +520,13 @@ def test_an_ordinary_users_client_is_stranded_only_if_that_daemon_shows_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("has_log", "lost_at", "stranded"),
+    ("has_first_line", "lost_at", "stranded"),
     [(True, None, 1), (False, None, None), (True, 2.0, None), (True, 5.0, None), (True, 1.9, 1)],
 )
 def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
-    has_log: bool, lost_at: float | None, stranded: int | None
+    has_first_line: bool, lost_at: float | None, stranded: int | None
 ) -> None:
-    server = replace(LOGGED, attributes={"has_log": has_log})
+    server = replace(LOGGED, attributes={"has_first_line": has_first_line})
     found = one_daemon(SERVER, listed=NEIGHBOUR, server=server, lost_at=lost_at)
     assert found.gpus[0].stranded_clients == stranded
 

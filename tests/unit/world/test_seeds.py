@@ -32,11 +32,18 @@ WORLDS = (
     (605138, 10),  # twenty-eight clients overtook one that had died half a second before
 )
 """Seed and minutes."""
+DENSE = (
+    (7500029, 5),  # server.log was truncated while a client was connected, and read from then on
+    (7600369, 5),  # MPS v3: a daemon hung before it had replied, and its protocol was not known
+)
+"""The same, with the actions of three minutes in one."""
 
 
-@pytest.mark.parametrize(("seed", "minutes"), WORLDS)
-async def test_nothing_is_violated_in_this_world(seed: int, minutes: int) -> None:
-    result = await play(seed, minutes)
+@pytest.mark.parametrize(
+    ("seed", "minutes", "pace"), [*((*one, 1) for one in WORLDS), *((*one, 3) for one in DENSE)]
+)
+async def test_nothing_is_violated_in_this_world(seed: int, minutes: int, pace: int) -> None:
+    result = await play(seed, minutes, pace=pace)
     assert result.violations == ()
     assert result.moments > 5
 
