@@ -228,7 +228,7 @@ def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
 
 
 def names_tile(
-    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 4
+    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 6
 ) -> Panel:
     """Show names instead of numbers: (expression, legend that is the name, colour) each."""
     shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
@@ -349,7 +349,12 @@ _UNDER_STATES: style.Json = {
 
 
 def timeline(
-    title: str, description: str, *queries: Query, states: tuple[style.State, ...], height: int = 8
+    title: str,
+    description: str,
+    *queries: Query,
+    states: tuple[style.State, ...],
+    height: int = 8,
+    width: int = 24,
 ) -> Panel:
     """Draw states over time: a row for each series.
 
@@ -365,7 +370,7 @@ def timeline(
     }
     defaults = _states(states, spanNulls=False, insertNulls=False)
     return Panel(
-        "state-timeline", title, description, queries, 24, height, defaults, options=options
+        "state-timeline", title, description, queries, width, height, defaults, options=options
     )
 
 
@@ -538,12 +543,7 @@ def table(
         **_BY_STEPS,
         "thresholds": style.PLAIN.json(),
         "mappings": [_NOT_KNOWN],
-        "custom": {
-            "align": "auto",
-            "cellOptions": {"type": "auto", "wrapText": two_lines},
-            "filterable": False,
-            "inspect": False,
-        },
+        "custom": {"align": "auto", "cellOptions": {"type": "auto", "wrapText": two_lines}},
     }
     organized: style.Json = {
         "excludeByName": dict.fromkeys(["Time", *sorted(excluded)], True),
@@ -565,17 +565,8 @@ def table(
 
 
 def _table_options(sort: Sequence[str], *, descending: bool, two_lines: bool) -> style.Json:
+    # No pages: they would take a third of a table's height, and hide the rest behind a click.
     return {
-        "showHeader": True,
         "cellHeight": "lg" if two_lines else "sm",
-        # Pages would take a third of a table's height, and hide the rest behind a click.
-        "enablePagination": False,
-        "footer": {
-            "show": False,
-            "enablePagination": False,
-            "countRows": False,
-            "reducer": ["sum"],
-            "fields": "",
-        },
         "sortBy": [{"displayName": name, "desc": descending} for name in sort if name],
     }

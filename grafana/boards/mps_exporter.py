@@ -5,30 +5,26 @@ from grafana.board import Board, Row, instance, job
 from grafana.boards.shared import GONE, TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
 from grafana.promql import new_in_range
-from grafana.style import (
-    BY_LAST_DIGIT,
-    BYTES,
-    GOOD,
-    QUIET,
-    SECONDS,
-    SHARE,
-    State,
-    alert_threshold,
-    at_most,
-    noticed_from,
-)
 
-LOG_LARGE = alert_threshold("MpsControlLogLarge", "mps_control_log_size_bytes")
-UNKNOWN_LINES = alert_threshold("MpsLogWordingUnknown", "mps_control_log_unrecognized_lines_total")
+LOG_LARGE = style.alert_threshold("MpsControlLogLarge", "mps_control_log_size_bytes")
+UNKNOWN_LINES = style.alert_threshold(
+    "MpsLogWordingUnknown", "mps_control_log_unrecognized_lines_total"
+)
 COLLECTORS = tuple(
     color_of("byRegexp", f"/^{name}/", color)
-    for name, color in zip(("nvml", "control", "logs", "process"), BY_LAST_DIGIT, strict=False)
+    for name, color in zip(
+        ("nvml", "control", "logs", "process"), style.BY_LAST_DIGIT, strict=False
+    )
 )
 _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_info)"
 _BUILD = "version, revision, pythonversion"
 _HOST = "max by (job, instance)"
 
-UP = (State(1, "yes", GOOD), State(0, "no", QUIET), State(5, "gone", style.GONE))
+UP = (
+    style.State(1, "yes", style.GOOD),
+    style.State(0, "no", style.QUIET),
+    style.State(5, "gone", style.GONE),
+)
 
 WHICH = table(
     "Exporters",
@@ -58,16 +54,22 @@ WHICH = table(
     (
         Column("Up", "B", states=UP, width=55),
         host_column("mps-host", width=None),
-        Column("Failing", "A", states=(State(99, "-", "transparent"),), steps=at_most(1), width=80),
-        Column("Unread logs", "C", steps=at_most(1), width=80),
-        Column("Unread limits", "D", steps=noticed_from(1), width=80),
-        Column("Not exported", "E", steps=noticed_from(1), width=90),
-        Column("Scrape", "F", unit=SECONDS, steps=at_most(5, 10), width=80),
+        Column(
+            "Failing",
+            "A",
+            states=(style.State(99, "-", "transparent"),),
+            steps=style.at_most(1),
+            width=80,
+        ),
+        Column("Unread logs", "C", steps=style.at_most(1), width=80),
+        Column("Unread limits", "D", steps=style.noticed_from(1), width=80),
+        Column("Not exported", "E", steps=style.noticed_from(1), width=90),
+        Column("Scrape", "F", unit=style.SECONDS, steps=style.at_most(5, 10), width=80),
         Column("Samples", "G", width=75),
-        Column("CPU", "H", unit=SHARE, steps=noticed_from(0.02), decimals=1, width=65),
-        Column("Memory", "I", unit=BYTES, width=80),
-        Column("Largest log", "J", unit=BYTES, steps=noticed_from(LOG_LARGE), width=82),
-        Column("Unknown lines", "K", steps=noticed_from(UNKNOWN_LINES), width=95, decimals=0),
+        Column("CPU", "H", unit=style.SHARE, steps=style.noticed_from(0.02), decimals=1, width=65),
+        Column("Memory", "I", unit=style.BYTES, width=80),
+        Column("Largest log", "J", unit=style.BYTES, steps=style.noticed_from(LOG_LARGE), width=82),
+        Column("Unknown lines", "K", steps=style.noticed_from(UNKNOWN_LINES), width=95, decimals=0),
         Column("Version", "version", width=90),
         Column("Recording", "scenario", width=115),
         *hidden("revision", "job"),
@@ -96,7 +98,7 @@ READ = (
         "answers the exporter it answers nobody else.",
         Query("max(mps_control_query_duration_seconds)", "daemon"),
         Query("max by (collector) (mps_scrape_collector_duration_seconds)", "{{collector}}"),
-        unit=SECONDS,
+        unit=style.SECONDS,
         overrides=(*COLLECTORS, dotted("byFrameRefID", "A")),
         width=8,
         numbers=True,

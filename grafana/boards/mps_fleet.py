@@ -21,7 +21,6 @@ from grafana.panels import (
 from grafana.promql import new_in_range
 
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
-NOTHING = "0 * count(mps_exporter_build_info)"
 STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
 TILES = strip(
@@ -29,7 +28,7 @@ TILES = strip(
     tile(
         "Healthy, no alert",
         "Healthy: all. Hosts about which no alert fires, not even advice.",
-        f"count(({shared.HOST_STATE}) == 1) or {NOTHING}",
+        f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
     ),
     tile(
         "Unreachable",
@@ -51,7 +50,7 @@ TILES = strip(
         "Bad servers",
         "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
         "started for a client that died in the queue, and the daemon hangs until they are killed.",
-        f"count({shared.SERVER_TROUBLE}) or {NOTHING}",
+        f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
         steps=style.at_most(1),
         of="count(mps_server_info)",
         links=[shared.to_board("mps-incidents", "Incidents")],
@@ -60,7 +59,7 @@ TILES = strip(
     tile(
         "Waiting",
         "Healthy: 0. Programs that hang in cuInit because another user's server holds their GPU.",
-        f"sum{shared.WAITING} or {NOTHING}",
+        f"sum{shared.WAITING} or {shared.NOTHING}",
         steps=style.noticed_from(1),
         links=[shared.to_board("mps-incidents", "Incidents")],
     ),
@@ -69,7 +68,6 @@ TILES = strip(
         "Healthy: 0. Programs that MPS took down in this time range: their server crashed, their "
         "daemon died, or they or another client caused a fatal GPU error.",
         "mps_client_losses_total",
-        NOTHING,
         links=[shared.to_board("mps-incidents", "Who lost clients?")],
     ),
 )
@@ -300,12 +298,7 @@ WASTE = (
         (
             shared.host_column("mps-host", width=None),
             Column("GPU", "gpu", width=70),
-            Column(
-                "Responding",
-                "A",
-                states=(style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD)),
-                width=105,
-            ),
+            shared.responding("A"),
             Column("Utilization", "B", unit=style.SHARE, gauge=True, decimals=0, width=110),
             Column("SM activity", "C", unit=style.SHARE, gauge=True, decimals=0, width=125),
             Column("Memory", "D", unit=style.SHARE, gauge=True, decimals=0, width=110),

@@ -2,7 +2,7 @@
 
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
-from grafana.boards.shared import BAD_GPUS, SM_ACTIVITY, UTILIZATION, events_tile
+from grafana.boards.shared import BAD_GPUS, SM_ACTIVITY, UTILIZATION, events_tile, responding
 from grafana.panels import (
     GPUS_ALIKE,
     Column,
@@ -77,12 +77,7 @@ HEALTH = table(
     (
         Column("GPU", "gpu", width=65),
         Column("Model", "name"),
-        Column(
-            "Responding",
-            "B",
-            states=(style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD)),
-            width=105,
-        ),
+        responding("B"),
         Column("Action", "mps_gpu_recovery_action", width=110),
         Column("ECC errors", "D", steps=style.at_most(1), width=115),
         Column("Rows pending", "E", steps=style.noticed_from(1), width=115),

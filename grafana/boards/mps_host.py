@@ -1,7 +1,5 @@
 """One host: daemons, servers, clients with their limits and their use."""
 
-from dataclasses import replace
-
 from grafana import style
 from grafana.board import Board, Row, Variable, instance, job
 from grafana.boards import shared
@@ -106,20 +104,18 @@ GPUS = table(
     height=10,
 )
 
-DAEMONS = replace(
-    timeline(
-        "Daemons and servers",
-        "Healthy: green. A row for each control daemon, and one for the server of each user. A gap "
-        "is a time without a server. Grey: no MPS, or unreachable.",
-        Query(shared.DAEMON_STATE, "{{daemon}}"),
-        Query(
-            f'label_replace({shared.SERVER_STATE}, "uid", "unknown", "uid", "")',
-            "server of uid {{uid}}",
-        ),
-        Query(f"{shared.NO_DAEMON} unless on () count({shared.DAEMON_STATE})", "this host"),
-        states=(*style.DAEMON_STATES, *style.SERVER_STATES),
-        height=10,
+DAEMONS = timeline(
+    "Daemons and servers",
+    "Healthy: green. A row for each control daemon, and one for the server of each user. A gap "
+    "is a time without a server. Grey: no MPS, or unreachable.",
+    Query(shared.DAEMON_STATE, "{{daemon}}"),
+    Query(
+        f'label_replace({shared.SERVER_STATE}, "uid", "unknown", "uid", "")',
+        "server of uid {{uid}}",
     ),
+    Query(f"{shared.NO_DAEMON} unless on () count({shared.DAEMON_STATE})", "this host"),
+    states=(*style.DAEMON_STATES, *style.SERVER_STATES),
+    height=10,
     width=14,
 )
 

@@ -37,7 +37,6 @@ LAST_FAULT = "last_over_time(mps_server_last_fault_timestamp_seconds[$__range])"
 LAST_XID = "last_over_time(mps_gpu_last_xid_timestamp_seconds[$__range])"
 LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
 
-NOTHING = "0 * count(mps_exporter_build_info)"
 NONE = "None is known in this time range."
 
 TILES = strip(
@@ -47,33 +46,26 @@ TILES = strip(
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
         "range. Each takes all its clients with it.",
         CRASHED,
-        NOTHING,
     ),
     shared.events_tile(
         "Start errors",
         "Healthy: 0. Servers that ended before they were ready, in this time range. Dozens within "
         "a minute are a crash loop: whoever waits for that server hangs.",
         START_FAILED,
-        NOTHING,
     ),
     shared.events_tile(
         "Fatal errors",
         "Healthy: 0. Errors of a client that its server contained, in this time range. They take "
         "down all other clients on that GPU, too.",
         FAULTS,
-        NOTHING,
     ),
     shared.events_tile(
-        "Clients lost",
-        "Healthy: 0. Programs that MPS took down in this time range.",
-        LOSSES,
-        NOTHING,
+        "Clients lost", "Healthy: 0. Programs that MPS took down in this time range.", LOSSES
     ),
     shared.events_tile(
         "Refused",
         "Healthy: 0. Programs that MPS did not accept in this time range.",
         REJECTIONS,
-        NOTHING,
         steps=style.noticed_from(1),
     ),
     tile(

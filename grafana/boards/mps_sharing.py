@@ -49,7 +49,6 @@ TILES = (
         ),
         (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="unreachable",
-        width=6,
     ),
     names_tile(
         "Waiters",
@@ -66,7 +65,6 @@ TILES = (
         ),
         (f"count({shared.TARGET} == 0)", "unreachable", style.QUIET),
         none="not known",
-        width=6,
     ),
     strip(
         "How long",

@@ -22,8 +22,7 @@ from grafana.promql import new_in_range, new_in_step
 _MINE = '{uid=~"$uid"}'
 _MY_JOB = '{uid=~"$uid", slurm_job_id=~"$slurm_job_id"}'
 _OTHERS = '{uid!~"$uid"}'
-_NONE_CONNECTED = "0 * count(mps_exporter_build_info)"
-_NOWHERE = f'label_replace({_NONE_CONNECTED}, "instance", "nowhere", "", "")'
+_NOWHERE = f'label_replace({shared.NOTHING}, "instance", "nowhere", "", "")'
 WAITING = f"mps_uid_waiting_clients{_MINE} - mps_uid_waiting_dead_clients{_MINE}"
 _I_WAIT = f"mps_uid_waiting_clients{_MINE} > 0"
 _WHERE_I_WAIT = f"on ({shared.DAEMONS}) {_I_WAIT}"
@@ -53,7 +52,7 @@ TILES = strip(
         f' or count(mps_client_state{{uid=~"$uid", state="torn_down"}} == 1) * 0 + 26'
         f" or count(mps_client_info{_MINE}) * 0 + 23"
         f" or count(mps_server_info{_MINE}) * 0 + 21"
-        f" or {_NONE_CONNECTED} or {shared.UNREACHABLE}",
+        f" or {shared.NOTHING} or {shared.UNREACHABLE}",
         states=(*style.DAEMON_STATES[:1], *style.USER_STATES),
     ),
     tile(
@@ -76,13 +75,12 @@ TILES = strip(
     tile(
         "Connected",
         "For information: this user's programs that are connected to MPS now.",
-        f"count(mps_client_info{_MINE}) or {_NONE_CONNECTED}",
+        f"count(mps_client_info{_MINE}) or {shared.NOTHING}",
     ),
     shared.events_tile(
         "Lost",
         "Healthy: 0. This user's programs that MPS took down in this time range.",
         f"mps_client_losses_total{_MINE}",
-        _NONE_CONNECTED,
     ),
     width=18,
 )
@@ -91,10 +89,9 @@ BEHIND = names_tile(
     "Behind",
     "For information: who holds the GPU that this user waits for. Ask them how long they need.",
     (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
-    (f"{_NONE_CONNECTED} unless on () count({_I_WAIT})", "nobody", style.QUIET),
+    (f"{shared.NOTHING} unless on () count({_I_WAIT})", "nobody", style.QUIET),
     (shared.UNREACHABLE, "unreachable", style.QUIET),
     none="no data",
-    width=6,
 )
 
 WHERE = table(
@@ -214,7 +211,7 @@ TIMELINE = replace(
             f" and on ({shared.DAEMONS}) {_SHOWN}"
         ),
         Query(
-            f"{_NONE_CONNECTED} unless on () count(mps_server_info{_MINE}"
+            f"{shared.NOTHING} unless on () count(mps_server_info{_MINE}"
             f" or mps_uid_waiting_clients{_MINE} > 0) or {shared.UNREACHABLE}",
             "uid $uid",
         ),

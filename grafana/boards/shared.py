@@ -22,6 +22,8 @@ TARGET = f"({TARGETS} or up unless on () count({SEEN}))"
 # -1 if no chosen host is reachable.
 UNREACHABLE = f"(0 * count({TARGET} == 0) - 1 unless on () count(mps_exporter_build_info))"
 
+NOTHING = "0 * count(mps_exporter_build_info)"
+
 _WAITING_SINCE = "mps_uid_waiting_since_timestamp_seconds"
 WAIT_STEPS = style.at_most(
     style.alert_threshold("MpsUidWaitLong", _WAITING_SINCE),
@@ -157,6 +159,12 @@ def host_column(*boards: str, width: int | None = 185) -> Column:
     return Column("Host", "instance", width=width, links=links)
 
 
+def responding(ref: str) -> Column:
+    """Return the column that tells whether a GPU answers."""
+    states = (style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD))
+    return Column("Responding", ref, states=states, width=105)
+
+
 def to_board(board: str, title: str) -> style.Json:
     """To another dashboard with the same choices, at the same time.
 
@@ -196,7 +204,7 @@ def events_tile(
     title: str,
     description: str,
     counter: str,
-    nothing: str,
+    nothing: str = NOTHING,
     *,
     steps: style.Steps = style.at_most(1),  # noqa: B008 - frozen
     links: Sequence[style.Json] = (),
@@ -210,7 +218,7 @@ BAD_GPUS = tile(
     "Bad GPUs",
     "Healthy: 0. GPUs that do not respond, that the driver wants reset, or whose memory could not "
     "be repaired.",
-    f"count({GPU_TROUBLE}) or 0 * count(mps_exporter_build_info)",
+    f"count({GPU_TROUBLE}) or {NOTHING}",
     steps=style.at_most(1),
     of="count(mps_gpu_up)",
 )
