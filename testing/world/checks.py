@@ -94,9 +94,9 @@ def daemons(moment: Moment) -> Iterator[str]:
         yield f"{sorted(shown)} instead of {sorted(running)}"
 
 
-def _pairs(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
+def _pairs(moment: Moment, *also: Snapshot | None) -> Iterator[tuple[Daemon, ControlDaemon]]:
     """Yield each daemon of the world with what is shown of it."""
-    for shown in moment.snapshot.daemons:
+    for shown in (daemon for one in (moment.snapshot, *also) if one for daemon in one.daemons):
         if (true := moment.world.daemons.get(shown.pipe_directory)) is not None:
             yield true, shown
 
@@ -188,10 +188,12 @@ def waits(moment: Moment) -> Iterator[str]:
 
 def blame(moment: Moment) -> Iterator[str]:
     """Only those that caused a fault are named, and only real ghosts are called so."""
-    for daemon, shown in _pairs(moment):
+    first = moment.snapshot.daemons
+    for daemon, shown in _pairs(moment, moment.second):
         for server in () if daemon.truth.unknowable else shown.servers:
             true = daemon.server is not None and daemon.server.ghost
-            if bool(server.ghost) != true:
+            # A later exporter may not know it.
+            if bool(server.ghost) != true and (server.ghost or shown in first):
                 yield f"{daemon.key}: ghost of server {server.pid} is {server.ghost}, not {true}"
             left = server.possible_unfinished_work
             if left is not None and left.pid not in _leavers(moment.world):
