@@ -163,9 +163,14 @@ def alerts(*values: str) -> dict[str, dict[str, Any]]:
 
 SITES = {
     "kube-prometheus-stack": (
-        "podMonitor: {additionalLabels: {release: prometheus}}\n"
+        "podMonitor: {additionalLabels: {release: prometheus, app.kubernetes.io/instance: own}}\n"
         "prometheusRule: {additionalLabels: {release: prometheus}}",
-        ["release: prometheus", "scheme: http\n", "prometheus/runbooks/MpsServerCrashed.md"],
+        [
+            "release: prometheus",
+            "app.kubernetes.io/instance: own",
+            "scheme: http\n",
+            "prometheus/runbooks/MpsServerCrashed.md",
+        ],
     ),
     "Flux": (
         "namespaceOverride: gpu\nfullnameOverride: mps\ncommonLabels: {team: gpu}",
@@ -344,6 +349,10 @@ def test_a_layout_that_could_see_nothing_is_refused() -> None:
         "podMonitor.sampleLimit=many",
         "image.digest=sha256:12",
         "commonLabels.a=1",
+        "image.repository=a/b:1",
+        "image.registry=https://a",
+        "podMonitor.tlsConfig.caFile=/a",
+        "nodeSelector.a=true",
     ],
 )
 def test_values_that_mean_nothing_are_refused(wrong: str) -> None:

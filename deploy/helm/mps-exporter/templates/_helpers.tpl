@@ -196,7 +196,7 @@ sampleLimit: {{ . | int }}
 name: {{ include "mps-exporter.fullname" .root }}{{ .suffix }}
 namespace: {{ .namespace | default (include "mps-exporter.namespace" .root) }}
 labels:
-  {{- toYaml (merge (include "mps-exporter.labels" .root | fromYaml) (.more | default dict)) | nindent 2 }}
+  {{- toYaml (mergeOverwrite (include "mps-exporter.labels" .root | fromYaml) (.more | default dict)) | nindent 2 }}
 {{- end }}
 
 {{/* A probe. With a web config, a request could lack a certificate or a password. */}}
