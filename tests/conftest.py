@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import logging
 import os
 import signal
@@ -24,6 +25,13 @@ os.environ["PATH"] = f"{_TOOLS}{os.pathsep}{os.environ['PATH']}"
 # purpose then, and the tests that send it would wait for ever.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: it is not worth being looked at by each collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(autouse=True)

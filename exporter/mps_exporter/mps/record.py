@@ -99,17 +99,18 @@ class Counters:
 
     def _key(self, kind: str, name: str, labels: Mapping[str, str | int | None]) -> LabelValues:
         """Return the label values to count under: users and GPUs beyond the quota are unknown."""
-        metric, key = LOG_METRICS[name], tuple(labels.values())
+        metric, known, key = LOG_METRICS[name], self._values[name], tuple(labels.values())
         if metric.kind != kind or tuple(labels) != metric.labels:
             raise TypeError(f"{name} is a {metric.kind} with the labels {metric.labels}")
+        if key in known:
+            return key
         for label, values in metric.values.items():
             if values and labels[label] not in values:
                 raise ValueError(f"{name} has no {label} {labels[label]!r}")
         if metric.has_user:
             return (self.start_user(key[0]), *key[1:])
-        known = self._values[name]
         full = metric.labels == ("uuid",) and len(known) >= self._quota.gpus
-        return ("",) if full and key not in known else key
+        return ("",) if full else key
 
     def _start_at_zero(self, metric: LogMetric, key: LabelValues) -> None:
         """Create the series of these label values, and of each declared value of a label."""

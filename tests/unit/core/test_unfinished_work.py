@@ -54,8 +54,8 @@ def series(*, kernel_log: bool) -> dict[str, DaemonRecord]:
             for record in records.values():
                 record.observe_kernel(observation, faults, ranges)
         elif isinstance(observation, LogsObservation):
-            for record in records.values():
-                record.tracker.add_logs(observation)
+            for pipe in {chunk.pipe_directory for chunk in observation.chunks}:
+                records[pipe].tracker.add_logs(observation)
     for record in records.values():
         record.tracker.advance_to(recording.ended_at + 60.0)
     return records
