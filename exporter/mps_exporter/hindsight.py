@@ -91,11 +91,8 @@ class Hindsight:
         """Source -> time and outcome of the last observation that was kept."""
         self._recent: deque[_Line] = deque()
         self._sizes = [0, 0]  # Size of these lines: the node's part, and what users chose.
-        self._old_logs: tuple[deque[_Line], ...] = (
-            deque(),
-            deque(),
-        )  # Older lines of logs, likewise.
-        self._old: tuple[dict[str, _Line], ...] = {}, {}  # Source -> its last older line, likewise.
+        self._old_logs = deque[_Line](), deque[_Line]()  # Older lines of logs, likewise.
+        self._old = dict[str, _Line](), dict[str, _Line]()  # Source -> its last older line.
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None  # The first incident that waits to be written.
         self._latest_at: float | None = None  # Time of the latest incident since the start.
@@ -117,11 +114,13 @@ class Hindsight:
     def _parts(self, one: Observation) -> Iterator[tuple[Observation, bool]]:
         """Yield an observation, or the node's part and the part that users fill."""
         if isinstance(one, LogsObservation):
-            users = tuple(chunk for chunk in one.chunks if self._is_limited(chunk.pipe_directory))
-            others = tuple(chunk for chunk in one.chunks if chunk not in users)
-            yield replace(one, chunks=others), False
-            if users:
-                yield replace(one, chunks=users, states=()), True
+            names = {state.pipe_directory for state in one.states}
+            names |= {chunk.pipe_directory for chunk in one.chunks}
+            limited = set(filter(self._is_limited, names))
+            for wanted in (False, True) if limited else (False,):
+                chunks = (each for each in one.chunks if (each.pipe_directory in limited) == wanted)
+                states = (each for each in one.states if (each.pipe_directory in limited) == wanted)
+                yield replace(one, chunks=tuple(chunks), states=tuple(states)), wanted
         elif isinstance(one, KernelObservation) and one.ranges:
             yield replace(one, ranges=()), False
             yield replace(one, lines=()), True
@@ -175,7 +174,7 @@ class Hindsight:
         if isinstance(observation, NvmlObservation):
             self._gpus = observation
         elif isinstance(observation, ProcfsObservation):
-            observation, users = _shortened(observation, room)
+            observation, users = _without_long_texts(observation, room)
         if limited and not room:
             return
         if text := self._encoder.observation(observation):
@@ -274,7 +273,7 @@ def _mark(observation: Observation) -> object:
     return observation.gone, tuple((process.pid, process.state) for process in found)
 
 
-def _shortened(one: ProcfsObservation, room: int) -> tuple[ProcfsObservation, int]:
+def _without_long_texts(one: ProcfsObservation, room: int) -> tuple[ProcfsObservation, int]:
     """Return it with no more long texts than there is room for, and their length.
 
     Users choose the texts of their processes and daemons. The longest of all are left out first.

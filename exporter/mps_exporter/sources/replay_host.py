@@ -21,6 +21,7 @@ from mps_exporter.observations import (
     DaemonFacts,
     KernelObservation,
     LogChunk,
+    LogName,
     LogsObservation,
     LogState,
     NvmlObservation,
@@ -63,7 +64,7 @@ class ReplayHost:
         """Source -> time of the last observation that was returned."""
         self._kernel = KernelObservation(0.0, readable=False)
         self._chunks: list[LogChunk] = []  # Data of logs that were not followed yet.
-        self._log_states: tuple[LogState, ...] = ()
+        self._log_states: dict[tuple[str, LogName], LogState] = {}
 
     # ------------------------------------------------------------------ the clock
 
@@ -162,10 +163,10 @@ class ReplayHost:
         now, followed = self.now(), {daemon.pipe_directory for daemon in daemons}
         for observation in self._new("logs"):
             self._chunks += observation.chunks
-            self._log_states = observation.states or self._log_states
+            self._log_states |= {(one.pipe_directory, one.log): one for one in observation.states}
         chunks = [chunk for chunk in self._chunks if chunk.pipe_directory in followed]
         self._chunks = [one for one in self._chunks if one.pipe_directory not in followed]
-        states = tuple(state for state in self._log_states if state.pipe_directory in followed)
+        states = tuple(one for one in self._log_states.values() if one.pipe_directory in followed)
         busy = {(chunk.pipe_directory, chunk.log) for chunk in chunks}
         chunks += [
             self._idle_chunk(state, now)

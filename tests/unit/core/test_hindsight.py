@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from mps_exporter.observations import (
     KernelObservation,
     LogChunk,
     LogsObservation,
+    LogState,
     Observation,
     Outcome,
     ProcessFacts,
@@ -335,6 +337,9 @@ def test_what_users_choose_about_their_processes_drives_out_nothing(
         ranges = tuple((secrets.randbits(47), secrets.randbits(47)) for _ in range(20 * 512))
         hers_only = (AddressRanges(kept.now, 50_000, 2001, ranges),)
         kept.observe(KernelObservation(kept.now, readable=True, ranges=hers_only))
+        log = partial(LogState, "/tmp/alice", "control", readable=True)
+        states = tuple(log(path=f"/{noise(4000)}") for _ in range(32))
+        kept.observe(LogsObservation(kept.now, (), states))
         kept.encode()
         assert sum(kept.ring._sizes) <= 1 << 20
     made = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
