@@ -211,7 +211,7 @@ class WorldHost:
     def _chunks(self, pipe: str, log: LogName) -> Iterator[LogChunk]:
         """Yield what is new, in up to three pieces that end anywhere, also within a line.
 
-        Of root's daemon, the last piece may have to wait for the next poll.
+        The last piece of a log of root's daemon may have to wait for the next poll.
         """
         daemon = self._world.daemons[pipe]
         data, truncations = daemon.logs[log], daemon.truncations[log]
