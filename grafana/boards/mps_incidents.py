@@ -40,7 +40,7 @@ LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
 NONE = "None is known in this time range."
 
 TILES = strip(
-    "In this time range",
+    "In this time range, and the last ever",
     shared.events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
