@@ -47,7 +47,7 @@ def targets() -> Iterator[Target]:
         for panel in panels(dashboard):
             is_strip = panel["options"].get("textMode") == "value_and_name"
             for target in panel["targets"]:
-                # Each tile of a strip is a panel. Its name comes before its labels.
+                # Each tile of a strip counts as a panel. The name precedes the labels.
                 name = re.split(r" (?:of\s)?\{\{", target["legendFormat"])[0]
                 yield Target(
                     dashboard["uid"],

@@ -40,7 +40,7 @@ LAST_LOSS = "last_over_time(mps_client_last_loss_timestamp_seconds[$__range])"
 NONE = "None is known in this time range."
 
 TILES = strip(
-    "In this time range",
+    "In this time range, and the last ever",
     shared.events_tile(
         "Crashes",
         "Healthy: 0. Servers that ended without the orderly lines in their log, in this time "
@@ -165,7 +165,7 @@ BLAST = (
     table(
         "Who lost programs, and by whom?",
         "Healthy: none. Users whose programs were lost in this time range, where, how many, and "
-        "what is proved about the cause; at most 50. When: the last loss on that daemon, of an "
+        "what is proved about the cause; at most 50. Last loss there: on that daemon; of an "
         "older exporter its last crash or fault.",
         (
             f"topk(50, {_LOST})",
@@ -174,7 +174,7 @@ BLAST = (
             f" or max by ({shared.DAEMONS}) ({LAST_EXIT} or {LAST_FAULT})) * 1000",
         ),
         (
-            Column("When", "B", unit=style.AGO, width=92),
+            Column("Last loss there", "B", unit=style.AGO, width=92),
             _HOST,
             _USER,
             Column("Lost in range", "A", steps=style.at_most(1), width=66, decimals=0),
@@ -182,7 +182,7 @@ BLAST = (
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
         ),
-        sort="When",
+        sort="Last loss there",
         none="None is known.",
         two_lines=True,
         height=8,

@@ -160,7 +160,7 @@ def host_column(*boards: str, width: int | None = 185) -> Column:
 
 
 def responding(ref: str) -> Column:
-    """Return the column that shows whether a GPU answers."""
+    """Return the column that shows which GPUs answer."""
     states = (style.State(1, "yes", style.GOOD), style.State(0, "no", style.BAD))
     return Column("Responding", ref, states=states, width=105)
 

@@ -76,7 +76,7 @@ https://grafana.com/grafana/download is unpacked; or /tmp/grafana after
 def shots(also: Path | None = None, scenarios: Iterable[str] = SCENARIOS) -> list[Shot]:
     """Return every dashboard in every possible scenario, and a foreign dashboard."""
     period = "now-20m"
-    found = [Shot(FOREIGN, "also", "", period)] if also else []
+    found = [Shot(FOREIGN, "also", f"var-instance={SLOW}", period)] if also else []
     for board, scenario in itertools.product(BOARDS, scenarios):
         host = SCENARIOS[scenario]
         if board.of_one_host and not host:

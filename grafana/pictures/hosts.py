@@ -8,6 +8,7 @@ synthetic: `eight-gpus` with 48 clients each, and `mps-v3`, from what is publish
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def service(recording: str) -> CollectorBackend:
 
 def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application:
     """Serve each at /NAME/metrics, and the host with MPS v3."""
+    began = time.time()
 
     async def metrics(request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -46,7 +48,8 @@ def app(services: Mapping[str, CollectorBackend], v3: Player) -> web.Application
             page = await services[name].expose(snapshot, TEXT_0_0_4, gzip_level=0)
         elif name in (MADE_UP, V3):
             snapshot = full() if name == MADE_UP else (await v3.to_end()).snapshot
-            page = text_of(snapshot).encode()
+            shift = began - snapshot.taken_at
+            page = text_of(snapshot, wall=lambda at: at + shift).encode()
         else:
             raise web.HTTPNotFound
         return web.Response(body=page, headers={"Content-Type": TEXT_0_0_4})
