@@ -390,7 +390,9 @@ def test_processes_of_a_user() -> None:
     snapshot = snapshot_at("wait-served", 0.6)
     assert pids_of(snapshot, uid=1002, job=None) == [705]
     assert 694 in pids_of(snapshot, uid=1001, job=None)
-    assert pids_of(snapshot, uid=None, job="17") == []
+    waiting = [ProcessFacts(705, 0.0, cgroup="0::/system.slice/slurmstepd.scope/job_17/step_0")]
+    assert pids_of(snapshot, uid=None, job="17", waiting=waiting) == [705]
+    assert pids_of(snapshot, uid=None, job="1", waiting=waiting) == []
 
 
 def viewed(*daemons: DaemonFacts, **environment: str) -> ProcessView:
