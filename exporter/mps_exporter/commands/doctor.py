@@ -86,7 +86,7 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     colour = supports_colour(sys.stdout, os.environ)
     paint = doctor_report.coloured if colour else doctor_report.plain
     about_host = {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}
-    pids = [] if about_host else _selected_pids(settings, snapshot)
+    pids = [] if about_host else selected_pids(settings, snapshot)
     read = _read_in_time({} if procfs is None else _reads(snapshot, pids, procfs))
     starts = (daemon.pipe_directory for daemon in snapshot.daemons)
     views = {name: read[name] for name in starts if read.get(name) is not None}
@@ -167,7 +167,7 @@ def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable,
     return {name: found.get(name) for name in reads}
 
 
-def _selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
+def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
     waiting = dict[int, ProcessFacts]()
     if job is not None and settings.doctor_recording is None:
