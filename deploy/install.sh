@@ -110,7 +110,7 @@ while [ $# -gt 0 ]; do
     --set) wanted="$wanted${2:?"--set needs NAME=VALUE"}
 " && shift ;;
     --least) least=yes ;;
-    --slurm-epilog) epilog=${2:?"--slurm-epilog needs a folder"} && shift ;;
+    --slurm-epilog) epilog=${2:?"--slurm-epilog needs a folder"} && epilog=${epilog%/\*} && shift ;;
     --remove) remove && exit ;;
     --help | -h)
       sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
@@ -148,9 +148,13 @@ printf '%s' "$wanted" | while read -r setting; do
 done
 script=/usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
 if [ -d "$epilog" ]; then
-  ln -sf "$script" "$epilog/mps-exporter.sh"
+  # No link: after the package is removed it would fail, and Slurm drains the node of a failed epilog.
+  rm -f "$epilog/mps-exporter.sh"
+  printf '#!/bin/sh\n[ ! -x %s ] || %s\n' "$script" "$script" >"$epilog/mps-exporter.sh"
+  chmod 755 "$epilog/mps-exporter.sh"
 elif [ -n "$epilog" ] && ! grep -qF "$script" "$epilog"; then
-  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes: $script" >&2
+  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes:" >&2
+  echo "[ ! -x $script ] || $script" >&2
 fi
 if [ -n "$changed" ] || [ "$(all_settings)" != "$before" ] ||
   ! systemctl is-active --quiet mps-exporter.socket || ! systemctl is-active --quiet mps-exporter.service; then

@@ -28,7 +28,8 @@ if critical:
     print("drain mps-exporter: " + "".join(c if c.isprintable() else " " for c in text)[:100])
 elif not seen["not_seen"]:
     print("well")
-' "${MPS_HEALTH_DRAIN_FOR_ONE_GPU:-}" 2>/dev/null)
+' "${MPS_HEALTH_DRAIN_FOR_ONE_GPU:-}" 2>/dev/null) ||
+  logger -t mps-slurm-health 'mps-exporter doctor --json gave no answer'
 
 case $verdict in
   'drain '*) scontrol update nodename="$node" state=drain reason="${verdict#drain }" ;;

@@ -415,7 +415,7 @@ class Settings:
         None, Kind("NAME", convert=_user), "Like --pid, for each process of a user."
     )
     doctor_job: str | None = _option(
-        None, Kind("ID"), "Like --pid, for each client of a Slurm job or a pod."
+        None, Kind("ID"), "Like --pid, for each process of a Slurm job or a pod."
     )
     doctor_before_kill: int | None = _option(
         None,

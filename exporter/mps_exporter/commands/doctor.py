@@ -21,7 +21,7 @@ from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.hindsight import latest_recording
 from mps_exporter.logging import print_output, supports_colour
-from mps_exporter.observations import Leftovers, ProcessView
+from mps_exporter.observations import Leftovers, ProcessFacts, ProcessView
 from mps_exporter.settings import InvalidSettingError, Settings, StartError
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import policy as sources_policy
@@ -86,7 +86,7 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
     colour = supports_colour(sys.stdout, os.environ)
     paint = doctor_report.coloured if colour else doctor_report.plain
     about_host = {settings.doctor_pid, settings.doctor_user, settings.doctor_job} == {None}
-    pids = [] if about_host else _selected_pids(settings, snapshot)
+    pids = [] if about_host else selected_pids(settings, snapshot)
     read = _read_in_time({} if procfs is None else _reads(snapshot, pids, procfs))
     starts = (daemon.pipe_directory for daemon in snapshot.daemons)
     views = {name: read[name] for name in starts if read.get(name) is not None}
@@ -167,14 +167,18 @@ def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable,
     return {name: found.get(name) for name in reads}
 
 
-def _selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
+def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
-    pids = [pid] if pid is not None else pids_of(snapshot, uid=uid, job=job)
+    waiting = dict[int, ProcessFacts]()
+    if job is not None and settings.doctor_recording is None:
+        waits = [wait.pid for daemon in snapshot.daemons for wait in daemon.waits if wait.pid]
+        waiting, _ = Processes(settings.path_procfs).identify(waits)
+    pids = [pid] if pid else pids_of(snapshot, uid=uid, job=job, waiting=waiting.values())
     if not pids:
         name = f"user {uid}" if uid is not None else f"job {job}"
         raise StartError(
-            f"no process of {name} waits for MPS, is its client, or has a context on a GPU; name "
-            "one with --pid"
+            f"no process of {name} was seen to wait for MPS, to be its client, or to have a "
+            "context on a GPU; name one with --pid"
         )
     return pids
 

@@ -27,6 +27,7 @@ from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, gpu_name
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
+from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
 
@@ -639,15 +640,20 @@ def conclusion(checks: list[Check]) -> Check:
     return Check("conclusion", "ok", "Nothing is wrong with this process as far as MPS goes.")
 
 
-def pids_of(snapshot: Snapshot, *, uid: int | None, job: str | None) -> list[int]:
+def pids_of(
+    snapshot: Snapshot, *, uid: int | None, job: str | None, waiting: Iterable[ProcessFacts] = ()
+) -> list[int]:
     """Return the clients, waiting processes and processes without MPS of a user, or of a job.
 
-    A job is a Slurm job's number, or the UID of a pod. The job of a waiting process is unknown.
+    A job is a Slurm job's number, or the UID of a pod. `waiting` are processes that wait: the
+    snapshot does not have their jobs.
     """
     clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
-    if job is not None:
-        return sorted({one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)})
-    waits = [wait for daemon in snapshot.daemons for wait in daemon.waits]
     direct = [one for gpu in snapshot.gpus for one in gpu.direct_processes]
+    if job is not None:
+        found = {one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)}
+        places = ((one.pid, parse_cgroup(one.cgroup)) for one in (*direct, *waiting))
+        return sorted(found | {pid for pid, at in places if job in (at.slurm_job_id, at.pod_uid)})
+    waits = [wait for daemon in snapshot.daemons for wait in daemon.waits]
     members: list[Client | Wait | ProcessFacts] = [*clients, *waits, *direct]
     return sorted({one.pid for one in members if one.uid == uid})

@@ -11,6 +11,7 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
+from mps_exporter.commands.doctor import selected_pids
 from mps_exporter.findings import findings, trace_findings
 from mps_exporter.findings.daemons import HANGS
 from mps_exporter.findings.limits import NO_EFFECT
@@ -23,11 +24,13 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
+from mps_exporter.settings import Settings
 from mps_exporter.snapshot import CollectorResult, Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
 from testing.fake_host import idle_process
+from testing.fake_proc import FakeProc
 from testing.player import RECORDINGS, snapshot_at
 from testing.snapshots import process_using
 
@@ -390,7 +393,13 @@ def test_processes_of_a_user() -> None:
     snapshot = snapshot_at("wait-served", 0.6)
     assert pids_of(snapshot, uid=1002, job=None) == [705]
     assert 694 in pids_of(snapshot, uid=1001, job=None)
-    assert pids_of(snapshot, uid=None, job="17") == []
+
+
+def test_a_job_that_waits(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.add(705, cgroup="0::/system.slice/slurmstepd.scope/job_17/step_0\n")
+    settings = Settings(doctor_job="17", path_procfs=str(tmp_path))
+    assert selected_pids(settings, snapshot_at("wait-served", 0.6)) == [705]
 
 
 def viewed(*daemons: DaemonFacts, **environment: str) -> ProcessView:
