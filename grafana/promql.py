@@ -127,13 +127,15 @@ def grown_in_range(counter: str, by: str, least: str = "") -> str:
     Each counter of events begins at 0 when its exporter begins. least: a condition for values.
     """
     last = f"(last_over_time({counter}[$__range]){least})"
-    before = f"last_over_time({counter}[1h] offset $__range){least}"
+    # A lower value in the range counts from 0: the exporter was restarted as the range began.
+    lowest = f"min_over_time({counter}[$__range])"
+    before = f"last_over_time({counter}[1h] offset $__range){least} <= {lowest}"
     grouped = f"sum by ({by})" if by else "sum"
     # The first sample counts earlier events, unless Prometheus knew the exporter before the range
     # or the exporter started in the range.
     since = "process_start_time_seconds > time() - $__range_s"
     known = f"(last_over_time(mps_exporter_build_info[1h] offset $__range) or {since})"
-    first = f"({last} * 0 and on (job, instance) {known} or min_over_time({counter}[$__range]))"
+    first = f"({last} * 0 and on (job, instance) {known} or {lowest})"
     grown = (
         f"{last} - ({before} or {first}) >= 0"
         f" unless resets({counter}[$__range]) > 0 or increase({counter}[$__range]){least}"

@@ -101,8 +101,8 @@ def _made(began: float) -> Iterator[Scrapes]:
     crashes = {at: 2 if at <= 60 else 5 for at in every if not 60 < at < 180}
     yield Scrapes(HOLE, tuple((began + at, CRASHED % number) for at, number in crashes.items()))
     yield Scrapes(NEW, tuple((began + at, CRASHED % 50 + LIFETIME) for at in every))
-    # Two crashes, and another after the restart.
-    crashes = {at: 2 * (at >= 20) if at < 60.25 else int(at >= 70) for at in every}
+    # Two crashes, and three after the restart.
+    crashes = {at: 2 * (at >= 20) if at < 60.25 else 3 * (at >= 70) for at in every}
     yield Scrapes(
         RESTARTED, tuple((began + at, CRASHED % number) for at, number in crashes.items())
     )
@@ -202,11 +202,13 @@ def test_counters_of_hosts_without_an_event_are_not_read(stage: Stage) -> None:
 @pytest.mark.parametrize("step", [5, 30])
 def test_bars_add_up_to_the_tile_across_a_restart(stage: Stage, step: float) -> None:
     prometheus, began = stage
-    assert _shown(stage, "Crashes", "A", (-1, 120), RESTARTED) == {"": 3}
+    assert _shown(stage, "Crashes", "A", (-1, 120), RESTARTED) == {"": 5}
+    # The restart is between the last scrape before the range and the first in it.
+    assert _shown(stage, "Crashes", "A", (60.4, 120.4), RESTARTED) == {"": 3}
     (bars,) = (t for t in targets() if t.panel.startswith("Crashes, ") and t.ref == "A")
     expr = filled(bars.expr, __interval=f"{step}s", job=JOB, instance=RESTARTED)
     found = prometheus.span(expr, Window(began, began + 120), step=step)
-    assert sum(sum(values) for _, values in found) == 3
+    assert sum(sum(values) for _, values in found) == 5
 
 
 def test_a_host_that_was_removed_is_gone_since_then(stage: Stage) -> None:
