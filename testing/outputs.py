@@ -18,6 +18,7 @@ from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
+from testing.snapshots import process_using
 
 
 def words_of(page: str) -> str:
@@ -56,11 +57,17 @@ def texts_of_findings(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 def texts_of_processes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield the doctor's texts for each process."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
-    pids = {client.pid for d in snapshot.daemons for s in d.servers for client in s.clients}
-    pids |= {wait.pid for daemon in snapshot.daemons for wait in daemon.waits}
-    for pid in sorted(pids):
-        checks = {pid: check_process(pid, snapshot, found, None)}
-        yield f"doctor --pid {pid}", checks_as_text(checks)
+    known = {
+        (one.pid, one.uid, daemon.pipe_directory)
+        for daemon in snapshot.daemons
+        for server in daemon.servers
+        for one in server.clients
+    }
+    known |= {(one.pid, one.uid, d.pipe_directory) for d in snapshot.daemons for one in d.waits}
+    for pid, uid, pipe in sorted(known, key=str):
+        for view in (None, process_using(pipe, pid, uid=uid)):
+            checks = {pid: check_process(pid, snapshot, found, view)}
+            yield f"doctor --pid {pid}", checks_as_text(checks)
 
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|\n+")

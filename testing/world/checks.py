@@ -7,11 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, recent_incidents
 from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.mps.log_counters import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.policy import WebOptions
@@ -24,6 +28,7 @@ from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.host import WorldHost
 from testing.world.model import World
+from testing.world.processes import Client
 from testing.world.truth import Truth
 
 RUNNING = ("holding_seconds", "handover_idle_seconds")
@@ -161,16 +166,29 @@ def _by_label(value: Any) -> Numbers:
 
 
 def holders(moment: Moment) -> Iterator[str]:
-    """The server and its clients are those that exist."""
+    """The server, its clients, and their contexts are those that exist."""
     for daemon, shown in _knowable(moment):
         server = daemon.server
-        true = [] if server is None else [(server.pid, sorted(one.pid for one in server.clients))]
+        true = [] if server is None else [(server.pid, _contexts(daemon, server.clients))]
         seen = [
-            (server.pid, sorted(client.pid for client in server.clients))
+            (server.pid, {client.pid: dict(client.contexts) for client in server.clients})
             for server in shown.servers
         ]
         if seen != true:
             yield f"{daemon.key}: {seen}, not {true}"
+        uuids = {gpu.uuid for gpu in daemon.gpus}
+        for gpu in moment.snapshot.gpus:
+            if daemon.pipe in gpu.served_by and gpu.uuid not in uuids:
+                yield f"{gpu.uuid} is served by {gpu.served_by}"
+
+
+def _contexts(daemon: Daemon, clients: Iterable[Client]) -> dict[int, dict[str, int]]:
+    """Return PID -> UUID of a GPU -> number of contexts there."""
+    gpus = daemon.gpus
+    return {
+        one.pid: dict(Counter(gpus[ordinal].uuid for ordinal in one.contexts.values()))
+        for one in clients
+    }
 
 
 def waits(moment: Moment) -> Iterator[str]:
@@ -400,6 +418,11 @@ def surfaces(moment: Moment) -> Iterator[str]:
         return
     snapshot = moment.snapshot
     page, status = Page(text_of(snapshot)), make_status(snapshot, WebOptions())
+    openmetrics = encode(render(snapshot, Build("", "", "")), [], OPENMETRICS_1_0_0).decode()
+    assert list(text_string_to_metric_families(openmetrics))  # type: ignore[no-untyped-call]
+    counted = [numbers(one.counters or {}) for one in snapshot.daemons]
+    more = sum(value for one in counted for name, value in one.items() if name.endswith(".sum"))
+    more -= sum(page.value(f"{name}_sum") or 0 for name in LOG_METRICS)
     api = json.loads(to_json(status))
     recent = recent_incidents(snapshot)
     doctor = json.loads(diagnosis_as_json(Diagnosis(snapshot, recent)))
@@ -418,6 +441,7 @@ def surfaces(moment: Moment) -> Iterator[str]:
             _pids(server for server in servers if server["ghost"]),
             Counter(o.labels["server"] for o in page.all("mps_server_ghost") if o.value),
         ),
+        ("seconds of all histograms", round(more), 0),
         ("findings", _names(found), _names(told)),
         (
             "advice",

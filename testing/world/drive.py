@@ -98,7 +98,7 @@ class Play:
     async def _poll(self) -> None:
         for collector in filter(None, (self.exporter, self.second)):
             await collector.watch_processes()
-            while await collector.poll_logs():
+            while await collector.poll_logs() and self.world.read_in_part:
                 pass
 
     def _is_due(self) -> bool:

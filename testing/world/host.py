@@ -195,6 +195,7 @@ class WorldHost:
         self._polls += 1
         chunks: list[LogChunk] = []
         states = []
+        self._world.read_in_part = False
         for pipe in [one.pipe_directory for one in daemons]:
             for log in LOGS:
                 gone = (pipe, log) in self._world.sight.gone_logs
@@ -231,6 +232,7 @@ class WorldHost:
             cuts = some if daemon.uid == 0 and random.random() < SHARE_OF_PARTS else cuts | some
         cuts |= {one for one in new_files if begin < one}
         self._read[pipe, log] = max(cuts), len(truncations)
+        self._world.read_in_part |= max(cuts) < len(data)
         restarted = seen < len(truncations)
         for cut in sorted(cuts):
             restarted |= known is not None and begin in new_files
