@@ -41,7 +41,7 @@ from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, In
 from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
-SELF_LOGGING_COLLECTORS = ("nvml", "control")  # They log failures and recoveries themselves.
+SELF_LOGGING_COLLECTORS = ("nvml", "control")  # Sources that log their own failures and recoveries.
 
 _log = logging.getLogger(__name__)
 
@@ -405,7 +405,7 @@ class Collector:
     async def _reconcile(
         self, run: CollectionRun, record: DaemonRecord, probe: ControlObservation
     ) -> None:
-        """Query the servers that are due; an MPS v3 daemon for its clients and partitions."""
+        """Query the due servers, or the clients and partitions of an MPS v3 daemon."""
         state = record.state
         servers = servers_due(
             now=self._host.now(),
