@@ -116,7 +116,7 @@ class ReplayPlayer:
                     await self._enter(scenes[following].starts_at)
 
     async def jump(self, chapter: str) -> bool:
-        """Play this chapter; return whether it exists."""
+        """Play this chapter. Return whether the chapter exists."""
         wanted = next((one for one in self.playlist.chapters if one.name == chapter), None)
         if wanted is not None:
             async with self._entering:

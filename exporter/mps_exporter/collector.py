@@ -19,7 +19,6 @@ from mps_exporter import policy
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
-from mps_exporter.metrics.gpus import label_values
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.protocol_v2 import server_replies
@@ -41,7 +40,7 @@ from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, In
 from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
-SELF_LOGGING_COLLECTORS = ("nvml", "control")  # They log failures and recoveries themselves.
+SELF_LOGGING_COLLECTORS = ("nvml", "control")  # Sources that log their own failures and recoveries.
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +146,6 @@ class Collector:
         self._tail_lock = asyncio.Lock()
         self._stranded_since: dict[int, float] = {}
         self._sm_use = SmUseCounter()
-        self._unknown_readings = 0
         self._kernel: KernelObservation | None = None
         self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
@@ -196,23 +194,8 @@ class Collector:
         self._gpu_addresses |= {
             pci_address(gpu.pci_bus_id): gpu.uuid for gpu in observation.gpus if gpu.pci_bus_id
         }
-        self._count_unknown_readings(observation)
         if observation.outcome is not Outcome.OK:
             raise SourceError(observation.error or "NVML could not be read")
-
-    def _count_unknown_readings(self, observation: NvmlObservation) -> None:
-        """Count and log the readings that no metric shows."""
-        for reading in (reading for gpu in observation.gpus for reading in gpu.readings):
-            if label_values(reading.quantity, reading.labels) is not None:
-                continue
-            self._unknown_readings += 1
-            self._transitions.failed(
-                "reading",
-                reading.quantity,
-                message="a GPU reading is left out: no metric shows it",
-                quantity=reading.quantity,
-                labels=",".join(f"{name}={value}" for name, value in reading.labels),
-            )
 
     async def _read_mps(self, run: CollectionRun) -> None:
         # Without this collector, configured daemons are still found, and only failures are shown.
@@ -405,7 +388,7 @@ class Collector:
     async def _reconcile(
         self, run: CollectionRun, record: DaemonRecord, probe: ControlObservation
     ) -> None:
-        """Query the servers that are due; an MPS v3 daemon for its clients and partitions."""
+        """Query the due servers, or the clients and partitions of an MPS v3 daemon."""
         state = record.state
         servers = servers_due(
             now=self._host.now(),
@@ -456,9 +439,7 @@ class Collector:
             snapshot = replace(snapshot, sm_use=self._sm_use.count(snapshot, run.gpus.at))
         kernel = self._kernel
         known = kernel is not None and (kernel.readable or kernel.error)
-        return replace(
-            snapshot, unknown_readings=self._unknown_readings, kernel_log=kernel if known else None
-        )
+        return replace(snapshot, kernel_log=kernel if known else None)
 
     def _inputs(self, run: CollectionRun, record: DaemonRecord) -> DaemonInputs:
         name, now = record.facts.pipe_directory, self._host.now()

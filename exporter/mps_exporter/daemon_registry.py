@@ -39,7 +39,7 @@ class DaemonRecord:
     resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
-    knows_ranges: bool = False  # Whether it has the address ranges read before it was found.
+    knows_ranges: bool = False  # Ranges read before the daemon was found are applied.
 
     @property
     def state(self) -> DaemonState:
@@ -47,14 +47,14 @@ class DaemonRecord:
 
     @property
     def ephemeral(self) -> bool:
-        """Whether it ends with a job or a pod, and does not start again in this directory."""
+        """Whether the daemon ends with a job or a pod, and does not start here again."""
         if self.facts.configured:
             return False
         return self.in_job or self.facts.pipe_directory.startswith("/proc/")
 
     @property
     def known_absent(self) -> bool:
-        """Whether it has no process and its lock is free, so that no query is needed."""
+        """Whether the daemon has no process and its lock is free, so that no query is needed."""
         facts = self.facts
         return facts.process is None and facts.lock_tested and facts.lock_holder_pid is None
 
@@ -116,7 +116,7 @@ class DaemonRecord:
 
     @property
     def resumed(self) -> bool:
-        """Whether it was stopped when its last query hung, and continued later."""
+        """Whether the daemon was stopped when its last query hung, and continued later."""
         hung_at, resumed_at = self.hung_at, self.resumed_at
         return hung_at is not None and resumed_at is not None and hung_at < resumed_at
 
@@ -154,7 +154,7 @@ class DaemonRecord:
         return same or self.facts.limited or not facts.limited
 
     def outdated(self, now: float) -> bool:
-        """Return whether it has been absent for longer than it is shown."""
+        """Return whether the daemon has been absent for longer than absent daemons are shown."""
         if self.gone_since is None or now - self.gone_since <= policy.SHOWN_AFTER_QUIT_SECONDS:
             return False
         daemon = self.state.daemon

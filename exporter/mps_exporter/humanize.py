@@ -23,6 +23,8 @@ def printable(text: str, limit: int = MAX_NAME_CHARACTERS) -> str:
     Control characters and those that change the direction of writing show as escapes; bytes that
     are not UTF-8 show as the replacement character.
     """
+    if text.isprintable() and len(text) <= limit:
+        return text
     shown = []
     for character in text[: limit + 1]:
         category = unicodedata.category(character)

@@ -99,7 +99,7 @@ class ProcessView:
     state: str = ""
     command: str = ""  # The program's name only.
     reading_hangs: bool = False
-    """Its environment, or a directory that it names, did not answer: the rest is not known."""
+    """The environment, or a directory that it names, could not be read in time."""
     pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
     names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
     profile: str = ""  # The file of the host that sets it for every login, if one does.
@@ -111,7 +111,7 @@ class ProcessView:
     """`pipe_directory` of the daemon with the same directory, by device and inode."""
     leftover: bool = False  # The directory contains the socket or PID file of an earlier daemon.
     own_proc: bool | None = None
-    """Whether the /proc in its root is that of its PID namespace; None: unknown."""
+    """Whether /proc in the process's root shows the process's PID namespace; None: unknown."""
     mps_environment: Mapping[str, str] | None = None  # See ProcessFacts.
     debug_variables: tuple[str, ...] = ()  # Variables that make CUDA slow or serial.
     missing_libraries: tuple[str, ...] = ()  # The debug variables that name a missing file.

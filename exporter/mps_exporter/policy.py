@@ -39,7 +39,7 @@ MAX_ABSENT_DAEMONS = 32
 
 MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
 
-USERS_PER_LIMIT = 4  # Number of ordinary users who can use up one of these limits together.
+USERS_PER_LIMIT = 4  # Number of ordinary users who can exhaust one of these limits together.
 
 MAX_CLIENTS_PER_USER = 256
 """Maximum number of clients with metrics, of the daemons of one ordinary user."""
@@ -53,7 +53,7 @@ list within this time after it left its server."""
 # ---------------------------------------------------------------------- replays
 
 REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
-MAX_REPLAY_STEPS = 5000  # Maximum number of steps: beyond 40 minutes they are longer.
+MAX_REPLAY_STEPS = 5000  # Maximum number of steps; of more than 40 minutes, the steps are longer.
 MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
 
 # ---------------------------------------------------------------------- rendering

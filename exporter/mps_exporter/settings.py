@@ -127,7 +127,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it has no value: --flag, and for a setting --no-flag."""
+        """Whether the flag has no value: --flag, and for a setting --no-flag."""
         return self.kind is _SWITCH
 
     @property

@@ -593,5 +593,4 @@ class Snapshot:
     sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)
     """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
     kernel_log: KernelObservation | None = None  # None: an old recording without this fact.
-    unknown_readings: int | None = None  # Readings without a metric since the exporter's start.
     recording: RecordingInfo | None = None

@@ -30,7 +30,7 @@ from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import Processes
 
-MEASURING_SECONDS = 0.55  # Least time between two collections, over which GPU activity is measured.
+MEASURING_SECONDS = 0.55  # Minimum time between two collections, to measure GPU activity.
 
 CONFIRMING_SECONDS = 1.5
 """Time from the start of the first collection to the second: a process must look stranded for 1 s

@@ -104,7 +104,7 @@ def _read_status(url: str, settings: Settings) -> dict[str, Any] | None:
 
 @contextmanager
 def _key_presses(keys: asyncio.Queue[str]) -> Iterator[None]:
-    """Put each key that is pressed into the queue."""
+    """Add each pressed key to the queue."""
     number, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before = termios.tcgetattr(number)
     tty.setcbreak(number)

@@ -88,9 +88,10 @@ def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _without_effect(host: HostFacts, daemon: ControlDaemon, field: str, variable: str) -> Cases:
-    values = [(host.client(one), getattr(one, field)) for one in clients_of(daemon)]
     if those := [
-        f"{name} with {printable(repr(text))}" for name, text in values if text is not None
+        f"{host.client(one)} with {printable(repr(text))}"
+        for one in clients_of(daemon)
+        if (text := getattr(one, field)) is not None
     ]:
         yield Case(f"CUDA ignores the {variable} of {join_some(those)}.")
 

@@ -80,7 +80,7 @@ def _container_rows(page: Page) -> Rows[float]:
 
 
 def _ratio_unless_in_sms(client: Client) -> float | None:
-    """Return the share only where mps_client_sm_limit does not give it in SMs, as rounded."""
+    """Return the share, unless mps_client_sm_limit shows the share in SMs, as rounded."""
     in_sms = client.contexts and not client.contexts.keys() - client.sm_limit.keys()
     return None if in_sms else client.active_thread_ratio
 

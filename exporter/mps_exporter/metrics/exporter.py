@@ -77,11 +77,6 @@ EXPORTER.each(
     "Processes of MPS's programs, and clients, that are left out: a user has more than 8 daemons, "
     "24 processes or 256 clients. The 32 users with most of them."
 )
-EXPORTER.number(
-    "mps_exporter_unknown_readings_total", "this exporter", lambda p: p.snapshot.unknown_readings
-).means(
-    "GPU readings without a metric for their quantity: a recording of another version is replayed."
-)
 RECORDING.info(
     "mps_exporter_recording_info",
     "this exporter",

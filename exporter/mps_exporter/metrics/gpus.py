@@ -61,7 +61,7 @@ def _reading_rows(page: Page) -> Rows[Readings]:
         shown: defaultdict[str, dict[Texts, float]] = defaultdict(dict)
         for reading in gpu.observation.readings:
             labels = label_values(reading.quantity, reading.labels)
-            if labels is not None:  # the collector counts the others
+            if labels is not None:
                 shown[reading.quantity].setdefault(labels, reading.value)
         yield (gpu.index, gpu.uuid), shown
 

@@ -118,7 +118,7 @@ class Page:
     _rows: dict[object, dict[Texts, Any]] = field(default_factory=dict)
 
     def rows(self, scope: Scope[T]) -> ItemsView[Texts, T]:
-        """Return the things of a scope by their label values as text, the first of equal ones.
+        """Return the things of a scope by the text of their labels. The first of equal labels wins.
 
         Prometheus refuses a page that has two samples with the same labels.
         """

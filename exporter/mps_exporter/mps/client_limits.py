@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _MEMORY = re.compile(r"(\d{1,15}) ?([KMGT])(?:iB)?", re.IGNORECASE | re.ASCII)
 _MEMORY_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -56,6 +57,7 @@ _NO_DEVICE = re.compile(r"-\d+|[A-FH-LN-Za-z]\w*", re.ASCII)
 """Entries that name no device: negative numbers, and words that do not begin like a UUID."""
 
 
+@lru_cache(maxsize=1024)
 def visible_gpus(text: str | None, gpus: DaemonGpus) -> tuple[str, ...] | None:
     """Return the GPUs that a client with this CUDA_VISIBLE_DEVICES sees, in its order.
 
@@ -107,6 +109,8 @@ def client_memory_limits(
     missing GPU voids all entries. A GPU that is used and not visible proves that the environment
     has changed since it was read.
     """
+    if not text:
+        return MemoryLimits()
     if visible is not None and not set(used) <= set(visible):
         visible = None
     seen = {*used, *(visible or ())}

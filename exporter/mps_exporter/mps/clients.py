@@ -33,10 +33,10 @@ class TrackedClient:
     active_since: float | None = None  # Time when its first context became ACTIVE (server.log).
     unmapped: bool = False  # A context became ACTIVE after its address ranges were last requested.
     torn_down_at: float | None = None
-    """Time of the fatal GPU error that hit it. It cannot use the GPU any more."""
+    """Time of the fatal GPU error after which the client cannot use the GPU any more."""
     wait: QueuedClient | None = None  # Its way through the queue, until it has a context.
     terminating: bool = False  # An operator requested its termination.
-    lost: bool = False  # It is counted as lost, which happens once.
+    lost: bool = False  # Whether the client is counted as lost: once at most.
     from_control_tool: bool = False  # Known from the control tool only.
     inferred: bool = False  # Known from control.log only.
     thread_ratio: float | None = None
@@ -52,7 +52,7 @@ class TrackedClient:
 
     @property
     def state(self) -> tuple[ClientState | None, float | None]:
-        """Its state, and since when; None if server.log does not show the state."""
+        """The client's state, and its time; None if server.log does not show the state."""
         if self.torn_down_at is not None:
             return "torn_down", self.torn_down_at
         if self.creating:

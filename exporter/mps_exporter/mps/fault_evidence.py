@@ -77,7 +77,7 @@ class Process:
     """Time at which its first context ended, by server.log; None: it uses the GPU."""
     ended_at: float | None = None
     """Time at which its process left the server: it exited, or runs another program (exec)."""
-    counted: bool = False  # It is counted as a client that left work behind.
+    counted: bool = False  # Whether the client is counted as one with work left behind.
 
 
 class Verdict(NamedTuple):
@@ -224,7 +224,7 @@ class FaultEvidence:
 
 
 def same_gpu(some: Iterable[str], others: Collection[str]) -> bool:
-    """Return whether they may have a GPU in common. No UUID, "" and MIG instances match any GPU."""
+    """Return whether two clients may share a GPU. No UUID, "" and MIG instances match any GPU."""
     known, other = set(some), set(others)
     if not known or not other or not all(uuid.startswith("GPU-") for uuid in known | other):
         return True

@@ -242,7 +242,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply what no line of server.log shows."""
+        """Apply a reply of the control tool: device ordinals, and lines that server.log lacks."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
@@ -436,7 +436,7 @@ class ServerLogReader:
             state.open_server(server, when)
 
     def server_exiting(self, when: Moment) -> None:
-        """Apply a server's orderly end: the only proof that it was asked to end."""
+        """Apply a server's orderly end: the only proof that the server was asked to end."""
         self.server.exiting = True
         if not self._state.readable["control"]:
             self._state.end_server(self.server, when, "requested")

@@ -155,7 +155,7 @@ class LogMerger:
         """Yield the entries whose place in the order is certain."""
         logs, latest = self._logs, now + policy.CLOCK_TOLERANCE_SECONDS
         for log in logs:
-            # Read at a time that is the future now: the clock was set back after these lines.
+            # The clock was set back after these lines: the time of their read is in the future.
             while (head := log.peek()) is not None and head[1] > latest:
                 yield log.pop()
         overdue = now - policy.MAX_HOLD_SECONDS

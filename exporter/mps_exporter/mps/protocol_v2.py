@@ -90,7 +90,7 @@ class ServerReply:
     """Device ordinal of the daemon -> GPU UUID. (The tool's PCI addresses are not always real.)"""
     pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
     """Device ordinal -> the limit set under that ordinal, rounded down to whole GiB from 1 GiB on
-    (measured: 1536M is printed as "1G"). The server's log has the exact one."""
+    (measured: 1536M is printed as "1G"). The server's log has the exact limit."""
     default_pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
     """For servers that start from now on, rounded likewise."""
     default_active_thread_ratio: float | None = None
@@ -312,7 +312,7 @@ def _ratio(percentage: str) -> float:
 
 
 _Reader = Callable[[_LineReader, Sequence[str]], Any]
-"""Takes the lines of a reply to a command with these arguments; None if they cannot be one."""
+"""Reads the lines of a reply to a command with these arguments; None for other lines."""
 
 
 def _one_line(shape: re.Pattern[str], convert: Callable[[str], object]) -> _Reader:

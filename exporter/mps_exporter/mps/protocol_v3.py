@@ -413,7 +413,7 @@ _NAMES = {
     **dict.fromkeys(("namespace", "pipe_directory"), "path"),
     "command": "program",
 }
-"""Fields with names -> kind of these."""
+"""Field that contains names -> kind of the names."""
 
 
 def anonymised(query: str, text: str, rename: Rename) -> str:

@@ -55,7 +55,7 @@ class ServerAnswers:
         return self.partitioning.protocol == "3" and not asked
 
     def younger_than(self, seconds: float, now: float) -> ServerAnswers:
-        """Return the replies without those of servers that are older than this."""
+        """Return the replies that are younger than this."""
         young = {
             pid: reply
             for pid, reply in self.servers.items()

@@ -45,12 +45,14 @@ class TrackedServer:
     devices: set[int] = field(default_factory=set)  # Ordinals.
     client_limit: int | None = None
     shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm.
-    has_log: bool = False  # It has written to server.log.
+    has_log: bool = False  # The server has written to server.log.
     has_first_line: bool = False  # Its first line is in the log: no truncation removed later lines.
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
     missing_since: float | None = None  # Time since which its process is missing.
-    unlisted_since: float | None = None  # Time since which the control tool does not list it.
+    unlisted_since: float | None = (
+        None  # Time since which the control tool does not list the server.
+    )
     contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
     """The control tool's last contradiction of the log: time, and the clients."""
     reported_state: str | None = None  # State by the control tool, while server.log cannot be read.
@@ -86,7 +88,7 @@ class TrackedServer:
 
     @property
     def is_ghost(self) -> bool | None:
-        """Whether it is a ghost whose process still exists.
+        """Whether the server is a ghost whose process still exists.
 
         None without server.log, which alone excludes a ghost once a client connects.
         """
@@ -142,7 +144,7 @@ class TrackedServer:
                 self._queued_dead[pid] = True
 
     def detect_ghost(self, when: Moment) -> None:
-        """Make it a ghost if it is ready, its queued clients are dead, and no client connected."""
+        """Make a ready server a ghost if its queued clients are dead, and no client connected."""
         if self._credentials_missing:
             return
         if self.clients.ever_connected or self.ready_at is None:
@@ -280,7 +282,7 @@ class TrackedServer:
 
     @property
     def failed_to_start(self) -> bool:
-        """Whether it never was ready."""
+        """Whether the server never was ready."""
         return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
 
     def _had_to_end(self, at: float) -> bool:

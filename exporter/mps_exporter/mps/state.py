@@ -34,12 +34,12 @@ class DaemonLifetime:
     ended_at: float | None = None
     died: bool = False
     missing_since: float | None = None  # Time since which its process is missing.
-    counted: bool = False  # It was seen since the exporter's start, so its end is counted.
+    counted: bool = False  # Seen since the exporter's start, so that the end is counted.
     configured_at: float | None = None  # Time of the last set_... command.
     served_at: float | None = None
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
-    """Time of its last line, if that is a line that another line follows at once."""
+    """Time of the last line, if another line always follows such a line immediately."""
     handover: Handover | None = None  # Its last line, if that sends a client to a server.
     logs_shutdown_requests: bool = False  # Its log has its shutdown requests (driver 580).
     backoff_seconds: float | None = None
@@ -116,7 +116,7 @@ class DaemonState:
 
     @property
     def stuck_since(self) -> float | None:
-        """Time of a line that another line of either log follows at once, if none has followed."""
+        """Time of a line that another line of either log follows immediately, if none did."""
         daemon, sent = self.daemon, self.handover
         if daemon.quit_requested_at is not None or daemon.ended_at is not None:
             return None
@@ -255,8 +255,8 @@ class DaemonState:
     def daemon_died(self, when: Moment) -> None:
         """End the daemon, which died without logging, and its servers, which exited with it."""
         if self.daemon.quit_requested_at is not None and not self._servers_at(when.at):
-            # It was asked to quit, and its servers had ended: it exits then, and its last line,
-            # which follows at once, was lost.
+            # The daemon was asked to quit, and its servers had ended: it exits then, and its last
+            # line, which follows immediately, was lost.
             self.daemon_exited(when)
             return
         lost = [

@@ -48,7 +48,7 @@ _ALLOWED, _FAILS_WITH = 0x7FFF0000, 0x00050000
 _NUMBER_AT, _MACHINE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
 _X32_CALLS, _CLONE3, _CLONE_THREAD = 0x40000000, 435, 0x10000
 _MACHINES = {"x86_64": (0xC000003E, 56, (57, 58)), "aarch64": (0xC00000B7, 220, ())}
-"""Machine -> its number in filters, and its numbers of clone and of fork and vfork."""
+"""Machine -> AUDIT_ARCH, and the system calls clone, and (fork, vfork)."""
 
 
 def _without_processes() -> bytes:

@@ -63,7 +63,9 @@ class DaemonDiscovery:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.budget = UserBudget(clock)  # What ordinary users may cost, in discovery and beyond.
+        self.budget = UserBudget(
+            clock
+        )  # Limits of the work for ordinary users, also outside discovery.
         self._processes = Processes(root, passwd, clock)
         self._directories = DaemonDirectories(self._processes)
         self._container_logs = container_logs
@@ -97,7 +99,7 @@ class DaemonDiscovery:
             OSError: If /proc cannot be listed, or the daemons in it cannot be read now.
         """
         logs, shown = dict(configured), Counter[Hashable]()
-        # They come first, in case threads run out.
+        # Configured directories come first, in case threads run out.
         self._checks.start(
             {place: (None, partial(self._check_configured, *place)) for place in configured}
         )

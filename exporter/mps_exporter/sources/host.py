@@ -30,7 +30,7 @@ class Control(Protocol):
     async def probe(
         self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
     ) -> ControlObservation:
-        """Query what the daemon knows without its servers; replies from before `since` expired."""
+        """Query what the daemon reports without its servers. Replies before `since` are stale."""
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
@@ -61,7 +61,7 @@ class Host(Protocol):
         """Return the control daemons that run or are configured."""
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        """Return the daemons that were found last, and the existing ones of these processes."""
+        """Return the daemons found last, and those of these processes that exist."""
 
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float

@@ -230,7 +230,7 @@ def _is_server(entry: os.DirEntry[str]) -> bool:
 def _joined_state(
     servers: Sequence[LogState], daemon: DaemonFacts, *, control_readable: bool
 ) -> LogState:
-    """Return an unreadable state, or the sum; without a server no log is missing."""
+    """Return the first unreadable state, else the sum of all; without servers no log is missing."""
     unreadable = [state for state in servers if not state.readable]
     if unreadable:
         return unreadable[0]

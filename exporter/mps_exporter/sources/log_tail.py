@@ -567,7 +567,7 @@ class LogTail:
 def _mount_of(descriptor: int) -> bytes | None:
     """Return the mount on which a file was opened.
 
-    Device numbers do not show it: on an overlay a file and its directory may have different ones.
+    Device numbers do not show it: an overlay's files and directories may have different numbers.
     """
     with open(f"/proc/self/fdinfo/{descriptor}", "rb") as lines:  # noqa: PTH123 - a descriptor
         for line in lines:

@@ -24,7 +24,7 @@ MAX_TOOL_RUNS = 8
 """Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
 
 MAX_TOOL_RUNS_PER_USER = 2  # Concurrent runs of the control tool for one ordinary user.
-MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, those with most of them first.
+MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, by number of processes.
 
 # ---------------------------------------------------------------------- discovery
 
@@ -140,7 +140,7 @@ MAX_USER_LOG_POLL_BYTES = 64 << 10
 """Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
 some kB/s)."""
 
-MAX_USERS_LOG_POLL_BYTES = 128 << 10  # The same, of all ordinary users together.
+MAX_USERS_LOG_POLL_BYTES = 128 << 10  # The same for all ordinary users together.
 MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
 MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
 MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs.
@@ -204,7 +204,7 @@ MAX_MAPS_WAITING_PER_USER = 512
 """Maximum number of an ordinary user's processes whose maps wait to be read."""
 
 MAX_USER_MAPS_BYTES = 16 << 20
-"""Maximum size of all maps that are read at once of one ordinary user's processes."""
+"""Maximum size of all maps that one read takes from one ordinary user's processes."""
 
 USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
 

@@ -105,7 +105,7 @@ class ProcessStatus:
     were chosen by another user than the effective one."""
     group: frozenset[int] = frozenset()  # Real, effective, saved and file system group.
     supplementary_groups: frozenset[int] = frozenset()
-    capabilities: int = 0  # The effective ones, in the process's own user namespace.
+    capabilities: int = 0  # Effective capabilities, in the process's own user namespace.
     account: Account = (None, None)  # See Processes.account().
 
 

@@ -239,7 +239,7 @@ class Playlist:
     chapters: tuple[Chapter, ...] = ()
     users: Mapping[int, str] = field(default_factory=dict)  # User -> name.
     programs: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    """User and recorded name -> name."""
+    """User and recorded name of a program -> replacement."""
     recordings: dict[Path, Recording] = field(default_factory=dict)  # The recordings read so far.
 
     @classmethod

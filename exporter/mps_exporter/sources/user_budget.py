@@ -31,7 +31,7 @@ class UserTokenBuckets:
         return self._burst - max(0.0, used - elapsed * self._per_second)
 
     def consume(self, user: Hashable, amount: float, now: float) -> None:
-        """Take tokens from a user's bucket, if need be more than it contains."""
+        """Take tokens from a user's bucket, if need be more than the bucket contains."""
         used = {other: self._burst - self.available(other, now) for other in {*self._used, user}}
         used[user] += amount
         self._used = {other: (tokens, now) for other, tokens in used.items() if tokens > 0.0}

@@ -1,4 +1,4 @@
-"""The answer above all on the status page, and the order of the findings below it."""
+"""The headline of the status page, and the order of the findings below the headline."""
 
 from collections.abc import Iterable
 
@@ -48,7 +48,7 @@ def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
 def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:
     """Return the most important finding, or the answer "All is well"; never a mere suggestion.
 
-    Findings about ordinary users' daemons never are: the node's own daemons, if any, answer alone.
+    Findings about ordinary users' daemons are never the headline.
     """
     users = [one for one in found if one.ordinary_user and one.severity == "warning"]
     found = tuple(one for one in found if not one.ordinary_user)
@@ -103,7 +103,7 @@ def _without_daemon(snapshot: Snapshot, unknown: tuple[str, ...]) -> View:
 
 
 def _who_uses_what(snapshot: Snapshot) -> tuple[str, int]:
-    """Return who uses what, as text ("" if unknown), and the number of known clients."""
+    """Return clients, GPUs and servers as text ("" if unknown), and the number of known clients."""
     servers = [server for daemon in snapshot.daemons for server in daemon.servers]
     by = humanize.count(len(servers), "server")
     counts = [server.clients_connected for server in servers]

@@ -142,7 +142,7 @@ def _template() -> jinja2.Template:
 
 
 def lane_window(status: View) -> float:
-    """Return the period of the lanes: ten minutes, or less while less is known of every daemon."""
+    """Return the period of the lanes: ten minutes, or less if no daemon is known that long."""
     known = [one.timeline_since for one in status.daemons if one.timeline_since is not None]
     age = status.taken_at - min(known, default=0.0)
     return next(

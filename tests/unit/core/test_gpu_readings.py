@@ -15,12 +15,11 @@ from mps_exporter.commands import doctor_report
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, encode
 from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, label_values
-from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome, Reading
+from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
 from mps_exporter.web.policy import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
-from testing.scripted_host import ScriptedHost
 from testing.snapshots import NASTY
 
 PROGRAM = Path(mps_exporter.__file__).parent
@@ -137,31 +136,3 @@ def test_all_quantities_that_the_exporter_uses_exist() -> None:
     requested = set(re.findall(r'\.reading\(\s*"(\w+)"', source))
     assert requested >= {"sm_activity", "power"}
     assert requested <= BY_QUANTITY.keys()
-
-
-async def test_an_unknown_reading_is_counted_each_time_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    host = ScriptedHost()
-    strange = (
-        Reading("power", 195.4),
-        Reading("coolant_flow", 2.0),
-        Reading("power", 99.0, (("rail", "left"),)),
-    )
-    host.gpus = NvmlObservation(
-        host.wall, Outcome.OK, gpus=(GpuObservation(0, UUID, readings=strange),)
-    )
-    collector = host.collector()
-    counts = []
-    for _ in range(3):
-        counts.append((await collector.collect()).unknown_readings)
-        host.passes(15)
-    assert counts == [2, 4, 6]
-    families = render(await collector.collect(), Build("", "", ""))
-    shown = {family.spec.name: dict(family.samples) for family in families}
-    assert shown["mps_exporter_unknown_readings_total"] == {(): 8}
-    output = [vars(one) for one in caplog.records if "no metric shows it" in one.getMessage()]
-    assert [one["fields"] for one in output] == [
-        {"quantity": "coolant_flow", "labels": ""},
-        {"quantity": "power", "labels": "rail=left"},
-    ]

@@ -42,7 +42,7 @@ class SampleIntegral:
     _period: float = USUAL_PERIOD_SECONDS
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count the new ones of these (timestamp in µs, percent) pairs.
+        """Count the new pairs among these (timestamp in µs, percent).
 
         The time since samples were last counted bounds a gap: the timestamps follow the host's
         clock, which may jump.

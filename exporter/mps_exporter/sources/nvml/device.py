@@ -109,7 +109,7 @@ class DeviceReader:
     def _sample(
         self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float
     ) -> None:
-        """Take a sample. A defect costs the accumulator its readings, and no others."""
+        """Take a sample. After a defect, only the readings of this accumulator are missing."""
         try:
             accumulator.sample(now, shortest)
         except DEFECTS as error:

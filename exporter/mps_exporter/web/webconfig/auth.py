@@ -59,7 +59,7 @@ class Passwords:
     async def verify(
         self, users: Mapping[str, str], user: str, password: bytes, address: str
     ) -> bool:
-        """Return whether this user has this password. ``address`` is the client's."""
+        """Return whether this user has this password; ``address`` is the address of the client."""
         hashed = users.get(user)
         digest = self._digest(user, hashed, password)
         if self._is_known(user, digest):
