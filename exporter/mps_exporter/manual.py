@@ -43,7 +43,7 @@ _SUBJECT = re.compile(
 )
 """Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
 _APPLE = re.compile(
-    r"mps (?:backend|framework)|(?:the|for) mps devices?\b(?! pl)|mps_fall|mps:0|backends\.mps|apple",
+    r"mps (?:backend|framework)|(?:the|for) mps devices?\b(?! pl)|mps_fall|mps:0|ends\.mps|apple",
     re.IGNORECASE,
 )
 APPLE = "is-pytorchs-device-mps-nvidias-mps"
