@@ -36,17 +36,19 @@ _IGNORED = re.compile(
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|geforce|time.slicing|multiprocessor|daemon-ctr"
-    r"|control daemon|(?<![a-z])mps|\b(?:cu[A-Z]\w+|xid|sms?|mig|ecc|rtx|[ahlv]\d{2,3})\b",
+    r"cuda|cudnn|cublas|(?<!amd)gpu|nccl|nvidia|nvml|nvlink|geforce|time.slicing|multiprocessor|daemon-ctr"
+    r"|control daemon|torch|tensorrt|triton|vllm|sgl-|dask|(?<![a-z])mps"
+    r"|\b(?:cu[A-Z]\w+|xid|sms?|mig|ecc|rtx|amgx|dp|[ahlv]\d{2,3})\b",
     re.IGNORECASE,
 )
 """Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
-_FOREIGN = re.compile(
-    r"mps (?:backend|framework)|the mps device|mps_fallback|mps:0|backends\.mps|apple|metal|amdgpu",
+_APPLE = re.compile(
+    r"mps (?:backend|framework)|(?:the|for) mps devices?\b(?! pl)|mps_fall|mps:0|ends\.mps|apple",
     re.IGNORECASE,
 )
+APPLE = "is-pytorchs-device-mps-nvidias-mps"
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_ERROR_NAME = re.compile("cuda_?error|cuda_mps_|xid$")
+_ERROR_NAME = re.compile("cuda_?error|cuda_mps_|nccl$|xid$")
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     word, else the page that has most of its rare words, in its title, and in the same sequence: a
     message contains PIDs and paths.
     """
+    if APPLE in pages() and _APPLE.search(text):
+        return [pages()[APPLE]]
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
     counts = Counter(word for page in known for word in page.words)
@@ -149,7 +153,7 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
-    subject = _SUBJECT.search(text) and not _FOREIGN.search(text)
+    subject = _SUBJECT.search(text)
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
