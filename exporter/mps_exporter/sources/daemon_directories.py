@@ -92,7 +92,7 @@ def parse_control_sockets(lines: Iterable[bytes]) -> Iterator[str]:
     "/control".
     """
     for line in lines:
-        if found := _CONTROL_SOCKET.fullmatch(line):
+        if line.endswith(b"/control\n") and (found := _CONTROL_SOCKET.fullmatch(line)):
             yield text_of(found[1])
 
 

@@ -152,9 +152,10 @@ async def test_a_short_deadline_does_not_apply_to_others(host: ScriptedHost) -> 
     """A shared collection has at least --collector.timeout."""
     host.gpus = NvmlObservation(host.wall, Outcome.OK)
     read_gpus = host.read_gpus
-    answers = asyncio.Event()
+    answers, given = asyncio.Event(), list[float]()
 
     async def slow(deadline_seconds: float) -> NvmlObservation:
+        given.append(deadline_seconds)
         await answers.wait()
         return await read_gpus(deadline_seconds)
 
@@ -166,6 +167,7 @@ async def test_a_short_deadline_does_not_apply_to_others(host: ScriptedHost) -> 
     assert "nvml" in [one.name for one in (await hurried).collectors if one.timed_out]
     answers.set()
     assert [one.name for one in (await patient).collectors if one.timed_out] == []
+    assert min(given) > 1.0
 
 
 async def test_a_collection_with_a_hung_source_is_joined_only_for_a_while(

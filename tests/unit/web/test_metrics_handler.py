@@ -251,3 +251,11 @@ async def test_a_connection_that_is_reset_before_its_request_is_handled_costs_no
                 writer.write(request)
                 assert (await reader.read()).startswith(b"HTTP/1.1 200")
     assert handled.call_count == len(backend.collections) == len(backend.renderings) == 1
+
+
+async def test_a_request_of_a_closing_connection_is_not_handled() -> None:
+    request, handler = mock.Mock(), mock.AsyncMock()
+    request.transport.is_closing.return_value = True
+    with pytest.raises(ConnectionResetError):
+        await guard.track_request(request, handler)
+    assert not handler.await_count
