@@ -228,7 +228,7 @@ def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
 
 
 def names_tile(
-    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 6
+    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 8
 ) -> Panel:
     """Show names instead of numbers: (expression, legend that is the name, colour) each."""
     shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
@@ -406,6 +406,8 @@ class Column:
     steps: style.Steps | None = None
     states: tuple[style.State, ...] = ()
     width: int | None = None
+    least: int = 0
+    """Minimum width of a column that takes the room that is left."""
     links: tuple[style.Json, ...] = ()
     gauge: bool = False
     decimals: int | None = None
@@ -438,8 +440,8 @@ class Column:
             wanted["custom__width"] = self.width
             if self.width < 8 * len(self.name):
                 wanted["custom__wrapHeaderText"] = True
-        elif self.links:
-            wanted["custom__minWidth"] = 180  # A host's name on a phone.
+        elif self.links or self.least:
+            wanted["custom__minWidth"] = self.least or 180  # A host's name on a phone.
         if self.links:
             wanted["links"] = list(self.links)
         return override("byName", self.name, **wanted, **self._cells())
@@ -454,9 +456,7 @@ class Column:
             shown = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
             cells: style.Json = {"min": 0, "max": 1, "custom__cellOptions": shown}
             if self.none:
-                # Two such columns fit on a phone.
                 cells["mappings"] = [style.not_known(self.none, "text")]
-                cells["custom__minWidth"] = 100
             return cells
         if self.texts:
             texts = {
@@ -483,6 +483,7 @@ class Column:
 
 _NAMES = {
     "A": "Known",
+    "alertname": "Alert",
     "B": "In namespace",
     "C": "In partition",
     "E": "Server",

@@ -2,8 +2,8 @@
 
 from grafana import style
 from grafana.board import Board, Row, instance, job
-from grafana.boards.shared import GONE, TARGETS, host_column
-from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
+from grafana.boards.shared import GONE, NO_TARGET, NOT_REACHED, NOTHING, TARGETS, host_column
+from grafana.panels import Column, Query, color_of, dotted, graph, hidden, strip, table, tile
 from grafana.promql import new_in_range
 
 LOG_LARGE = style.alert_threshold("MpsControlLogLarge", "mps_control_log_size_bytes")
@@ -22,8 +22,26 @@ _HOST = "max by (job, instance)"
 
 UP = (
     style.State(1, "yes", style.GOOD),
-    style.State(0, "no", style.QUIET),
+    style.State(0, "unreachable", style.QUIET),
     style.State(5, "gone", style.GONE),
+)
+
+COMPLETE = strip(
+    "Is monitoring complete?",
+    NOT_REACHED,
+    NO_TARGET,
+    tile(
+        "Failing sources",
+        "Healthy: 0. Sources that exporters cannot read now: NVML, daemons, logs, processes.",
+        "sum(1 - mps_scrape_collector_success)",
+        steps=style.at_most(1),
+    ),
+    tile(
+        "Unread logs",
+        "Healthy: 0. Logs in which crashes and waits cannot be seen.",
+        f"sum(1 - mps_control_log_readable) or {NOTHING}",
+        steps=style.at_most(1),
+    ),
 )
 
 WHICH = table(
@@ -52,7 +70,7 @@ WHICH = table(
         "max by (job, instance, scenario) (mps_exporter_recording_info)",
     ),
     (
-        Column("Up", "B", states=UP, width=55),
+        Column("Up", "B", states=UP, width=100),
         host_column("mps-host", width=None),
         Column(
             "Failing",
@@ -113,8 +131,8 @@ READ = (
         (
             Column("Version", "version"),
             Column("Revision", "revision", width=110),
-            Column("Python", "pythonversion", width=90),
-            Column("Exporters", "A", width=110),
+            Column("Python", "pythonversion", width=82),
+            Column("Exporters", "A", width=105),
         ),
         sort="Exporters",
         none="No exporter is scraped.",
@@ -128,7 +146,7 @@ BOARD = Board(
     description="Whether the exporters are healthy and complete, and what they cost.",
     variables=(job(), instance()),
     rows=(
-        Row("Which exporters are unhealthy?", (WHICH,)),
+        Row("Which exporters are unhealthy?", (COMPLETE, WHICH)),
         Row("Is everything read, and in time?", READ),
     ),
 )
