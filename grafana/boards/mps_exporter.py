@@ -2,7 +2,7 @@
 
 from grafana import style
 from grafana.board import Board, Row, instance, job
-from grafana.boards.shared import GONE, NO_TARGET, NOT_REACHED, NOTHING, TARGETS, host_column
+from grafana.boards.shared import GONE, NO_TARGET, NOT_REACHED, TARGETS, host_column
 from grafana.panels import Column, Query, color_of, dotted, graph, hidden, strip, table, tile
 from grafana.promql import new_in_range
 
@@ -10,11 +10,10 @@ LOG_LARGE = style.alert_threshold("MpsControlLogLarge", "mps_control_log_size_by
 UNKNOWN_LINES = style.alert_threshold(
     "MpsLogWordingUnknown", "mps_control_log_unrecognized_lines_total"
 )
+SOURCES = ("nvml", "control", "logs", "process")
 COLLECTORS = tuple(
     color_of("byRegexp", f"/^{name}/", color)
-    for name, color in zip(
-        ("nvml", "control", "logs", "process"), style.BY_LAST_DIGIT, strict=False
-    )
+    for name, color in zip(SOURCES, style.BY_LAST_DIGIT, strict=False)
 )
 _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_info)"
 _BUILD = "version, revision, pythonversion"
@@ -25,6 +24,7 @@ UP = (
     style.State(0, "unreachable", style.QUIET),
     style.State(5, "gone", style.GONE),
 )
+_UNKNOWN = style.State(99, "-", "transparent")
 
 COMPLETE = strip(
     "Is monitoring complete?",
@@ -34,12 +34,6 @@ COMPLETE = strip(
         "Failing sources",
         "Healthy: 0. Sources that exporters cannot read now: NVML, daemons, logs, processes.",
         "sum(1 - mps_scrape_collector_success)",
-        steps=style.at_most(1),
-    ),
-    tile(
-        "Unread logs",
-        "Healthy: 0. Logs in which crashes and waits cannot be seen.",
-        f"sum(1 - mps_control_log_readable) or {NOTHING}",
         steps=style.at_most(1),
     ),
 )
@@ -72,13 +66,7 @@ WHICH = table(
     (
         Column("Up", "B", states=UP, width=100),
         host_column("mps-host", width=None),
-        Column(
-            "Failing",
-            "A",
-            states=(style.State(99, "-", "transparent"),),
-            steps=style.at_most(1),
-            width=80,
-        ),
+        Column("Failing", "A", states=(_UNKNOWN,), steps=style.at_most(1), width=80),
         Column("Unread logs", "C", steps=style.at_most(1), width=80),
         Column("Unread limits", "D", steps=style.noticed_from(1), width=80),
         Column("Not exported", "E", steps=style.noticed_from(1), width=90),

@@ -131,7 +131,10 @@ def _with_words(expr: str) -> str:
     for label in ("uid", "gpu", "server", "daemon"):
         word = "GPU" if label == "gpu" else label
         expr = f'label_replace({expr}, "{label}", "{word} $1", "{label}", "(.+)")'
-    joined = f'label_join({expr}, "object", " ", "alertname", "uid", "gpu", "server", "daemon")'
+    # A phone breaks lines between words only.
+    words = f'"object", "$1 $2 $3 $4 $5", "alertname", "Mps{"([A-Z][a-z]+)?" * 4}(.*)"'
+    expr = f"label_replace({expr}, {words})"
+    joined = f'label_join({expr}, "object", " ", "object", "uid", "gpu", "server", "daemon")'
     return f'label_replace({joined}, "action", "$1", "alertname", "(.*)")'
 
 
@@ -253,9 +256,9 @@ WAITS = (
             f"max by ({shared.USERS}) (mps_uid_waiting_dead_clients > 0)",
         ),
         (
-            Column("User", "uid"),
-            shared.host_column("mps-sharing", width=240),
-            Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
+            Column("User", "uid", width=75),
+            Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=118),
+            shared.host_column("mps-sharing", width=None),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=style.at_most(1), width=65),
             Column("Daemon", "daemon"),

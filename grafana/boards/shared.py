@@ -166,10 +166,7 @@ def responding(ref: str) -> Column:
 
 
 def to_board(board: str, title: str) -> style.Json:
-    """To another dashboard with the same choices, at the same time.
-
-    Not from one of all hosts to one of a single host: that has no All, and obeys all the same.
-    """
+    """To another dashboard with the same choices, at the same time."""
     return link(title, f"/d/{board}?{PLACE}&${{job:queryparam}}&${{instance:queryparam}}")
 
 
@@ -227,7 +224,6 @@ NO_TARGET = tile(
     "For information: hosts that were scraped in this time range and are no longer a target.",
     f"count({GONE}) or {NOTHING}",
     steps=style.Steps(((None, "transparent"), (1, style.GONE))),
-    links=[to_board("mps-exporter", "Exporters")],
 )
 BAD_GPUS = tile(
     "Bad GPUs",

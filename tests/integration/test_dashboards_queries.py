@@ -227,7 +227,6 @@ mps-fleet|Gone|A|a host that was removed|end|1002|-|1|0
 mps-exporter|Unreachable|A|an exporter that ended|end|1002|-|1|0
 mps-exporter|Gone|A|a host that was removed|end|1002|-|1|0
 mps-exporter|Failing sources|A|made by hand|end|1002|-|1|0
-mps-exporter|Unread logs|A|without readable logs|end|1002|-|1|0
 mps-fleet|Bad daemons|A|stopped|12|1002|-|1|0
 mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
 mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
