@@ -160,22 +160,11 @@ def tile(
     of: str = "",
     name: str = "",
 ) -> Panel:
-    """A tile of a strip: a number, or its text; with no_mps, a text for a host without a daemon.
+    """Return a number, or its text, for a strip; with no_mps also for a host without a daemon.
 
-    Args:
-        title: The panel's title.
-        description: The healthy state, and the meaning of the number.
-        expr: PromQL with one series.
-        unit: Grafana's unit.
-        steps: Colours of the number.
-        states: Texts and colours of all numbers that the expression can have.
-        links: Data links.
-        none: Text if there is no series.
-        decimals: Digits after the decimal point; None if Grafana decides.
-        no_mps: Whether to show a host without a daemon as such.
-        words: Texts of some numbers only.
-        of: PromQL with the number of all that are counted, which is shown below as "of 43".
-        name: Legend that is shown below the number, such as "{{instance}}".
+    States have texts and colours for all numbers, words for some. `none` is the text if there is
+    no series, `of` PromQL with the number of all that are counted, which is shown as "of 43", and
+    `name` a legend that is shown, too, such as "{{host}}".
     """
     if of:
         # Only labels can be shown as text.
@@ -189,11 +178,9 @@ def tile(
         **_BY_STEPS,
         "noValue": none,
         "links": list(links),
+        "decimals": decimals,
+        "mappings": style.mappings(*words, *states),
     }
-    if decimals is not None:
-        defaults["decimals"] = decimals
-    if states or words:
-        defaults["mappings"] = style.mappings(*words, *states)
     return Panel("stat", title, description, (Query(expr, name, moment=True),), defaults=defaults)
 
 
@@ -209,7 +196,7 @@ def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
         # Grafana shows a tile only where its query has a result.
         absent = f"({query.expr}) or on () vector(NaN)"
         none = style.not_known(one.defaults["noValue"], style.QUIET)
-        kept["mappings"] = [*kept.get("mappings", []), none]
+        kept["mappings"] = [*kept["mappings"], none]
         overrides.append(override("byFrameRefID", letter, **kept))
         name = " ".join(filter(None, (one.title, query.legend)))
         queries.append(replace(query, expr=absent, legend=name))
@@ -227,16 +214,14 @@ def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
     )
 
 
-def names_tile(
-    title: str, description: str, *queries: tuple[str, str, str], none: str, width: int = 6
-) -> Panel:
+def names_tile(title: str, description: str, *queries: tuple[str, str, str], none: str) -> Panel:
     """Show names instead of numbers: (expression, legend that is the name, colour) each."""
     shown = tuple(Query(expr, legend, moment=True) for expr, legend, _ in queries)
     steps = style.UNCOLORED.json()
     defaults = {"unit": style.COUNT, "noValue": none, "thresholds": steps, **_BY_STEPS}
     colors = colors_by_query(*(color for _, _, color in queries))
     options = _stat_options("name")
-    return Panel("stat", title, description, shown, width, 5, defaults, colors, options)
+    return Panel("stat", title, description, shown, 8, 5, defaults, colors, options)
 
 
 def graph(
@@ -285,9 +270,8 @@ def graph(
         "noValue": none,
         "links": [],
         "thresholds": steps.json(),
+        "decimals": decimals,
     }
-    if decimals is not None:
-        defaults["decimals"] = decimals
     options = {
         "legend": {
             "displayMode": "table" if numbers else "list",
@@ -406,6 +390,8 @@ class Column:
     steps: style.Steps | None = None
     states: tuple[style.State, ...] = ()
     width: int | None = None
+    least: int = 0
+    """Minimum width of a column that takes the room that is left."""
     links: tuple[style.Json, ...] = ()
     gauge: bool = False
     decimals: int | None = None
@@ -438,8 +424,8 @@ class Column:
             wanted["custom__width"] = self.width
             if self.width < 8 * len(self.name):
                 wanted["custom__wrapHeaderText"] = True
-        elif self.links:
-            wanted["custom__minWidth"] = 180  # A host's name on a phone.
+        elif self.links or self.least:
+            wanted["custom__minWidth"] = self.least or 180  # A host's name on a phone.
         if self.links:
             wanted["links"] = list(self.links)
         return override("byName", self.name, **wanted, **self._cells())
@@ -454,9 +440,7 @@ class Column:
             shown = {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}
             cells: style.Json = {"min": 0, "max": 1, "custom__cellOptions": shown}
             if self.none:
-                # Two such columns fit on a phone.
                 cells["mappings"] = [style.not_known(self.none, "text")]
-                cells["custom__minWidth"] = 100
             return cells
         if self.texts:
             texts = {
@@ -483,6 +467,7 @@ class Column:
 
 _NAMES = {
     "A": "Known",
+    "alertname": "Alert",
     "B": "In namespace",
     "C": "In partition",
     "E": "Server",
@@ -550,6 +535,11 @@ def table(
         "indexByName": {source: position for position, source in enumerate(names)},
         "renameByName": names,
     }
+    # No pages: they would take a third of a table's height, and hide the rest behind a click.
+    options = {
+        "cellHeight": "lg" if two_lines else "sm",
+        "sortBy": [{"displayName": name, "desc": descending} for name in (sort, then) if name],
+    }
     return Panel(
         "table",
         title,
@@ -559,14 +549,6 @@ def table(
         height,
         cells,
         tuple(column.override() for column in columns),
-        _table_options((sort, then), descending=descending, two_lines=two_lines),
+        options,
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
     )
-
-
-def _table_options(sort: Sequence[str], *, descending: bool, two_lines: bool) -> style.Json:
-    # No pages: they would take a third of a table's height, and hide the rest behind a click.
-    return {
-        "cellHeight": "lg" if two_lines else "sm",
-        "sortBy": [{"displayName": name, "desc": descending} for name in sort if name],
-    }

@@ -2,19 +2,18 @@
 
 from grafana import style
 from grafana.board import Board, Row, instance, job
-from grafana.boards.shared import GONE, TARGETS, host_column
-from grafana.panels import Column, Query, color_of, dotted, graph, hidden, table
+from grafana.boards.shared import GONE, NO_TARGET, NOT_REACHED, TARGETS, host_column
+from grafana.panels import Column, Query, color_of, dotted, graph, hidden, strip, table, tile
 from grafana.promql import new_in_range
 
 LOG_LARGE = style.alert_threshold("MpsControlLogLarge", "mps_control_log_size_bytes")
 UNKNOWN_LINES = style.alert_threshold(
     "MpsLogWordingUnknown", "mps_control_log_unrecognized_lines_total"
 )
+SOURCES = ("nvml", "control", "logs", "process")
 COLLECTORS = tuple(
     color_of("byRegexp", f"/^{name}/", color)
-    for name, color in zip(
-        ("nvml", "control", "logs", "process"), style.BY_LAST_DIGIT, strict=False
-    )
+    for name, color in zip(SOURCES, style.BY_LAST_DIGIT, strict=False)
 )
 _OURS = "and on (job, instance) (up and on (job, instance) mps_exporter_build_info)"
 _BUILD = "version, revision, pythonversion"
@@ -22,8 +21,21 @@ _HOST = "max by (job, instance)"
 
 UP = (
     style.State(1, "yes", style.GOOD),
-    style.State(0, "no", style.QUIET),
+    style.State(0, "unreachable", style.QUIET),
     style.State(5, "gone", style.GONE),
+)
+_UNKNOWN = style.State(99, "-", "transparent")
+
+COMPLETE = strip(
+    "Is monitoring complete?",
+    NOT_REACHED,
+    NO_TARGET,
+    tile(
+        "Failing sources",
+        "Healthy: 0. Sources that exporters cannot read now: NVML, daemons, logs, processes.",
+        "sum(1 - mps_scrape_collector_success)",
+        steps=style.at_most(1),
+    ),
 )
 
 WHICH = table(
@@ -52,15 +64,9 @@ WHICH = table(
         "max by (job, instance, scenario) (mps_exporter_recording_info)",
     ),
     (
-        Column("Up", "B", states=UP, width=55),
+        Column("Up", "B", states=UP, width=100),
         host_column("mps-host", width=None),
-        Column(
-            "Failing",
-            "A",
-            states=(style.State(99, "-", "transparent"),),
-            steps=style.at_most(1),
-            width=80,
-        ),
+        Column("Failing", "A", states=(_UNKNOWN,), steps=style.at_most(1), width=80),
         Column("Unread logs", "C", steps=style.at_most(1), width=80),
         Column("Unread limits", "D", steps=style.noticed_from(1), width=80),
         Column("Not exported", "E", steps=style.noticed_from(1), width=90),
@@ -113,8 +119,8 @@ READ = (
         (
             Column("Version", "version"),
             Column("Revision", "revision", width=110),
-            Column("Python", "pythonversion", width=90),
-            Column("Exporters", "A", width=110),
+            Column("Python", "pythonversion", width=82),
+            Column("Exporters", "A", width=105),
         ),
         sort="Exporters",
         none="No exporter is scraped.",
@@ -128,7 +134,7 @@ BOARD = Board(
     description="Whether the exporters are healthy and complete, and what they cost.",
     variables=(job(), instance()),
     rows=(
-        Row("Which exporters are unhealthy?", (WHICH,)),
+        Row("Which exporters are unhealthy?", (COMPLETE, WHICH)),
         Row("Is everything read, and in time?", READ),
     ),
 )

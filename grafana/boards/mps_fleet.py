@@ -30,14 +30,8 @@ TILES = strip(
         "Healthy: all. Hosts about which no alert fires, not even advice.",
         f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
     ),
-    tile(
-        "Unreachable",
-        "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
-        shared.NOT_SCRAPED,
-        steps=style.at_most(1),
-        of=f"count({shared.TARGETS})",
-        links=[shared.to_board("mps-exporter", "Exporters")],
-    ),
+    shared.NOT_REACHED,
+    shared.NO_TARGET,
     tile(
         "Bad daemons",
         "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
@@ -118,7 +112,7 @@ HOST_TABLE = table(
     sort="State",
     none="No exporter is scraped.",
     found=f"{shared.TARGETS} or {shared.SEEN}",
-    height=10,
+    height=8,
 )
 
 _SEVERITIES = (style.State(2, "critical", style.BAD), style.State(1, "warning", style.WARN))
@@ -133,11 +127,14 @@ _RANK = " or ".join(
 
 
 def _with_words(expr: str) -> str:
-    """Add the labels `action`, for what to do first, and `object`: user, GPU, server, daemon."""
+    """Add the labels `action`, for what to do first, and `object`: alert, user, GPU, server."""
     for label in ("uid", "gpu", "server", "daemon"):
         word = "GPU" if label == "gpu" else label
         expr = f'label_replace({expr}, "{label}", "{word} $1", "{label}", "(.+)")'
-    joined = f'label_join({expr}, "object", " ", "uid", "gpu", "server", "daemon")'
+    # A phone breaks lines between words only.
+    words = f'"object", "$1 $2 $3 $4 $5", "alertname", "Mps{"([A-Z][a-z]+)?" * 4}(.*)"'
+    expr = f"label_replace({expr}, {words})"
+    joined = f'label_join({expr}, "object", " ", "object", "uid", "gpu", "server", "daemon")'
     return f'label_replace({joined}, "action", "$1", "alertname", "(.*)")'
 
 
@@ -149,7 +146,7 @@ _FIRING_FOR = (
 ALERTS = table(
     "Firing alerts",
     "Healthy: none. Critical alerts and warnings: where, for how long, and what to do first; at "
-    "most 50, the worst first, of these the oldest. The alert's name links to its runbook. Needs "
+    "most 50, the worst first, of these the oldest. What links to the alert's runbook. Needs "
     "this project's rules in Prometheus.",
     (
         f"{_with_words(f'topk(50, max by ({_WHERE}) ({_RANK}))')}"
@@ -161,11 +158,10 @@ ALERTS = table(
         # The first three are what a phone shows.
         Column("Level", "A", states=_SEVERITIES, width=76),
         shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=105),
-        Column("What", "object", width=158),
-        Column("Alert", "alertname", width=240, links=(shared.to_runbook(),)),
+        Column("What", "object", least=158, links=(shared.to_runbook(),)),
         Column("For", "B", unit=style.DURATION, width=85),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
-        *hidden("uid", "gpu", "daemon", "server", "job"),
+        *hidden("uid", "gpu", "daemon", "server", "job", "alertname"),
     ),
     sort="Level",
     then="For",
@@ -260,9 +256,9 @@ WAITS = (
             f"max by ({shared.USERS}) (mps_uid_waiting_dead_clients > 0)",
         ),
         (
-            Column("User", "uid"),
-            shared.host_column("mps-sharing", width=240),
-            Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
+            Column("User", "uid", width=75),
+            Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=118),
+            shared.host_column("mps-sharing", width=None),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=style.at_most(1), width=65),
             Column("Daemon", "daemon"),
@@ -270,7 +266,7 @@ WAITS = (
         ),
         sort="Waiting for",
         none="No wait is known.",
-        height=6,
+        height=7,
     ),
 )
 

@@ -92,8 +92,8 @@ GPUS = table(
     ),
     (
         Column("GPU", "gpu", width=54),
-        Column("Busy", "B", unit=style.SHARE, gauge=True, decimals=0, none="not known"),
-        Column("Memory", "C", unit=style.SHARE, gauge=True, decimals=0, none="not known"),
+        Column("Busy", "B", unit=style.SHARE, gauge=True, decimals=0, least=98, none="not known"),
+        Column("Memory", "C", unit=style.SHARE, gauge=True, decimals=0, least=98, none="not known"),
         Column("Programs", "D", width=81),
         *hidden("uuid", "instance", "job", "A"),
     ),

@@ -97,7 +97,7 @@ TILES = (
             style.noticed_from(1),
             no_mps=True,
         ),
-        width=12,
+        width=8,
     ),
 )
 

@@ -82,13 +82,17 @@ TILES = strip(
         "Healthy: 0. This user's programs that MPS took down in this time range.",
         f"mps_client_losses_total{_MINE}",
     ),
-    width=18,
+    width=16,
 )
 
 BEHIND = names_tile(
     "Behind",
     "For information: who holds the GPU that this user waits for. Ask them how long they need.",
-    (f"count by (uid) ({_HOLDS} and {_WHERE_I_WAIT})", "uid {{uid}}", style.WARN),
+    (
+        shared.on_host(f"count by (uid, instance) ({_HOLDS} and {_WHERE_I_WAIT})"),
+        "uid {{uid}} · {{host}}",
+        style.WARN,
+    ),
     (f"{shared.NOTHING} unless on () count({_I_WAIT})", "nobody", style.QUIET),
     (shared.UNREACHABLE, "unreachable", style.QUIET),
     none="no data",
@@ -121,7 +125,7 @@ WHERE = table(
     none="No wait of this user is known.",
     found=_SINCE,
     two_lines=True,
-    height=6,
+    height=7,
 )
 
 _LOSSES = "mps_client_losses_total"

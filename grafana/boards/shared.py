@@ -166,10 +166,7 @@ def responding(ref: str) -> Column:
 
 
 def to_board(board: str, title: str) -> style.Json:
-    """To another dashboard with the same choices, at the same time.
-
-    Not from one of all hosts to one of a single host: that has no All, and obeys all the same.
-    """
+    """To another dashboard with the same choices, at the same time."""
     return link(title, f"/d/{board}?{PLACE}&${{job:queryparam}}&${{instance:queryparam}}")
 
 
@@ -214,6 +211,20 @@ def events_tile(
     return tile(title, description, expr, steps=steps, decimals=0, links=links)
 
 
+NOT_REACHED = tile(
+    "Unreachable",
+    "Healthy: 0. Exporters that Prometheus cannot scrape. Nothing is known about their hosts.",
+    NOT_SCRAPED,
+    steps=style.at_most(1),
+    of=f"count({TARGETS})",
+    links=[to_board("mps-exporter", "Exporters")],
+)
+NO_TARGET = tile(
+    "Gone",
+    "For information: hosts that were scraped in this time range and are no longer a target.",
+    f"count({GONE}) or {NOTHING}",
+    steps=style.Steps(((None, "transparent"), (1, style.GONE))),
+)
 BAD_GPUS = tile(
     "Bad GPUs",
     "Healthy: 0. GPUs that do not respond, that the driver wants reset, or whose memory could not "

@@ -123,11 +123,9 @@ def scraped(folder: Path) -> Iterator[str]:
 
 def grafana_command(home: str) -> list[str]:
     """Return the command that starts the server of an installation; empty if there is none."""
-    for name, arguments in (("grafana", ["server"]), ("grafana-server", [])):
-        found = Path(home) / "bin" / name
-        if home and os.access(found, os.X_OK):
-            return [str(found), *arguments, "--homepath", home]
-    return []
+    program = Path(home) / "bin" / "grafana"
+    is_there = home and os.access(program, os.X_OK)
+    return [str(program), "server", "--homepath", home] if is_there else []
 
 
 def provision(folder: Path, source_url: str, also: Path | None) -> None:

@@ -21,7 +21,7 @@ from testing.dashboards import (
     variable_selector,
     variables,
 )
-from testing.golden import SYNTHETIC
+from testing.golden import SYNTHETIC, recordings
 from testing.page import text_of
 from testing.player import RECORDINGS, Player
 from testing.prometheus_programs import Series
@@ -46,6 +46,7 @@ V3 = "v3-manual"
 """The synthetic host of testing/golden.py."""
 NEVER = "never reached"
 BLIND = "without readable logs"
+REMOVED = "a host that was removed"
 UNREAD = """mps_exporter_build_info{version="1"} 1
 mps_control_up{daemon="/mps"} 1
 mps_control_state{daemon="/mps",mps_control_state="answering"} 1
@@ -54,7 +55,7 @@ mps_server_info{daemon="/mps",server="7",uid="1001"} 1
 """
 """The rest of a daemon whose logs and clients cannot be read."""
 SUBJECTS = subjects()
-NAMES = sorted({name for _, _, name in SUBJECTS} - {EVERY, ENDED, V3, hand_made.NAME})
+NAMES = sorted({name for _, _, name in SUBJECTS} & {*recordings()} - {V3})
 
 USERS = ("1001", "1002", "1003")
 
@@ -78,7 +79,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     hosts.append(_alert(windows["server-killed"]))
     hosts.append(Scrapes(NEVER, tuple((at, GONE) for at in moments)))
     hosts.append(Scrapes(BLIND, tuple((at, UNREAD) for at in moments)))
-    windows[BLIND] = Window(began, moments[-1])
+    hosts.append(Scrapes(REMOVED, tuple((at, f"up 1\n{UNREAD}") for at in moments[:20])))
+    windows[BLIND] = windows[REMOVED] = Window(began, moments[-1])
     with backfilled(tmp_path_factory.mktemp("dashboards"), hosts) as server:
         yield server, windows
 
@@ -221,6 +223,10 @@ TRUTHS = """
 mps-fleet|Healthy, no alert|A|limits|12|1002|-|1|0
 mps-fleet|Healthy, no alert|A|stopped|12|1002|-|0|0
 mps-fleet|Unreachable|A|an exporter that ended|end|1002|-|1|0
+mps-fleet|Gone|A|a host that was removed|end|1002|-|1|0
+mps-exporter|Unreachable|A|an exporter that ended|end|1002|-|1|0
+mps-exporter|Gone|A|a host that was removed|end|1002|-|1|0
+mps-exporter|Failing sources|A|made by hand|end|1002|-|1|0
 mps-fleet|Bad daemons|A|stopped|12|1002|-|1|0
 mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
 mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
