@@ -147,14 +147,14 @@ printf '%s' "$wanted" | while read -r setting; do
   write_setting "$setting"
 done
 script=/usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
+# Where the package is gone, an epilog that fails would drain the node.
+guarded="[ ! -x $script ] || $script"
 if [ -d "$epilog" ]; then
-  # No link: after the package is removed it would fail, and Slurm drains the node of a failed epilog.
   rm -f "$epilog/mps-exporter.sh"
-  printf '#!/bin/sh\n[ ! -x %s ] || %s\n' "$script" "$script" >"$epilog/mps-exporter.sh"
+  printf '#!/bin/sh\n%s\n' "$guarded" >"$epilog/mps-exporter.sh"
   chmod 755 "$epilog/mps-exporter.sh"
 elif [ -n "$epilog" ] && ! grep -qF "$script" "$epilog"; then
-  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes:" >&2
-  echo "[ ! -x $script ] || $script" >&2
+  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes: $guarded" >&2
 fi
 if [ -n "$changed" ] || [ "$(all_settings)" != "$before" ] ||
   ! systemctl is-active --quiet mps-exporter.socket || ! systemctl is-active --quiet mps-exporter.service; then
