@@ -87,17 +87,24 @@ write_setting() { # NAME=VALUE
   rm "$settings.new"
 }
 
+# Prints the scheme: a web configuration may ask for TLS and a password. Not by curl, which asks a proxy.
 ready() { # PORT
-  /usr/bin/mps-exporter --version >/dev/null || return 1
-  if command -v curl >/dev/null; then
-    curl --silent --fail --max-time 5 --output /dev/null "http://localhost:$1/-/ready"
-  else
-    for python in /usr/bin/python3.1[1-9]; do
-      "$python" -c "import urllib.request as r; r.urlopen('http://localhost:$1/-/ready', timeout=5)" \
-        2>/dev/null && return
-    done
-    return 1
-  fi
+  for python in /usr/bin/python3.1[1-9]; do
+    [ -x "$python" ] && "$python" - "$1" <<'END' && return
+import http.client, ssl, sys
+at = {"host": "127.0.0.1", "port": int(sys.argv[1]), "timeout": 5}
+tls = http.client.HTTPSConnection(**at, context=ssl._create_unverified_context())
+for scheme, server in ("http", http.client.HTTPConnection(**at)), ("https", tls):
+    try:
+        server.request("GET", "/-/ready")
+        if server.getresponse().status in (200, 401):
+            sys.exit(print(scheme))
+    except (OSError, http.client.HTTPException):
+        pass
+sys.exit(1)
+END
+  done
+  return 1
 }
 
 port='' package='' least='' epilog='' wanted=''
@@ -163,10 +170,11 @@ if [ -n "$changed" ] || [ "$(all_settings)" != "$before" ] ||
 fi
 
 [ -n "$port" ] || port=$(systemctl show --property Listen mps-exporter.socket | sed -n 's/.*[=:]\([0-9]*\) .*/\1/p')
+/usr/bin/mps-exporter --version >/dev/null
 tries=30
-until ready "$port"; do
+until scheme=$(ready "$port"); do
   tries=$((tries - 1))
   [ "$tries" -gt 0 ] || fail 'it does not answer: journalctl -u mps-exporter.service has the reason'
   sleep 1
 done
-echo "mps-exporter serves http://localhost:$port/metrics; \`mps-exporter doctor\` looks at this host"
+echo "mps-exporter serves $scheme://localhost:$port/metrics; \`mps-exporter doctor\` looks at this host"

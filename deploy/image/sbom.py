@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = Path("/var/lib/dpkg/status")
-SYSTEM = Path("/etc/os-release")
 LICENCES = {
     "Apache-2.0",
     "Apache 2.0",
@@ -54,18 +53,18 @@ def licence_of(distribution: metadata.Distribution) -> dict[str, Any]:
     return {"expression": expression} if expression else {"license": {"name": name}}
 
 
+def component(kind: str, purl: str, name: str, version: str) -> dict[str, Any]:
+    """Return an entry of the bill."""
+    return {"type": kind, "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
 def python_packages(path: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the distributions in these folders."""
     for distribution in metadata.distributions(path=path):
         name, version = distribution.metadata["Name"], distribution.version
-        yield {
-            "type": "application" if name == "mps-exporter" else "library",
-            "bom-ref": f"pkg:pypi/{name.lower()}@{version}",
-            "name": name,
-            "version": version,
-            "purl": f"pkg:pypi/{name.lower()}@{version}",
-            "licenses": [licence_of(distribution)],
-        }
+        purl = f"pkg:pypi/{name.lower()}@{version}"
+        kind = "application" if name == "mps-exporter" else "library"
+        yield component(kind, purl, name, version) | {"licenses": [licence_of(distribution)]}
 
 
 def licences(folder: Path) -> str:
@@ -96,12 +95,12 @@ def debian_packages(status: str, distribution: str) -> Iterator[dict[str, Any]]:
             f"pkg:deb/debian/{name}@{version.replace('+', '%2B')}"
             f"?arch={fields['Architecture']}&distro={distribution}"
         )
-        yield {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+        yield component("library", purl, name, version)
 
 
 def bill(components: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the document: the exporter, with all else as its components."""
-    components = sorted(components, key=lambda component: component["purl"])
+    components = sorted(components, key=lambda one: one["purl"])
     product = next((one for one in components if one["name"] == "mps-exporter"), None)
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -113,11 +112,6 @@ def bill(components: list[dict[str, Any]]) -> dict[str, Any]:
     return document if product is None else document | {"metadata": {"component": product}}
 
 
-def _distribution(text: str) -> str:
-    fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return "-".join(fields[key].strip('"') for key in ("ID", "VERSION_ID") if key in fields)
-
-
 def main() -> None:
     """Print it."""
     if sys.argv[1:2] == ["--licences"]:
@@ -127,18 +121,11 @@ def main() -> None:
         _print(list(python_packages(sys.argv[1:])))
         return
     python = platform.python_version()
-    components = [
-        *python_packages(sys.path),
-        {
-            "type": "platform",
-            "bom-ref": f"pkg:generic/python@{python}",
-            "name": "python",
-            "version": python,
-            "purl": f"pkg:generic/python@{python}",
-        },
-    ]
+    own = component("platform", f"pkg:generic/python@{python}", "python", python)
+    components = [*python_packages(sys.path), own]
     if PACKAGES.exists():
-        distribution = _distribution(SYSTEM.read_text("utf-8")) if SYSTEM.exists() else ""
+        system = platform.freedesktop_os_release()
+        distribution = "-".join(system[key] for key in ("ID", "VERSION_ID") if key in system)
         components += debian_packages(PACKAGES.read_text("utf-8"), distribution)
     _print(components)
 

@@ -165,12 +165,7 @@ SITES = {
     "kube-prometheus-stack": (
         "podMonitor: {additionalLabels: {release: prometheus, app.kubernetes.io/instance: own}}\n"
         "prometheusRule: {additionalLabels: {release: prometheus}}",
-        [
-            "release: prometheus",
-            "app.kubernetes.io/instance: own",
-            "scheme: http\n",
-            "prometheus/runbooks/MpsServerCrashed.md",
-        ],
+        ["release: prometheus", "instance: own", "scheme: http\n", "runbooks/MpsServerCrashed.md"],
     ),
     "Flux": (
         "namespaceOverride: gpu\nfullnameOverride: mps\ncommonLabels: {team: gpu}",
