@@ -138,7 +138,7 @@ def test_a_missing_reading_is_a_gap() -> None:
 
 
 def test_the_history_is_bounded() -> None:
-    history = history_of(*((second / 4, 0.5) for second in range(4 * 900)))
+    history = history_of(*((second / 2, 0.5) for second in range(2 * 900)))
     kept = history.samples(UUID, NOW + 900)
     assert len(kept) <= policy.MAX_SAMPLES
     assert kept[0].at >= NOW + 900 - policy.HISTORY_SECONDS
