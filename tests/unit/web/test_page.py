@@ -185,6 +185,13 @@ def test_clients_are_grouped_by_user_and_program() -> None:
     ]
 
 
+def test_a_client_is_shown_without_a_readable_gpu() -> None:
+    client = hosts.client(7, command="lonely", contexts={}, memory_used_bytes={})
+    host = hosts.snapshot(hosts.daemon(hosts.server(client)), gpus=())
+    assert host.daemons[0].gpu_uuids
+    assert "lonely" in page_of(host)
+
+
 def test_limits_are_never_added_up() -> None:
     assert "4800" not in page_of(hosts.full())
     two = (hosts.client(1, sm_limit={UUID: 13}), hosts.client(2, sm_limit={UUID: 66}))
