@@ -112,6 +112,7 @@ def alert_cases() -> tuple[AlertCase, ...]:
     )
 
 
+@cache
 def fleet_settings() -> dict[str, Any]:
     """Return all YAML of docs/fleet.md, as a reader would copy it, in one configuration."""
     merged: dict[str, Any] = {}

@@ -5,7 +5,7 @@ the beginning of a line (name and labels) is cached.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 
 from prometheus_client import Metric
@@ -57,7 +57,7 @@ def _beginning(spec: MetricSpec, key: Texts) -> str:
     return f"{name}{{{shown}}} " if shown else f"{name} "
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _openmetrics_head(spec: MetricSpec) -> str:
     name = spec.name.removesuffix(SUFFIXES.get(spec.kind, ""))
     unit = "" if spec.kind == "stateset" or spec.section == LIBRARY else spec.unit
@@ -65,7 +65,7 @@ def _openmetrics_head(spec: MetricSpec) -> str:
     return f"# HELP {name} {_escaped(spec.help)}\n# TYPE {name} {spec.kind}\n{unit_line}"
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _text_head(spec: MetricSpec) -> str:
     text = spec.help.replace("\\", "\\\\").replace("\n", "\\n")
     kind = TEXT_TYPES.get(spec.kind, spec.kind)

@@ -43,6 +43,17 @@ def test_an_address_of_another_host() -> None:
         listen(["192.0.2.1:0"])
 
 
+def test_an_address_that_the_host_lacks_is_skipped_if_the_name_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = [("192.0.2.1", 0), ("127.0.0.1", 0)]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    (one,) = listen(["a-name:0"])
+    assert one.getsockname()[0] == "127.0.0.1"
+    server.close_sockets([one])
+
+
 def test_all_or_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         taken = owner.getsockname()[1]

@@ -138,7 +138,7 @@ def test_a_missing_reading_is_a_gap() -> None:
 
 
 def test_the_history_is_bounded() -> None:
-    history = history_of(*((second / 4, 0.5) for second in range(4 * 900)))
+    history = history_of(*((second / 2, 0.5) for second in range(2 * 900)))
     kept = history.samples(UUID, NOW + 900)
     assert len(kept) <= policy.MAX_SAMPLES
     assert kept[0].at >= NOW + 900 - policy.HISTORY_SECONDS
@@ -183,6 +183,13 @@ def test_clients_are_grouped_by_user_and_program() -> None:
         (42, "train.py", "user1001", "no SM limit", "764 MiB each"),
         (6, "serve.py", "user1001", "no SM limit", "764 MiB each"),
     ]
+
+
+def test_a_client_is_shown_without_a_readable_gpu() -> None:
+    client = hosts.client(7, command="lonely", contexts={}, memory_used_bytes={})
+    host = hosts.snapshot(hosts.daemon(hosts.server(client)), gpus=())
+    assert host.daemons[0].gpu_uuids
+    assert "lonely" in page_of(host)
 
 
 def test_limits_are_never_added_up() -> None:
