@@ -77,9 +77,8 @@ class ManualPage:
     @cached_property
     def heading(self) -> frozenset[str]:
         """Words of the title, of the name, and of what people type."""
-        typed = _TYPED.search(self.source)
-        name = _CAPITAL.sub(" ", self.name)
-        return frozenset(_words(f"{self.title} {name} {typed[1] if typed else ''}"))
+        typed = " ".join(_TYPED.findall(self.source))
+        return frozenset(_words(f"{self.title} {_CAPITAL.sub(' ', self.name)} {typed}"))
 
     @cached_property
     def sequence(self) -> str:
@@ -139,9 +138,8 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    A page is better than others if it has the text as its title, or contains the text word for
-    word, else the page that has most of its rare words, in its title, and in the same sequence: a
-    message contains PIDs and paths.
+    A page with the text as its title, or word for word, is better than others, else the page that
+    has most of its rare words, in its title, and in the same sequence: a message contains PIDs.
     """
     if APPLE in pages() and _APPLE.search(text):
         return [pages()[APPLE]]
@@ -162,12 +160,8 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         exact = f" {' '.join(words)} " in page.sequence
         evidence = titled + run
         enough = evidence >= WANTED_RUN or (evidence >= WANTED_EVIDENCE and found >= wanted * whole)
-        if (
-            named
-            or run >= WANTED_RUN
-            or (subject and enough)
-            or (asked <= page.heading and whole >= WANTED_HEADING)
-        ):
+        heads = asked <= page.heading and whole >= WANTED_HEADING
+        if named or heads or run >= WANTED_RUN or (subject and enough):
             ranked.append(((named, exact, found + 2 * titled + run, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
