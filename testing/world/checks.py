@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
-from mps_exporter.findings import ADVICE, recent_incidents
+from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.metrics.spec import MetricSpec
@@ -207,12 +207,17 @@ def waits(moment: Moment) -> Iterator[str]:
 def blame(moment: Moment) -> Iterator[str]:
     """Only those that caused a fault are named, and only real ghosts are called so."""
     first = moment.snapshot.daemons
+    warned = "possible_unfinished_work" in {one.advice.name for one in findings(moment.snapshot)}
     for daemon, shown in _pairs(moment, moment.second):
         for server in () if daemon.truth.unknowable else shown.servers:
-            true = daemon.server is not None and daemon.server.ghost
+            real = daemon.server
+            true = real is not None and real.ghost
             # A later exporter may not know it.
             if bool(server.ghost) != true and (server.ghost or shown in first):
                 yield f"{daemon.key}: ghost of server {server.pid} is {server.ghost}, not {true}"
+            work = real.abandoned_work.values() if real is not None and not real.torn else ()
+            if any(_ended_alone(one) for one in work) and shown in first and not warned:
+                yield f"{daemon.key}: nothing warns of unfinished work"
             left = server.possible_unfinished_work
             if left is not None and left.pid not in _leavers(moment.world):
                 yield f"{daemon.key}: {left.pid} may have left work, although it did not"
@@ -225,6 +230,12 @@ def blame(moment: Moment) -> Iterator[str]:
         for incident in shown.incidents:
             if innocent := set(incident.caused_by_pids) - culprits:
                 yield f"{daemon.key}: {innocent} named as the cause of {incident.kind}"
+
+
+def _ended_alone(client: Client) -> bool:
+    """Return whether no other client ended in that second, whose work it could be as well."""
+    ends = [one.ended_ms or 0 for one in client.daemon.served if one is not client]
+    return all(abs(end - (client.ended_ms or 0)) > 1000 for end in ends)
 
 
 def _leavers(world: World) -> set[int]:

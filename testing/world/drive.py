@@ -98,8 +98,7 @@ class Play:
     async def _poll(self) -> None:
         for collector in filter(None, (self.exporter, self.second)):
             await collector.watch_processes()
-            while await collector.poll_logs() and self.world.read_in_part:
-                pass
+            await collector.poll_logs()
 
     def _is_due(self) -> bool:
         """Return whether there was a recent event, or none since a poll after one."""

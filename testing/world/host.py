@@ -36,7 +36,7 @@ ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"
 """Driver 580: another caller was there at the same time."""
 MAX_REPLY_MS = 20
-SHARE_OF_HANGS, SHARE_OF_PARTS = 0.03, 0.3
+SHARE_OF_HANGS = 0.03
 SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
 
 
@@ -195,7 +195,6 @@ class WorldHost:
         self._polls += 1
         chunks: list[LogChunk] = []
         states = []
-        self._world.read_in_part = False
         for pipe in [one.pipe_directory for one in daemons]:
             for log in LOGS:
                 gone = (pipe, log) in self._world.sight.gone_logs
@@ -210,15 +209,13 @@ class WorldHost:
         return LogsObservation(at=self.now(), chunks=tuple(chunks), states=tuple(states))
 
     def _chunks(self, pipe: str, log: LogName) -> Iterator[LogChunk]:
-        """Yield what is new, in up to three pieces that end anywhere, also within a line.
-
-        The last piece of a log of root's daemon may have to wait for the next poll.
-        """
+        """Yield what is new, in up to three pieces that end anywhere, also within a line."""
         daemon = self._world.daemons[pipe]
         data, truncations = daemon.logs[log], daemon.truncations[log]
         known, new_files = self._read.get((pipe, log)), daemon.new_files[log]
         first = max(new_files, default=0), len(truncations) if self._history else 0
         begin, seen = known or first
+        self._read[pipe, log] = len(data), len(truncations)
         start = max(truncations, default=0)
         lost = max(0, start - begin) if seen < len(truncations) else 0
         if lost and not self._history:
@@ -228,11 +225,8 @@ class WorldHost:
         cuts = {len(data)}
         if begin < len(data) and not history:
             random = Random(f"{self._world.seed}/pieces/{pipe}/{log}/{self._polls}")
-            some = {random.randint(begin, len(data)) for _ in range(2)}
-            cuts = some if daemon.uid == 0 and random.random() < SHARE_OF_PARTS else cuts | some
+            cuts |= {random.randint(begin, len(data)) for _ in range(2)}
         cuts |= {one for one in new_files if begin < one}
-        self._read[pipe, log] = max(cuts), len(truncations)
-        self._world.read_in_part |= max(cuts) < len(data)
         restarted = seen < len(truncations)
         for cut in sorted(cuts):
             restarted |= known is not None and begin in new_files

@@ -54,8 +54,6 @@ class World:
         """PID and time of each process that exited."""
         self.kernel_lines: list[tuple[int, str]] = []
         self.sight = Sight()
-        self.read_in_part = False
-        """The last poll of an exporter left a part of a log to the next poll."""
         self._numbers = count()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         for action in sorted(actions):

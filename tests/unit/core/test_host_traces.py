@@ -116,7 +116,7 @@ def test_each_trace_is_a_finding() -> None:
         ),
         open_files=(
             OpenFiles(20, "/tmp/nvidia-mps", 72, 70),
-            OpenFiles(21, "/tmp/nvidia-mps", 1024, 522),
+            OpenFiles(21, "/tmp/nvidia-mps", 72, 60),
             OpenFiles(22, "/tmp/nvidia-mps", 72),
         ),
         holders=(ProcessFacts(10, 0.0, name="x\x1b[2J"),),
@@ -137,6 +137,7 @@ def test_each_trace_is_a_finding() -> None:
     assert removing.command == "sudo -u '#1001' rm -r /tmp/nvidia-mps"
     assert not re.search(r"(?i)\bkill|\bend it\b", found["server_without_daemon"].remedy)
     assert "has 70 of at most 72 files open" in found["server_out_of_descriptors"].evidence
+    assert "Server 21" not in found["server_out_of_descriptors"].evidence
     assert not found["server_out_of_descriptors"].actions
     seen = Diagnosis(Snapshot(1.0), traces=traces)
     assert diagnosis_exit_status(seen) == 1
