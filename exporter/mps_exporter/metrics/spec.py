@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, ItemsView, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
 from mps_exporter.mps.log_counters import LOG_METRICS, LogMetric
@@ -203,9 +203,7 @@ class Scope(Generic[T]):
         attributes = [label.rpartition("=")[2] for label in labels.split()]
 
         def read(thing: T) -> Mapping[RawLabels, float]:
-            own = (
-                tuple(getattr(thing, one) for one in attributes) if value is None else value(thing)
-            )
+            own = value(thing) if value else tuple(map(partial(getattr, thing), attributes))
             return {} if own is None else {tuple(map(_raw_label, own)): 1.0}
 
         return self.each(name, source, read, **(names | values))
