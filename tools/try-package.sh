@@ -172,6 +172,7 @@ inside systemctl restart mps-exporter.service
 wait_for 'metrics with ARGS' metrics 9401
 check 'the flags in ARGS hold' not inside sh -c 'curl -s http://localhost:9401/metrics | grep -q collector=.logs'
 check 'and the log names a setting of others' inside sh -c 'journalctl -u mps-exporter | grep -q "OPTIONS is no"'
+# shellcheck disable=SC2016  # a hash of a password, no variables
 inside sh -c 'mkdir /etc/slurm && echo "basic_auth_users: {a: \$2y\$10\$abcdefghijklmnopqrstuuu5cLGXyXcBLqrkSjqIIbOMTPlzgQNbm}" >/etc/slurm/web.yml'
 check 'the installer takes a password and an epilog' inside sh /root/install.sh --port 9401 \
   --slurm-epilog /etc/slurm --set MPS_EXPORTER_WEB_CONFIG_FILE=/etc/slurm/web.yml /root/package.deb
