@@ -15,7 +15,7 @@ from mps_exporter.commands.doctor_report import (
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.one_process import check_process
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.snapshots import process_using

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from mps_exporter.sources import blocking, policy
+from mps_exporter import policy
+from mps_exporter.sources import blocking
 
 
 def allow_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

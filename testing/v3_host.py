@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.mps.protocol_v2 import PROBE
 from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
+from mps_exporter.mps.tool_commands import PROBE
 from mps_exporter.observations import (
     CgroupMemory,
     ControlObservation,

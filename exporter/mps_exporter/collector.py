@@ -21,8 +21,8 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
-from mps_exporter.mps.protocol_v2 import server_replies
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_probe, with_servers
+from mps_exporter.mps.tool_commands import server_replies
 from mps_exporter.observations import (
     AddressRanges,
     ControlObservation,
@@ -37,7 +37,6 @@ from mps_exporter.observations import (
 from mps_exporter.settings import Settings
 from mps_exporter.sm_use import SmUseCounter
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
-from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError
 
 SELF_LOGGING_COLLECTORS = ("nvml", "control")  # Sources that log their own failures and recoveries.
@@ -488,7 +487,7 @@ class Collector:
                 sample_at = time.monotonic() + policy.GPU_SAMPLE_INTERVAL_SECONDS
                 with contextlib.suppress(SourceTimeoutError):  # a collection reports it
                     await self._host.tick_gpus()
-            await asyncio.sleep(sources_policy.LOG_POLL_INTERVAL_SECONDS)
+            await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
         for record in self._daemons.values():

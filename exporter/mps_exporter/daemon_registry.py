@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from mps_exporter import policy
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.fault_evidence import KernelFault
-from mps_exporter.mps.policy import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
@@ -19,6 +18,7 @@ from mps_exporter.observations import (
     LogState,
     Outcome,
 )
+from mps_exporter.policy import FULL, OF_ORDINARY_USER
 
 
 @dataclass(slots=True)

@@ -31,9 +31,9 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.policy import MAX_RECORDING_EARLY_SECONDS
 from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Incident
-from mps_exporter.sources.policy import MAX_RECORDING_EARLY_SECONDS
 from mps_exporter.sources.recording import RecordEncoder, create_private, make_header, stream_of
 
 KEPT_SECONDS = 600.0  # Time before an incident that is kept.

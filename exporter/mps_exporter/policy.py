@@ -1,4 +1,11 @@
-"""Limits, intervals and timeouts of collections and of the merge."""
+"""Limits, timeouts, intervals, thresholds and sizes: every number that no flag sets.
+
+"Measured" means: on driver 580.159.04, H200, unless another GPU is named. Durations are in seconds.
+"""
+
+from dataclasses import dataclass
+
+# ============================================================================== collections, merge
 
 # ---------------------------------------------------------------------- between collections
 
@@ -59,3 +66,522 @@ MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of on
 # ---------------------------------------------------------------------- rendering
 
 RENDER_THREADS = 2  # Number of threads that render metrics, so that the event loop continues.
+
+# ========================================================================================= sources
+
+# ---------------------------------------------------------------------- ordinary users
+# Root, the exporter's own user and configured daemons have none of these limits.
+
+MAX_PROCESSES_PER_USER = 24
+"""Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool."""
+
+MAX_DIRECTORY_CHECKS_PER_USER = 2
+"""Processes of a user whose directories are checked again in one collection: 40 system calls each,
+on a thread."""
+
+MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
+
+NEW_PROCESSES_PER_SECOND = 1.0
+"""Refill rate of a user's new processes. A new process costs 0.3 ms, and 30 ms if it has a daemon's
+name and exits at once: 8 ms are a run of the control tool."""
+
+MAX_NEW_PROCESSES_PER_SECOND = 16.0  # Refill rate of the new processes of all ordinary users.
+MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
+MAX_DAEMONS = 64  # Daemons shown of all ordinary users. Eight GPUs with MIG need 56 daemons.
+
+MAX_TOOL_RUNS = 8
+"""Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
+
+MAX_TOOL_RUNS_PER_USER = 2  # Concurrent runs of the control tool for one ordinary user.
+MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, by number of processes.
+
+# ---------------------------------------------------------------------- discovery
+
+DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
+"""The second is the default of newer daemons that run as root."""
+
+DIRECTORY_TIMEOUT_SECONDS = 0.5
+"""Timeout of one collection's directory checks. A hung file server must not hold up the rest."""
+
+MAX_PIPE_DIRECTORY_BYTES = 255
+"""Length of a pipe directory's path. No daemon can run at a longer path: a socket's address has at
+most 108 bytes."""
+
+MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
+
+MAX_SOCKET_DIRECTORIES = 256
+"""Directories with a control socket that are checked for a daemon without readable environment."""
+
+MAX_SOCKETS, MAX_USERS_SOCKETS = 1 << 18, 1 << 15
+"""Unix sockets that are searched for these, for a daemon of root and of an ordinary user: 0.3 s for
+100,000."""
+
+LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
+
+# ---------------------------------------------------------------------- processes
+
+PROCESS_REFRESH_INTERVAL_SECONDS = 60.0
+"""Interval between two reads of what rarely changes: control group, user, names of users."""
+
+PROCESS_TIMEOUT_SECONDS = 0.5
+"""Timeout for reading the memory of processes: arguments and environment, 0.05 ms each."""
+
+USERS_PROCESS_TIMEOUT_SECONDS = 0.1
+"""Part of that timeout in which processes of ordinary users are waited for."""
+
+CLOCK_STEP_SECONDS = 2.0
+"""Smallest change of the boot time that is a step of the clock. /proc/stat contains whole seconds,
+and adjustments of the clock move them a little."""
+
+MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
+MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts, with the first number.
+MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
+
+MAX_ARGUMENT_BYTES = 1 << 13
+"""Length of the arguments that are read: a daemon's flags are at the beginning."""
+
+MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
+MAX_VARIABLE_ENTRIES = 4096  # Settings of MPS variables that are searched for these.
+MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
+
+MAX_VARIABLE_VALUE_BYTES = 4096
+"""Length of an MPS variable's value, one byte more than the longest path. The rest is cut."""
+
+MAX_PIDFDS = 128
+"""Processes that are watched by descriptor: an eighth of the usual limit of a program, 1024. A
+daemon, its server and its queued clients need one each."""
+
+# ---------------------------------------------------------------------- control groups
+
+MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
+MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
+MAX_CGROUP_FILE_BYTES = 1 << 16  # Length of a control group's file.
+
+MAX_CONTAINER_LINKS = 20_000
+"""Links in the kubelet's folder. A node has 110 pods by default; links of ended containers stay
+until their pods are removed."""
+
+# ---------------------------------------------------------------------- doctor
+
+DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for the files that only the doctor reads.
+
+DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
+"""Timeout of the search for open device files: 4,000 files take about 10 ms."""
+
+MAX_DIRECTORY_ENTRIES = 256
+"""Entries read of a directory: open files of a process, systemd units, pipe directories."""
+
+# ---------------------------------------------------------------------- blocking calls
+
+MAX_IDLE_THREADS = 8  # Threads that are kept for later calls; a start costs 0.1 ms.
+
+MAX_HUNG_CALLS = 64
+"""Maximum number of calls in progress from earlier rounds, after which no call is started."""
+
+MAX_HUNG_CALLS_PER_USER = 4  # The same limit for calls that read files of one ordinary user.
+
+MAX_USERS_CALLS = 24
+"""Maximum number of ordinary users' calls in progress that one round starts, each on a thread. Of
+400 calls that return at once, 13 are in progress. The systemd unit allows 128 tasks."""
+
+# ---------------------------------------------------------------------- logs
+
+LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between polls of the logs.
+LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
+
+USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
+"""Part of that timeout in which a poll waits for logs of ordinary users."""
+
+LOG_UNREADABLE_AFTER_SECONDS = 5.0
+"""Duration of a hanging read after which a log is reported as unreadable."""
+
+SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
+"""Interval between searches of a v3 daemon's log directory for logs of new servers."""
+
+MAX_LOG_BACKLOG_BYTES = 16 << 20  # Maximum part of a log that its first read covers, from the end.
+
+MAX_LOG_BEHIND_BYTES = 64 << 20
+"""Maximum unread part of a log. A log that grew by more is skipped up to its last lines."""
+
+MAX_LOG_POLL_BYTES = 1 << 20  # Maximum part of a log that one poll reads.
+
+MAX_USER_LOG_POLL_BYTES = 64 << 10
+"""Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
+some kB/s)."""
+
+MAX_USERS_LOG_POLL_BYTES = 128 << 10  # The same for all ordinary users together.
+MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
+MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
+MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs.
+
+# ---------------------------------------------------------------------- the control tool
+
+MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second follows a refusal.
+CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
+
+MIN_CONTROL_RUN_SECONDS = 0.5
+"""Minimum time for a run (or half of its timeout): starting the tool takes a part of it."""
+
+MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
+
+CONTROL_HANG_RATIO = 0.9
+"""Part of the timeout of a run without any reply, over all runs since the last, that is a hang."""
+
+CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
+MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
+
+USERS_CONTROL_BACKOFF_SECONDS = 5.0
+"""Delay before another query of an ordinary user's daemon that refused or was absent. Each
+following delay is twice as long. A run of the tool costs the exporter 8 ms."""
+
+MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum of that delay.
+
+MAX_CONTROL_OUTPUT_BYTES = 1 << 20
+"""Maximum length of each output. The kernel ends a tool that writes more."""
+
+MAX_KEPT_OUTPUT_CHARACTERS = 4096  # Length that is kept of such an output.
+CONTROL_REAP_SECONDS = 1.0  # Maximum time to wait for the exit of a killed tool.
+MAX_CONTROL_CPU_SECONDS = 10  # Maximum CPU time of a run.
+MAX_CONTROL_OPEN_FILES = 64  # Maximum number of open files of a run.
+
+# ---------------------------------------------------------------------- recordings
+
+RECORDED_POLL_INTERVAL_SECONDS = 1.0  # Maximum poll interval of the logs during a recording.
+MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time of a source's first observation.
+
+MAX_RECORDING_BYTES = 128 << 20
+"""Maximum size of an unpacked recording. In memory it takes up to five times that."""
+
+MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
+MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
+MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
+
+MAX_RECORDING_EARLY_SECONDS = 86400.0
+"""Maximum time of an observation before the recording's start: an exit is recorded with its own
+time."""
+
+# ---------------------------------------------------------------------- the kernel log
+
+MAX_KERNEL_HISTORY_SECONDS = 600.0
+"""Maximum age of a line that was in the kernel log before the exporter started."""
+
+MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 ms.
+MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
+MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
+
+MAX_MAPS_WAITING_PER_USER = 512
+"""Maximum number of an ordinary user's processes whose maps wait to be read."""
+
+MAX_USER_MAPS_BYTES = 16 << 20
+"""Maximum size of all maps that one read takes from one ordinary user's processes."""
+
+USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
+
+# ---------------------------------------------------------------------- this host
+
+MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
+EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits without a pidfd.
+GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
+CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
+
+# =================================================================================== sources: NVML
+
+# Intervals of readings: each depends on the cost of the call and on the rate of change
+
+EACH = 0.0  # Interval of values that cost microseconds: read at each collection.
+SLOW = 5.0
+"""Interval in seconds of values that may change at any time, but cost 0.3 ms or more. These and
+slower values are renewed between collections, so that no collection waits for them."""
+MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
+HOUR = 3600.0  # Interval in seconds of values that only a repair or a new board changes.
+
+# Work between collections
+
+TICK_INTERVAL_SECONDS = 1.0
+"""Interval of `NvmlSession.tick`.
+
+GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
+counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
+"""
+MAX_TICK_AGE_SECONDS = 1.5
+"""Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
+on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
+MIN_SAMPLE_INTERVAL_SECONDS = 0.1
+"""Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
+NVIDIA's documentation of DCGM."""
+BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
+"""Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
+INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0
+"""Interval at which ticks sample a MIG instance: a host may have dozens."""
+
+# Recovery
+
+REFUSED_RETRY_INTERVAL_SECONDS = 600.0
+"""Interval at which a refused query is repeated if the refusal may be lifted."""
+INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
+MIN_LOST_RETRY_SECONDS = 60.0
+"""Delay after the loss of a GPU until NVML is initialized again; doubled after each attempt."""
+MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
+MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
+
+# Xid events and control groups
+
+EVENT_TIMEOUT_MILLISECONDS = 500
+"""Timeout of one wait for Xid events; the thread can be stopped between two waits."""
+EVENT_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
+EVENT_STOP_TIMEOUT_SECONDS = 3.0  # Timeout of the Xid thread before NVML is shut down.
+MAX_NVML_CGROUPS = 128  # Control groups whose memory is read: one call for each group and GPU.
+
+# =========================================================================== mps: logs and replies
+
+# Reading the logs
+
+MAX_LINE_BYTES = 65_536
+"""Longest line, also of a recording's filter. A longer line is skipped, and counted as unknown."""
+
+MAX_MESSAGE = 512  # Longest message, in characters, that is compared with the known wordings.
+MAX_QUOTED = 120  # Longest text that is kept of a message, in characters.
+
+WRITE_RACE_SECONDS = 0.1
+"""Time between a line's timestamp and the write. A log read to its end at t is complete to t less
+this time."""
+
+MAX_HOLD_SECONDS = 5.0
+"""Maximum time for which a line waits until the other log is read up to its timestamp, and a reply
+of the control tool until both logs are read up to the query."""
+
+CLOCK_JUMP_SECONDS = 60.0  # Minimum step back in time that shows that a clock was set back.
+
+CLOCK_TOLERANCE_SECONDS = 2.0
+"""Maximum time by which a timestamp may be later than the time at which the line was read, and a
+start time in /proc, which is counted in ticks since boot, later than a line of the process."""
+
+# The daemon, its servers and clients
+
+ADMISSION_TIMEOUT_SECONDS = 10.0
+"""Time after which a client that was sent to a ready server will not connect, and a caller without
+credentials was refused. Other clients connect, and NEW CLIENT follows, within 1 ms (measured)."""
+
+SILENCE_SECONDS = 0.25
+"""Silence after which a daemon seems stuck. It completes what it began within 0.1 s (measured)."""
+
+EXIT_CONFIRM_SECONDS = 1.0  # Time after an exit by which the last lines have been written.
+
+LOST_LINE_SECONDS = 10.0
+"""Time after which the line about a client's disconnection is lost. It is longer than
+EXIT_CONFIRM_SECONDS: the server writes the line, not the client."""
+
+SHUTDOWN_TIMEOUT_SECONDS = 5.0
+"""Maximum time from a shutdown request to the server's exit: 0.06 to 0.1 s were measured."""
+
+SIMULTANEOUS_SECONDS = 0.01  # Maximum difference of one event's timestamps in the two logs.
+REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
+
+MAX_RECENT = 256
+"""Entries of each list or table of recent events, such as refusals by PID. The oldest go first."""
+
+MAX_CONTEXTS = 256  # Contexts of one client; contexts of one server without a known GPU.
+MAX_GPUS = 64  # GPUs of one daemon, server or fault.
+TIMELINE_SECONDS = 600  # Time that the timeline covers.
+MAX_TIMELINE_SPANS = 400  # Spans of one daemon's timeline. The oldest go first.
+MAX_INCIDENTS = 100  # Incidents of one daemon. The oldest go first.
+MAX_INCIDENT_PIDS = 64  # Processes that one incident names.
+
+REPEATED_WITHIN_SECONDS = 60.0
+"""Time within which equal failed starts and rejections are one incident with a count: a server that
+cannot start fails twenty times a second."""
+
+REPEATED_AMONG = 8  # Recent incidents that a repeated incident is compared with.
+
+# Faults
+
+SAME_FAULT_SECONDS = 0.5
+"""Maximum time between the lines of server.log about one fault, and between server.log and the
+kernel log. Measured: 0.1 s."""
+
+SAME_LINES_SECONDS = 0.15
+"""Maximum time between the kernel log's lines about one fault. Measured: 0.12 s, five contexts."""
+
+FAULT_DECISION_SECONDS = 1.5
+"""Maximum time from a fault to its line in the kernel log and to the end of the client that left
+the work. Measured: 0.5 s, and 1.4 s where 48 clients left together."""
+
+LATE_FAULT_SECONDS = 2.0
+"""Maximum time from a client's end to a fault by its work while other clients use the GPU."""
+
+END_TO_FAULT_SECONDS = (0.1, 0.3)
+"""Range of the time from the end of a context to a fault by the work that the client left.
+Measured: 0.122 to 0.257 s."""
+
+UNFINISHED_END_SECONDS = (0.12, 0.8)
+"""Range of the time from the end of the context to the end of the process, for the only client on
+a GPU that left work there. Measured: 0.146 to 0.487 s; without work left behind 0.012 to 0.093 s.
+A longer time means that the program destroyed its context and continued."""
+
+MAX_END_AGE_SECONDS = 5.0  # Maximum age of an end that explains a fault. The longest took 1.4 s.
+RANGES_LIFETIME_SECONDS = 600.0  # Lifetime of a client's address ranges after its end.
+MAX_EVIDENCE_PROCESSES = 1024  # Processes whose address ranges are kept for one daemon.
+MAX_EVIDENCE_RANGES = 1 << 15  # Address ranges of these: 512 each of 64 clients; 4 MB.
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Items of one daemon that are tracked one by one; only some totals include the others."""
+
+    servers: int = 64
+    clients: int = 2048  # Clients of one server. The hardware serves 48 or 60 contexts a GPU.
+    queued: int = 1024
+    """Queued clients, far more than a GPU host has. Beyond it, the oldest entry is dropped."""
+    users: int = 512
+    """Every user may write into the daemon's log pipe, so a log can name any number of users."""
+    gpus: int = 512
+
+
+FULL = Quota()
+
+OF_ORDINARY_USER = Quota(servers=2, clients=256, queued=256, users=8, gpus=64)
+"""Quota for an ordinary user's daemon that is not configured. It serves only that user, with one
+server at a time, and its log can be forged: 22 MB of forged lines cost 141 MB of memory with the
+full quota, 3 MB with this one."""
+
+# Replies of the control tool
+
+MAX_LIST_ROWS = 1024
+"""Maximum number of rows that are read of one list of the control tool; more rows are counted."""
+
+MAX_QUOTED_CHARACTERS = 200  # Maximum length of the control tool's output in a message.
+
+MIN_QUERY_AGE_SECONDS = 1.0
+"""Minimum age of a server that is queried: the log lines of its start may not have been read."""
+
+RETRY_INTERVAL_SECONDS = 60.0  # Interval after a reply that explained nothing; doubles.
+LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the log.
+
+CONTRADICTION_CONFIRM_SECONDS = 10.0
+"""Minimum time between two replies that contradict the log and so prove that it lost a line."""
+
+# Histograms
+
+WAIT_BOUNDS_SECONDS = (
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
+)
+"""Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
+Rules and dashboards do not use the distribution of other durations."""
+
+# ======================================================================================== findings
+
+# Daemons and servers
+RECENT_INCIDENT_SECONDS = 300.0  # Age up to which an incident is recent.
+MAX_START_SECONDS = 10.0  # Maximum normal start time of a server; most take less than a second.
+MAX_BACKOFF_SECONDS = 51.2
+"""Longest pause before the daemon replaces a server that had clients (driver 580)."""
+MAX_CONTEXT_CREATION_SECONDS = 30.0
+"""Maximum normal time to create a context. Measured: ACTIVE within 2 ms (257 recorded contexts)."""
+GHOST_GRACE_SECONDS = 5
+"""Time within which a daemon continues after the end of its ghost. Measured (driver 580): with one
+GPU it continued immediately (8 of 8). With two GPUs it and the program connected to the ghost
+waited for each other until that program exited (7 of 7)."""
+FILES_PER_CLIENT = 10
+"""Free file descriptors that a server needs for a new client. Measured: 522 open files with 48
+clients on one GPU (H200, driver 580); a limit of 72 admitted two clients and refused the third."""
+
+# GPUs and limits
+MAX_IDLE_SM_ACTIVITY = 0.3
+MIN_BUSY_UTILIZATION = 0.9
+MAX_COMMITTED_RATIO = 0.75  # Sum of the limits above which little of the GPU can be idle.
+MIN_USED_RATIO = 0.9
+"""SM activity, as a part of what the limits allow, from which the limits hold the clients back."""
+RATIO_TOLERANCE = 0.005  # Difference up to which two SM limits are equal: a third is written as 33.
+NEAR_LIMIT_RATIO = 0.95  # Used part of a memory limit from which the next allocation can fail.
+CONTEXT_BYTES = 290 << 20
+"""Memory limit with which no context can be created. Measured on an H200: cuDevicePrimaryCtxRetain
+failed with error 2; with 1 GiB a client without memory of its own had 753 MiB left."""
+MIN_SMS = 2
+"""Smallest usable SM limit before Hopper: SMs come in pairs. On Hopper the minimum is 8 SMs for
+any percentage (measured)."""
+
+# Logs and texts
+LARGE_LOG_BYTES = 1 << 30
+"""Size of a large log: a GiB is weeks of a busy host, and nothing rotates the logs."""
+MAX_COMMAND_PIDS = 20  # Maximum number of processes in one command.
+MAX_NAMED_PROGRAMS = 3
+"""Maximum number of programs that a remedy names; a remedy counts more programs instead."""
+
+# ============================================================================================= web
+
+# ------------------------------------------------------------------------------ connections
+
+MAX_CONNECTIONS = 512
+MAX_EVENT_STREAMS = 32
+TIMEOUT_OFFSET_SECONDS = 0.5
+"""Maximum difference between a scrape's timeout and the deadline of its collection."""
+
+REQUEST_TIMEOUT_SECONDS = 10.0
+"""Time to send a complete request, from the connection or from its first byte."""
+
+SEND_TIMEOUT_SECONDS = 60.0  # Time to take a response.
+KEEPALIVE_TIMEOUT_SECONDS = 120.0
+"""Lifetime of an idle connection, above the usual scrape intervals."""
+
+SHUTDOWN_WEB_TIMEOUT_SECONDS = 10.0  # Time for the responses in progress when the program stops.
+
+MAX_UNANSWERED_BYTES = 65_536  # Maximum size of an incomplete request, above aiohttp's limits.
+ADDRESS_FRACTION = 0.75  # Fraction of the connections or requests that one client address may have.
+SWEEP_INTERVAL_SECONDS = 1.0  # Interval between searches for slow clients.
+
+TLS_CLOSE_TIMEOUT_SECONDS = 2.0
+
+LINGERING_TIMEOUT_SECONDS = 2.0  # Time to read the rest of a request that is already answered.
+
+ACCEPT_RETRY_SECONDS = 1.0
+"""Delay before the next connection is accepted when descriptors or memory are short."""
+
+LISTEN_BACKLOG = 1024
+
+# ---------------------------------------------------------------------------------- scrapes
+
+MAX_SCRAPE_TIMEOUT_SECONDS = 300.0  # Maximum scrape timeout that is taken from the request.
+MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of its timeout.
+GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
+
+# --------------------------------------------------------------------- status page and JSON
+
+STATUS_REUSE_SECONDS = 1.0
+"""Maximum age of a status that is shown again, unless an incident occurred since."""
+
+AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
+STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
+INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
+HISTORY_SECONDS = 600.0  # Period of the drawings on the page.
+SAMPLE_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU's activity.
+MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1  # Samples of one GPU.
+LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)  # Periods of a daemon's lanes.
+SPARSE_SAMPLES = 20  # Number of samples in the period below which the page calls them sparse.
+
+GAP_SECONDS = 30.0
+"""Minimum interval between samples that breaks a line, unless the usual interval is longer."""
+
+# Entries that the page shows unfolded.
+SHOWN_INCIDENTS = 8
+SHOWN_GROUPS = 4
+SHOWN_FINDINGS = 4
+SHOWN_WAITS = 4
+SHOWN_LINES = 16
+SHOWN_LANES = 6
+
+# ----------------------------------------------------------------------------------- events
+
+REPLAYED_EVENTS = 256  # Number of past events that a reconnecting reader can get.
+
+MAX_QUEUED_EVENTS = 64
+"""Maximum number of events that wait for a slow reader; it loses the oldest, with a notice."""
+
+KEEP_ALIVE_INTERVAL_SECONDS = 15.0  # Interval between comments on an idle event stream.
+RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the event stream.
+
+# ------------------------------------------------------------------- web configuration file
+
+CONFIG_CHECK_INTERVAL_SECONDS = 1.0  # Interval between checks of the files for changes.
+MAX_CERTIFICATE_BYTES = 4 << 20  # Maximum size of a file with certificates or a key.
+WRONG_PASSWORD_SECONDS = 0.5  # Delay after a wrong password before the address's next check.

@@ -18,7 +18,7 @@ from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_counters import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.mps_logs import LOGS, numbers, summary

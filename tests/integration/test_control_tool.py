@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.protocol_v2 import ProbeReply, parse_probe, server_replies
+from mps_exporter import policy
+from mps_exporter.mps.tool_commands import ProbeReply, parse_probe, server_replies
 from mps_exporter.observations import DaemonFacts, Outcome
-from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import ProcessResult, run_process
 from mps_exporter.sources.control_tool import ControlTool
 from testing.fake_host import install_tool, server, set_daemon

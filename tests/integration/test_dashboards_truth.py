@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.dashboards import FILES, filled, load, targets, variable_selector, variables
 from testing.player import RECORDINGS, Metrics, Player

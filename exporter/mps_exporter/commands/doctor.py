@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mps_exporter import policy
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import recent_incidents
@@ -24,7 +25,6 @@ from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.observations import Leftovers, ProcessFacts, ProcessView
 from mps_exporter.settings import InvalidSettingError, Settings, StartError
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.sources import policy as sources_policy
 from mps_exporter.sources import process_view
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.live_host import LiveHost
@@ -162,7 +162,7 @@ def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable,
     """
     calls = BlockingCalls[Any]()
     calls.start({name: (None, function) for name, function in reads.items()})
-    calls.wait(sources_policy.DOCTOR_TIMEOUT_SECONDS)
+    calls.wait(policy.DOCTOR_TIMEOUT_SECONDS)
     found = calls.results(reads)
     return {name: found.get(name) for name in reads}
 

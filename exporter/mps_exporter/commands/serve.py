@@ -24,7 +24,7 @@ from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import WEB_CONFIG
 from mps_exporter.web.app import create_app
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve_app
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on

@@ -17,7 +17,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
 from mps_exporter.settings import Settings, StartError
 from mps_exporter.sources.live_host import LiveHost
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 
 try:

@@ -13,8 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from mps_exporter import humanize
-from mps_exporter.findings import policy
+from mps_exporter import humanize, policy
 from mps_exporter.findings.incident_texts import describe_incident
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mps_exporter import humanize
-from mps_exporter.findings import policy
+from mps_exporter import humanize, policy
 from mps_exporter.findings.finding import (
     Action,
     Case,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from mps_exporter.findings import policy
+from mps_exporter import policy
 from mps_exporter.findings.daemons import WITHOUT_MPS, start_daemon
 from mps_exporter.findings.finding import (
     KERNEL_LOG,
@@ -20,7 +20,7 @@ from mps_exporter.findings.finding import (
 from mps_exporter.findings.gpus import predates_volta
 from mps_exporter.humanize import capitalize, count, join_some, memory, printable, processes
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
-from mps_exporter.mps.protocol_v2 import SOCKET_PATH_BYTES, control_socket_bytes
+from mps_exporter.mps.tool_commands import SOCKET_PATH_BYTES, control_socket_bytes
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 

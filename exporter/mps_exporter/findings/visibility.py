@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mps_exporter.findings import policy
+from mps_exporter import policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     Action,

@@ -11,8 +11,8 @@ from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup, unified_path, with_parents
 from mps_exporter.mps.client_limits import DaemonGpus
 from mps_exporter.mps.clients import TrackedClient
-from mps_exporter.mps.protocol_v2 import ServerReply
 from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import (
     Client,

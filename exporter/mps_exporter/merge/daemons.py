@@ -15,10 +15,10 @@ from mps_exporter.merge.clients import (
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, is_server
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.log_counters import LOG_METRICS, SERVER_LOG
-from mps_exporter.mps.policy import CLOCK_TOLERANCE_SECONDS
-from mps_exporter.mps.protocol_v2 import CANNOT_SEND, ServerReply
 from mps_exporter.mps.servers import TrackedServer
+from mps_exporter.mps.tool_commands import CANNOT_SEND, ServerReply
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
+from mps_exporter.policy import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mps_exporter.mps.policy import WAIT_BOUNDS_SECONDS
 from mps_exporter.observations import LogName
+from mps_exporter.policy import WAIT_BOUNDS_SECONDS
 from mps_exporter.snapshot import EXIT_CAUSES, LOSS_CAUSES, REJECTION_CAUSES
 
 CONTROL_LOG = "control.log"

@@ -27,7 +27,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
-from mps_exporter.mps import policy
+from mps_exporter import policy
 from mps_exporter.mps.log_lines import (
     CONTINUATION,
     CONTROL_LINES,

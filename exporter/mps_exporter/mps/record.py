@@ -13,9 +13,9 @@ from itertools import islice, product
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from mps_exporter.mps import policy
+from mps_exporter import policy
 from mps_exporter.mps.log_counters import LOG_METRICS, LogMetric
-from mps_exporter.mps.policy import FULL, Quota
+from mps_exporter.policy import FULL, Quota
 from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 
 K = TypeVar("K")

@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mps_exporter.mps import policy
+from mps_exporter import policy
 from mps_exporter.mps.clients import TrackedClient
-from mps_exporter.mps.protocol_v2 import ProbeReply, ServerReply, parse_probe, server_replies
 from mps_exporter.mps.protocol_v3 import joined, parse_lists
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.tool_commands import ProbeReply, ServerReply, parse_probe, server_replies
 from mps_exporter.observations import ControlObservation, DaemonFacts, Outcome, ProcessFacts
 from mps_exporter.snapshot import Partitioning
 

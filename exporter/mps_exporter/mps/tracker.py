@@ -14,7 +14,7 @@ second after it: the lines of an orderly end would be there.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from mps_exporter.mps import policy
+from mps_exporter import policy
 from mps_exporter.mps.log_lines import (
     CONTINUATION,
     KNOWN,
@@ -24,13 +24,13 @@ from mps_exporter.mps.log_lines import (
     ServerLogReader,
 )
 from mps_exporter.mps.log_parser import LogMerger
-from mps_exporter.mps.policy import FULL, Quota
-from mps_exporter.mps.protocol_v2 import ServerReply
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonLifetime, DaemonState
+from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.observations import DaemonFacts, LogsObservation, ProcessFacts
+from mps_exporter.policy import FULL, Quota
 
 IsAlive = Callable[[int, float], bool | None]
 """(PID as the log prints it, a time at which it was alive) -> whether that process exists.

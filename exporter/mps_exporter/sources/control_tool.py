@@ -3,7 +3,7 @@
 The daemon has one thread, and a query about a stuck server blocks all its users. Two queries at a
 time collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
 and no output. So each daemon has one run at a time, a deadline, a second attempt after a refusal,
-and a pause after a hang, which doubles. Only read commands are sent (mps.protocol_v2).
+and a pause after a hang, which doubles. Only read commands are sent (mps.tool_commands).
 """
 
 import asyncio
@@ -24,8 +24,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from mps_exporter import policy
 from mps_exporter.logging import TransitionLogger
-from mps_exporter.mps.protocol_v2 import (
+from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
+from mps_exporter.mps.tool_commands import (
     PROBE,
     SOCKET_PATH_BYTES,
     ProbeReply,
@@ -39,9 +41,7 @@ from mps_exporter.mps.protocol_v2 import (
     parse_server,
     server_commands,
 )
-from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome, QueryKind
-from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import (
     CAP_SYS_PTRACE,
     ChildRights,

@@ -18,10 +18,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
+from mps_exporter import policy
 from mps_exporter.mps.log_parser import control_line_of
 from mps_exporter.mps.protocol_v3 import named_protocol
 from mps_exporter.observations import DaemonFacts, ProcessFacts
-from mps_exporter.sources import policy
 from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, program_name, text_of
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mps_exporter import policy
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
-from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.control_groups import (
     CGROUPS,

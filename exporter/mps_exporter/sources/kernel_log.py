@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 
+from mps_exporter import policy
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
-from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.processes import Account, Processes, parse_status
 from mps_exporter.sources.user_budget import UserTokenBuckets

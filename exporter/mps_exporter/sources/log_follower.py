@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from mps_exporter import policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import DaemonFacts, LogChunk, LogName, LogsObservation, LogState
-from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_tail import LogTail, ReadLimits

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 
+from mps_exporter import policy
 from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LINE
 from mps_exporter.observations import LogChunk, LogName, LogState
-from mps_exporter.sources import policy
 
 BLOCK_BYTES = 64 * 1024  # Size of the blocks in which a file is searched.
 

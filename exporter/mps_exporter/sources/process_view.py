@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from mps_exporter import policy
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonConditions,
@@ -31,7 +32,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.sources import policy
 from mps_exporter.sources.control_groups import (
     CGROUPS,
     frozen_group,

@@ -23,8 +23,8 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from mps_exporter import policy
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
-from mps_exporter.sources import policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import mps_exporter
+from mps_exporter import policy
 from mps_exporter.mps.log_parser import LogFilter
 from mps_exporter.observations import (
     ControlObservation,
@@ -48,7 +49,6 @@ from mps_exporter.observations import (
 )
 from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import RecordingHeader
-from mps_exporter.sources import policy
 from mps_exporter.sources.anonymiser import Anonymiser
 
 if TYPE_CHECKING:

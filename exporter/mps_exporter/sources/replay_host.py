@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
+from mps_exporter import policy
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -31,7 +32,6 @@ from mps_exporter.observations import (
     QueryKind,
 )
 from mps_exporter.snapshot import Chapter
-from mps_exporter.sources import policy
 from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.recording import Recording, control_stream, read_recording, stream_of
 

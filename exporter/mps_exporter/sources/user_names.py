@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from mps_exporter.sources import policy
+from mps_exporter import policy
 
 HOST_USERS = "/etc/passwd"
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 
 if TYPE_CHECKING:
     from mps_exporter.web.webconfig import WebConfigWatch

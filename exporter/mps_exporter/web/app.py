@@ -15,7 +15,7 @@ from mps_exporter.web import (
     text_response,
 )
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from heapq import merge
 
 from aiohttp import web
 
+from mps_exporter import policy
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident, Snapshot
-from mps_exporter.web import policy
 from mps_exporter.web.guard import Limiter
 from mps_exporter.web.status_api import History, incident_view, to_json
 

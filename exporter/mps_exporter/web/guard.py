@@ -19,9 +19,10 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from mps_exporter import policy
 from mps_exporter.logging import TransitionLogger
-from mps_exporter.web import Handler, policy
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web import Handler
+from mps_exporter.web.options import WebOptions
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from mps_exporter import manual
+from mps_exporter import manual, policy
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Backend, policy, text_response
+from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Backend, text_response
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.guard import Limiter, SharedCalls
 from mps_exporter.web.status_api import make_status, to_json

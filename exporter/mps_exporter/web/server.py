@@ -14,10 +14,11 @@ from typing import cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mps_exporter import policy
 from mps_exporter.settings import StartError, split_address
-from mps_exporter.web import WEB_CONFIG, policy
+from mps_exporter.web import WEB_CONFIG
 from mps_exporter.web.guard import Connections
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 
 DCGM_PORT = 9400
 FIRST_SYSTEMD_FD = 3

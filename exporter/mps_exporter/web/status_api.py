@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mps_exporter import findings, humanize
+from mps_exporter import findings, humanize, policy
 from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import Finding, shown_path
 from mps_exporter.findings.incident_texts import describe_incident
@@ -25,9 +25,8 @@ from mps_exporter.snapshot import (
     Snapshot,
     Wait,
 )
-from mps_exporter.web import policy
 from mps_exporter.web.headline import headline, in_page_order
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_fields import View, finding_view, shown, view_of
 
 API_VERSION = "1"

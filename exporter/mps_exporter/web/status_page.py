@@ -15,11 +15,10 @@ from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from mps_exporter import humanize
+from mps_exporter import humanize, policy
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.manual import name_of
-from mps_exporter.web import policy
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import Sample
 from mps_exporter.web.status_fields import View
 

@@ -15,7 +15,7 @@ from mps_exporter.settings import (
     parse_duration,
 )
 from mps_exporter.web.app import create_app
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from tests.unit.web.fakes import FakeBackend
 
 

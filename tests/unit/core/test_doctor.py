@@ -30,7 +30,7 @@ from mps_exporter.snapshot import (
     Server,
     Snapshot,
 )
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.finding_hosts import (
     DAEMON,

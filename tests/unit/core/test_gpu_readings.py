@@ -18,7 +18,7 @@ from mps_exporter.metrics.gpus import BY_QUANTITY, STATE, label_values
 from mps_exporter.observations import GpuObservation, Reading
 from mps_exporter.snapshot import Gpu, Snapshot
 from mps_exporter.web import status_page
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.snapshots import NASTY
 

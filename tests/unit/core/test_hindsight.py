@@ -44,10 +44,10 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
+from mps_exporter.policy import MAX_CONTROL_OUTPUT_BYTES
 from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.anonymiser import _KNOWN_VARIABLES
-from mps_exporter.sources.policy import MAX_CONTROL_OUTPUT_BYTES
 from mps_exporter.sources.recording import Recording, RecordingError, read_recording
 from mps_exporter.sources.replay_host import ReplayHost
 from testing.player import RECORDINGS

@@ -6,8 +6,8 @@ import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
-from mps_exporter.mps.protocol_v2 import ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import ServerAnswers
+from mps_exporter.mps.tool_commands import ProbeReply, ServerReply
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mps_exporter import policy
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -26,7 +27,6 @@ from mps_exporter.observations import (
     Reading,
 )
 from mps_exporter.snapshot import RecordingHeader
-from mps_exporter.sources import policy
 from mps_exporter.sources.recording import RecordingError, RecordingWriter, read_recording
 
 UUID = "GPU-5e4dfbf1-1b01-c801-7bf9-ce9d9398f893"

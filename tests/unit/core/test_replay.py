@@ -20,7 +20,7 @@ from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.player import RECORDINGS
 from testing.waiting import until_awaited

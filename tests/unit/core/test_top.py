@@ -15,7 +15,7 @@ from rich.console import Console
 from mps_exporter.cli import main
 from mps_exporter.commands.top import ORDERS, rows, screen
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS

@@ -22,7 +22,7 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.each import each
 from testing.mps_logs import EIGHT, PIPE, read, sample, summary

@@ -49,7 +49,7 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import NamespaceClient, Setting
 from mps_exporter.sources.recording import Recording, RecordingWriter
 from mps_exporter.web import status_page
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing import fake_mps_v3 as published
 from testing.player import Metrics, Player

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from mps_exporter.mps.log_counters import LOG_METRICS
-from mps_exporter.mps.policy import WAIT_BOUNDS_SECONDS
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.waits import QueuedClient
+from mps_exporter.policy import WAIT_BOUNDS_SECONDS
 from mps_exporter.snapshot import Histogram
 
 

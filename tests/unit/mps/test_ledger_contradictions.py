@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.mps.protocol_v2 import ServerReply
+from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from testing.mps_logs import EIGHT, PIPE, at, more, observation, script, start, summary, values

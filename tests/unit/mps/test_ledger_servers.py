@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter.mps.protocol_v2 import ServerReply
 from mps_exporter.mps.server_queries import reconcile
+from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogName, ProcessFacts
 from testing.mps_logs import (

@@ -25,8 +25,8 @@ from mps_exporter.mps.log_parser import (
     control_line_of,
     parse_line,
 )
-from mps_exporter.mps.policy import MAX_QUOTED
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.policy import MAX_QUOTED
 
 STAMP = "2026-11-21 08:55:42.578"
 STAMP_MS = 1_795_251_342_578

@@ -7,12 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.mps.protocol_v2 import (
-    ForbiddenCommandError,
-    failure_of,
-    invocation,
-    other_interface,
-)
 from mps_exporter.mps.protocol_v3 import (
     CLIENTS,
     DEVICES,
@@ -24,6 +18,12 @@ from mps_exporter.mps.protocol_v3 import (
     V2_PARTITIONS,
     named_protocol,
     parse_lists,
+)
+from mps_exporter.mps.tool_commands import (
+    ForbiddenCommandError,
+    failure_of,
+    invocation,
+    other_interface,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from mps_exporter.snapshot import NamespaceClient, Partitioning, SmPartition

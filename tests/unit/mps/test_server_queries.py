@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.mps.protocol_v2 import PROBE, ProbeReply, ServerReply
 from mps_exporter.mps.server_queries import (
     ServerAnswers,
     can_answer,
@@ -15,6 +14,7 @@ from mps_exporter.mps.server_queries import (
     with_servers,
 )
 from mps_exporter.mps.state import DaemonState
+from mps_exporter.mps.tool_commands import PROBE, ProbeReply, ServerReply
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,

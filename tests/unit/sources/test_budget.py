@@ -1,8 +1,8 @@
 from collections import Counter
 from collections.abc import Hashable
 
+from mps_exporter import policy
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import policy
 from mps_exporter.sources.processes import Account, ProcessStatus
 from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from mps_exporter import policy
 from mps_exporter.observations import CgroupMemory
+from mps_exporter.policy import MAX_NVML_CGROUPS
 from mps_exporter.settings import Settings
-from mps_exporter.sources import live_host, policy
+from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.policy import MAX_CGROUPS
 from mps_exporter.sources.nvml.pynvml_api import MEMORY_LIMITS, Code
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import FakeProc
@@ -52,8 +53,8 @@ def test_no_more_groups_are_asked_for_than_a_bound() -> None:
     made = library()
     with opened(made) as nvml:
         nvml.observe()
-        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_CGROUPS)])
-    assert made.calls[MEMORY_LIMITS] == MAX_CGROUPS
+        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_NVML_CGROUPS)])
+    assert made.calls[MEMORY_LIMITS] == MAX_NVML_CGROUPS
 
 
 Made = tuple[LiveHost, FakeNvml]

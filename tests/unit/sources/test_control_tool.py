@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from mps_exporter.mps.protocol_v2 import PROBE
+from mps_exporter import policy
 from mps_exporter.mps.protocol_v3 import (
     ACCOUNTING,
     CLIENTS,
@@ -16,6 +16,7 @@ from mps_exporter.mps.protocol_v3 import (
     PARTITIONS,
     SERVERS,
 )
+from mps_exporter.mps.tool_commands import PROBE
 from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
@@ -23,7 +24,6 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
 )
-from mps_exporter.sources import policy
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import PATH, ControlTool
 from testing import fake_mps_control

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from mps_exporter import policy
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import daemon_directories, daemon_discovery, policy, resolve_in_root
+from mps_exporter.sources import daemon_directories, daemon_discovery, resolve_in_root
 from mps_exporter.sources.daemon_directories import (
     DEFAULT_LOG_DIRECTORY,
     DaemonDirectories,

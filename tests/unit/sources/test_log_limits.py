@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mps_exporter import policy
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.sources import policy
 from mps_exporter.sources.log_follower import LogFollower, _byte_limits
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all, state
 from testing.mps_logs import script

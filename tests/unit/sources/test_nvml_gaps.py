@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.sources.nvml import NvmlSession
-from mps_exporter.sources.nvml.policy import (
+from mps_exporter.policy import (
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
+from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError
 from testing.fake_nvml import FakeNvml, recorded
 from testing.nvml_host import COUNTERS, GPM, OPTIONS, gpu, of, only, opened, pass_time

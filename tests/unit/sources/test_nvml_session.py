@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.observations import Outcome
-from mps_exporter.sources.nvml import Clock, NvmlSession
-from mps_exporter.sources.nvml.policy import (
+from mps_exporter.policy import (
     MAX_TICK_AGE_SECONDS,
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
+from mps_exporter.sources.nvml import Clock, NvmlSession
 from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess, NvmlError, NvmlEvent
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import COUNTERS, GPM, OPTIONS, gpu, only, opened, pass_time, values

@@ -7,7 +7,7 @@ import sys
 
 from mps_exporter.settings import Settings
 from mps_exporter.web.app import create_app
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve_app
 from tests.unit.web.fakes import FakeBackend
 

@@ -8,7 +8,7 @@ from typing import Any
 from mps_exporter.settings import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve_app
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.fakes import FakeBackend

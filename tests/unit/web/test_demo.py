@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from mps_exporter.web.app import create_app
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from tests.unit.web.conftest import Client, MakeClient
 from tests.unit.web.fakes import FakeBackend
 

@@ -5,7 +5,7 @@ from typing import get_args
 from mps_exporter.findings.finding import Action
 from mps_exporter.snapshot import CONTROL_STATES, IncidentKind, TimelineKind
 from mps_exporter.web import status_fields
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import Sample, make_status
 from mps_exporter.web.webconfig.config import HEADERS, TLSConfig
 from testing import snapshots as hosts

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientResponse
 
+from mps_exporter import policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Incident
-from mps_exporter.web import events, policy
+from mps_exporter.web import events
 from testing import snapshots as hosts
 from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.conftest import MakeClient

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from mps_exporter import manual
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts

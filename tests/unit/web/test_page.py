@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from mps_exporter import policy
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.observations import LogState, Reading
 from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
-from mps_exporter.web import policy, status_page
+from mps_exporter.web import status_page
 from mps_exporter.web.events import EVENTS
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import History, make_status, to_json
 from mps_exporter.web.status_fields import View
 from testing import snapshots as hosts

@@ -3,11 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter import findings
+from mps_exporter import findings, policy
 from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorName, CollectorResult, Incident, Snapshot
-from mps_exporter.web import policy
-from mps_exporter.web.policy import WebOptions
+from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_fields import View
 from mps_exporter.web.status_page import render_page

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 
 from mps_exporter import nvml_terms as nvml
 from mps_exporter.observations import Reading
-from mps_exporter.sources.nvml.policy import EACH, HOUR, MINUTE, SLOW
+from mps_exporter.policy import EACH, HOUR, MINUTE, SLOW
 from mps_exporter.sources.nvml.pynvml_api import Argument, Device, NvmlApi, NvmlError
 
 MILLI = 1e-3

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mps_exporter import policy
 from mps_exporter.observations import (
     CgroupMemory,
     GpuObservation,
@@ -26,7 +27,6 @@ from mps_exporter.observations import (
     Outcome,
     Reading,
 )
-from mps_exporter.sources.nvml import policy
 from mps_exporter.sources.nvml.accumulators import CounterTotals
 from mps_exporter.sources.nvml.device import LOST, GpuReader
 from mps_exporter.sources.nvml.pynvml_api import (
@@ -157,7 +157,7 @@ class NvmlSession:
         found: list[CgroupMemory] = []
         readers = self._gpus if self._open and not self._closing else []
         for device in [reader.device for reader in readers if not reader.is_divided]:
-            for path in paths[: policy.MAX_CGROUPS]:
+            for path in paths[: policy.MAX_NVML_CGROUPS]:
                 with suppress(NvmlError):  # the group was removed, or is not accounted
                     found.append(self._api.cgroup_memory(device, root, path))
         return tuple(one for one in found if one.used_bytes or one.limited)

@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
+from mps_exporter.policy import WRONG_PASSWORD_SECONDS
 from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
-from mps_exporter.web.policy import WRONG_PASSWORD_SECONDS
 
 from .config import WebConfig
 from .reload import WebConfigWatch

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from mps_exporter.mps.client_limits import parse_memory
-from mps_exporter.mps.policy import MAX_QUOTED_CHARACTERS
 from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
     V2_PARTITIONS,
@@ -35,6 +34,7 @@ from mps_exporter.mps.protocol_v3 import (
     has_header,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
+from mps_exporter.policy import MAX_QUOTED_CHARACTERS
 
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.protocol_v2 import (
+from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
+from mps_exporter.mps.tool_commands import (
     PROBE,
     Failure,
     ForbiddenCommandError,
@@ -19,7 +20,6 @@ from mps_exporter.mps.protocol_v2 import (
     shorten,
     stdin_text,
 )
-from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
 from testing import fake_mps_control, fake_mps_v3
 
