@@ -176,18 +176,13 @@ def holders(moment: Moment) -> Iterator[str]:
         ]
         if seen != true:
             yield f"{daemon.key}: {seen}, not {true}"
-        uuids = {gpu.uuid for gpu in daemon.gpus}
-        for gpu in moment.snapshot.gpus:
-            if daemon.pipe in gpu.served_by and gpu.uuid not in uuids:
-                yield f"{gpu.uuid} is served by {gpu.served_by}"
 
 
 def _contexts(daemon: Daemon, clients: Iterable[Client]) -> dict[int, dict[str, int]]:
     """Return PID -> UUID of a GPU -> number of contexts there."""
-    gpus = daemon.gpus
+    uuids = [gpu.uuid for gpu in daemon.gpus]
     return {
-        one.pid: dict(Counter(gpus[ordinal].uuid for ordinal in one.contexts.values()))
-        for one in clients
+        one.pid: dict(Counter(map(uuids.__getitem__, one.contexts.values()))) for one in clients
     }
 
 
@@ -233,9 +228,10 @@ def blame(moment: Moment) -> Iterator[str]:
 
 
 def _ended_alone(client: Client) -> bool:
-    """Return whether no other client ended in that second, whose work it could be as well."""
-    ends = [one.ended_ms or 0 for one in client.daemon.served if one is not client]
-    return all(abs(end - (client.ended_ms or 0)) > 1000 for end in ends)
+    """Return whether it has ended, and no other client in that second: it could be theirs."""
+    others = [one.ended_ms or 0 for one in client.daemon.served if one is not client]
+    ended = client.ended_ms
+    return ended is not None and all(abs(one - ended) > 1000 for one in others)
 
 
 def _leavers(world: World) -> set[int]:

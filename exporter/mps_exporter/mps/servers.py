@@ -160,8 +160,8 @@ class TrackedServer:
         return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost unless it has served: one without a free descriptor logs the same."""
-        if not (self._has_served or self.clients.may_have_context):
+        """Make it a ghost unless it may have served: without a free descriptor it logs the same."""
+        if self.has_first_line and not (self._has_served or self.clients.may_have_context):
             self._credentials_missing = True
             self._become_ghost(when)
 

@@ -97,7 +97,7 @@ GHOST = (
 
 
 def test_a_ghost_needs_no_control_log_and_no_names() -> None:
-    text = "00:01.000 S461 Received new client request\n"
+    text = "00:00.500 O461 Startup\n00:01.000 S461 Received new client request\n"
     text += "00:01.001 S461 User did not send valid credentials\n"
     logs = Logs(b"", script(text).server)
     (server,) = start(logs, readable=("server",)).state.servers
