@@ -105,6 +105,10 @@ DEFECTS: dict[str, Defect] = {
     "a client does not wait behind the next server": Defect(
         "waits", ClientQueue, "block_others", lambda *_: None
     ),
+    "a server for which others wait is a ghost": Defect(
+        *("blame", TrackedServer, "is_ghost"),
+        property(lambda server: server.daemon.queue.has_blocked_clients()),
+    ),
     "counting begins again with each server": Defect(
         "monotony", Servers, "remove", _remove_and_count_anew
     ),
