@@ -238,7 +238,7 @@ def _torn_down(server: Server) -> list[Client]:
     "critical",
     "A GPU has fallen off the bus",
     "No program can use it, and programs that ran there are lost.",
-    "Drain the host. Only a reset or a reboot may bring the GPU back.",
+    "Drain the host, whose other programs may be healthy. Then a reset or a reboot may help.",
     alert="MpsGpuMissing",
     summary="A GPU that was present no longer responds.",
 )
