@@ -159,7 +159,7 @@ _BY_WHOM = (
     ("neighbour_fault", "proved: another client's bad pointer"),
     ("unfinished_work", "proved: work of a client that ended"),
     ("unattributed_fault", "not known: a fault without proof"),
-    ("terminated", "an administrator"),
+    ("terminated", "whoever sent terminate_client"),
 )
 BLAST = (
     table(

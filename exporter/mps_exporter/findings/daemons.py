@@ -184,8 +184,8 @@ def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:
         pids = capitalize(processes([one.pid for one in dead]) or "a process")
         yield Case(
             f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
-            f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: when the "
-            "turn comes, the daemon hangs.",
+            f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: after "
+            "an entry's turn the next client hangs the daemon.",
             "Nothing is lost yet; do not restart the daemon. When the running server exits, the "
             f"daemon starts a server for {host.user(dead[0].uid)} that serves no client: it is "
             "reported as a ghost, with the command that ends it, and then the queue continues. "
@@ -238,7 +238,7 @@ def _torn_down(server: Server) -> list[Client]:
     "critical",
     "A GPU has fallen off the bus",
     "No program can use it, and programs that ran there are lost.",
-    "Drain the host. Only a reset or a reboot may bring the GPU back.",
+    "Drain the host, whose other programs may be healthy. Then a reset or a reboot may help.",
     alert="MpsGpuMissing",
     summary="A GPU that was present no longer responds.",
 )

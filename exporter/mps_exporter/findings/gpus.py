@@ -99,7 +99,7 @@ def gpu_shared_by_daemons(host: HostFacts, gpu: Gpu) -> Cases:
     "MPS would help here",
     "Several processes take turns on a GPU whose SMs are mostly idle: with MPS they would run "
     "at the same time.",
-    "Start a control daemon (nvidia-cuda-mps-control -d), restart the processes with "
+    "Start a control daemon (nvidia-cuda-mps-control -d), then the users' next programs with "
     "its environment, and compare: what it gains depends on the programs.",
     alert="MpsWouldHelp",
     summary="Processes take turns on a GPU whose SMs are mostly idle; with MPS they could run at "
@@ -173,8 +173,8 @@ def unfit_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     "warning",
     "A process runs without MPS",
     "It shares the GPU by time slices with the MPS server, and no MPS limit applies to it.",
-    "Restart it with CUDA_MPS_PIPE_DIRECTORY set to {directories}, or set the GPU's compute "
-    "mode to EXCLUSIVE_PROCESS so that it is refused.",
+    "Its owner can start it again with CUDA_MPS_PIPE_DIRECTORY set to {directories}. Compute mode "
+    "EXCLUSIVE_PROCESS, set while the GPU is idle, refuses such programs.",
     alert="MpsProcessBypassesMps",
     summary="A program uses a GPU without the MPS daemon that serves it; the MPS limits do not "
     "apply to it.",
@@ -190,7 +190,7 @@ def process_bypasses_mps(host: HostFacts, gpu: Gpu) -> Cases:
     "NVIDIA's container runtime mounts /tmp/nvidia-mps into each GPU container of a host that has "
     "it, and CUDA looks there: programs that do not ask for MPS wait, or get error 805.",
     "Nothing, if MPS is meant for it. Else start it with a directory that does not exist.",
-    page="faq.md#why-is-this-process-a-client-of-mps-at-all",
+    page="mps-with-docker-containers",
 )
 def joined_by_default_directory(host: HostFacts, daemon: ControlDaemon) -> Cases:
     if those := [host.client(one) for one in clients_of(daemon) if one.joined_by == "mount"]:
@@ -203,8 +203,8 @@ def joined_by_default_directory(host: HostFacts, daemon: ControlDaemon) -> Cases
     "A process looks for MPS in the wrong directory",
     "Its CUDA_MPS_PIPE_DIRECTORY is not the directory of a running daemon, so CUDA silently "
     "continued without MPS.",
-    "Set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and restart the "
-    "process.",
+    "Its owner can set CUDA_MPS_PIPE_DIRECTORY to the daemon's directory, {directories}, and start "
+    "it again.",
     runbook="MpsProcessBypassesMps",
 )
 def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
@@ -217,8 +217,8 @@ def pipe_directory_mismatch(host: HostFacts, gpu: Gpu) -> Cases:
     "Its CUDA_MPS_PIPE_DIRECTORY is a running daemon's directory, but it is not its client: "
     "it runs in a container that does not see the directory, or started before the daemon. "
     "CUDA silently continued without MPS.",
-    "In a container: mount the daemon's pipe directory at the same path, and share the host's "
-    "PIDs and IPC (--pid=host --ipc=host). Then restart the process.",
+    "In a container: mount the daemon's pipe directory at the same path; old drivers also need "
+    "the host's IPC namespace (--ipc=host). Then its owner can start it again.",
     runbook="MpsProcessBypassesMps",
 )
 def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
@@ -231,7 +231,7 @@ def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
     "Its CUDA_MPS_PIPE_DIRECTORY is set, and no daemon serves its GPU: CUDA silently continued "
     "without MPS, without sharing and without limits.",
     "Its user can start a daemon with that directory (CUDA_MPS_PIPE_DIRECTORY=DIRECTORY "
-    "nvidia-cuda-mps-control -d), then restart the process; or unset the variable.",
+    "nvidia-cuda-mps-control -d), then start the process again; or unset the variable.",
     page=NO_EFFECT,
 )
 def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:

@@ -91,7 +91,7 @@ _SENTENCES = {
     "fault": "{fault}",
     "unfinished_work": "{fault}",
     "fault_recovered": "{server} recovered from the fatal error{after}",
-    "client_terminated": "{client} was terminated by an operator",
+    "client_terminated": "{client} was terminated through its daemon",
     "client_rejected": "{rejected}",
     "wait_started": "{client} was queued behind another user's server",
     "wait_served": "{client} was served{after}",

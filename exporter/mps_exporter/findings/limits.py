@@ -37,8 +37,8 @@ def _memory_excess(own: int | None, default: int) -> str:
     "A client has more than its daemon allows by default",
     "A running client keeps the limits that its server had when it connected. One that started "
     "before its daemon was configured has none, without a message.",
-    "Restart it, if the default is meant for it. A server that was started before "
-    "keeps its own limits for new clients, too, until all of its clients have exited. "
+    "Its owner can start it again, if the default is meant for it. A server that was started "
+    "before keeps its own limits for new clients, too, until all of its clients have exited. "
     "Configure a daemon before programs can start.",
     page=NO_EFFECT,
 )
@@ -66,7 +66,7 @@ def looser_limit(client: Client, daemon: ControlDaemon) -> str:
     "An active thread percentage is ignored",
     "CUDA silently ignores a CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that is 0, negative, above 100 "
     "or not a number: the process may use all SMs.",
-    "Set a number above 0 and up to 100, and restart the process.",
+    "Its owner can set a number above 0 and up to 100, and start it again.",
     page=NO_EFFECT,
 )
 def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -80,7 +80,7 @@ def percentage_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
     "then silently ignores all of them. An ordinal counts in the process's own "
     "CUDA_VISIBLE_DEVICES, not among the GPUs of the host.",
     "Name GPUs by UUID (nvidia-smi -L), and only those that the process sees: its "
-    "CUDA_VISIBLE_DEVICES. Then restart the process.",
+    "CUDA_VISIBLE_DEVICES. Then its owner can start it again.",
     page=NO_EFFECT,
 )
 def memory_limit_ignored(host: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -102,7 +102,7 @@ def _without_effect(host: HostFacts, daemon: ControlDaemon, field: str, variable
     "NVML counts all clients of a server as one process. A limiter that reads the use of each "
     "process there sees none, and lets the client use all SMs.",
     "Limit it with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or start it without MPS.",
-    page="faq.md#what-is-different-in-gvisor-kata-and-with-hami-core-nvshare-or-xsched",
+    page=NO_EFFECT,
 )
 def limiter_under_mps(host: HostFacts, daemon: ControlDaemon) -> Cases:
     clients = [one for one in clients_of(daemon) if one.limiter]

@@ -88,7 +88,7 @@ _metric("mps_server_startup_seconds", CONTROL_LOG).means(
 )
 _metric("mps_server_exits_total", BOTH_LOGS, cause=EXIT_CAUSES).means(
     "Server exits by cause. requested: the log shows an orderly exit; the logged exit status "
-    "proves nothing. ghost_ended: a ghost server ended without one, mostly killed by an operator."
+    "proves nothing. ghost_ended: a ghost server ended without one."
 )
 _metric("mps_server_last_exit_timestamp_seconds", BOTH_LOGS, cause=EXIT_CAUSES).means(
     "When a server last exited for this cause."

@@ -74,7 +74,7 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
             "ending-jobs",
             4.8,
             1663,
-            "was terminated by an operator",
+            "was terminated through its daemon",
             f"{CUDA}810-mps-client-terminated",
         ),
         ("server-killed", 2.9, 744, "crashed; 2 clients were lost", f"{CUDA}806-mps-rpc-failure"),

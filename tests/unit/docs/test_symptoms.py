@@ -12,7 +12,7 @@ from mps_exporter.metrics import CATALOGUE
 from testing.each import each
 from testing.golden import GOLDEN
 from testing.player import RECORDINGS, Player
-from tests.unit.docs.markdown import ROOT
+from tests.unit.docs.markdown import ROOT, anchors
 from tools.symptoms import Symptom, symptoms
 
 SYMPTOMS = symptoms()
@@ -58,7 +58,8 @@ def test_metrics_and_their_labels_exist(symptom: Symptom) -> None:
 @each(ADVICE.values())
 def test_the_page_and_the_runbook_of_a_finding_exist(finding: FindingType) -> None:
     for url in (finding.docs_url, finding.runbook_url or finding.docs_url):
-        assert (ROOT / url.removeprefix(DOCS).partition("#")[0]).is_file()
+        path, _, anchor = url.removeprefix(DOCS).partition("#")
+        assert {anchor} - {""} <= anchors(ROOT / path)
 
 
 def findings_of(recording: str) -> set[str]:
