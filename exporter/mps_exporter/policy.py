@@ -35,16 +35,10 @@ DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of that search, and of a poll of 
 
 SHOWN_AFTER_QUIT_SECONDS = 120.0  # Time for which an unconfigured daemon that quit is shown.
 SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0  # The same time for a daemon that died.
-
-MAX_ABSENT_DAEMONS = 32
-"""Maximum number of absent daemons of root and the exporter's user, and again of other users."""
-
+MAX_ABSENT_DAEMONS = 32  # Absent daemons of root and the exporter's user; again of all others.
 MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
 USERS_PER_LIMIT = 4  # Number of ordinary users who can exhaust one of these limits together.
-
-MAX_CLIENTS_PER_USER = 256
-"""Maximum number of clients with metrics, of the daemons of one ordinary user."""
-
+MAX_CLIENTS_PER_USER = 256  # Clients with metrics, of the daemons of one ordinary user.
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
 
 STRANDED_SECONDS = 1.0
@@ -75,10 +69,7 @@ name and exits at once: 8 ms are a run of the control tool."""
 MAX_NEW_PROCESSES_PER_SECOND = 16.0  # Refill rate of the new processes of all ordinary users.
 MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
 MAX_DAEMONS = 64  # Daemons shown of all ordinary users. Eight GPUs with MIG need 56 daemons.
-
-MAX_TOOL_RUNS = 8
-"""Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
-
+MAX_TOOL_RUNS = 8  # Concurrent tool runs for trusted daemons, and again for ordinary users.
 MAX_TOOL_RUNS_PER_USER = 2  # Concurrent runs of the control tool for one ordinary user.
 MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, by number of processes.
 
@@ -96,13 +87,12 @@ most 108 bytes."""
 
 MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
 
-MAX_SOCKET_DIRECTORIES = 256
-"""Directories with a control socket that are checked for a daemon without readable environment."""
+MAX_SOCKETS = 1 << 18
+"""Unix sockets that are searched for a trusted daemon's control socket, if the environment cannot
+be read. 100,000 take 0.3 s."""
 
-MAX_SOCKETS, MAX_USERS_SOCKETS = 1 << 18, 1 << 15
-"""Unix sockets that are searched for these, for a daemon of root and of an ordinary user: 0.3 s for
-100,000."""
-
+MAX_USERS_SOCKETS = 1 << 15  # The same limit for an ordinary user's daemon.
+MAX_SOCKET_DIRECTORIES = 256  # Directories of control sockets among these that are checked.
 LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
 
 # --------------------------------------------------------------- processes
@@ -113,8 +103,7 @@ PROCESS_REFRESH_INTERVAL_SECONDS = 60.0
 PROCESS_TIMEOUT_SECONDS = 0.5
 """Timeout for reading the memory of processes: arguments and environment, 0.05 ms each."""
 
-USERS_PROCESS_TIMEOUT_SECONDS = 0.1
-"""Part of that timeout in which processes of ordinary users are waited for."""
+USERS_PROCESS_TIMEOUT_SECONDS = 0.1  # Part of that timeout for processes of ordinary users.
 
 CLOCK_STEP_SECONDS = 2.0
 """Smallest change of the boot time that is a step of the clock. /proc/stat contains whole seconds,
@@ -123,10 +112,7 @@ and adjustments of the clock move them a little."""
 MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
 MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts, with the first number.
 MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
-
-MAX_ARGUMENT_BYTES = 1 << 13
-"""Length of the arguments that are read: a daemon's flags are at the beginning."""
-
+MAX_ARGUMENT_BYTES = 1 << 13  # Length of arguments that is read: a daemon's flags come first.
 MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
 MAX_VARIABLE_ENTRIES = 4096  # Settings of MPS variables that are searched for these.
 MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
@@ -152,16 +138,9 @@ until their pods are removed."""
 
 LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between polls of the logs.
 LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
-
-USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
-"""Part of that timeout in which a poll waits for logs of ordinary users."""
-
-LOG_UNREADABLE_AFTER_SECONDS = 5.0
-"""Duration of a hanging read after which a log is reported as unreadable."""
-
-SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
-"""Interval between searches of a v3 daemon's log directory for logs of new servers."""
-
+USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1  # Part of that timeout for logs of ordinary users.
+LOG_UNREADABLE_AFTER_SECONDS = 5.0  # Duration of a read after which its log is unreadable.
+SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches for new server logs (v3).
 MAX_LOG_BACKLOG_BYTES = 16 << 20  # Maximum part of a log that its first read covers, from the end.
 
 MAX_LOG_BEHIND_BYTES = 64 << 20
@@ -199,10 +178,7 @@ USERS_CONTROL_BACKOFF_SECONDS = 5.0
 following delay is twice as long. A run of the tool costs the exporter 8 ms."""
 
 MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum of that delay.
-
-MAX_CONTROL_OUTPUT_BYTES = 1 << 20
-"""Maximum length of each output. The kernel ends a tool that writes more."""
-
+MAX_CONTROL_OUTPUT_BYTES = 1 << 20  # Size of each output. The kernel ends a tool that writes more.
 MAX_KEPT_OUTPUT_CHARACTERS = 4096  # Length that is kept of such an output.
 CONTROL_REAP_SECONDS = 1.0  # Maximum time to wait for the exit of a killed tool.
 MAX_CONTROL_CPU_SECONDS = 10  # Maximum CPU time of a run.
@@ -210,28 +186,18 @@ MAX_CONTROL_OPEN_FILES = 64  # Maximum number of open files of a run.
 
 # ---------------------------------------------------------- the kernel log
 
-MAX_KERNEL_HISTORY_SECONDS = 600.0
-"""Maximum age of a line that was in the kernel log before the exporter started."""
-
+MAX_KERNEL_HISTORY_SECONDS = 600.0  # Maximum age of a line at the exporter's start.
 MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 ms.
 MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
 MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
-
-MAX_MAPS_WAITING_PER_USER = 512
-"""Maximum number of an ordinary user's processes whose maps wait to be read."""
-
-MAX_USER_MAPS_BYTES = 16 << 20
-"""Maximum size of all maps that one read takes from one ordinary user's processes."""
-
+MAX_MAPS_WAITING_PER_USER = 512  # An ordinary user's processes whose maps wait to be read.
+MAX_USER_MAPS_BYTES = 16 << 20  # Size of all maps in one read of one ordinary user's processes.
 USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
 
 # ---------------------------------------------------------- blocking calls
 
 MAX_IDLE_THREADS = 8  # Threads that are kept for later calls; a start costs 0.1 ms.
-
-MAX_HUNG_CALLS = 64
-"""Maximum number of calls in progress from earlier rounds, after which no call is started."""
-
+MAX_HUNG_CALLS = 64  # Calls in progress from earlier rounds; then no call is started.
 MAX_HUNG_CALLS_PER_USER = 4  # The same limit for calls that read files of one ordinary user.
 
 MAX_USERS_CALLS = 24
@@ -249,10 +215,7 @@ CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
 
 RECORDED_POLL_INTERVAL_SECONDS = 1.0  # Maximum poll interval of the logs during a recording.
 MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time of a source's first observation.
-
-MAX_RECORDING_BYTES = 128 << 20
-"""Maximum size of an unpacked recording. In memory it takes up to five times that."""
-
+MAX_RECORDING_BYTES = 128 << 20  # Size of an unpacked recording. In memory: up to 5 times that.
 MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
 MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
 MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
@@ -268,12 +231,8 @@ MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of on
 # ------------------------------------------------------------------ doctor
 
 DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for the files that only the doctor reads.
-
-DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
-"""Timeout of the search for open device files: 4,000 files take about 10 ms."""
-
-MAX_DIRECTORY_ENTRIES = 256
-"""Entries read of a directory: open files of a process, systemd units, pipe directories."""
+DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15  # Timeout of the search for open device files (4,000: 10 ms).
+MAX_DIRECTORY_ENTRIES = 256  # Entries read: a process's files, systemd units, pipe directories.
 
 # ============================================================================================ NVML
 
@@ -307,14 +266,11 @@ NVIDIA's documentation of DCGM."""
 BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
 """Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
 
-INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0
-"""Interval at which ticks sample a MIG instance: a host may have dozens."""
+INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0  # Sample interval of MIG instances: there may be dozens.
 
 # ---------------------------------------------------------------- recovery
 
-REFUSED_RETRY_INTERVAL_SECONDS = 600.0
-"""Interval at which a refused query is repeated if the refusal may be lifted."""
-
+REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 
 MIN_LOST_RETRY_SECONDS = 60.0
@@ -325,9 +281,7 @@ MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances
 
 # ------------------------------------------- Xid events and control groups
 
-XID_TIMEOUT_MILLISECONDS = 500
-"""Timeout of one wait for Xid events; the thread can be stopped between two waits."""
-
+XID_TIMEOUT_MILLISECONDS = 500  # Timeout of one wait for Xid events. The thread stops between two.
 XID_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
 XID_STOP_TIMEOUT_SECONDS = 3.0  # Timeout of the Xid thread before NVML is shut down.
 MAX_CGROUPS_PER_GPU = 128  # Control groups whose memory is read: one call for each group and GPU.
@@ -376,10 +330,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 5.0
 
 SIMULTANEOUS_SECONDS = 0.01  # Maximum difference of one event's timestamps in the two logs.
 REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
-
-MAX_RECENT = 256
-"""Entries of each list or table of recent events, such as refusals by PID. The oldest go first."""
-
+MAX_RECENT = 256  # Entries of each list of recent events, such as refusals. The oldest go first.
 MAX_CONTEXTS = 256  # Contexts of one client; contexts of one server without a known GPU.
 MAX_GPUS = 64  # GPUs of one daemon, server or fault.
 TIMELINE_SECONDS = 600  # Time that the timeline covers.
@@ -406,8 +357,7 @@ FAULT_DECISION_SECONDS = 1.5
 """Maximum time from a fault to its line in the kernel log and to the end of the client that left
 the work. Measured: 0.5 s, and 1.4 s where 48 clients left together."""
 
-LATE_FAULT_SECONDS = 2.0
-"""Maximum time from a client's end to a fault by its work while other clients use the GPU."""
+LATE_FAULT_SECONDS = 2.0  # Maximum time from a client's end to its fault if others run.
 
 END_TO_FAULT_SECONDS = (0.1, 0.3)
 """Range of the time from the end of a context to a fault by the work that the client left.
@@ -446,9 +396,7 @@ full quota, 3 MB with this one."""
 
 # --------------------------------------------- replies of the control tool
 
-MAX_LIST_ROWS = 1024
-"""Maximum number of rows that are read of one list of the control tool; more rows are counted."""
-
+MAX_LIST_ROWS = 1024  # Rows read of a list of the control tool; further rows are counted.
 MAX_QUOTED_OUTPUT = 200  # Maximum length of the control tool's output in a message.
 
 MIN_QUERY_AGE_SECONDS = 1.0
@@ -475,9 +423,7 @@ Rules and dashboards do not use the distribution of other durations."""
 
 RECENT_INCIDENT_SECONDS = 300.0  # Age up to which an incident is recent.
 MAX_START_SECONDS = 10.0  # Maximum normal start time of a server; most take less than a second.
-
-MAX_BACKOFF_SECONDS = 51.2
-"""Longest pause before the daemon replaces a server that had clients (driver 580)."""
+MAX_BACKOFF_SECONDS = 51.2  # Longest pause before a used server is replaced (driver 580).
 
 MAX_CONTEXT_CREATION_SECONDS = 30.0
 """Maximum normal time to create a context. Measured: ACTIVE within 2 ms (257 recorded contexts)."""
@@ -513,13 +459,9 @@ any percentage (measured)."""
 
 # ---------------------------------------------------------- logs and texts
 
-LARGE_LOG_BYTES = 1 << 30
-"""Size of a large log: a GiB is weeks of a busy host, and nothing rotates the logs."""
-
+LARGE_LOG_BYTES = 1 << 30  # Size of a large log: weeks of a busy host; nothing rotates the logs.
 MAX_COMMAND_PIDS = 20  # Maximum number of processes in one command.
-
-MAX_NAMED_PROGRAMS = 3
-"""Maximum number of programs that a remedy names; a remedy counts more programs instead."""
+MAX_NAMED_PROGRAMS = 3  # Programs that a remedy names; it counts more programs instead.
 
 # ============================================================================================= web
 
@@ -527,28 +469,17 @@ MAX_NAMED_PROGRAMS = 3
 
 MAX_CONNECTIONS = 512
 MAX_EVENT_STREAMS = 32
-
-TIMEOUT_OFFSET_SECONDS = 0.5
-"""Maximum difference between a scrape's timeout and the deadline of its collection."""
-
-REQUEST_TIMEOUT_SECONDS = 10.0
-"""Time to send a complete request, from the connection or from its first byte."""
-
+TIMEOUT_OFFSET_SECONDS = 0.5  # Maximum difference between a scrape's timeout and deadline.
+REQUEST_TIMEOUT_SECONDS = 10.0  # Time to send a request, from the connection or its first byte.
 SEND_TIMEOUT_SECONDS = 60.0  # Time to take a response.
-
-KEEPALIVE_TIMEOUT_SECONDS = 120.0
-"""Lifetime of an idle connection, above the usual scrape intervals."""
-
+KEEPALIVE_TIMEOUT_SECONDS = 120.0  # Lifetime of an idle connection, above usual intervals.
 DRAIN_TIMEOUT_SECONDS = 10.0  # Time for the responses in progress when the program stops.
 MAX_UNANSWERED_BYTES = 65_536  # Maximum size of an incomplete request, above aiohttp's limits.
 ADDRESS_FRACTION = 0.75  # Fraction of the connections or requests that one client address may have.
 SWEEP_INTERVAL_SECONDS = 1.0  # Interval between searches for slow clients.
 TLS_CLOSE_TIMEOUT_SECONDS = 2.0
 LINGERING_TIMEOUT_SECONDS = 2.0  # Time to read the rest of a request that is already answered.
-
-ACCEPT_RETRY_SECONDS = 1.0
-"""Delay before the next connection is accepted when descriptors or memory are short."""
-
+ACCEPT_RETRY_SECONDS = 1.0  # Delay before the next accept when descriptors or memory are short.
 LISTEN_BACKLOG = 1024
 
 # ----------------------------------------------------------------- scrapes
@@ -559,9 +490,7 @@ GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hard
 
 # ---------------------------------------------------- status page and JSON
 
-STATUS_REUSE_SECONDS = 1.0
-"""Maximum age of a status that is shown again, unless an incident occurred since."""
-
+STATUS_REUSE_SECONDS = 1.0  # Maximum age of a status that is shown again if no incident followed.
 AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
 STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
 INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
@@ -570,9 +499,7 @@ HISTORY_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU'
 MAX_HISTORY_SAMPLES = round(HISTORY_SECONDS / HISTORY_INTERVAL_SECONDS) + 1  # Samples of one GPU.
 LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)  # Periods of a daemon's lanes.
 SPARSE_SAMPLES = 20  # Number of samples in the period below which the page calls them sparse.
-
-GAP_SECONDS = 30.0
-"""Minimum interval between samples that breaks a line, unless the usual interval is longer."""
+GAP_SECONDS = 30.0  # Minimum gap that breaks a line, unless samples are usually rarer.
 
 # Entries that the page shows unfolded.
 SHOWN_INCIDENTS = 8
@@ -585,10 +512,7 @@ SHOWN_LANES = 6
 # ------------------------------------------------------------------ events
 
 REPLAYED_EVENTS = 256  # Number of past events that a reconnecting reader can get.
-
-MAX_QUEUED_EVENTS = 64
-"""Maximum number of events that wait for a slow reader; it loses the oldest, with a notice."""
-
+MAX_QUEUED_EVENTS = 64  # Events that wait for a slow reader; it loses the oldest, with a notice.
 KEEP_ALIVE_INTERVAL_SECONDS = 15.0  # Interval between comments on an idle event stream.
 RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the event stream.
 
