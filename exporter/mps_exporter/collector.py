@@ -484,7 +484,7 @@ class Collector:
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
             if time.monotonic() >= sample_at:
-                sample_at = time.monotonic() + policy.GPU_SAMPLE_INTERVAL_SECONDS
+                sample_at = time.monotonic() + policy.TICK_INTERVAL_SECONDS
                 with contextlib.suppress(SourceTimeoutError):  # a collection reports it
                     await self._host.tick_gpus()
             await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)

@@ -90,7 +90,7 @@ class Hindsight:
         self._kept: dict[tuple[str, bool], tuple[float, object]] = {}
         """Source -> time and outcome of the last observation that was kept."""
         self._recent: deque[_Line] = deque()
-        self._sizes = [0, 0]  # Size of these lines: the node's part, and what users chose.
+        self._size, self._users_size = 0, 0  # Size of these lines, and the part that users chose.
         self._old_logs = deque[_Line](), deque[_Line]()  # Older lines of logs, likewise.
         self._old = dict[str, _Line](), dict[str, _Line]()  # Source -> its last older line.
         self._gpus: NvmlObservation | None = None
@@ -170,7 +170,7 @@ class Hindsight:
             self._remove_old()
 
     def _add(self, observation: Observation, *, limited: bool) -> None:
-        room, users = max(0, int(USERS_RATIO * self._max_bytes) - self._sizes[1]), 0
+        room, users = max(0, int(USERS_RATIO * self._max_bytes) - self._users_size), 0
         if isinstance(observation, NvmlObservation):
             self._gpus = observation
         elif isinstance(observation, ProcfsObservation):
@@ -184,17 +184,16 @@ class Hindsight:
             if users <= room:
                 stream = stream_of(observation)
                 self._recent.append(_Line(observation.at, stream, limited, size, users, data))
-                self._count(size, users)
-
-    def _count(self, size: int, users: int) -> None:
-        self._sizes = [self._sizes[0] + size - users, self._sizes[1] + users]
+                self._size += size
+                self._users_size += users
 
     def _remove_old(self) -> None:
         """Keep of the time before the recent minutes what a replay needs to begin."""
         begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
-        while self._recent and (sum(self._sizes) > self._max_bytes or self._recent[0].at < begin):
+        while self._recent and (self._size > self._max_bytes or self._recent[0].at < begin):
             line = self._recent.popleft()
-            self._count(-line.size, -line.users)
+            self._size -= line.size
+            self._users_size -= line.users
             if line.stream in ("logs", "kernel"):
                 self._old_logs[line.limited].append(line)
             else:
@@ -274,9 +273,9 @@ def _mark(observation: Observation) -> object:
 
 
 def _without_long_texts(one: ProcfsObservation, room: int) -> tuple[ProcfsObservation, int]:
-    """Return it with no more long texts than there is room for, and their length.
+    """Return the observation with the long texts for which there is room, and their length.
 
-    Users choose the texts of their processes and daemons. The longest of all are left out first.
+    Users choose the texts of their processes and daemons. The longest texts are left out first.
     """
     users = [daemon for daemon in one.daemons if daemon.limited]
     texts = Counter[object]({"groups": sum(len(group.path) for group in one.cgroup_memory)})
@@ -286,20 +285,21 @@ def _without_long_texts(one: ProcfsObservation, room: int) -> tuple[ProcfsObserv
         texts[process.account] += sum(map(len, chain(words, *environment)))
     for daemon in users:
         texts[daemon.account] += len(daemon.log_directory)
-    long = {account: size for account, size in texts.most_common() if size > LONG_TEXTS}
-    cut = set[object]()
-    while long and sum(long.values()) > room:
-        cut.add(account := next(iter(long)))
-        del long[account]
+    cut, length = set[object](), 0
+    for account, size in reversed(texts.most_common()):
+        if size > LONG_TEXTS and length + size > room:
+            cut.add(account)
+        elif size > LONG_TEXTS:
+            length += size
+    if not cut:
+        return one, length
     processes = {
         pid: _without_texts(process) if process.account in cut else process
         for pid, process in one.processes.items()
     }
-    hers = [daemon for daemon in users if daemon.account in cut]
-    daemons = tuple(daemon for daemon in one.daemons if daemon not in hers)
+    daemons = tuple(each for each in one.daemons if not (each.limited and each.account in cut))
     groups = () if "groups" in cut else one.cgroup_memory
-    shorter = replace(one, daemons=daemons, processes=processes, cgroup_memory=groups)
-    return shorter if cut else one, sum(long.values())
+    return replace(one, daemons=daemons, processes=processes, cgroup_memory=groups), length
 
 
 def _without_texts(one: ProcessFacts) -> ProcessFacts:

@@ -5,23 +5,11 @@
 
 from dataclasses import dataclass
 
-# ============================================================================== collections, merge
+# ===================================================================================== collections
 
-# ---------------------------------------------------------------------- between collections
-
-GPU_SAMPLE_INTERVAL_SECONDS = 1.0
-"""Interval between samples of the GPUs' activity: an integral in these steps has 2 % error."""
-
-EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
-"""Timeout for reading processes after an exit. The next poll of the logs waits for it."""
-
-DAEMON_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches of /proc for a first daemon.
-DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of that search, and of a poll of the logs.
-
-# ---------------------------------------------------------------------- collections
+# ---------------------------------------------------------- one collection
 
 GPU_DEADLINE_RATIO = 0.7  # Part of the deadline for the GPUs; the rest is for their processes.
-
 USERS_QUERY_WAIT_SECONDS = 0.25  # Maximum time to wait only for daemons of ordinary users.
 
 PROBE_VALID_INTERVALS = 5.0
@@ -32,46 +20,39 @@ SERVER_REPLY_VALID_INTERVALS = 3.0
 """Multiple of --mps.min-query-interval for which a server's reply is shown if the logs cannot be
 read: a stopped server is not queried, and may have changed since."""
 
-MIN_SERVER_REPLY_VALID_SECONDS = 15.0  # Minimum time for which it is shown.
-
+MIN_SERVER_REPLY_VALID_SECONDS = 15.0  # Minimum time for which such a reply is shown.
 MAX_KEPT_EVIDENCE = 256  # Maximum number of faults, and of ranges, kept for a later daemon.
 
-# ---------------------------------------------------------------------- daemons
+# ----------------------------------------------------- between collections
+
+EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
+"""Timeout for reading processes after an exit. The next poll of the logs waits for it."""
+
+DAEMON_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches of /proc for a first daemon.
+DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of that search, and of a poll of the logs.
+
+# ------------------------------------ what is shown of daemons and clients
 
 SHOWN_AFTER_QUIT_SECONDS = 120.0  # Time for which an unconfigured daemon that quit is shown.
 SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0  # The same time for a daemon that died.
-
-MAX_ABSENT_DAEMONS = 32
-"""Maximum number of absent daemons of root and the exporter's user, and again of other users."""
-
+MAX_ABSENT_DAEMONS = 32  # Absent daemons of root and the exporter's user; again of all others.
 MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
-
 USERS_PER_LIMIT = 4  # Number of ordinary users who can exhaust one of these limits together.
-
-MAX_CLIENTS_PER_USER = 256
-"""Maximum number of clients with metrics, of the daemons of one ordinary user."""
-
+MAX_CLIENTS_PER_USER = 256  # Clients with metrics, of the daemons of one ordinary user.
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
 
 STRANDED_SECONDS = 1.0
 """Minimum time without a server after which a client is stranded. A client that exits leaves NVML's
 list within this time after it left its server."""
 
-# ---------------------------------------------------------------------- replays
-
-REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
-MAX_REPLAY_STEPS = 5000  # Maximum number of steps; of more than 40 minutes, the steps are longer.
-MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
-
-# ---------------------------------------------------------------------- rendering
+# --------------------------------------------------------------- rendering
 
 RENDER_THREADS = 2  # Number of threads that render metrics, so that the event loop continues.
 
 # ========================================================================================= sources
 
-# ---------------------------------------------------------------------- ordinary users
+# ---------------------------------------------------------- ordinary users
 # Root, the exporter's own user and configured daemons have none of these limits.
-
 MAX_PROCESSES_PER_USER = 24
 """Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool."""
 
@@ -88,14 +69,11 @@ name and exits at once: 8 ms are a run of the control tool."""
 MAX_NEW_PROCESSES_PER_SECOND = 16.0  # Refill rate of the new processes of all ordinary users.
 MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
 MAX_DAEMONS = 64  # Daemons shown of all ordinary users. Eight GPUs with MIG need 56 daemons.
-
-MAX_TOOL_RUNS = 8
-"""Concurrent runs of the control tool for trusted daemons, and again for all ordinary users."""
-
+MAX_TOOL_RUNS = 8  # Concurrent tool runs for trusted daemons, and again for ordinary users.
 MAX_TOOL_RUNS_PER_USER = 2  # Concurrent runs of the control tool for one ordinary user.
 MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, by number of processes.
 
-# ---------------------------------------------------------------------- discovery
+# --------------------------------------------------------------- discovery
 
 DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
 """The second is the default of newer daemons that run as root."""
@@ -109,16 +87,15 @@ most 108 bytes."""
 
 MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
 
-MAX_SOCKET_DIRECTORIES = 256
-"""Directories with a control socket that are checked for a daemon without readable environment."""
+MAX_SOCKETS = 1 << 18
+"""Unix sockets that are searched for a trusted daemon's control socket, if the environment cannot
+be read. 100,000 take 0.3 s."""
 
-MAX_SOCKETS, MAX_USERS_SOCKETS = 1 << 18, 1 << 15
-"""Unix sockets that are searched for these, for a daemon of root and of an ordinary user: 0.3 s for
-100,000."""
-
+MAX_USERS_SOCKETS = 1 << 15  # The same limit for an ordinary user's daemon.
+MAX_SOCKET_DIRECTORIES = 256  # Directories of control sockets among these that are checked.
 LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
 
-# ---------------------------------------------------------------------- processes
+# --------------------------------------------------------------- processes
 
 PROCESS_REFRESH_INTERVAL_SECONDS = 60.0
 """Interval between two reads of what rarely changes: control group, user, names of users."""
@@ -126,8 +103,7 @@ PROCESS_REFRESH_INTERVAL_SECONDS = 60.0
 PROCESS_TIMEOUT_SECONDS = 0.5
 """Timeout for reading the memory of processes: arguments and environment, 0.05 ms each."""
 
-USERS_PROCESS_TIMEOUT_SECONDS = 0.1
-"""Part of that timeout in which processes of ordinary users are waited for."""
+USERS_PROCESS_TIMEOUT_SECONDS = 0.1  # Part of that timeout for processes of ordinary users.
 
 CLOCK_STEP_SECONDS = 2.0
 """Smallest change of the boot time that is a step of the clock. /proc/stat contains whole seconds,
@@ -136,10 +112,7 @@ and adjustments of the clock move them a little."""
 MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
 MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts, with the first number.
 MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
-
-MAX_ARGUMENT_BYTES = 1 << 13
-"""Length of the arguments that are read: a daemon's flags are at the beginning."""
-
+MAX_ARGUMENT_BYTES = 1 << 13  # Length of arguments that is read: a daemon's flags come first.
 MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
 MAX_VARIABLE_ENTRIES = 4096  # Settings of MPS variables that are searched for these.
 MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
@@ -151,7 +124,7 @@ MAX_PIDFDS = 128
 """Processes that are watched by descriptor: an eighth of the usual limit of a program, 1024. A
 daemon, its server and its queued clients need one each."""
 
-# ---------------------------------------------------------------------- control groups
+# ---------------------------------------------------------- control groups
 
 MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
 MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
@@ -161,43 +134,13 @@ MAX_CONTAINER_LINKS = 20_000
 """Links in the kubelet's folder. A node has 110 pods by default; links of ended containers stay
 until their pods are removed."""
 
-# ---------------------------------------------------------------------- doctor
-
-DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for the files that only the doctor reads.
-
-DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15
-"""Timeout of the search for open device files: 4,000 files take about 10 ms."""
-
-MAX_DIRECTORY_ENTRIES = 256
-"""Entries read of a directory: open files of a process, systemd units, pipe directories."""
-
-# ---------------------------------------------------------------------- blocking calls
-
-MAX_IDLE_THREADS = 8  # Threads that are kept for later calls; a start costs 0.1 ms.
-
-MAX_HUNG_CALLS = 64
-"""Maximum number of calls in progress from earlier rounds, after which no call is started."""
-
-MAX_HUNG_CALLS_PER_USER = 4  # The same limit for calls that read files of one ordinary user.
-
-MAX_USERS_CALLS = 24
-"""Maximum number of ordinary users' calls in progress that one round starts, each on a thread. Of
-400 calls that return at once, 13 are in progress. The systemd unit allows 128 tasks."""
-
-# ---------------------------------------------------------------------- logs
+# -------------------------------------------------------------------- logs
 
 LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between polls of the logs.
 LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
-
-USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1
-"""Part of that timeout in which a poll waits for logs of ordinary users."""
-
-LOG_UNREADABLE_AFTER_SECONDS = 5.0
-"""Duration of a hanging read after which a log is reported as unreadable."""
-
-SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0
-"""Interval between searches of a v3 daemon's log directory for logs of new servers."""
-
+USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1  # Part of that timeout for logs of ordinary users.
+LOG_UNREADABLE_AFTER_SECONDS = 5.0  # Duration of a read after which its log is unreadable.
+SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches for new server logs (v3).
 MAX_LOG_BACKLOG_BYTES = 16 << 20  # Maximum part of a log that its first read covers, from the end.
 
 MAX_LOG_BEHIND_BYTES = 64 << 20
@@ -214,7 +157,7 @@ MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
 MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
 MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs.
 
-# ---------------------------------------------------------------------- the control tool
+# -------------------------------------------------------- the control tool
 
 MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second follows a refusal.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
@@ -235,23 +178,44 @@ USERS_CONTROL_BACKOFF_SECONDS = 5.0
 following delay is twice as long. A run of the tool costs the exporter 8 ms."""
 
 MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum of that delay.
-
-MAX_CONTROL_OUTPUT_BYTES = 1 << 20
-"""Maximum length of each output. The kernel ends a tool that writes more."""
-
+MAX_CONTROL_OUTPUT_BYTES = 1 << 20  # Size of each output. The kernel ends a tool that writes more.
 MAX_KEPT_OUTPUT_CHARACTERS = 4096  # Length that is kept of such an output.
 CONTROL_REAP_SECONDS = 1.0  # Maximum time to wait for the exit of a killed tool.
 MAX_CONTROL_CPU_SECONDS = 10  # Maximum CPU time of a run.
 MAX_CONTROL_OPEN_FILES = 64  # Maximum number of open files of a run.
 
-# ---------------------------------------------------------------------- recordings
+# ---------------------------------------------------------- the kernel log
+
+MAX_KERNEL_HISTORY_SECONDS = 600.0  # Maximum age of a line at the exporter's start.
+MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 ms.
+MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
+MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
+MAX_MAPS_WAITING_PER_USER = 512  # An ordinary user's processes whose maps wait to be read.
+MAX_USER_MAPS_BYTES = 16 << 20  # Size of all maps in one read of one ordinary user's processes.
+USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
+
+# ---------------------------------------------------------- blocking calls
+
+MAX_IDLE_THREADS = 8  # Threads that are kept for later calls; a start costs 0.1 ms.
+MAX_HUNG_CALLS = 64  # Calls in progress from earlier rounds; then no call is started.
+MAX_HUNG_CALLS_PER_USER = 4  # The same limit for calls that read files of one ordinary user.
+
+MAX_USERS_CALLS = 24
+"""Maximum number of ordinary users' calls in progress that one round starts, each on a thread. Of
+400 calls that return at once, 13 are in progress. The systemd unit allows 128 tasks."""
+
+# --------------------------------------------------- timeouts of this host
+
+MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
+EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits without a pidfd.
+GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
+CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
+
+# -------------------------------------------------- recordings and replays
 
 RECORDED_POLL_INTERVAL_SECONDS = 1.0  # Maximum poll interval of the logs during a recording.
 MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time of a source's first observation.
-
-MAX_RECORDING_BYTES = 128 << 20
-"""Maximum size of an unpacked recording. In memory it takes up to five times that."""
-
+MAX_RECORDING_BYTES = 128 << 20  # Size of an unpacked recording. In memory: up to 5 times that.
 MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
 MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
 MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
@@ -260,87 +224,77 @@ MAX_RECORDING_EARLY_SECONDS = 86400.0
 """Maximum time of an observation before the recording's start: an exit is recorded with its own
 time."""
 
-# ---------------------------------------------------------------------- the kernel log
+REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
+MAX_REPLAY_STEPS = 5000  # Maximum number of steps; of more than 40 minutes, the steps are longer.
+MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
 
-MAX_KERNEL_HISTORY_SECONDS = 600.0
-"""Maximum age of a line that was in the kernel log before the exporter started."""
+# ------------------------------------------------------------------ doctor
 
-MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 ms.
-MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
-MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
+DOCTOR_TIMEOUT_SECONDS = 2.0  # Timeout for the files that only the doctor reads.
+DRIVER_HOLDERS_TIMEOUT_SECONDS = 0.15  # Timeout of the search for open device files (4,000: 10 ms).
+MAX_DIRECTORY_ENTRIES = 256  # Entries read: a process's files, systemd units, pipe directories.
 
-MAX_MAPS_WAITING_PER_USER = 512
-"""Maximum number of an ordinary user's processes whose maps wait to be read."""
+# ============================================================================================ NVML
 
-MAX_USER_MAPS_BYTES = 16 << 20
-"""Maximum size of all maps that one read takes from one ordinary user's processes."""
-
-USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
-
-# ---------------------------------------------------------------------- this host
-
-MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
-EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits without a pidfd.
-GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
-CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
-
-# =================================================================================== sources: NVML
-
-# Intervals of readings: each depends on the cost of the call and on the rate of change
+# ------------------------------------------------- intervals of readings
+# They depend on the cost of the call and on the rate of change.
 
 EACH = 0.0  # Interval of values that cost microseconds: read at each collection.
-SLOW = 5.0
-"""Interval in seconds of values that may change at any time, but cost 0.3 ms or more. These and
-slower values are renewed between collections, so that no collection waits for them."""
-MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
-HOUR = 3600.0  # Interval in seconds of values that only a repair or a new board changes.
 
-# Work between collections
+SLOW = 5.0
+"""Interval of values that may change at any time, but cost 0.3 ms or more. These and
+slower values are renewed between collections, so that no collection waits for them."""
+
+MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
+HOUR = 3600.0  # Interval of values that only a repair or a new board changes.
+
+# ------------------------------------------------ work between collections
 
 TICK_INTERVAL_SECONDS = 1.0
-"""Interval of `NvmlSession.tick`.
+"""Interval of `NvmlSession.tick`. An integral of a GPU's activity in these steps has 2 % error. GPM
+counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
+counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB."""
 
-GPM counts cycles: over 7 s with a changing clock rate the busier part weighs 6 % too much. PCIe
-counters wrap every 70 ms; GPM's rate corrects an error below 2 GiB.
-"""
 MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
+
 MIN_SAMPLE_INTERVAL_SECONDS = 0.1
 """Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
 NVIDIA's documentation of DCGM."""
+
 BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
 """Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
-INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0
-"""Interval at which ticks sample a MIG instance: a host may have dozens."""
 
-# Recovery
+INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0  # Sample interval of MIG instances: there may be dozens.
 
-REFUSED_RETRY_INTERVAL_SECONDS = 600.0
-"""Interval at which a refused query is repeated if the refusal may be lifted."""
+# ---------------------------------------------------------------- recovery
+
+REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
+
 MIN_LOST_RETRY_SECONDS = 60.0
 """Delay after the loss of a GPU until NVML is initialized again; doubled after each attempt."""
+
 MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
-# Xid events and control groups
+# ------------------------------------------- Xid events and control groups
 
-EVENT_TIMEOUT_MILLISECONDS = 500
-"""Timeout of one wait for Xid events; the thread can be stopped between two waits."""
-EVENT_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
-EVENT_STOP_TIMEOUT_SECONDS = 3.0  # Timeout of the Xid thread before NVML is shut down.
-MAX_NVML_CGROUPS = 128  # Control groups whose memory is read: one call for each group and GPU.
+XID_TIMEOUT_MILLISECONDS = 500  # Timeout of one wait for Xid events. The thread stops between two.
+XID_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
+XID_STOP_TIMEOUT_SECONDS = 3.0  # Timeout of the Xid thread before NVML is shut down.
+MAX_CGROUPS_PER_GPU = 128  # Control groups whose memory is read: one call for each group and GPU.
 
-# =========================================================================== mps: logs and replies
+# =========================================================================== MPS: logs and replies
 
-# Reading the logs
+# -------------------------------------------------------- reading the logs
 
 MAX_LINE_BYTES = 65_536
 """Longest line, also of a recording's filter. A longer line is skipped, and counted as unknown."""
 
 MAX_MESSAGE = 512  # Longest message, in characters, that is compared with the known wordings.
-MAX_QUOTED = 120  # Longest text that is kept of a message, in characters.
+MAX_QUOTED_MESSAGE = 120  # Longest text that is kept of a message, in characters.
 
 WRITE_RACE_SECONDS = 0.1
 """Time between a line's timestamp and the write. A log read to its end at t is complete to t less
@@ -356,7 +310,7 @@ CLOCK_TOLERANCE_SECONDS = 2.0
 """Maximum time by which a timestamp may be later than the time at which the line was read, and a
 start time in /proc, which is counted in ticks since boot, later than a line of the process."""
 
-# The daemon, its servers and clients
+# ------------------------------------- the daemon, its servers and clients
 
 ADMISSION_TIMEOUT_SECONDS = 10.0
 """Time after which a client that was sent to a ready server will not connect, and a caller without
@@ -376,10 +330,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 5.0
 
 SIMULTANEOUS_SECONDS = 0.01  # Maximum difference of one event's timestamps in the two logs.
 REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
-
-MAX_RECENT = 256
-"""Entries of each list or table of recent events, such as refusals by PID. The oldest go first."""
-
+MAX_RECENT = 256  # Entries of each list of recent events, such as refusals. The oldest go first.
 MAX_CONTEXTS = 256  # Contexts of one client; contexts of one server without a known GPU.
 MAX_GPUS = 64  # GPUs of one daemon, server or fault.
 TIMELINE_SECONDS = 600  # Time that the timeline covers.
@@ -393,7 +344,7 @@ cannot start fails twenty times a second."""
 
 REPEATED_AMONG = 8  # Recent incidents that a repeated incident is compared with.
 
-# Faults
+# ------------------------------------------------------------------ faults
 
 SAME_FAULT_SECONDS = 0.5
 """Maximum time between the lines of server.log about one fault, and between server.log and the
@@ -406,8 +357,7 @@ FAULT_DECISION_SECONDS = 1.5
 """Maximum time from a fault to its line in the kernel log and to the end of the client that left
 the work. Measured: 0.5 s, and 1.4 s where 48 clients left together."""
 
-LATE_FAULT_SECONDS = 2.0
-"""Maximum time from a client's end to a fault by its work while other clients use the GPU."""
+LATE_FAULT_SECONDS = 2.0  # Maximum time from a client's end to its fault if others run.
 
 END_TO_FAULT_SECONDS = (0.1, 0.3)
 """Range of the time from the end of a context to a fault by the work that the client left.
@@ -444,23 +394,21 @@ OF_ORDINARY_USER = Quota(servers=2, clients=256, queued=256, users=8, gpus=64)
 server at a time, and its log can be forged: 22 MB of forged lines cost 141 MB of memory with the
 full quota, 3 MB with this one."""
 
-# Replies of the control tool
+# --------------------------------------------- replies of the control tool
 
-MAX_LIST_ROWS = 1024
-"""Maximum number of rows that are read of one list of the control tool; more rows are counted."""
-
-MAX_QUOTED_CHARACTERS = 200  # Maximum length of the control tool's output in a message.
+MAX_LIST_ROWS = 1024  # Rows read of a list of the control tool; further rows are counted.
+MAX_QUOTED_OUTPUT = 200  # Maximum length of the control tool's output in a message.
 
 MIN_QUERY_AGE_SECONDS = 1.0
 """Minimum age of a server that is queried: the log lines of its start may not have been read."""
 
-RETRY_INTERVAL_SECONDS = 60.0  # Interval after a reply that explained nothing; doubles.
+QUERY_RETRY_INTERVAL_SECONDS = 60.0  # Interval after a reply that explained nothing; doubles.
 LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the log.
 
 CONTRADICTION_CONFIRM_SECONDS = 10.0
 """Minimum time between two replies that contradict the log and so prove that it lost a line."""
 
-# Histograms
+# -------------------------------------------------------------- histograms
 
 WAIT_BOUNDS_SECONDS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
@@ -471,96 +419,87 @@ Rules and dashboards do not use the distribution of other durations."""
 
 # ======================================================================================== findings
 
-# Daemons and servers
+# ----------------------------------------------------- daemons and servers
+
 RECENT_INCIDENT_SECONDS = 300.0  # Age up to which an incident is recent.
 MAX_START_SECONDS = 10.0  # Maximum normal start time of a server; most take less than a second.
-MAX_BACKOFF_SECONDS = 51.2
-"""Longest pause before the daemon replaces a server that had clients (driver 580)."""
+MAX_BACKOFF_SECONDS = 51.2  # Longest pause before a used server is replaced (driver 580).
+
 MAX_CONTEXT_CREATION_SECONDS = 30.0
 """Maximum normal time to create a context. Measured: ACTIVE within 2 ms (257 recorded contexts)."""
+
 GHOST_GRACE_SECONDS = 5
 """Time within which a daemon continues after the end of its ghost. Measured (driver 580): with one
 GPU it continued immediately (8 of 8). With two GPUs it and the program connected to the ghost
 waited for each other until that program exited (7 of 7)."""
+
 FILES_PER_CLIENT = 10
 """Free file descriptors that a server needs for a new client. Measured: 522 open files with 48
 clients on one GPU (H200, driver 580); a limit of 72 admitted two clients and refused the third."""
 
-# GPUs and limits
+# --------------------------------------------------------- GPUs and limits
+
 MAX_IDLE_SM_ACTIVITY = 0.3
 MIN_BUSY_UTILIZATION = 0.9
 MAX_COMMITTED_RATIO = 0.75  # Sum of the limits above which little of the GPU can be idle.
+
 MIN_USED_RATIO = 0.9
 """SM activity, as a part of what the limits allow, from which the limits hold the clients back."""
+
 RATIO_TOLERANCE = 0.005  # Difference up to which two SM limits are equal: a third is written as 33.
 NEAR_LIMIT_RATIO = 0.95  # Used part of a memory limit from which the next allocation can fail.
+
 CONTEXT_BYTES = 290 << 20
 """Memory limit with which no context can be created. Measured on an H200: cuDevicePrimaryCtxRetain
 failed with error 2; with 1 GiB a client without memory of its own had 753 MiB left."""
+
 MIN_SMS = 2
 """Smallest usable SM limit before Hopper: SMs come in pairs. On Hopper the minimum is 8 SMs for
 any percentage (measured)."""
 
-# Logs and texts
-LARGE_LOG_BYTES = 1 << 30
-"""Size of a large log: a GiB is weeks of a busy host, and nothing rotates the logs."""
+# ---------------------------------------------------------- logs and texts
+
+LARGE_LOG_BYTES = 1 << 30  # Size of a large log: weeks of a busy host; nothing rotates the logs.
 MAX_COMMAND_PIDS = 20  # Maximum number of processes in one command.
-MAX_NAMED_PROGRAMS = 3
-"""Maximum number of programs that a remedy names; a remedy counts more programs instead."""
+MAX_NAMED_PROGRAMS = 3  # Programs that a remedy names; it counts more programs instead.
 
 # ============================================================================================= web
 
-# ------------------------------------------------------------------------------ connections
+# ------------------------------------------------------------- connections
 
 MAX_CONNECTIONS = 512
 MAX_EVENT_STREAMS = 32
-TIMEOUT_OFFSET_SECONDS = 0.5
-"""Maximum difference between a scrape's timeout and the deadline of its collection."""
-
-REQUEST_TIMEOUT_SECONDS = 10.0
-"""Time to send a complete request, from the connection or from its first byte."""
-
+TIMEOUT_OFFSET_SECONDS = 0.5  # Maximum difference between a scrape's timeout and deadline.
+REQUEST_TIMEOUT_SECONDS = 10.0  # Time to send a request, from the connection or its first byte.
 SEND_TIMEOUT_SECONDS = 60.0  # Time to take a response.
-KEEPALIVE_TIMEOUT_SECONDS = 120.0
-"""Lifetime of an idle connection, above the usual scrape intervals."""
-
-SHUTDOWN_WEB_TIMEOUT_SECONDS = 10.0  # Time for the responses in progress when the program stops.
-
+KEEPALIVE_TIMEOUT_SECONDS = 120.0  # Lifetime of an idle connection, above usual intervals.
+DRAIN_TIMEOUT_SECONDS = 10.0  # Time for the responses in progress when the program stops.
 MAX_UNANSWERED_BYTES = 65_536  # Maximum size of an incomplete request, above aiohttp's limits.
 ADDRESS_FRACTION = 0.75  # Fraction of the connections or requests that one client address may have.
 SWEEP_INTERVAL_SECONDS = 1.0  # Interval between searches for slow clients.
-
 TLS_CLOSE_TIMEOUT_SECONDS = 2.0
-
 LINGERING_TIMEOUT_SECONDS = 2.0  # Time to read the rest of a request that is already answered.
-
-ACCEPT_RETRY_SECONDS = 1.0
-"""Delay before the next connection is accepted when descriptors or memory are short."""
-
+ACCEPT_RETRY_SECONDS = 1.0  # Delay before the next accept when descriptors or memory are short.
 LISTEN_BACKLOG = 1024
 
-# ---------------------------------------------------------------------------------- scrapes
+# ----------------------------------------------------------------- scrapes
 
 MAX_SCRAPE_TIMEOUT_SECONDS = 300.0  # Maximum scrape timeout that is taken from the request.
 MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of its timeout.
 GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
 
-# --------------------------------------------------------------------- status page and JSON
+# ---------------------------------------------------- status page and JSON
 
-STATUS_REUSE_SECONDS = 1.0
-"""Maximum age of a status that is shown again, unless an incident occurred since."""
-
+STATUS_REUSE_SECONDS = 1.0  # Maximum age of a status that is shown again if no incident followed.
 AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
 STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
 INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
 HISTORY_SECONDS = 600.0  # Period of the drawings on the page.
-SAMPLE_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU's activity.
-MAX_SAMPLES = round(HISTORY_SECONDS / SAMPLE_INTERVAL_SECONDS) + 1  # Samples of one GPU.
+HISTORY_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU's activity.
+MAX_HISTORY_SAMPLES = round(HISTORY_SECONDS / HISTORY_INTERVAL_SECONDS) + 1  # Samples of one GPU.
 LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)  # Periods of a daemon's lanes.
 SPARSE_SAMPLES = 20  # Number of samples in the period below which the page calls them sparse.
-
-GAP_SECONDS = 30.0
-"""Minimum interval between samples that breaks a line, unless the usual interval is longer."""
+GAP_SECONDS = 30.0  # Minimum gap that breaks a line, unless samples are usually rarer.
 
 # Entries that the page shows unfolded.
 SHOWN_INCIDENTS = 8
@@ -570,17 +509,14 @@ SHOWN_WAITS = 4
 SHOWN_LINES = 16
 SHOWN_LANES = 6
 
-# ----------------------------------------------------------------------------------- events
+# ------------------------------------------------------------------ events
 
 REPLAYED_EVENTS = 256  # Number of past events that a reconnecting reader can get.
-
-MAX_QUEUED_EVENTS = 64
-"""Maximum number of events that wait for a slow reader; it loses the oldest, with a notice."""
-
+MAX_QUEUED_EVENTS = 64  # Events that wait for a slow reader; it loses the oldest, with a notice.
 KEEP_ALIVE_INTERVAL_SECONDS = 15.0  # Interval between comments on an idle event stream.
 RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the event stream.
 
-# ------------------------------------------------------------------- web configuration file
+# -------------------------------------------------- web configuration file
 
 CONFIG_CHECK_INTERVAL_SECONDS = 1.0  # Interval between checks of the files for changes.
 MAX_CERTIFICATE_BYTES = 4 << 20  # Maximum size of a file with certificates or a key.

@@ -73,7 +73,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
     "uid": (r"-?\d{1,10}", _uid),
     "hex": (r"[0-9a-f]{1,16}", lambda text: int(text, 16)),
     "percent": (r"\d{1,3}(?:\.\d{1,9})?", lambda text: float(text) / 100.0),
-    "text": (r".*", lambda text: text.removesuffix(".")[: policy.MAX_QUOTED]),
+    "text": (r".*", lambda text: text.removesuffix(".")[: policy.MAX_QUOTED_MESSAGE]),
     "version": (r"[\w.-]{1,32}", str),
     "uuid": (r"[0-9A-Za-z/-]{1,96}", _gpu_uuid),
 }
@@ -118,7 +118,7 @@ class Shapes:
                     ]
                 except ValueError:
                     return None  # a number that is out of range
-                shown = message.removesuffix(".")[: policy.MAX_QUOTED]
+                shown = message.removesuffix(".")[: policy.MAX_QUOTED_MESSAGE]
                 constants = [shown if value == MESSAGE else value for value in shape.constants]
                 return Event(shape.name, (*values, *constants))
         return None

@@ -101,7 +101,7 @@ def parse_line(line: str | bytes) -> Line:
 
 def _control_event(message: str) -> Event:
     if message.startswith("Cmd:"):
-        return Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED],))
+        return Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED_MESSAGE],))
     return _event(CONTROL_LINES, message)
 
 
@@ -113,7 +113,7 @@ def _event(shapes: Shapes, message: str) -> Event:
     if message.isdigit() and message.isascii() and len(message) <= 10:
         return Event(NUMBER, (int(message),))
     event = shapes.event(message) if len(message) <= policy.MAX_MESSAGE else None
-    return event or Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED],))
+    return event or Event(UNRECOGNIZED, (message[: policy.MAX_QUOTED_MESSAGE],))
 
 
 # ------------------------------------------------------------------ both logs, in order

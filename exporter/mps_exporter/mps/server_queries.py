@@ -185,7 +185,7 @@ def _is_retry_due(
     unexplained = _unexplained(answers, responsive, logged)
     interval = policy.MIN_QUERY_AGE_SECONDS
     if unexplained == answers.unexplained and answers.repeats:
-        interval = policy.RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
+        interval = policy.QUERY_RETRY_INTERVAL_SECONDS * 2.0 ** min(answers.repeats - 1, 10)
     return bool(unexplained) and age >= interval
 
 

@@ -50,9 +50,7 @@ class TrackedServer:
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
     missing_since: float | None = None  # Time since which its process is missing.
-    unlisted_since: float | None = (
-        None  # Time since which the control tool does not list the server.
-    )
+    unlisted_since: float | None = None  # Time since which the control tool omits the server.
     contradiction: tuple[float, frozenset[int]] = (0.0, frozenset())
     """The control tool's last contradiction of the log: time, and the clients."""
     reported_state: str | None = None  # State by the control tool, while server.log cannot be read.

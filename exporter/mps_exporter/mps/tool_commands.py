@@ -34,7 +34,7 @@ from mps_exporter.mps.protocol_v3 import (
     has_header,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from mps_exporter.policy import MAX_QUOTED_CHARACTERS
+from mps_exporter.policy import MAX_QUOTED_OUTPUT
 
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)
@@ -166,7 +166,7 @@ _ERROR_PATTERNS: tuple[tuple[Literal["absent", "refused"], tuple[str, ...]], ...
 )
 
 
-def shorten(text: str, limit: int = MAX_QUOTED_CHARACTERS) -> str:
+def shorten(text: str, limit: int = MAX_QUOTED_OUTPUT) -> str:
     """Return the text as one line of at most `limit` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

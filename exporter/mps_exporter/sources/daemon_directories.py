@@ -264,10 +264,10 @@ class DaemonDirectories:
         before: DirectoryLookup | None,
     ) -> PipeDirectory | Literal["none", "unplaced"]:
         environment = program.process.mps_environment
-        candidates, places = list[PipeDirectory](), list[PipeDirectory]()
+        places, exists = list[PipeDirectory](), False
         trusted = program.account is None
         for place in self._pipe_directories(program, configured, uid, before):
-            candidates.append(place)
+            exists = exists or place.exists
             if place.belongs_to(uid, trusted=trusted, strictly=False):
                 places.append(place)
                 if place.holder == program.pid:
@@ -281,7 +281,7 @@ class DaemonDirectories:
         # holder of 0 is a process without visible PID). Nor is it in a directory that does not
         # exist if one of the two defaults does: an ending daemon has released its lock, and its
         # user can no longer be read.
-        anywhere = environment is not None and not any(place.exists for place in candidates)
+        anywhere = environment is not None and not exists
         for place in places:
             if (not place.lock_tested or place.holder == 0) and (anywhere or place.exists):
                 return place

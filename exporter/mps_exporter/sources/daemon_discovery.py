@@ -63,9 +63,7 @@ class DaemonDiscovery:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.budget = UserBudget(
-            clock
-        )  # Limits of the work for ordinary users, also outside discovery.
+        self.budget = UserBudget(clock)  # Limits for ordinary users, also outside discovery.
         self._processes = Processes(root, passwd, clock)
         self._directories = DaemonDirectories(self._processes)
         self._container_logs = container_logs

@@ -21,4 +21,4 @@ class WebOptions:
     request_timeout: float = policy.REQUEST_TIMEOUT_SECONDS
     send_timeout: float = policy.SEND_TIMEOUT_SECONDS
     keepalive_timeout: float = policy.KEEPALIVE_TIMEOUT_SECONDS
-    shutdown_timeout: float = policy.SHUTDOWN_WEB_TIMEOUT_SECONDS
+    shutdown_timeout: float = policy.DRAIN_TIMEOUT_SECONDS

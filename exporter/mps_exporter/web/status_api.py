@@ -73,8 +73,8 @@ class History:
             one.key: self._first_seen.get(one.key, now) for one in findings.findings(snapshot)
         }
         for gpu in snapshot.gpus:
-            samples = self._samples.setdefault(gpu.uuid, deque(maxlen=policy.MAX_SAMPLES))
-            if not samples or now - samples[-1].at >= policy.SAMPLE_INTERVAL_SECONDS:
+            samples = self._samples.setdefault(gpu.uuid, deque(maxlen=policy.MAX_HISTORY_SAMPLES))
+            if not samples or now - samples[-1].at >= policy.HISTORY_INTERVAL_SECONDS:
                 busy, active = gpu.reading("gpu_utilization"), gpu.reading("sm_activity")
                 samples.append(Sample(now, busy, active))
         self._samples = {

@@ -26,7 +26,7 @@ from mps_exporter.mps.log_parser import (
     parse_line,
 )
 from mps_exporter.mps.state import DaemonState
-from mps_exporter.policy import MAX_QUOTED
+from mps_exporter.policy import MAX_QUOTED_MESSAGE
 
 STAMP = "2026-11-21 08:55:42.578"
 STAMP_MS = 1_795_251_342_578
@@ -233,9 +233,9 @@ def test_similar_messages_are_not_recognized(message: str) -> None:
 
 def test_only_the_beginning_of_a_long_line_is_kept() -> None:
     event = control("x" * 1_000_000)
-    assert event == Event("unrecognized", ("x" * MAX_QUOTED,))
-    assert control("Cmd:" + "y" * 1_000_000) == Event("ui_command", ("y" * MAX_QUOTED,))
-    assert control("1" * 1_000) == Event("unrecognized", ("1" * MAX_QUOTED,))
+    assert event == Event("unrecognized", ("x" * MAX_QUOTED_MESSAGE,))
+    assert control("Cmd:" + "y" * 1_000_000) == Event("ui_command", ("y" * MAX_QUOTED_MESSAGE,))
+    assert control("1" * 1_000) == Event("unrecognized", ("1" * MAX_QUOTED_MESSAGE,))
 
 
 def test_invalid_bytes_are_shown_as_such() -> None:

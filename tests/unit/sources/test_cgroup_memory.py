@@ -8,7 +8,7 @@ import pytest
 
 from mps_exporter import policy
 from mps_exporter.observations import CgroupMemory
-from mps_exporter.policy import MAX_NVML_CGROUPS
+from mps_exporter.policy import MAX_CGROUPS_PER_GPU
 from mps_exporter.settings import Settings
 from mps_exporter.sources import live_host
 from mps_exporter.sources.live_host import LiveHost
@@ -53,8 +53,8 @@ def test_no_more_groups_are_asked_for_than_a_bound() -> None:
     made = library()
     with opened(made) as nvml:
         nvml.observe()
-        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_NVML_CGROUPS)])
-    assert made.calls[MEMORY_LIMITS] == MAX_NVML_CGROUPS
+        nvml.memory_limits(ROOT, [f"/{number}" for number in range(2 * MAX_CGROUPS_PER_GPU)])
+    assert made.calls[MEMORY_LIMITS] == MAX_CGROUPS_PER_GPU
 
 
 Made = tuple[LiveHost, FakeNvml]

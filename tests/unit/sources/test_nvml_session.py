@@ -298,7 +298,7 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
 
 
 def test_a_failed_wait_for_events_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mps_exporter.policy.EVENT_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("mps_exporter.policy.XID_RETRY_SECONDS", 0.001)
     library = FakeNvml(device := gpu())
     with opened(library) as nvml:
         nvml.observe()

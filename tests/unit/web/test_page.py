@@ -141,7 +141,7 @@ def test_a_missing_reading_is_a_gap() -> None:
 def test_the_history_is_bounded() -> None:
     history = history_of(*((second / 2, 0.5) for second in range(2 * 900)))
     kept = history.samples(UUID, NOW + 900)
-    assert len(kept) <= policy.MAX_SAMPLES
+    assert len(kept) <= policy.MAX_HISTORY_SAMPLES
     assert kept[0].at >= NOW + 900 - policy.HISTORY_SECONDS
     for number in range(5):
         second = 1000 + number * (policy.HISTORY_SECONDS + 1)

@@ -78,7 +78,7 @@ class NvmlOptions:
 
     serials: bool = False  # Whether to read the boards' serial numbers.
     xid_events: bool = True  # Whether to wait for Xid events.
-    stop_timeout_seconds: float = policy.EVENT_STOP_TIMEOUT_SECONDS
+    stop_timeout_seconds: float = policy.XID_STOP_TIMEOUT_SECONDS
     """Timeout for the Xid thread to return from NVML before NVML is shut down."""
     driver_directory: str = "/proc/driver/nvidia/gpus"
     """Lists the GPUs bound to the driver; it changes when a GPU is added or removed."""
@@ -157,7 +157,7 @@ class NvmlSession:
         found: list[CgroupMemory] = []
         readers = self._gpus if self._open and not self._closing else []
         for device in [reader.device for reader in readers if not reader.is_divided]:
-            for path in paths[: policy.MAX_NVML_CGROUPS]:
+            for path in paths[: policy.MAX_CGROUPS_PER_GPU]:
                 with suppress(NvmlError):  # the group was removed, or is not accounted
                     found.append(self._api.cgroup_memory(device, root, path))
         return tuple(one for one in found if one.used_bytes or one.limited)
@@ -378,12 +378,12 @@ class XidWatcher:
     def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
         while watched and not stop.is_set():
             try:
-                event = self._api.wait_event(events, policy.EVENT_TIMEOUT_MILLISECONDS)
+                event = self._api.wait_event(events, policy.XID_TIMEOUT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
                     self._watched = frozenset()
                     break
-                stop.wait(policy.EVENT_RETRY_SECONDS)
+                stop.wait(policy.XID_RETRY_SECONDS)
                 continue
             if event is None or not event.type & XID_CRITICAL_ERROR:
                 continue
