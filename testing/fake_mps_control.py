@@ -93,10 +93,6 @@ def percentage(_state: dict[str, Any], server: dict[str, Any], _rest: list[str])
     return [f"{float(server.get('percentage', 100.0)):.1f}"]
 
 
-def server_limit(_state: dict[str, Any], server: dict[str, Any], rest: list[str]) -> list[str]:
-    return limit(server.get("limits"), rest[0])
-
-
 def client_list(_state: dict[str, Any], server: dict[str, Any], _rest: list[str]) -> list[str]:
     return [str(client["pid"]) for client in server.get("clients", ())]
 
@@ -162,7 +158,7 @@ ABOUT_A_SERVER = {
     "terminate_client": terminate_client,
     "get_server_status": status,
     "get_active_thread_percentage": percentage,
-    "get_device_pinned_mem_limit": server_limit,
+    "get_device_pinned_mem_limit": lambda _, server, rest: limit(server.get("limits"), rest[0]),
     "get_client_list": client_list,
     "get_device_client_list": device_client_list,
     "device_query": device_query,

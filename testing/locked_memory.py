@@ -54,11 +54,6 @@ def _serve(device: int, reads: int) -> None:
         os.write(device, struct.pack("=IiQ", 16 + len(answer), error, unique) + answer)
 
 
-def _wait_for_state(pid: int, state: str) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
-        time.sleep(0.01)
-
-
 def _lock(file: str, uid: int, name: bytes, reads: int) -> None:
     """Be a process of this user and name, whose memory is locked."""
     os.setgroups([])
@@ -89,7 +84,8 @@ def main() -> None:
     if (locked := os.fork()) == 0:
         os.close(device)  # with its last descriptor, the file system and the locks end
         _lock(f"{directory}/file", uid, name.encode(), begun)
-    _wait_for_state(locked, "D")
+    while Path(f"/proc/{locked}/stat").read_text().rpartition(")")[2].split()[0] != "D":
+        time.sleep(0.01)
     print(locked, flush=True)
     time.sleep(3600)
 

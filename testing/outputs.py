@@ -98,11 +98,6 @@ def sentences(text: str) -> list[str]:
     return [one.strip() for one in _SENTENCE.split(text) if one.strip()]
 
 
-def ends_something(sentence: str) -> bool:
-    """Return whether the sentence instructs the reader to end a process."""
-    return _ENDING.search(_HARMLESS.sub("", sentence)) is not None
-
-
 def ended_pids(text: str) -> Iterator[tuple[int, str]]:
     """Each number in a sentence that ends something, or in the one that "them" refers to."""
     before: set[int] = set()
@@ -111,7 +106,7 @@ def ended_pids(text: str) -> Iterator[tuple[int, str]]:
         if _OF_ITS_OWN.search(bare):
             before = set()
         named = _numbers(bare)
-        if ends_something(bare):
+        if _ENDING.search(_HARMLESS.sub("", bare)):  # it instructs to end a process
             refers = not named and _BACKWARD.search(sentence)
             for pid in before if refers else named:
                 yield pid, sentence

@@ -97,7 +97,7 @@ async def wrong_alerts(seed: int, minutes: float, folder: Path) -> list[str]:
         at = number * INTERVAL
         await played.until(START_MS + round(at * 1000), settle=False)
         snapshot, _ = await played.collect()
-        pages.append(page_of(text_of(snapshot, wall=_seconds_from_start)))
+        pages.append(page_of(text_of(snapshot, wall=lambda at: at - START_MS / 1000)))
         expected[at] = _expected(played.world, seen, at)
         healthy[at] = played.world.healthy_pids()
     wrong: list[str] = []
@@ -107,10 +107,6 @@ async def wrong_alerts(seed: int, minutes: float, folder: Path) -> list[str]:
         for pid, sentence in ended_among(healthy[one.seconds], one.annotations["description"]):
             wrong.append(f"{one.name} ends {pid}: {sentence}")
     return [*wrong, *_differences(expected, fires)]
-
-
-def _seconds_from_start(at: float) -> float:
-    return at - START_MS / 1000
 
 
 def _expected(world: World, seen: dict[str, Seen], at: float) -> dict[Alert, tuple[bool, bool]]:

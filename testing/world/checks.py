@@ -202,6 +202,7 @@ def waits(moment: Moment) -> Iterator[str]:
 def blame(moment: Moment) -> Iterator[str]:
     """Only those that caused a fault are named, and only real ghosts are called so."""
     first = moment.snapshot.daemons
+    leavers = {one.pid for one in moment.world.clients.values() if one.leaves_work}
     warned = "possible_unfinished_work" in {one.advice.name for one in findings(moment.snapshot)}
     for daemon, shown in _pairs(moment, moment.second):
         for server in () if daemon.truth.unknowable else shown.servers:
@@ -214,7 +215,7 @@ def blame(moment: Moment) -> Iterator[str]:
             if any(_ended_alone(one) for one in work) and shown in first and not warned:
                 yield f"{daemon.key}: nothing warns of unfinished work"
             left = server.possible_unfinished_work
-            if left is not None and left.pid not in _leavers(moment.world):
+            if left is not None and left.pid not in leavers:
                 yield f"{daemon.key}: {left.pid} may have left work, although it did not"
         for client in [one for server in shown.servers for one in server.clients]:
             process = moment.world.processes.get(client.pid)
@@ -232,10 +233,6 @@ def _ended_alone(client: Client) -> bool:
     others = [one.ended_ms or 0 for one in client.daemon.served if one is not client]
     ended = client.ended_ms
     return ended is not None and all(abs(one - ended) > 1000 for one in others)
-
-
-def _leavers(world: World) -> set[int]:
-    return {one.pid for one in world.clients.values() if one.leaves_work}
 
 
 def endings(moment: Moment) -> Iterator[str]:

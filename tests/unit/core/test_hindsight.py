@@ -323,15 +323,17 @@ def test_what_users_choose_about_their_processes_drives_out_nothing(
     for _ in range(60):
         kept.now += 1
         alice = [hostile_process(pid) for pid in range(50_000, 50_024)]
-        hers = DaemonFacts("/tmp/alice", f"/{noise(400)}", process=alice[0], limited=True)
+        bob = ProcessFacts(60_000, 1.0, 2002, "bob", "nvidia-cuda-mps", "S")
+        his = partial(DaemonFacts, process=bob, limited=True)
+        daemons = (node, *(his(f"/tmp/{number}", f"/{noise(4000)}") for number in range(16)))
         kept.observe(
             replace(
                 seen,
                 at=kept.now,
-                daemons=(node, hers),
+                daemons=daemons,
                 processes={**seen.processes, **{one.pid: one for one in alice}},
                 gone=(int(kept.now),),
-                cgroup_memory=(CgroupMemory(f"/{noise(400)}", "0000:01:00.0"),) * 99,
+                cgroup_memory=tuple(CgroupMemory(f"/{noise(400)}", "0:1:0") for _ in range(99)),
             )
         )
         ranges = tuple((secrets.randbits(47), secrets.randbits(47)) for _ in range(20 * 512))
@@ -342,10 +344,12 @@ def test_what_users_choose_about_their_processes_drives_out_nothing(
         kept.observe(LogsObservation(kept.now, (), states))
         kept.encode()
         assert kept.ring._size <= 1 << 20
+        assert kept.ring._users_size <= 1 << 18
     made = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
     assert made.header.started_at == FAULT.observations[0].at
     assert kept.ring._users_size > 50_000, "the flood is kept, too"
     last = [one for one in made.observations if isinstance(one, ProcfsObservation)][-1]
+    assert last.at == kept.now, "the node's part is kept without the users' part"
     assert (node in last.daemons) == names
     assert last.processes.keys() >= seen.processes.keys()
     for pid, facts in seen.processes.items():
@@ -368,12 +372,14 @@ def test_sources_that_users_choose_do_not_grow_it(monkeypatch: pytest.MonkeyPatc
     kept = Kept(record_names=False)
     ring = kept.ring
     for number in range(200):
-        answer = ControlObservation(number, f"/home/user-{number}/mps", "probe", Outcome.OK)
+        at = number * KEPT_SECONDS / 50
+        answer = ControlObservation(at, f"/home/user-{number}/mps", "probe", Outcome.OK)
         kept.observe(answer)
         asyncio.run(ring._step())
         assert len(ring._kept) <= 11
         assert len(ring._old[0]) <= 10
         assert len(ring._encoder._previous) <= 11
+    assert ring._old[0]
 
 
 @pytest.mark.parametrize(("number", "unit"), [(12, ""), (200, " ")])

@@ -62,12 +62,6 @@ def test_the_page_and_the_runbook_of_a_finding_exist(finding: FindingType) -> No
         assert {anchor} - {""} <= anchors(ROOT / path)
 
 
-def findings_of(recording: str) -> set[str]:
-    """The findings and incidents at the moments of the golden text, which its own test checks."""
-    text = (GOLDEN / f"{recording}.txt").read_text()
-    return {*re.findall(r'^doctor\.\w+\[\d+\]\.name = "(\w+)"', text, re.MULTILINE)}
-
-
 async def passing_findings_of(recording: str) -> set[str]:
     """Those that appear at any moment while a recording of a real host is played."""
     player = Player(RECORDINGS / f"{recording}.rec.gz")
@@ -83,7 +77,8 @@ async def passing_findings_of(recording: str) -> set[str]:
 @pytest.mark.parametrize("recording", sorted({name for one in SYMPTOMS for name in one.recordings}))
 async def test_a_recording_shows_a_finding_of_each_page_that_names_it(recording: str) -> None:
     named = [one for one in SYMPTOMS if recording in one.recordings and one.findings]
-    seen = findings_of(recording)
+    text = (GOLDEN / f"{recording}.txt").read_text()  # which its own test checks
+    seen = {*re.findall(r'^doctor\.\w+\[\d+\]\.name = "(\w+)"', text, re.MULTILINE)}
     if any(seen.isdisjoint(symptom.findings) for symptom in named):
         seen = await passing_findings_of(recording)
     assert [one.name for one in named if seen.isdisjoint(one.findings)] == []

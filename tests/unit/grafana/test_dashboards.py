@@ -63,13 +63,9 @@ def test_panels_fill_the_width_without_overlap(dashboard: Json) -> None:
         assert {x for x, line in taken if line == y} == set(range(24)), f"a hole in line {y}"
 
 
-def panel_links(dashboard: Json) -> list[str]:
-    return re.findall(r'"url": "(/d/[^"]+)"', json.dumps(dashboard))
-
-
 @pytest.mark.parametrize("dashboard", DASHBOARDS)
 def test_links_lead_to_dashboards_that_exist_and_keep_the_time(dashboard: Json) -> None:
-    for url in panel_links(dashboard):
+    for url in re.findall(r'"url": "(/d/[^"]+)"', json.dumps(dashboard)):
         uid, _, parameters = url.removeprefix("/d/").partition("?")
         assert uid in {board.uid for board in BOARDS}
         assert "${__url_time_range}" in parameters

@@ -139,3 +139,17 @@ def test_a_caller_without_credentials_is_refused_when_no_client_follows() -> Non
         tracker.advance_to(at(until))
         found = summary(tracker.state.counters)["rejections"]
         assert found == {"None credentials": count}
+
+
+def test_a_client_whose_context_ends_late_in_the_log_is_no_company_of_itself() -> None:
+    text = HOLDER
+    for time, context in (("03.000", 1), ("03.195", 0)):
+        text += (
+            f"00:{time} S110 Server failed to recevie command with status 806, assuming client "
+            f"{{PID: 100, Context ID: {context}}} exit\n"
+        )
+    (server,) = read(text).servers
+    assert [one.pid for one in server.clients if one.contexts] == [100]
+    left = server.possible_unfinished_work
+    assert left is not None
+    assert (left.pid, left.seconds) == (100, 0.195)

@@ -2,14 +2,9 @@
 
 import re
 
-_LABEL = re.compile(r"\$labels\.(\w+)")
+LABEL = re.compile(r"\$labels\.(\w+)")
 _QUERY = re.compile(r'query\s+\(printf\s+"((?:[^"\\]|\\.)*)"((?:\s+\$labels\.\w+)*)\s*\)')
-_RESULT_LABEL = re.compile(r"(?<!\$)\.Labels\.(\w+)")
-
-
-def used_labels(template: str) -> set[str]:
-    """The alert's own labels that the text uses."""
-    return set(_LABEL.findall(template))
+RESULT_LABEL = re.compile(r"(?<!\$)\.Labels\.(\w+)")
 
 
 def queries(template: str) -> list[tuple[str, list[str]]]:
@@ -17,13 +12,8 @@ def queries(template: str) -> list[tuple[str, list[str]]]:
     found = []
     for text, arguments in _QUERY.findall(template):
         expr = text.replace('\\"', '"')
-        labels = _LABEL.findall(arguments)
+        labels = LABEL.findall(arguments)
         assert expr.count("%q") == len(labels), f"{expr}: {labels}"
         found.append((expr.replace("%q", '"value"'), labels))
     assert len(found) == template.count("query "), "a query that this test cannot read"
     return found
-
-
-def result_labels(template: str) -> set[str]:
-    """The labels of query results that the text uses."""
-    return set(_RESULT_LABEL.findall(template))

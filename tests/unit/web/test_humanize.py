@@ -12,10 +12,6 @@ from mps_exporter.findings.incident_texts import MPS_NAMES
 from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
-def shown_user(uid: int | None) -> str:
-    return humanize.user_name(uid, "alice" if uid == 1001 else None)
-
-
 @pytest.mark.parametrize(
     ("show", "number", "expected"),
     [
@@ -81,7 +77,10 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
     ],
 )
 def test_incident(incident: Incident, expected: str) -> None:
-    assert incident_texts.describe_incident(incident, shown_user) == expected
+    shown = incident_texts.describe_incident(
+        incident, lambda uid: humanize.user_name(uid, "alice" if uid == 1001 else None)
+    )
+    assert shown == expected
 
 
 def test_every_kind_has_a_sentence() -> None:
