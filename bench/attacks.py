@@ -101,13 +101,10 @@ class Stage:
     """A host with root's daemons and the exporter, and what the attackers did there."""
 
     host: OwnHost
-    daemons: dict[str, Daemon]
-    """Root's, by their pipe directories."""
+    daemons: dict[str, Daemon]  # Root's, by their pipe directories.
     fakes: int
-    refusal_seconds: float = 0.0
-    """CPU time until the exporter refuses a web configuration."""
-    not_acted: dict[str, str] = field(default_factory=dict)
-    """Attack -> reason."""
+    refusal_seconds: float = 0.0  # CPU time until the exporter refuses a web configuration.
+    not_acted: dict[str, str] = field(default_factory=dict)  # Attack -> reason.
 
     def value(self, metric: str, **labels: object) -> float:
         """Scrape, and return the sum of a metric's values with these labels; 0 if absent."""
@@ -239,8 +236,7 @@ def verdict(host: OwnHost) -> str:
     return f"{process.returncode} {text.decode().strip()}"
 
 
-Scrapes = list[tuple[float, int]]
-"""Seconds and status of each scrape; status 0: no answer."""
+Scrapes = list[tuple[float, int]]  # Seconds and status of each scrape; status 0: no answer.
 
 
 def scrapes(count: int, *stages: Stage) -> list[Scrapes]:
@@ -251,8 +247,7 @@ def scrapes(count: int, *stages: Stage) -> list[Scrapes]:
     return [[(float(seconds), int(status)) for seconds, status in one] for one in rows]
 
 
-Bar = tuple[str, str, bool]
-"""What is measured, the value, and whether it is within its limit."""
+Bar = tuple[str, str, bool]  # What is measured, the value, and whether it is within its limit.
 
 
 def scrape_bars(before: Scrapes, beside: Scrapes, calm: Scrapes) -> Iterator[Bar]:

@@ -32,10 +32,8 @@ class Cost:
     """Medians, in milliseconds."""
 
     wall: float
-    cpu: float
-    """CPU of this process."""
-    children: float
-    """CPU of the control tool."""
+    cpu: float  # CPU of this process.
+    children: float  # CPU of the control tool.
 
     def __str__(self) -> str:
         return f"{self.wall:6.1f} ms wall {self.cpu:6.1f} ms CPU (+ {self.children:.1f} of tools)"
@@ -65,12 +63,9 @@ class Result:
     clients: int
     samples: int
     page_bytes: int
-    whole: Cost
-    """A collection with a query to each daemon, and its page."""
-    unasked: Cost
-    """The same without queries: cached replies are fresh, as in most collections."""
-    page: Cost
-    """The page alone."""
+    whole: Cost  # A collection with a query to each daemon, and its page.
+    unasked: Cost  # The same without queries: cached replies are fresh, as in most collections.
+    page: Cost  # The page alone.
 
 
 async def collection(clients: int, runs: int) -> Result:

@@ -28,11 +28,9 @@ from testing.fake_proc import BOOT_TIME, FakeProc
 GPUS = 8
 DAEMONS = 2
 CLIENTS_PER_GPU = 48
-OTHER_PROCESSES = 400
-"""Number of processes without a relation to MPS."""
+OTHER_PROCESSES = 400  # Number of processes without a relation to MPS.
 
-DROP_ONE_IN = "BENCH_DROP_ONE_IN"
-"""Variable of bench.stage: lose one event in this many."""
+DROP_ONE_IN = "BENCH_DROP_ONE_IN"  # Variable of bench.stage: lose one event in this many.
 
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
@@ -96,11 +94,9 @@ class Daemon:
     gpus: Sequence[int]
     pid: int = 0
     server: int = 0
-    user: int = USERS[0]
-    """Owner of the server."""
+    user: int = USERS[0]  # Owner of the server.
     clients: dict[int, Client] = field(default_factory=dict)
-    waiting: dict[int, Client] = field(default_factory=dict)
-    """Queued clients of the next user."""
+    waiting: dict[int, Client] = field(default_factory=dict)  # Queued clients of the next user.
     files: dict[str, TextIO] = field(default_factory=dict)
     """Its logs: open while it runs, also if they are renamed."""
     cgroup: str = "0::/\n"

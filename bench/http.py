@@ -34,10 +34,8 @@ HEADERS = {
     "X-Prometheus-Scrape-Timeout-Seconds": "10",
 }
 START_SECONDS = 30.0
-SCRAPE_SECONDS = 120.0
-"""Scrape timeout. 10 s ended a run of an hour on an overloaded machine."""
-WARM_UP = 5
-"""Scrapes before the measurement."""
+SCRAPE_SECONDS = 120.0  # Scrape timeout. 10 s ended a run of an hour on an overloaded machine.
+WARM_UP = 5  # Scrapes before the measurement.
 IDLE_SECONDS = 15.0
 
 
@@ -47,8 +45,7 @@ class Exporter:
 
     name: str
     command: tuple[str, ...]
-    url: str = ""
-    """Empty for a tool that prints and exits."""
+    url: str = ""  # Empty for a tool that prints and exits.
 
     @classmethod
     def parse(cls, text: str) -> Exporter:
@@ -70,12 +67,9 @@ class Cost:
     """Measurements of one exporter."""
 
     name: str
-    paced_ms: list[float] = field(default_factory=list)
-    """Scrapes a second apart."""
-    idle_cpu_percent: float | None = None
-    """Percent of a core, without scrapes; None for a tool."""
-    cpu_percent: float = 0.0
-    """Percent of a core, with scrapes a second apart."""
+    paced_ms: list[float] = field(default_factory=list)  # Scrapes a second apart.
+    idle_cpu_percent: float | None = None  # Percent of a core, without scrapes; None for a tool.
+    cpu_percent: float = 0.0  # Percent of a core, with scrapes a second apart.
     rss_megabytes: float = 0.0
     series: int = 0
 
@@ -184,8 +178,7 @@ def started(command: Sequence[str], url: str, **options: Any) -> Iterator[Progra
 class Tool:
     """A program that is run for each scrape."""
 
-    megabytes = 0.0
-    """Memory of a tool that runs for milliseconds is not measured."""
+    megabytes = 0.0  # Memory of a tool that runs for milliseconds is not measured.
 
     def __init__(self, exporter: Exporter) -> None:
         self._command = exporter.command

@@ -32,14 +32,12 @@ WARM_UP_SHARE = 0.3
 WARM_UP_SECONDS = 300.0
 """Tables that are bounded fill up meanwhile; of a short run the share above."""
 MEGABYTES_PER_HOUR = 2.0
-NOISE_MEGABYTES = 0.5
-"""What the mean of some minutes varies by on a host on which nothing changes."""
+NOISE_MEGABYTES = 0.5  # What the mean of some minutes varies by on a host on which nothing changes.
 SPARE_THREADS = 4
 """Threads that read logs: as many are kept as there ever were daemons at the same time."""
 STEP_SECONDS = 0.25
 CHECK_SECONDS = 15.0
-SETTLE_SECONDS = 30.0
-"""Time in which the exporter must have counted all events, on a busy machine."""
+SETTLE_SECONDS = 30.0  # Time in which the exporter must have counted all events, on a busy machine.
 JOB_SECONDS = 3.0
 JOB_LOGS_SECONDS = SHOWN_AFTER_QUIT_SECONDS + 30.0
 """Time after its end for which the logs of a job's daemon may be open: it is still shown."""

@@ -13,8 +13,7 @@ REPOSITORY = "https://github.com/mps-exporter/mps-exporter/blob/main"
 TAGS = ("nvidia-mps", "mps-mixin")
 ONE_HOST, ALL_HOSTS = "mps-one-host", "mps-all-hosts"
 """Tags by which the menu knows where a chosen host may travel."""
-SCHEMA_VERSION = 39
-"""Grafana 10 writes 39; later versions migrate it when they load it."""
+SCHEMA_VERSION = 39  # Grafana 10 writes 39; later versions migrate it when they load it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +22,10 @@ class Variable:
 
     name: str
     title: str
-    metric: str
-    """The metric whose label values are offered, or an expression whose series are."""
-    everything: bool = True
-    """Offer All, and begin with it; else begin with the first."""
-    any_value: str = ".*"
-    """What All stands for; of some labels the empty value counts as well."""
-    filters: bool = True
-    """False: only where an expression names it."""
+    metric: str  # The metric whose label values are offered, or an expression whose series are.
+    everything: bool = True  # Offer All, and begin with it; else begin with the first.
+    any_value: str = ".*"  # What All stands for; of some labels the empty value counts as well.
+    filters: bool = True  # False: only where an expression names it.
     hidden: bool = False
     several: bool = True
 
@@ -105,8 +100,7 @@ class Row:
     question: str
     panels: tuple[Panel, ...]
     collapsed: bool = False
-    repeat: str = ""
-    """A variable: the row is there once for each of its values."""
+    repeat: str = ""  # A variable: the row is there once for each of its values.
 
 
 @dataclass(frozen=True, slots=True)

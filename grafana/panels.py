@@ -15,10 +15,8 @@ class Query:
 
     expr: str
     legend: str = ""
-    moment: bool = False
-    """Query the end of the time range only."""
-    form: str = "time_series"
-    """Grafana's format: time_series or table."""
+    moment: bool = False  # Query the end of the time range only.
+    form: str = "time_series"  # Grafana's format: time_series or table.
 
     def json(self, ref: str, expr: str) -> style.Json:
         """Return the query under its letter, with `expr`, in which the selectors are filled in."""
@@ -48,14 +46,11 @@ class Panel:
     overrides: tuple[style.Json, ...] = ()
     options: style.Json = field(default_factory=dict)
     transformations: tuple[style.Json, ...] = ()
-    min_step: str = ""
-    """Minimum distance between points of a graph."""
-    points: int | None = None
-    """Maximum number of points of a graph; None: derived from its width."""
+    min_step: str = ""  # Minimum distance between points of a graph.
+    points: int | None = None  # Maximum number of points of a graph; None: derived from its width.
     period: str = ""
     """Time until now that the panel shows, such as 7d; empty: the dashboard's time range."""
-    tiles: tuple[str, ...] = ()
-    """Names of the tiles of a strip, in the order of the queries."""
+    tiles: tuple[str, ...] = ()  # Names of the tiles of a strip, in the order of the queries.
 
 
 def override(matcher: str, what: str, **properties: object) -> style.Json:
@@ -91,10 +86,8 @@ def _by_last_digit(name: str) -> tuple[style.Json, ...]:
     )
 
 
-USERS_ALIKE = _by_last_digit("uid")
-"""The user's colour for series whose names begin with a user."""
-GPUS_ALIKE = _by_last_digit("GPU")
-"""The GPU's colour for series whose names begin with a GPU."""
+USERS_ALIKE = _by_last_digit("uid")  # The user's colour for series whose names begin with a user.
+GPUS_ALIKE = _by_last_digit("GPU")  # The GPU's colour for series whose names begin with a GPU.
 CAUSES_ALIKE = tuple(
     color_of("byRegexp", f"/{cause}$/", color) for cause, color in style.OF_CAUSES.items()
 )
@@ -384,23 +377,19 @@ class Column:
     """A table's column: its name, and how its cells look."""
 
     name: str
-    source: str
-    """A label's name, or the letter of a query."""
+    source: str  # A label's name, or the letter of a query.
     unit: str = ""
     steps: style.Steps | None = None
     states: tuple[style.State, ...] = ()
     width: int | None = None
-    least: int = 0
-    """Minimum width of a column that takes the room that is left."""
+    least: int = 0  # Minimum width of a column that takes the room that is left.
     links: tuple[style.Json, ...] = ()
     gauge: bool = False
     decimals: int | None = None
     texts: tuple[tuple[str, str], ...] = ()
     """What to show for a label's values; long texts are wrapped."""
-    none: str = ""
-    """Text of a value that is absent."""
-    hidden: bool = False
-    """Only there for links to name."""
+    none: str = ""  # Text of a value that is absent.
+    hidden: bool = False  # Only there for links to name.
 
     def override(self) -> style.Json:
         """Return the differences from the table's defaults."""

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from mps_exporter.metrics import CATALOGUE
 
-TARGET_LABELS = ("job", "instance")
-"""Labels that Prometheus adds to every series that it scrapes."""
+TARGET_LABELS = ("job", "instance")  # Labels that Prometheus adds to every series that it scrapes.
 
 _ALERT = ("alertname", "alertstate", "severity", "daemon", "server", "gpu", "uid")
 FOREIGN: Mapping[str, tuple[str, ...]] = {
@@ -35,8 +34,7 @@ FOREIGN: Mapping[str, tuple[str, ...]] = {
 }
 """Series of other programs and of recording rules: their names and labels."""
 
-EVENTFUL = "eventful"
-"""Variable: the hosts with events that EVENT_COUNTERS can have counted."""
+EVENTFUL = "eventful"  # Variable: the hosts with events that EVENT_COUNTERS can have counted.
 EVENT_COUNTERS = {
     "mps_client_losses_total",
     "mps_client_rejections_total",

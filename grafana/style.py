@@ -126,8 +126,7 @@ def not_known(text: str, color: str) -> Json:
 
 # Codes of all state sets differ, because timelines show several of them. Within a set the greatest
 # is the worst: it wins where several are shown as one.
-NO_MPS = State(-1, "no MPS", UNUSED)
-"""The state of tiles that otherwise have a number."""
+NO_MPS = State(-1, "no MPS", UNUSED)  # The state of tiles that otherwise have a number.
 DAEMON_STATES = (
     State(-1, "unreachable", QUIET),
     State(0, "no MPS", UNUSED),

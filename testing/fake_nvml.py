@@ -58,10 +58,8 @@ class FakeDevice:
     metrics: dict[int, float] = field(default_factory=dict)
     """GPM percentages while busy, and MiB/s, by metric."""
     processes: dict[str, list[ListedProcess]] = field(default_factory=dict)
-    instances: dict[int, FakeDevice] = field(default_factory=dict)
-    """MIG instances by slot."""
-    gone: Code | None = None
-    """Code of all calls after the GPU has fallen off the bus."""
+    instances: dict[int, FakeDevice] = field(default_factory=dict)  # MIG instances by slot.
+    gone: Code | None = None  # Code of all calls after the GPU has fallen off the bus.
     key: int = field(default_factory=lambda: next(_keys))
 
     @property

@@ -25,8 +25,7 @@ GPU = "GPU-00000000-1111-2222-3333-444444444444"
 GPU_TWO = "GPU-55555555-6666-7777-8888-999999999999"
 
 DAY = "2026-11-21 08:"
-EIGHT = 1795248000.0
-"""What DAY's full hour is in Unix time."""
+EIGHT = 1795248000.0  # What DAY's full hour is in Unix time.
 
 SETTLED = 0.1004
 """Time after a line at which the end of the file proves that no older line is missing."""

@@ -48,11 +48,9 @@ class Daemon:
     """A control daemon's stand-in, started on an own host."""
 
     host: OwnHost
-    pid: int
-    """PID on the host."""
+    pid: int  # PID on the host.
     pipe: str
-    logs: str
-    """Both directories are in the daemon's own mount namespace."""
+    logs: str  # Both directories are in the daemon's own mount namespace.
     own_pids: bool = False
     """The daemon has a PID namespace of its own, so it calls every client PID 0."""
 

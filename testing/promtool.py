@@ -14,8 +14,7 @@ from testing.commands import output_of
 from testing.prometheus_programs import program
 from testing.rule_files import ROOT, RULE_FILES
 
-Page = dict[str, str]
-"""Series -> value."""
+Page = dict[str, str]  # Series -> value.
 
 _FIRED = re.compile(r"^ +Labels:\{(.*)\}\n +Annotations:\{(.*)\},?$", re.MULTILINE)
 _AT = re.compile(r"^ +alertname: \w+, time: (\S+), $", re.MULTILINE)

@@ -28,8 +28,7 @@ class Rule:
     """One rule with its group and comment."""
 
     group: str
-    comment: tuple[str, ...]
-    """The comment lines right above it."""
+    comment: tuple[str, ...]  # The comment lines right above it.
     fields: Mapping[str, Any]
     expr: str
     alert: str = ""

@@ -29,8 +29,7 @@ WAIT_STEPS = style.at_most(
     style.alert_threshold("MpsUidWaitLong", _WAITING_SINCE),
     style.alert_threshold("MpsUidStarved", _WAITING_SINCE),
 )
-SHORT_WAITS = 0.95
-"""The share of waits of at most a minute that is the objective."""
+SHORT_WAITS = 0.95  # The share of waits of at most a minute that is the objective.
 IDLE_WARN = style.alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
 CONTEXTS_WARN = style.alert_threshold("MpsContextsNearLimit", "mps_server_client_contexts")
 MEMORY_WARN = style.alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")

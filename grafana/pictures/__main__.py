@@ -36,8 +36,7 @@ PROVISIONING = Path(__file__).parents[1] / "provisioning"
 SCRAPE_SECONDS = 5
 DEAD = "gpu99-dead:9400"
 SLOW = "slow-tour:9400"
-FOREIGN = "foreign"
-"""The uid of a dashboard of another project."""
+FOREIGN = "foreign"  # The uid of a dashboard of another project.
 FLEET_NAMES = """
 tour three-users wait-served starved stopped fault-held fault limits context-limit server-killed
 daemon-killed crash-loop draining percentages wait-abandoned-sigkill training-10-mps

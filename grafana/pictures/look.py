@@ -11,15 +11,13 @@ from pathlib import Path
 from grafana.style import Json
 from testing.devtools import Page
 
-DRAWN_SECONDS = 60.0
-"""Time allowed for panels to load on a busy machine."""
+DRAWN_SECONDS = 60.0  # Time allowed for panels to load on a busy machine.
 SETTLED_SECONDS = 1.5
 _FAULT = "  FAULT "
 MOST_MARKS = 40
 """Maximum number of annotations: more hide the curves of a graph of a third of a screen."""
 WIDTH = 1400
-HIGHEST = 6000
-"""Maximum height of a dashboard with all rows opened, in pixels."""
+HIGHEST = 6000  # Maximum height of a dashboard with all rows opened, in pixels.
 
 OPEN_ALL_ROWS = """(() => {
   const closed = [...document.querySelectorAll(
@@ -78,11 +76,9 @@ class Sight:
     panel: str
     error: str
     cut: bool
-    blank: bool
-    """The picture shows nothing where the panel's content should be."""
+    blank: bool  # The picture shows nothing where the panel's content should be.
     text: str
-    marks: int = 0
-    """Number of annotations drawn over the panel."""
+    marks: int = 0  # Number of annotations drawn over the panel.
 
     @property
     def faults(self) -> Iterator[str]:
@@ -105,8 +101,7 @@ class Shot:
 
     dashboard: str
     name: str
-    choices: str = ""
-    """Further parameters of the URL: var-instance=... and others."""
+    choices: str = ""  # Further parameters of the URL: var-instance=... and others.
     period: str = "now-1h"
 
     def url(self, address: str) -> str:

@@ -12,16 +12,13 @@ from testing.world.drive import Play
 from testing.world.model import START_MS, World
 from testing.world.script import generate
 
-INTERVAL = 15.0
-"""Seconds between two scrapes, and between two evaluations."""
-MARGIN = 30.0
-"""Seconds by which an alert may be early or late."""
+INTERVAL = 15.0  # Seconds between two scrapes, and between two evaluations.
+MARGIN = 30.0  # Seconds by which an alert may be early or late.
 WINDOW = 300.0
 GHOST_FOR, GHOST_KEPT = 30.0, 120.0
 """The alert's `for` and `keep_firing_for`."""
 
-Alert = tuple[str, str]
-"""Name of an alert, and pipe directory of the daemon."""
+Alert = tuple[str, str]  # Name of an alert, and pipe directory of the daemon.
 
 
 @dataclass
@@ -29,8 +26,7 @@ class Seen:
     """When something was true of a daemon, in seconds from the world's start."""
 
     crashes: list[float] = field(default_factory=list)
-    ghost: list[float] = field(default_factory=list)
-    """Scrapes at which its server was a ghost."""
+    ghost: list[float] = field(default_factory=list)  # Scrapes at which its server was a ghost.
     oldest_wait: dict[float, float] = field(default_factory=dict)
     """Scrape -> since when the first of those has waited that live."""
     dead_waits: list[float] = field(default_factory=list)

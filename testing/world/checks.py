@@ -68,14 +68,11 @@ class Moment:
     world: World
     snapshot: Snapshot
     previous: Snapshot | None = None
-    second: Snapshot | None = None
-    """What an exporter shows at the same moment that started later."""
-    sight: Sight = EVERYTHING
-    """What the second exporter can see."""
+    second: Snapshot | None = None  # What an exporter shows at the same moment that started later.
+    sight: Sight = EVERYTHING  # What the second exporter can see.
     collector: Collector | None = None
     later: Collector | None = None
-    thorough: bool = False
-    """All texts are checked, too, which takes longer."""
+    thorough: bool = False  # All texts are checked, too, which takes longer.
 
 
 Check = Callable[[Moment], Iterator[str]]

@@ -20,16 +20,12 @@ from mps_exporter.web.status_fields import View
 
 
 class Defect(NamedTuple):
-    check: str
-    """The check that finds it."""
+    check: str  # The check that finds it.
     owner: Any
-    name: str
-    """Attribute of the owner that is replaced."""
+    name: str  # Attribute of the owner that is replaced.
     replacement: Any
-    seed: int = 0
-    """A world in which it is found, or one shortly before that."""
-    minutes: float = 5.0
-    """Length of that world."""
+    seed: int = 0  # A world in which it is found, or one shortly before that.
+    minutes: float = 5.0  # Length of that world.
 
 
 def _of_root(daemons: DaemonRegistry) -> list[DaemonRecord]:

@@ -29,12 +29,10 @@ from testing.world.script import Action, generate
 SETTLING_MS = round(SETTLING_SECONDS * 1000)
 POLL_MS = 500
 QUIET_MS = 2_500
-CONFIRMING_MS = 1_500
-"""Longer than policy.py's EXIT_CONFIRM_SECONDS."""
+CONFIRMING_MS = 1_500  # Longer than policy.py's EXIT_CONFIRM_SECONDS.
 EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
-SCRAPE_MS = (1_000, 30_000)
-"""Interval between two moments."""
+SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.
 SECOND, THOROUGH = 0.1, 0.03
 """Share of the moments at which a second exporter starts, and at which all texts are checked."""
 
@@ -42,8 +40,7 @@ SECOND, THOROUGH = 0.1, 0.03
 @dataclass(frozen=True)
 class Result:
     seed: int
-    violations: tuple[str, ...]
-    """Each begins with the name of its check."""
+    violations: tuple[str, ...]  # Each begins with the name of its check.
     lines: int
     moments: int
     actions: tuple[Action, ...]

@@ -27,8 +27,7 @@ class Sight:
 
     kernel_log: bool = False
     nvml: bool = False
-    collisions: bool = False
-    """Other programs query the daemons, too."""
+    collisions: bool = False  # Other programs query the daemons, too.
     gone_logs: set[tuple[str, str]] = field(default_factory=set)
     """Pipe directory and log of each log without read permission."""
 

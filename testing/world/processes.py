@@ -41,32 +41,22 @@ class Process:
 class Client(Process):
     key: str
     daemon: Daemon
-    gpus: tuple[int, ...]
-    """Ordinals among the daemon's GPUs."""
-    busy: bool = True
-    """It waits for its kernels all the time, so it notices a fault at once."""
+    gpus: tuple[int, ...]  # Ordinals among the daemon's GPUs.
+    busy: bool = True  # It waits for its kernels all the time, so it notices a fault at once.
     percentage: float | None = None
     reservations: tuple[tuple[int, int], ...] = ()
     """Address ranges without access: one for each context, and its memory."""
-    mapped_ms: int | None = None
-    """When an exporter had read its address ranges."""
-    alive: bool = True
-    """It has not begun to exit."""
-    dead_ms: int | None = None
-    """When it died in the daemon's queue."""
-    accepted: bool = False
-    """The daemon has taken its connection."""
+    mapped_ms: int | None = None  # When an exporter had read its address ranges.
+    alive: bool = True  # It has not begun to exit.
+    dead_ms: int | None = None  # When it died in the daemon's queue.
+    accepted: bool = False  # The daemon has taken its connection.
     queued_ms: int | None = None
-    blocked: bool = False
-    """Another user's server held the GPU while this client was queued."""
+    blocked: bool = False  # Another user's server held the GPU while this client was queued.
     connected_ms: int | None = None
     active_ms: int | None = None
-    ended_ms: int | None = None
-    """When its process disconnected."""
-    contexts: dict[int, int] = field(default_factory=dict)
-    """Context ID -> ordinal of the GPU."""
-    torn: bool = False
-    """A fault took its contexts down."""
+    ended_ms: int | None = None  # When its process disconnected.
+    contexts: dict[int, int] = field(default_factory=dict)  # Context ID -> ordinal of the GPU.
+    torn: bool = False  # A fault took its contexts down.
     lost: bool = False
     leaves_work: bool = False
 

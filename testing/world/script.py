@@ -6,8 +6,7 @@ from random import Random
 from typing import Any, Literal
 
 USERS = (1001, 1002, 1003)
-STRANGER = 1004
-"""A user without a daemon."""
+STRANGER = 1004  # A user without a daemon.
 
 Kind = Literal[
     "host",
@@ -32,8 +31,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    at: float
-    """Seconds after the world's start."""
+    at: float  # Seconds after the world's start.
     kind: Kind
     target: str
     """A daemon, "d" and its number, or one of its clients, "d0/c7"."""

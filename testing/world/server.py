@@ -12,8 +12,7 @@ from testing.world.truth import FaultTruth
 if TYPE_CHECKING:
     from testing.world.daemon import Daemon
 
-GARBAGE_PID = -1333654781
-"""What driver 580 writes for the client before the first one."""
+GARBAGE_PID = -1333654781  # What driver 580 writes for the client before the first one.
 WORK_OFFSET = 0x154000
 """recordings/xid: where work that was left behind faults in the range of its context."""
 MAX_CONTEXTS = 48

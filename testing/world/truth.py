@@ -12,8 +12,7 @@ class FaultTruth:
 
     at_ms: int
     culprit_pid: int
-    left_work: bool
-    """The culprit ended with GPU work in flight; else it used a wrong pointer."""
+    left_work: bool  # The culprit ended with GPU work in flight; else it used a wrong pointer.
     victim_pids: tuple[int, ...]
     """The clients that it took down, in a fault by its own pointer the culprit, too."""
 

@@ -22,8 +22,7 @@ from testing.program import running
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
 
-Screen = tuple[int, int, bool]
-"""Width, height, and whether dark."""
+Screen = tuple[int, int, bool]  # Width, height, and whether dark.
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 DESK, DARK, PHONE = (1200, 800, False), (1200, 800, True), (360, 740, False)

@@ -30,8 +30,7 @@ from typing import Any
 from tests.hardware.lab import Actors, Client, build, exporter
 
 PORTS = {"kernel log": 9481, "no kernel log": 9482}
-WORK = ("device", "100", "60")
-"""60 kernels of 0.1 s that write device memory."""
+WORK = ("device", "100", "60")  # 60 kernels of 0.1 s that write device memory.
 FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 MEMORY_GROUP = Path("/sys/fs/cgroup/mps-lab")
 

@@ -21,12 +21,10 @@ from typing import Any
 from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, inner_pid, run
 from tests.hardware.scenarios import scenario
 
-LIMIT_SECONDS = 240
-"""No case begins later."""
+LIMIT_SECONDS = 240  # No case begins later.
 
 CASE_SECONDS = 55
-ONLY = "LAB_CASES"
-"""Variable with a regular expression of the cases to act out."""
+ONLY = "LAB_CASES"  # Variable with a regular expression of the cases to act out.
 HANGS_SECONDS = 2.5
 """Silence after which a process counts as hanging, in seconds: a context takes about 0.2 s."""
 

@@ -26,8 +26,7 @@ from tests.hardware.scenarios import scenario
 CASES: dict[str, Case] = {}
 GROUPS = Path("/sys/fs/cgroup")
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
-FEW_DESCRIPTORS = 72
-"""So few that two clients of a server are its last."""
+FEW_DESCRIPTORS = 72  # So few that two clients of a server are its last.
 
 
 case = functools.partial(register, CASES)

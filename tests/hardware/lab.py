@@ -34,8 +34,7 @@ from testing.commands import output_of
 from testing.player import Metrics
 
 HERE = Path(__file__).parent
-Wanted = float | tuple[float, float] | None
-"""A value, a range, or absence."""
+Wanted = float | tuple[float, float] | None  # A value, a range, or absence.
 CONTROL = "nvidia-cuda-mps-control"
 
 
@@ -354,8 +353,7 @@ class Lab(Actors):
     checks: list[Check] = field(default_factory=list)
     truth: list[dict[str, object]] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
-    seen: Metrics = field(init=False)
-    """The last collection."""
+    seen: Metrics = field(init=False)  # The last collection.
     looked_at: float = 0.0
 
     # -- waiting for clients

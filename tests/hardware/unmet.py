@@ -24,8 +24,7 @@ OWN_SHM = (
     'mount -t tmpfs none /dev/shm && exec "$@"',
     "sh",
 )
-SETTLED_SECONDS = 10.0
-"""Timeout for a process to get a context or an error."""
+SETTLED_SECONDS = 10.0  # Timeout for a process to get a context or an error.
 
 
 async def _doctor(lab: Lab, *words: str) -> dict[str, Any]:

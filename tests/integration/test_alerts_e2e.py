@@ -43,8 +43,7 @@ SEVERITY = {"pager": "critical", "tickets": "warning"}
 class Expected:
     receiver: str
     name: str
-    text: str
-    """A regular expression that the description contains."""
+    text: str  # A regular expression that the description contains.
     labels: Mapping[str, str] = field(default_factory=dict)
     """All labels except those that every alert has."""
 
@@ -54,8 +53,7 @@ class Incident:
     recording: str
     expected: tuple[Expected, ...] = ()
     speed: float = 1.0
-    laps: int = 1
-    """Number of times that it is played: at its end the exporter restarts it."""
+    laps: int = 1  # Number of times that it is played: at its end the exporter restarts it.
     possible: frozenset[str] = frozenset()
     """Alerts that may fire, because some durations are not divided by PACE."""
 
@@ -310,10 +308,8 @@ def holes_in(alerts: Sequence[Fired]) -> list[str]:
 
 # ------------------------------------------------------------------------ with a clock of its own
 
-ONE_SCRAPE = 30.0
-"""Seconds of the rules' time between two scrapes, and between two evaluations."""
-LOG_POLLS = 5
-"""Polls of the logs between two scrapes."""
+ONE_SCRAPE = 30.0  # Seconds of the rules' time between two scrapes, and between two evaluations.
+LOG_POLLS = 5  # Polls of the logs between two scrapes.
 
 
 async def pages_of(incident: Incident) -> list[dict[str, str]]:

@@ -42,8 +42,7 @@ from tests.unit.grafana.subjects import EVERY, subjects
 
 ENDED = "an exporter that ended"
 """A recording's exporter, some seconds after it was there for the last time."""
-V3 = "v3-manual"
-"""The synthetic host of testing/golden.py."""
+V3 = "v3-manual"  # The synthetic host of testing/golden.py.
 NEVER = "never reached"
 BLIND = "without readable logs"
 REMOVED = "a host that was removed"
@@ -206,13 +205,11 @@ class Truth(NamedTuple):
     recording: str
     at: str
     """Seconds into the recording, amid a time in which nothing changes; or "end"."""
-    uid: str
-    """The user who is chosen."""
+    uid: str  # The user who is chosen.
     labels: str
     value: str
     """A number that is known from the incident itself, or a metric of the recording at the time."""
-    off_by: str
-    """How much of a running total may fall between two scrapes."""
+    off_by: str  # How much of a running total may fall between two scrapes.
 
     @property
     def wanted(self) -> dict[str, str]:

@@ -46,8 +46,7 @@ NAMES = [
 ]
 MOMENTS = 4
 STATES = {"unresponsive": 16, "absent": 14, "refused": 8, "draining": 4, "answering": 1}
-NOBODY = {"No wait is known."}
-"""What a table shows instead of a user."""
+NOBODY = {"No wait is known."}  # What a table shows instead of a user.
 Stage = tuple[Scraped, float]
 
 OLDER = "older-than-its-neighbour"

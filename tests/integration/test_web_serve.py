@@ -12,8 +12,7 @@ from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import connected, served
 
-FOR_EVER = 10 * PATIENCE_SECONDS
-"""Longer than any test: a test that waits for it fails."""
+FOR_EVER = 10 * PATIENCE_SECONDS  # Longer than any test: a test that waits for it fails.
 
 
 async def refuses(address: str) -> bool:

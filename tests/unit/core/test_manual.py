@@ -9,8 +9,7 @@ from mps_exporter.findings import ADVICE
 
 TYPED = json.loads(Path(__file__).with_name("typed.json").read_text("utf-8"))
 """How the name of a page begins -> what people type for it, in public threads, too."""
-NOTHING = TYPED.pop("nothing")
-"""Texts that no page is about."""
+NOTHING = TYPED.pop("nothing")  # Texts that no page is about.
 
 
 @pytest.mark.parametrize(

@@ -455,8 +455,7 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     assert more.gpus[0].stranded_clients is None
 
 
-STRANGER = replace(SERVER, pid=60)
-"""A server of a daemon that was not found."""
+STRANGER = replace(SERVER, pid=60)  # A server of a daemon that was not found.
 
 
 @pytest.mark.parametrize(("uid", "stranded"), [(1001, None), (0, None), (None, None), (2001, 1)])

@@ -19,13 +19,10 @@ DIRECT = 900
 class Host:
     """A GPU with clients of one server, whose use of the SMs is known."""
 
-    limits: dict[int, int]
-    """Client -> SMs."""
-    others: tuple[int, ...] = ()
-    """Processes without MPS."""
+    limits: dict[int, int]  # Client -> SMs.
+    others: tuple[int, ...] = ()  # Processes without MPS.
     at: float = NOW
-    used: dict[int, float] = field(default_factory=dict)
-    """Client -> SM-seconds."""
+    used: dict[int, float] = field(default_factory=dict)  # Client -> SM-seconds.
     connections: int = 0
     counter: SmUseCounter = field(default_factory=SmUseCounter)
     readable: bool = True

@@ -28,12 +28,10 @@ from testing.each import each
 from testing.mps_logs import EIGHT, PIPE, read, sample, summary
 
 LOGS = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
-TEN_TO_ELEVEN = EIGHT + 14 * 3600.0 + 55 * 60.0
-"""22:55, when the sample was made."""
+TEN_TO_ELEVEN = EIGHT + 14 * 3600.0 + 55 * 60.0  # 22:55, when the sample was made.
 XID = Path(__file__).parents[2] / "recordings" / "xid"
 SERIES = json.loads((XID / "series.json").read_text())
-UNREAD = {"quick idle2"}
-"""Rounds in which the client ended before its memory was read."""
+UNREAD = {"quick idle2"}  # Rounds in which the client ended before its memory was read.
 
 
 @cache

@@ -22,8 +22,7 @@ EACH = each(SYMPTOMS)
 METRIC = re.compile(r"\b(mps_[a-z_]+)(?:\{([^}`]*)\})?")
 LABEL = re.compile(r'([a-z_]+)="')
 MOMENTS = 24
-MAX_WORDS = 250
-"""Maximum number of words on a page, without its header."""
+MAX_WORDS = 250  # Maximum number of words on a page, without its header.
 
 
 def runbooks() -> set[str]:

@@ -10,8 +10,7 @@ from mps_exporter.sources.processes import Account, Processes
 from testing.fake_proc import ALL_CAPABILITIES, HOST_NAMESPACE, FakeProc
 
 SYS_ADMIN = 1 << 21
-DOCKER = 0xA80425FB
-"""What a container has by default."""
+DOCKER = 0xA80425FB  # What a container has by default.
 OWN_NAMESPACE = {"namespace_pids": (7,), "pid_namespace": 4026532999}
 CONTAINER = {**OWN_NAMESPACE, "mount": 90, "capabilities": DOCKER}
 NONE_READABLE = {"pid_namespace": None}

@@ -21,8 +21,7 @@ class FakeBackend:
     enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"
     seconds: float = 0.0
-    gate: asyncio.Event | None = None
-    """While it is closed, no collection ends."""
+    gate: asyncio.Event | None = None  # While it is closed, no collection ends.
     error: Exception | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
     renderings: list[tuple[str, bool]] = field(default_factory=list)
