@@ -198,10 +198,6 @@ def test_daemons_that_hang_delay_no_other(field: Field) -> None:
         name = names.pop(layout)
         known = after.value("mps_control_state", daemon=name, mps_control_state="unresponsive")
         assert known == 1
-    _all_answer(after, names)
-
-
-def _all_answer(metrics: Page, names: dict[str, str]) -> None:
     for layout, name in names.items():
-        assert metrics.value("mps_control_up", daemon=name) == 1, layout
-        assert metrics.value("mps_server_clients", daemon=name) == 1, layout
+        assert after.value("mps_control_up", daemon=name) == 1, layout
+        assert after.value("mps_server_clients", daemon=name) == 1, layout
