@@ -18,9 +18,9 @@ from pathlib import Path
 from bench.host import GPUS, FullHost
 from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, SparseSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Snapshot
 
 SPARSE = SparseSeries()

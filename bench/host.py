@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self, TextIO
 
 from mps_exporter.cli import parse_words
-from mps_exporter.settings import Settings, load
+from mps_exporter.flags import Settings, load
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL

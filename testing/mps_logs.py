@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.mps.log_counters import LOG_METRICS
+from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.log_parser import parse_line
 from mps_exporter.mps.record import Counters
 from mps_exporter.mps.state import DaemonState

@@ -6,8 +6,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from mps_exporter.collector import Collector
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build, render
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Histogram, Snapshot
 from mps_exporter.sources.recording import Recording, read_recording
 from mps_exporter.sources.replay_host import ReplayHost

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from mps_exporter.collector import Collector
+from mps_exporter.flags import Settings
 from mps_exporter.observations import (
     DaemonFacts,
     KernelObservation,
@@ -16,7 +17,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mps_exporter.settings import COMMANDS, DESCRIPTION, Flag, grouped, options_of
+from mps_exporter.flags import COMMANDS, DESCRIPTION, Flag, grouped, options_of
 
 
 def man_page() -> Iterator[str]:

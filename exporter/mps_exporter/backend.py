@@ -13,13 +13,13 @@ from typing import cast
 from prometheus_client import ProcessCollector
 
 import mps_exporter
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.collector import Collector
+from mps_exporter.flags import REVISION_VARIABLE, Settings
 from mps_exporter.hindsight import Hindsight
 from mps_exporter.metrics import Build, ClientSeries, SparseSeries, render
 from mps_exporter.metrics.exposition import encode
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.settings import REVISION_VARIABLE, Settings
 from mps_exporter.snapshot import Incident, RecordingInfo, Snapshot
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import Recording

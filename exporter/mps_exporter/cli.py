@@ -12,9 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import mps_exporter
-from mps_exporter.humanize import printable
-from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
-from mps_exporter.settings import (
+from mps_exporter.flags import (
     COMMANDS,
     DESCRIPTION,
     FLAGS,
@@ -29,6 +27,8 @@ from mps_exporter.settings import (
     nearest,
     options_of,
 )
+from mps_exporter.humanize import printable
+from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 DIAGNOSIS_FAILED = 3  # Exit status of doctor after a failure: 1 and 2 describe the host.

@@ -15,8 +15,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Self
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
+from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
 from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
@@ -34,7 +35,6 @@ from mps_exporter.observations import (
     Outcome,
     ProcfsObservation,
 )
-from mps_exporter.settings import Settings
 from mps_exporter.sm_use import SmUseCounter
 from mps_exporter.snapshot import COLLECTORS, CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.sources.host import Host, SourceError, SourceTimeoutError

@@ -4,7 +4,8 @@ from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.limits_and_timeouts import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed
@@ -18,7 +19,6 @@ from mps_exporter.observations import (
     LogState,
     Outcome,
 )
-from mps_exporter.policy import FULL, OF_ORDINARY_USER
 
 
 @dataclass(slots=True)

@@ -21,6 +21,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from mps_exporter.flags import Settings
+from mps_exporter.limits_and_timeouts import MAX_RECORDING_EARLY_SECONDS
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import (
     ControlObservation,
@@ -31,8 +33,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.policy import MAX_RECORDING_EARLY_SECONDS
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Incident
 from mps_exporter.sources.recording import RecordEncoder, create_private, make_header, stream_of
 

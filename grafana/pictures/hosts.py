@@ -15,8 +15,8 @@ from pathlib import Path
 from aiohttp import web
 
 from mps_exporter.backend import CollectorBackend
+from mps_exporter.flags import Settings
 from mps_exporter.metrics.exposition import TEXT_0_0_4
-from mps_exporter.settings import Settings
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist
 from testing import v3_host

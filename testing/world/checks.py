@@ -15,7 +15,7 @@ from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.metrics.spec import MetricSpec
-from mps_exporter.mps.log_counters import LOG_METRICS
+from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.options import WebOptions

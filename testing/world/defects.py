@@ -7,13 +7,13 @@ from unittest import mock
 
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
+from mps_exporter.limits_and_timeouts import END_TO_FAULT_SECONDS
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
-from mps_exporter.policy import END_TO_FAULT_SECONDS
 from mps_exporter.snapshot import Client, Incident, Server
 from mps_exporter.web import status_api
 from mps_exporter.web.status_fields import View

@@ -8,8 +8,8 @@ from random import Random
 from typing import get_args
 
 from mps_exporter.collector import Collector
+from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import RecordingHeader, Snapshot
 from mps_exporter.sources.recording import RecordingWriter
 from testing.mps_logs import LOGS
@@ -29,7 +29,7 @@ from testing.world.script import Action, generate
 SETTLING_MS = round(SETTLING_SECONDS * 1000)
 POLL_MS = 500
 QUIET_MS = 2_500
-CONFIRMING_MS = 1_500  # Longer than policy.py's EXIT_CONFIRM_SECONDS.
+CONFIRMING_MS = 1_500  # Longer than limits_and_timeouts.py's EXIT_CONFIRM_SECONDS.
 EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.

@@ -25,8 +25,8 @@ from typing import Any
 
 import mps_exporter
 from mps_exporter.collector import Collector
+from mps_exporter.flags import Settings
 from mps_exporter.metrics import CATALOGUE
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import RecordingWriter

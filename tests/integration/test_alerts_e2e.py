@@ -25,7 +25,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 
-from mps_exporter.settings import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.sources.recording import read_recording
 from testing.page import text_of
 from testing.player import RECORDINGS, Player

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.collector import Collector
-from mps_exporter.settings import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.sources.live_host import LiveHost
 from testing import fake_mps_v3 as published
 from testing.fake_host import install_tool, set_daemon

@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import recent_incidents
 from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process, pids_of
+from mps_exporter.flags import InvalidSettingError, Settings, StartError
 from mps_exporter.hindsight import latest_recording
 from mps_exporter.logging import print_output, supports_colour
 from mps_exporter.observations import Leftovers, ProcessFacts, ProcessView
-from mps_exporter.settings import InvalidSettingError, Settings, StartError
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.blocking import BlockingCalls

@@ -19,9 +19,9 @@ from mps_exporter.findings.finding import Finding, Severity, page_url
 from mps_exporter.findings.limits import gpu_name, partitioning_lines
 from mps_exporter.findings.one_process import Check, Outcome, conclusion
 from mps_exporter.findings.visibility import unknowns
+from mps_exporter.flags import PROGRAM
 from mps_exporter.manual import name_of
 from mps_exporter.observations import Leftovers
-from mps_exporter.settings import PROGRAM
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot
 
 Painter = Callable[[str, str], str]

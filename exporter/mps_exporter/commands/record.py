@@ -16,10 +16,10 @@ from mps_exporter.commands import on_signals
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import recent_incidents
 from mps_exporter.findings.finding import DOCS, page_url
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.hindsight import latest_recording
 from mps_exporter.humanize import printable
 from mps_exporter.logging import print_status, show_progress
-from mps_exporter.settings import Settings, StartError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.recording import (
     RecordingError,

@@ -18,8 +18,8 @@ import mps_exporter
 from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
+from mps_exporter.flags import DEMO_LISTEN_ADDRESS, InvalidSettingError, Settings
 from mps_exporter.logging import print_output, print_status, show_progress
-from mps_exporter.settings import DEMO_LISTEN_ADDRESS, InvalidSettingError, Settings
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import WEB_CONFIG

@@ -15,7 +15,7 @@ from typing import Any
 from mps_exporter import humanize
 from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
-from mps_exporter.settings import Settings, StartError
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status

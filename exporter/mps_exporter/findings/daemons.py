@@ -5,7 +5,8 @@ A remedy is the least costly one, and ends only what is proved to be dead.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mps_exporter import humanize, policy
+from mps_exporter import humanize
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.findings import halted
 from mps_exporter.findings.finding import (
     ANY_USER,

@@ -13,8 +13,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from mps_exporter import humanize, policy
-from mps_exporter.findings.incident_texts import describe_incident
+from mps_exporter import humanize
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.findings.timeline import describe_incident
 from mps_exporter.humanize import UserNameLookup
 from mps_exporter.observations import ClosedFolder, DaemonConditions, DaemonFacts, Leftovers
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot

@@ -10,7 +10,8 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from mps_exporter import humanize, policy
+from mps_exporter import humanize
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.findings import daemons, gpus, halted, incidents, limits, visibility
 from mps_exporter.findings.daemons import WITHOUT_MPS
 from mps_exporter.findings.finding import (

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mps_exporter.limits_and_timeouts import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.merge.clients import (
     by_uuid,
     in_partition,
@@ -14,11 +15,10 @@ from mps_exporter.merge.clients import (
 )
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, is_server
 from mps_exporter.mps import client_limits
-from mps_exporter.mps.log_counters import LOG_METRICS, SERVER_LOG
+from mps_exporter.mps.log_metrics import LOG_METRICS, SERVER_LOG
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tool_commands import CANNOT_SEND, ServerReply
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts
-from mps_exporter.policy import CLOCK_TOLERANCE_SECONDS
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,

@@ -13,7 +13,7 @@ from mps_exporter.metrics.spec import (
     daemon_rows,
     texts,
 )
-from mps_exporter.mps.log_counters import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
+from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
 from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, Wait
 
 _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")

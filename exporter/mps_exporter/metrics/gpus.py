@@ -23,7 +23,7 @@ from mps_exporter.metrics.spec import (
     Texts,
     texts,
 )
-from mps_exporter.mps.log_counters import BOTH_LOGS
+from mps_exporter.mps.log_metrics import BOTH_LOGS
 from mps_exporter.snapshot import PROCESS_KINDS, Gpu
 
 SHARING, GPUS = Section("GPU sharing"), Section("GPUs")

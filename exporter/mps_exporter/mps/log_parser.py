@@ -27,8 +27,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
-from mps_exporter import policy
-from mps_exporter.mps.log_lines import (
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,
     NUMBER,
@@ -50,7 +50,7 @@ _PREFIX = re.compile(
 # Drivers before 535 begin many messages of a server with one of these.
 _OLD_PREFIX = re.compile(r"^(?:Volta MPS Server: |Volta MPS: |MPS Server: )")
 
-# For searches in a log without parsing: no module but this and log_lines has wording of the logs.
+# For searches in a log without parsing: only this module and log_wordings have wording of the logs.
 
 DAEMON_STARTING_LINE = re.compile(
     rb"^\[\d{4}-\d\d-\d\d [\d:.]{8,16} Control +\d+\] "

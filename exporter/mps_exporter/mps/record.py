@@ -13,9 +13,9 @@ from itertools import islice, product
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from mps_exporter import policy
-from mps_exporter.mps.log_counters import LOG_METRICS, LogMetric
-from mps_exporter.policy import FULL, Quota
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.limits_and_timeouts import FULL, Quota
+from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 
 K = TypeVar("K")
@@ -38,7 +38,7 @@ class BoundedDict(dict[K, V]):
 class Counters:
     """Counters, histograms and last timestamps of one daemon.
 
-    Every call must use the name and the labels that log_counters.py declares, in their order: else
+    Every call must use the name and the labels that log_metrics.py declares, in their order: else
     it raises. Users and GPUs beyond the quota count as unknown.
     """
 

@@ -7,13 +7,13 @@ timestamps, so that they do not depend on the steps in which time advances.
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.limits_and_timeouts import FULL, Quota
 from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.record import BoundedDict, Counters, GpuNames, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, Occupant, QueuedClient, Timeline
 from mps_exporter.observations import LogName
-from mps_exporter.policy import FULL, Quota
 from mps_exporter.snapshot import Handover, Incident, Wait
 
 FORBIDDEN_START_ATTEMPTS = 6

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from mps_exporter.limits_and_timeouts import MAX_QUOTED_OUTPUT
 from mps_exporter.mps.client_limits import parse_memory
 from mps_exporter.mps.protocol_v3 import (
     READ_ONLY_V3,
@@ -34,7 +35,6 @@ from mps_exporter.mps.protocol_v3 import (
     has_header,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from mps_exporter.policy import MAX_QUOTED_OUTPUT
 
 FENCE = "get_default_active_thread_percentage"
 PROBE: tuple[str, ...] = ("get_server_list", FENCE)

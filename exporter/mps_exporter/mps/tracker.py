@@ -14,8 +14,10 @@ second after it: the lines of an orderly end would be there.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from mps_exporter import policy
-from mps_exporter.mps.log_lines import (
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.limits_and_timeouts import FULL, Quota
+from mps_exporter.mps.log_parser import LogMerger
+from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     KNOWN,
     UNRECOGNIZED,
@@ -23,14 +25,12 @@ from mps_exporter.mps.log_lines import (
     LogEntry,
     ServerLogReader,
 )
-from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonLifetime, DaemonState
 from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.observations import DaemonFacts, LogsObservation, ProcessFacts
-from mps_exporter.policy import FULL, Quota
 
 IsAlive = Callable[[int, float], bool | None]
 """(PID as the log prints it, a time at which it was alive) -> whether that process exists.

@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.mps.protocol_v3 import DETAILS_V3, FIXED_V3, PROBE_V3, SERVERS, V2_PARTITIONS
 from mps_exporter.mps.tool_commands import (
@@ -50,8 +50,8 @@ from mps_exporter.sources.child_process import (
     may_change_user,
     run_process,
 )
+from mps_exporter.sources.fairness import UserBudget
 from mps_exporter.sources.resolve_in_root import opened_directory, process_root
-from mps_exporter.sources.user_budget import UserBudget
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -6,7 +6,7 @@ program; it does neither. Directories: see daemon_directories.py.
 
 Users choose arguments and environment, so only facts from the kernel are trusted: the owner of the
 process, the owner of the directory it names, and the holder of the lock there. What ordinary users
-may cost is limited: see user_budget.py.
+may cost is limited: see fairness.py.
 """
 
 import os
@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcfsObservation
 from mps_exporter.sources.blocking import BlockingCalls
@@ -38,8 +38,8 @@ from mps_exporter.sources.daemon_directories import (
     directory_status,
     parse_daemon_flags,
 )
+from mps_exporter.sources.fairness import UserBudget
 from mps_exporter.sources.processes import Account, Processes
-from mps_exporter.sources.user_budget import UserBudget
 from mps_exporter.sources.user_names import HOST_USERS
 
 CONTAINER_LOGS = "/var/log/containers"

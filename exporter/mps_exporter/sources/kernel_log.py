@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.observations import AddressRanges, KernelLine, KernelObservation
 from mps_exporter.sources.blocking import BlockingCalls
+from mps_exporter.sources.fairness import UserTokenBuckets
 from mps_exporter.sources.processes import Account, Processes, parse_status
-from mps_exporter.sources.user_budget import UserTokenBuckets
 
 MAX_RECORD_BYTES = 8192  # Buffer for one record (or the beginning of /proc/PID/status).
 

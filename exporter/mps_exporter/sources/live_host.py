@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
@@ -20,7 +21,6 @@ from mps_exporter.observations import (
     NvmlObservation,
     ProcfsObservation,
 )
-from mps_exporter.settings import Settings
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery

@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import mps_exporter
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.mps.log_parser import LogFilter
 from mps_exporter.observations import (
     ControlObservation,
@@ -47,7 +48,6 @@ from mps_exporter.observations import (
     ProcfsObservation,
     QueryKind,
 )
-from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources.anonymiser import Anonymiser
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
-from mps_exporter import findings, humanize, policy
+from mps_exporter import findings, humanize
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.findings import ADVICE, visibility
 from mps_exporter.findings.finding import SEVERITIES
-from mps_exporter.policy import RECENT_INCIDENT_SECONDS
+from mps_exporter.limits_and_timeouts import RECENT_INCIDENT_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.status_fields import View, finding_view
 

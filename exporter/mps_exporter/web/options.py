@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from mps_exporter import policy
-from mps_exporter.settings import Settings
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.flags import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

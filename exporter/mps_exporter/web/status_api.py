@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mps_exporter import findings, humanize, policy
+from mps_exporter import findings, humanize
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import Finding, shown_path
-from mps_exporter.findings.incident_texts import describe_incident
 from mps_exporter.findings.limits import partitioning_lines
+from mps_exporter.findings.timeline import describe_incident
+from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.settings import PROGRAM
 from mps_exporter.snapshot import (
     Client,
     ControlDaemon,

@@ -10,7 +10,7 @@ import pytest
 from mps_exporter.commands import doctor
 from mps_exporter.commands.doctor_report import status_of_end
 from mps_exporter.findings.before_kill import before_kill, neighbour_counts
-from mps_exporter.settings import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
 from testing.fake_proc import FakeProc
 from testing.snapshots import NOW, UUID, client, daemon, server, snapshot

@@ -11,7 +11,7 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.serve import free_address
-from mps_exporter.settings import COMMANDS, DEMO_LISTEN_ADDRESS, FLAGS, PROGRAM, grouped, options_of
+from mps_exporter.flags import COMMANDS, DEMO_LISTEN_ADDRESS, FLAGS, PROGRAM, grouped, options_of
 
 ROOT = Path(__file__).parents[3]
 FLAG = re.compile(r"--(?:no-|\[no-\])?[a-z][a-z.-]*[a-z]")

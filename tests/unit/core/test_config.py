@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter.cli import parse_words
-from mps_exporter.settings import (
+from mps_exporter.flags import (
     FLAGS,
     OPTIONS,
     OWN_PATHS,

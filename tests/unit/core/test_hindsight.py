@@ -21,6 +21,7 @@ import pytest
 from mps_exporter.backend import advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.record import record
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.hindsight import (
     AFTER_SECONDS,
     ENCODE_INTERVAL_SECONDS,
@@ -29,6 +30,7 @@ from mps_exporter.hindsight import (
     Hindsight,
     latest_recording,
 )
+from mps_exporter.limits_and_timeouts import MAX_CONTROL_OUTPUT_BYTES
 from mps_exporter.observations import (
     AddressRanges,
     CgroupMemory,
@@ -44,8 +46,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcfsObservation,
 )
-from mps_exporter.policy import MAX_CONTROL_OUTPUT_BYTES
-from mps_exporter.settings import Settings, StartError
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.anonymiser import _KNOWN_VARIABLES
 from mps_exporter.sources.recording import Recording, RecordingError, read_recording

@@ -16,6 +16,7 @@ from mps_exporter.findings import findings, trace_findings
 from mps_exporter.findings.daemons import HANGS
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
+from mps_exporter.flags import Settings
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonFacts,
@@ -24,7 +25,6 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import CollectorResult, Handover, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.control_groups import frozen_group, tracer_of

@@ -14,9 +14,9 @@ import pytest
 from mps_exporter.backend import CollectorBackend, advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
+from mps_exporter.flags import Settings
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import DaemonFacts, ProcfsObservation
-from mps_exporter.settings import Settings
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost

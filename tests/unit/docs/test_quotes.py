@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mps_exporter.settings import FLAGS, REVISION_VARIABLE
+from mps_exporter.flags import FLAGS, REVISION_VARIABLE
 from tests.unit.docs.markdown import ROOT, blocks, files, pages, quotes
 
 CURRENT = [page for page in pages() if page.name != "CHANGELOG.md"]

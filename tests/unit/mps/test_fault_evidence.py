@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from mps_exporter.limits_and_timeouts import (
+    MAX_EVIDENCE_RANGES,
+    RANGES_LIFETIME_SECONDS,
+    SAME_FAULT_SECONDS,
+)
 from mps_exporter.mps.fault_evidence import FaultEvidence, Verdict, parse_fault, pci_address
 from mps_exporter.observations import AddressRanges, KernelLine
-from mps_exporter.policy import MAX_EVIDENCE_RANGES, RANGES_LIFETIME_SECONDS, SAME_FAULT_SECONDS
 from testing.each import each
 from testing.mps_logs import EIGHT, read, sample
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from mps_exporter.limits_and_timeouts import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
-from mps_exporter.policy import OF_ORDINARY_USER
 from testing.mps_logs import (
     EIGHT,
     GPU,

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mps_exporter.limits_and_timeouts import Quota
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogName, LogsObservation
-from mps_exporter.policy import Quota
 from testing.mps_logs import EIGHT, LOGS, PIPE, SAMPLES, Logs, numbers, observation, script, values
 
 NUMBERS = st.sampled_from([0, 1, 2, 100, 101, 110, 111, 1001, 1002, 9999999])

@@ -2,10 +2,10 @@
 
 import pytest
 
+from mps_exporter.limits_and_timeouts import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline
-from mps_exporter.policy import MAX_TIMELINE_SPANS, TIMELINE_SECONDS
 from testing.mps_logs import Logs, at, counted, incidents, more, read, script, start, summary
 from testing.mps_script import HOLDER, arrives, leaves, pending, server_ends, server_starts
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.log_lines import Event, LogEntry
+from mps_exporter.limits_and_timeouts import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from mps_exporter.mps.log_parser import LINE_TOO_LONG, LogMerger
+from mps_exporter.mps.log_wordings import Event, LogEntry
 from mps_exporter.observations import LogChunk, LogName
-from mps_exporter.policy import MAX_HOLD_SECONDS, MAX_LINE_BYTES
 from testing.mps_logs import LOGS, PIPE, at, script
 
 NOW = at("10:00")

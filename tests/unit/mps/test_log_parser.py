@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.mps.log_lines import (
+from mps_exporter.limits_and_timeouts import MAX_QUOTED_MESSAGE
+from mps_exporter.mps.log_parser import (
+    DAEMON_ACTIVITY_LINE,
+    DAEMON_STARTING_LINE,
+    control_line_of,
+    parse_line,
+)
+from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,
     KNOWN,
@@ -19,14 +26,7 @@ from mps_exporter.mps.log_lines import (
     ServerLogReader,
     Shapes,
 )
-from mps_exporter.mps.log_parser import (
-    DAEMON_ACTIVITY_LINE,
-    DAEMON_STARTING_LINE,
-    control_line_of,
-    parse_line,
-)
 from mps_exporter.mps.state import DaemonState
-from mps_exporter.policy import MAX_QUOTED_MESSAGE
 
 STAMP = "2026-11-21 08:55:42.578"
 STAMP_MS = 1_795_251_342_578

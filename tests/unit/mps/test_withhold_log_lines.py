@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mps_exporter.limits_and_timeouts import MAX_LINE_BYTES
 from mps_exporter.mps.log_parser import LogFilter, parse_line, withhold_unknown
-from mps_exporter.policy import MAX_LINE_BYTES
 
 PREFIX = b"[2026-11-21 08:55:42.578 Control   630] "
 KNOWN = PREFIX + b"NEW CLIENT 632 from user 1001: Server already exists\n"

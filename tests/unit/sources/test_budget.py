@@ -1,10 +1,10 @@
 from collections import Counter
 from collections.abc import Hashable
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.observations import DaemonFacts
+from mps_exporter.sources.fairness import UserBudget, UserTokenBuckets
 from mps_exporter.sources.processes import Account, ProcessStatus
-from mps_exporter.sources.user_budget import UserBudget, UserTokenBuckets
 
 OWN, ALICE, BOB = 900, 2001, 2002
 

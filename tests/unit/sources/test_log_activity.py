@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogChunk
-from mps_exporter.settings import Settings
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_tail import last_activity
 from testing.mps_logs import PIPE, at, script

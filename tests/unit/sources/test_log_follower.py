@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogsObservation
-from mps_exporter.settings import Settings
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.log_follower import LogFollower

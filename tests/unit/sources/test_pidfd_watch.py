@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import policy
+from mps_exporter import limits_and_timeouts as policy
+from mps_exporter.flags import Settings
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
-from mps_exporter.settings import Settings
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener

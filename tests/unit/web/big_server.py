@@ -5,7 +5,7 @@ import random
 import signal
 import sys
 
-from mps_exporter.settings import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve_app

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from mps_exporter.settings import Settings
+from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.options import WebOptions

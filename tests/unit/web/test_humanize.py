@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter import humanize
-from mps_exporter.findings import incident_texts
-from mps_exporter.findings.incident_texts import MPS_NAMES
+from mps_exporter.findings import timeline
+from mps_exporter.findings.timeline import MPS_NAMES
 from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
@@ -77,14 +77,14 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
     ],
 )
 def test_incident(incident: Incident, expected: str) -> None:
-    shown = incident_texts.describe_incident(
+    shown = timeline.describe_incident(
         incident, lambda uid: humanize.user_name(uid, "alice" if uid == 1001 else None)
     )
     assert shown == expected
 
 
 def test_every_kind_has_a_sentence() -> None:
-    assert set(incident_texts._SENTENCES) == set(get_args(IncidentKind))
+    assert set(timeline._SENTENCES) == set(get_args(IncidentKind))
 
 
 @given(st.text(st.characters(codec=None)))

@@ -24,8 +24,8 @@ from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
 
+from mps_exporter.limits_and_timeouts import REFUSED_RETRY_INTERVAL_SECONDS
 from mps_exporter.observations import CgroupMemory
-from mps_exporter.policy import REFUSED_RETRY_INTERVAL_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from mps_exporter import nvml_terms as nvml
+from mps_exporter.limits_and_timeouts import EACH, HOUR, MINUTE, SLOW
 from mps_exporter.observations import Reading
-from mps_exporter.policy import EACH, HOUR, MINUTE, SLOW
 from mps_exporter.sources.nvml.pynvml_api import Argument, Device, NvmlApi, NvmlError
 
 MILLI = 1e-3

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
-from mps_exporter.settings import StartError
+from mps_exporter.flags import StartError
 
 TLS_KEY = "tls_server_config"
 _T = TypeVar("_T")

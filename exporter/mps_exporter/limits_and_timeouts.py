@@ -408,15 +408,6 @@ LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the
 CONTRADICTION_CONFIRM_SECONDS = 10.0
 """Minimum time between two replies that contradict the log and so prove that it lost a line."""
 
-# -------------------------------------------------------------- histograms
-
-WAIT_BOUNDS_SECONDS = (
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
-    *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
-)
-"""Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
-Rules and dashboards do not use the distribution of other durations."""
-
 # ======================================================================================== findings
 
 # ----------------------------------------------------- daemons and servers
@@ -486,7 +477,6 @@ LISTEN_BACKLOG = 1024
 
 MAX_SCRAPE_TIMEOUT_SECONDS = 300.0  # Maximum scrape timeout that is taken from the request.
 MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of its timeout.
-GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
 
 # ---------------------------------------------------- status page and JSON
 
