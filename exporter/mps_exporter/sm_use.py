@@ -98,19 +98,21 @@ def _added(
     """Add the time between the last two samples; limits: process -> SMs it may use at most."""
     before, now = seen[-2], seen[-1]
     seconds = now.sampled_at - before.sampled_at
-    seconds -= max(0.0, now.unobserved_seconds - before.unobserved_seconds)
+    unobserved = max(0.0, now.unobserved_seconds - before.unobserved_seconds)
     active = max(0.0, now.active_seconds - before.active_seconds) * sms
-    high = min(active, max(0.0, limits[pid] * seconds))
+    high = min(active + unobserved * sms, max(0.0, limits[pid] * seconds))
+    use = replace(use, high=use.high + high, sampled_at=now.sampled_at)
+    seconds -= unobserved
     # A sample is up to a second older than its collection: the same processes must have been
     # on the GPU in the collection before, too.
     same = len({(one.members, one.changes) for one in seen}) == 1
     if len(seen) < 3 or not same or seconds <= 0:
-        return replace(use, high=use.high + high)
+        return use
     others = sum(limits.values()) - limits[pid]
     alone = len(limits) == 1
-    return SmUse(
-        use.low + min(high, max(0.0, active - others * seconds)),
-        use.high + high,
-        use.alone_seconds + alone * seconds,
-        use.alone_sm_seconds + alone * active,
+    return replace(
+        use,
+        low=use.low + min(high, max(0.0, active - others * seconds)),
+        alone_seconds=use.alone_seconds + alone * seconds,
+        alone_sm_seconds=use.alone_sm_seconds + alone * active,
     )

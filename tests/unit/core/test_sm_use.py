@@ -26,17 +26,22 @@ class Host:
     connections: int = 0
     counter: SmUseCounter = field(default_factory=SmUseCounter)
     readable: bool = True
+    unseen: float = 0.0  # SM-seconds in unobserved time.
+    unobserved: float = 0.0
 
     def look(self, **changes: object) -> dict[int, SmUse]:
         clients = [client(pid, sm_limit={UUID: sms}) for pid, sms in self.limits.items()]
         pids = (634, *self.limits, *self.others)
-        active = sum(self.used.values()) / SMS
+        active = (sum(self.used.values()) - self.unseen) / SMS
         seen = GpuObservation(
             0,
             UUID,
             sm_count=SMS,
             processes=tuple(GpuProcess(pid, "compute") for pid in pids),
-            readings=(Reading("sm_active_time", active),),
+            readings=(
+                Reading("sm_active_time", active),
+                Reading("unobserved_time", self.unobserved, (("counter", "active"),)),
+            ),
             activity_age_seconds=0.5,
         )
         made: Gpu = gpu(observation=replace(seen, **changes))  # type: ignore[arg-type]
@@ -48,9 +53,12 @@ class Host:
         found = self.counter.count(host, self.at)
         return {pid: by_gpu[UUID] for (_, _, pid), by_gpu in found.items()}
 
-    def work(self, seconds: float, **sms: float) -> None:
+    def work(self, seconds: float, observed: bool = True, **sms: float) -> None:
         """Record that clients (named p1, p2, ...) use this number of SMs."""
         self.at += seconds
+        if not observed:
+            self.unseen += sum(sms.values()) * seconds
+            self.unobserved += seconds
         for name, number in sms.items():
             pid = int(name[1:])
             self.used[pid] = self.used.get(pid, 0.0) + number * seconds
@@ -121,24 +129,26 @@ def test_a_gpu_without_sm_activity_has_no_bounds() -> None:
             st.sampled_from([0.0, 0.2, 1.0, 15.0]),
             st.dictionaries(st.integers(1, 4), st.floats(0, 1), max_size=4),
             st.sets(st.integers(1, 4), min_size=1),
+            st.booleans(),
         ),
         max_size=12,
     )
 )
 def test_the_truth_is_within_the_bounds(
-    steps: list[tuple[float, dict[int, float], set[int]]],
+    steps: list[tuple[float, dict[int, float], set[int], bool]],
 ) -> None:
     limits = {1: 132, 2: 66, 3: 32, 4: 14}
     host = Host({1: 132})
     began: dict[int, tuple[float, SmUse]] = {}
-    for seconds, shares, present in steps:
+    for seconds, shares, present, observed in steps:
         host.connections += len(present - host.limits.keys())
         host.limits = {pid: limits[pid] for pid in present}
         for pid, use in host.look().items():
             began.setdefault(pid, (host.used.get(pid, 0.0), use))
         for pid in began.keys() - present:
             del began[pid]
-        host.work(seconds, **{f"p{pid}": shares.get(pid, 0) * limits[pid] for pid in present})
+        sms = {f"p{pid}": shares.get(pid, 0) * limits[pid] for pid in present}
+        host.work(seconds, observed, **sms)
         for pid, use in host.look().items():
             used, first = began[pid]
             truth = host.used.get(pid, 0.0) - used
