@@ -5,6 +5,7 @@ ends with GPU work in flight, against the prediction of doctor --before-kill; an
 a fault, a crash and a ghost, each diagnosed again. Needs nvcc, root, and 7 minutes.
 
 --parts two-gpus: ends and bounds on a host with two GPUs, in less than 4 minutes.
+--parts lengths: ends while kernels of different lengths run, in 6 minutes.
 """
 
 import argparse
@@ -56,7 +57,10 @@ class Place(NamedTuple):
 
 EVERYWHERE = [Place(mode, gpu) for mode in ("rate", "idle") for gpu in ("0", "1")]
 EVERYWHERE += [Place("each"), Place("eachidle"), Place("rate")]
-TWO_GPU_ENDS: list[tuple[Place, list[Place], int]] = [
+Shape = tuple[Place, list[Place], *tuple[int, ...]]
+"""Who ends, the others, their number of users, and the milliseconds of a kernel."""
+
+TWO_GPU_ENDS: list[Shape] = [
     *product((Place("device", "0"), Place("device", "1"), Place("each")), [EVERYWHERE], (1, 2)),
     (Place("device"), EVERYWHERE, 1),
     (Place("device", "0"), [Place("rate", "1"), Place("idle", "1")], 1),
@@ -70,10 +74,10 @@ TWO_GPU_ENDS: list[tuple[Place, list[Place], int]] = [
     (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("eachidle")], 1),
     (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("each")], 1),
 ]
-"""Who ends, the others, and their number of users."""
+LENGTHS = (10, 100, 300, 1000, 3000)  # Milliseconds of a kernel.
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.
-SAMPLE_AGE_SECONDS = 1.1
-"""Maximum age of a sample of the GPU's activity: the interval is 1 s, and reading takes time."""
+PULSE_SECONDS = 0.3
+"""Tolerance of the bounds, as time of the load: its start, and where in a pulse a sample is."""
 
 
 def get(path: str) -> str:
@@ -102,13 +106,13 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
         command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, duration))]
         client = one.client("", 0, command=command, percentage=percentage, gpus=gpus)
         loads.append((client, blocks))
-    seen: dict[int, list[tuple[float, dict[str, float]]]] = {c.pid: [] for c, _ in loads}
+    seen: dict[int, list[dict[str, float]]] = {client.pid: [] for client, _ in loads}
     try:
         while any(client.process.poll() is None for client, _ in loads):
             at = time.monotonic()
             for client, _ in loads:
                 if client.process.poll() is None:
-                    seen[client.pid].append((at, use_of(client.pid)))
+                    seen[client.pid].append(use_of(client.pid))
             time.sleep(max(0.0, at + 1 - time.monotonic()))
     finally:
         one.clean_up()
@@ -116,28 +120,26 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
     for client, blocks in loads:
         done = json.loads(client.output.read_text().splitlines()[-1])
         rate = blocks * done["busy_seconds"] / done["wall_seconds"]
-        rows = [(at, values) for at, values in seen[client.pid] if values]
-        # Since the second read with bounds. GPM is right to 2 %, a sample up to a second old, and
-        # a load with pauses not even within a second.
-        # The first samples of a load alone contain its start.
+        rows = [use for use in seen[client.pid] if use.get("sampled_at")]
+        # Since the second read with bounds. GPM is right to 2 %, and a load with pauses is not even
+        # within a second. The first samples of a load alone contain its start.
         start = 8 if alone else 1
         if len(rows) < start + 2:
             result.append({"blocks": blocks, "within": False})
             continue
-        (begun, first), *later = rows[start:]
+        first, *later = rows[start:]
         # How far a bound is beyond the truth, as time at the rate of the load.
-        grown = [(at - begun, {k: v - first[k] for k, v in use.items()}) for at, use in later]
-        early = max(use["low"] / 1.02 / rate - seconds for seconds, use in grown)
-        late = max(seconds - 1.02 * use["high"] / rate for seconds, use in grown)
-        within = [early <= SAMPLE_AGE_SECONDS, late <= SAMPLE_AGE_SECONDS]
-        passed, last = grown[-1]
+        grown = [{key: value - first[key] for key, value in use.items()} for use in later]
+        early = max(use["low"] / 1.02 / rate - use["sampled_at"] for use in grown)
+        late = max(use["sampled_at"] - 1.02 * use["high"] / rate for use in grown)
+        within = [early <= PULSE_SECONDS, late <= PULSE_SECONDS]
+        last = grown[-1]
         if alone:
-            # The age of a sample does not matter to a rate while alone.
             exact = ("low", "alone_sm_seconds")
             rates = {f"{bound}_rate": last[bound] / last["alone_seconds"] for bound in exact}
             within += [abs(one / rate - 1) < 0.02 for one in rates.values()]
             last |= {"true_rate": rate, **rates}
-        last |= {"truth": rate * passed, "early": early, "late": late}
+        last |= {"truth": rate * last["sampled_at"], "early": early, "late": late}
         result.append({"blocks": blocks, **last, "within": all(within)})
     return {"loads": name, "clients": result}
 
@@ -150,19 +152,25 @@ def predicted(pid: int) -> dict[str, Any]:
 
 
 def act_end(
-    folder: Path, programs: dict[str, Path], leaver: Place, others: Sequence[Place], users: int
+    folder: Path,
+    programs: dict[str, Path],
+    leaver: Place,
+    others: Sequence[Place],
+    users: int,
+    milliseconds: int = 100,
 ) -> dict[str, Any]:
     """Kill a client with work in flight, and compare who is lost with the prediction."""
     one = Actors(folder, programs["client"])
     began = time.monotonic()
     try:
-        one.daemon(arguments=("-d", "-multiuser-server") if users > 1 else ("-d",))
+        daemon = one.daemon(arguments=("-d", "-multiuser-server") if users > 1 else ("-d",))
         clients = {}
         for number, other in enumerate(others):
             uid = 1001 + number % users if users > 1 else 0
             client = one.client(other.mode, 40, uid=uid, gpus=other.gpus)
             clients[client.pid] = client, other
-        words = [str(programs["leave"]), leaver.mode, "100", "600", "pause", "60"]  # 60 s of work
+        work = str(milliseconds), str(min(600, 60_000 // milliseconds)), "pause", "60"
+        words = [str(programs["leave"]), leaver.mode, *work]
         ending = one.client("", 0, command=words, gpus=leaver.gpus)
         wait_for(ending, "queued")
         for client, _ in clients.values():
@@ -170,9 +178,11 @@ def act_end(
         get("/metrics")
         foreseen = predicted(ending.pid)
         early = [pid for pid, (client, _) in clients.items() if client.has_printed('"error"')]
+        killed_at = time.monotonic()
         ending.kill()
-        time.sleep(2.5)
+        time.sleep(2.5 + milliseconds / 1000)
         lost = sorted(pid for pid, (client, _) in clients.items() if client.has_printed('"error"'))
+        server = (daemon.log / "server.log").read_text().splitlines()
         kernel = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
     finally:
         one.clean_up()
@@ -180,25 +190,31 @@ def act_end(
         "leaver": leaver,
         "others": {pid: other for pid, (_, other) in clients.items()},
         "users": users,
+        "milliseconds": milliseconds,
+        "killed_at": killed_at,  # the clock of the kernel's lines
         "same": sorted(foreseen["neighbours"]) == lost and not early,
         "early": early,  # lost before the end: the round proves nothing
         "lost": lost,
         "foreseen": foreseen,
         "seconds": time.monotonic() - began,
         "said": ending.output.read_text(),
+        "server": server[-12:],
         "kernel": [line for line in kernel.splitlines() if "NVRM" in line][-4:],
     }
 
 
-def ends_on_one_gpu() -> Iterator[tuple[Place, list[Place], int]]:
+def ends_on_one_gpu() -> Iterator[Shape]:
     for busy, idle, users in (*product((0, 1, 3), (0, 2), (1, 2)), *product([2], [1], [1, 2] * 9)):
         yield Place("device"), [Place("rate")] * busy + [Place("idle")] * idle, users
 
 
-def chosen(parts: str) -> tuple[dict[str, list[Load]], list[tuple[Place, list[Place], int]]]:
+def chosen(parts: str) -> tuple[dict[str, list[Load]], list[Shape]]:
     """Return the loads for bounds, and the shapes of ends."""
     loads = dict(LOADS) if "bounds" in parts else {}
     shapes = list(ends_on_one_gpu()) if "ends" in parts else []
+    if "lengths" in parts:
+        for milliseconds in LENGTHS * 8:
+            shapes.append((Place("device"), [Place("rate"), Place("idle")], 1, milliseconds))
     if "two-gpus" in parts and machine()[0].startswith("1 x"):
         print("two-gpus: skipped: one GPU")
     elif "two-gpus" in parts:
@@ -217,7 +233,8 @@ def as_line(end: dict[str, Any]) -> str:
     foreseen = end["foreseen"]["neighbours"]
     mark = "as predicted    " if end["same"] else "NOT AS PREDICTED"
     others = ", ".join(shown(pid, place) for pid, place in end["others"].items())
-    return f"{mark}  {end['users']} user(s), {shown(0, end['leaver'])} ends beside: {others}\n"
+    work = f"{end['users']} user(s), kernels of {end['milliseconds']} ms"
+    return f"{mark}  {work}, {shown(0, end['leaver'])} ends beside: {others}\n"
 
 
 def ghost(folder: Path, programs: dict[str, Path]) -> None:
