@@ -74,7 +74,7 @@ TWO_GPU_ENDS: list[Shape] = [
     (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("eachidle")], 1),
     (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("each")], 1),
 ]
-LENGTHS = (1, 2, 3, 5, 10, 20, 50)  # Milliseconds of a kernel.
+LENGTHS = (1, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)  # Milliseconds of a kernel.
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.
 PULSE_SECONDS = 0.3
 """Tolerance of the bounds, as time of the load: its start, and where in a pulse a sample is."""
@@ -157,7 +157,7 @@ def act_end(
     leaver: Place,
     others: Sequence[Place],
     users: int,
-    milliseconds: int = 100,
+    milliseconds: int = 1000,
 ) -> dict[str, Any]:
     """Kill a client with work in flight, and compare who is lost with the prediction."""
     one = Actors(folder, programs["client"])
@@ -213,7 +213,7 @@ def chosen(parts: str) -> tuple[dict[str, list[Load]], list[Shape]]:
     loads = dict(LOADS) if "bounds" in parts else {}
     shapes = list(ends_on_one_gpu()) if "ends" in parts else []
     if "lengths" in parts:
-        for milliseconds in LENGTHS * 8:
+        for milliseconds in LENGTHS * 5:
             shapes.append((Place("device"), [Place("rate"), Place("idle")], 1, milliseconds))
     if "two-gpus" in parts and machine()[0].startswith("1 x"):
         print("two-gpus: skipped: one GPU")
