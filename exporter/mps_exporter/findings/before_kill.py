@@ -97,8 +97,8 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
     if found:
         text += [
             f"{count(len(found), 'other client')}{of_users} can be lost if it ends with GPU work "
-            "in flight, or by a fault of its own: busy clients die, idle ones cannot use the GPU "
-            "any more.",
+            "in flight (measured: not with kernels of 3 ms or less), or by a fault of its own: "
+            "busy clients die, idle ones cannot use the GPU any more.",
             f"{capitalize(join_some([host.client(one) for one in found]))}.",
         ]
     elif not _shows_clients(daemon):
