@@ -370,6 +370,11 @@ def status_history(
 
 
 _NOT_KNOWN = style.not_known("-", "transparent")
+# An empty bar beside "not known" reads as 0 %.
+_NO_BARS = {
+    "matcher": {"id": "byValue", "options": {"reducer": "allIsNull", "op": "eq"}},
+    "properties": [{"id": "custom.cellOptions", "value": {"type": "auto"}}],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,14 +409,16 @@ class Column:
         elif self.is_label:
             # A user is 1001, not 1.00 K.
             wanted["unit"] = style.WORDS
+        letters = len(self.name)
         if self.is_label and (self.width is None or self.width >= 65):
             # Only names: the button takes the room of two letters of the header.
             wanted["custom__filterable"] = True
+            letters += 2
         if self.decimals is not None:
             wanted["decimals"] = self.decimals
         if self.width is not None:
             wanted["custom__width"] = self.width
-            if self.width < 8 * len(self.name):
+            if self.width < 8 * letters:
                 wanted["custom__wrapHeaderText"] = True
         elif self.links or self.least:
             wanted["custom__minWidth"] = self.least or 180  # A host's name on a phone.
@@ -524,6 +531,7 @@ def table(
         "indexByName": {source: position for position, source in enumerate(names)},
         "renameByName": names,
     }
+    bars = (_NO_BARS,) if any(column.gauge for column in columns) else ()
     # No pages: they would take a third of a table's height, and hide the rest behind a click.
     options = {
         "cellHeight": "lg" if two_lines else "sm",
@@ -537,7 +545,7 @@ def table(
         width,
         height,
         cells,
-        tuple(column.override() for column in columns),
+        (*(one.override() for one in columns), *bars),
         options,
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
     )

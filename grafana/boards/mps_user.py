@@ -114,7 +114,7 @@ WHERE = table(
         # The first three are what a phone shows.
         shared.host_column("mps-sharing", width=128),
         Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=118),
-        Column("Behind", "holder", width=93),
+        Column("Behind", "holder", least=93),
         Column("Place in queue", "C", width=125),
         Column("My programs", "B", width=115),
         Column("Back-off", "D", unit=style.SECONDS, width=100),
