@@ -177,8 +177,11 @@ def tile(
     return Panel("stat", title, description, (Query(expr, name, moment=True),), defaults=defaults)
 
 
-def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
-    """Show tiles in one panel: Grafana gives each panel the whole width of a phone."""
+def strip(title: str, *tiles: Panel, width: int = 24, height: int = 5, **sizes: int) -> Panel:
+    """Show tiles in one panel: Grafana gives each panel the whole width of a phone.
+
+    Without `sizes` (titleSize, valueSize) Grafana chooses the letters; it reckons with one line.
+    """
     letters = string.ascii_uppercase[: len(tiles)]
     queries, overrides = [], []
     for letter, one in zip(letters, tiles, strict=True):
@@ -199,10 +202,10 @@ def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
         "\n\n".join(f"**{one.title}**: {one.description}" for one in tiles),
         tuple(queries),
         width,
-        5,
+        height,
         {"noValue": "not reported", "thresholds": style.UNCOLORED.json(), **_BY_STEPS},
         tuple(overrides),
-        _stat_options("value_and_name"),
+        _stat_options("value_and_name") | {"text": sizes},
         tiles=tuple(one.title for one in tiles),
     )
 

@@ -83,6 +83,8 @@ TILES = strip(
         f"mps_client_losses_total{_MINE}",
     ),
     width=16,
+    height=6,
+    titleSize=12,
 )
 
 BEHIND = names_tile(
@@ -244,7 +246,7 @@ BOARD = Board(
         Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
     ),
     rows=(
-        Row("Why is my job waiting?", (TILES, BEHIND)),
+        Row("Why is my job waiting?", (TILES, replace(BEHIND, height=6))),
         Row("Behind whom, and what comes next?", (WHERE, TIMELINE)),
         Row("What do I get?", (GOT,)),
         Row(
