@@ -177,8 +177,11 @@ def tile(
     return Panel("stat", title, description, (Query(expr, name, moment=True),), defaults=defaults)
 
 
-def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
-    """Show tiles in one panel: Grafana gives each panel the whole width of a phone."""
+def strip(title: str, *tiles: Panel, width: int = 24, height: int = 5, **sizes: int) -> Panel:
+    """Show tiles in one panel: Grafana gives each panel the whole width of a phone.
+
+    Without `sizes` (titleSize, valueSize) Grafana chooses the letters; it reckons with one line.
+    """
     letters = string.ascii_uppercase[: len(tiles)]
     queries, overrides = [], []
     for letter, one in zip(letters, tiles, strict=True):
@@ -199,10 +202,10 @@ def strip(title: str, *tiles: Panel, width: int = 24) -> Panel:
         "\n\n".join(f"**{one.title}**: {one.description}" for one in tiles),
         tuple(queries),
         width,
-        5,
+        height,
         {"noValue": "not reported", "thresholds": style.UNCOLORED.json(), **_BY_STEPS},
         tuple(overrides),
-        _stat_options("value_and_name"),
+        _stat_options("value_and_name") | {"text": sizes},
         tiles=tuple(one.title for one in tiles),
     )
 
@@ -370,6 +373,11 @@ def status_history(
 
 
 _NOT_KNOWN = style.not_known("-", "transparent")
+# An empty bar beside "not known" reads as 0 %.
+_NO_BARS = {
+    "matcher": {"id": "byValue", "options": {"reducer": "allIsNull", "op": "eq"}},
+    "properties": [{"id": "custom.cellOptions", "value": {"type": "auto"}}],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,14 +412,16 @@ class Column:
         elif self.is_label:
             # A user is 1001, not 1.00 K.
             wanted["unit"] = style.WORDS
+        letters = len(self.name)
         if self.is_label and (self.width is None or self.width >= 65):
             # Only names: the button takes the room of two letters of the header.
             wanted["custom__filterable"] = True
+            letters += 2
         if self.decimals is not None:
             wanted["decimals"] = self.decimals
         if self.width is not None:
             wanted["custom__width"] = self.width
-            if self.width < 8 * len(self.name):
+            if self.width < 8 * letters:
                 wanted["custom__wrapHeaderText"] = True
         elif self.links or self.least:
             wanted["custom__minWidth"] = self.least or 180  # A host's name on a phone.
@@ -524,6 +534,7 @@ def table(
         "indexByName": {source: position for position, source in enumerate(names)},
         "renameByName": names,
     }
+    bars = (_NO_BARS,) if any(column.gauge for column in columns) else ()
     # No pages: they would take a third of a table's height, and hide the rest behind a click.
     options = {
         "cellHeight": "lg" if two_lines else "sm",
@@ -537,7 +548,7 @@ def table(
         width,
         height,
         cells,
-        tuple(column.override() for column in columns),
+        (*(one.override() for one in columns), *bars),
         options,
         ({"id": "merge", "options": {}}, {"id": "organize", "options": organized}),
     )

@@ -23,8 +23,9 @@ from grafana.promql import new_in_range
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
-TILES = strip(
-    "How many",
+_SIZES = {"width": 12, "height": 4, "titleSize": 12, "valueSize": 36}
+HOSTS = strip(
+    "Hosts",
     tile(
         "Healthy, no alert",
         "Healthy: all. Hosts about which no alert fires, not even advice.",
@@ -32,6 +33,17 @@ TILES = strip(
     ),
     shared.NOT_REACHED,
     shared.NO_TARGET,
+    shared.events_tile(
+        "Clients lost",
+        "Healthy: 0. Programs that MPS took down in this time range: their server crashed, their "
+        "daemon died, or they or another client caused a fatal GPU error.",
+        "mps_client_losses_total",
+        links=[shared.to_board("mps-incidents", "Who lost clients?")],
+    ),
+    **_SIZES,
+)
+ON_HOSTS = strip(
+    "On these hosts",
     tile(
         "Bad daemons",
         "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
@@ -57,13 +69,7 @@ TILES = strip(
         steps=style.noticed_from(1),
         links=[shared.to_board("mps-incidents", "Incidents")],
     ),
-    shared.events_tile(
-        "Clients lost",
-        "Healthy: 0. Programs that MPS took down in this time range: their server crashed, their "
-        "daemon died, or they or another client caused a fatal GPU error.",
-        "mps_client_losses_total",
-        links=[shared.to_board("mps-incidents", "Who lost clients?")],
-    ),
+    **_SIZES,
 )
 
 HOST_TABLE = table(
@@ -320,7 +326,7 @@ BOARD = Board(
     variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
-        Row("How many are unhealthy?", (TILES,)),
+        Row("How many are unhealthy?", (HOSTS, ON_HOSTS)),
         # "Gone since" has the resolution of a hundredth of the range.
         Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),

@@ -83,6 +83,8 @@ TILES = strip(
         f"mps_client_losses_total{_MINE}",
     ),
     width=16,
+    height=6,
+    titleSize=12,
 )
 
 BEHIND = names_tile(
@@ -114,7 +116,7 @@ WHERE = table(
         # The first three are what a phone shows.
         shared.host_column("mps-sharing", width=128),
         Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=118),
-        Column("Behind", "holder", width=93),
+        Column("Behind", "holder", least=93),
         Column("Place in queue", "C", width=125),
         Column("My programs", "B", width=115),
         Column("Back-off", "D", unit=style.SECONDS, width=100),
@@ -244,7 +246,7 @@ BOARD = Board(
         Variable("uid", "User", _USERS, everything=False, filters=False, several=False),
     ),
     rows=(
-        Row("Why is my job waiting?", (TILES, BEHIND)),
+        Row("Why is my job waiting?", (TILES, replace(BEHIND, height=6))),
         Row("Behind whom, and what comes next?", (WHERE, TIMELINE)),
         Row("What do I get?", (GOT,)),
         Row(
