@@ -117,10 +117,10 @@ def configuration_page() -> Iterator[str]:
     yield (
         "Each setting is a flag and an environment variable; the flag wins. The variable of "
         "`--web.listen-address` is `MPS_EXPORTER_WEB_LISTEN_ADDRESS`, and so on. A repeatable "
-        "setting is separated by commas in the variable. `--no-` before "
-        "the name turns a switch off. Durations are `500ms`, `5s`, `1m`, `1h` or plain seconds. "
-        "Wrong values and unknown variables that start with `MPS_EXPORTER_` are refused at start. "
-        "The settings of a command are in its `--help`."
+        "setting is separated by commas in the variable; an empty variable is not set. `--no-` "
+        "before the name turns a switch off. Durations are `500ms`, `5s`, `1m`, `1h` or plain "
+        "seconds. Wrong values and unknown variables that start with `MPS_EXPORTER_` are refused "
+        "at start. The settings of a command are in its `--help`."
     )
     for title, flags in grouped().items():
         yield from ("", f"### {title}", "")

@@ -2,7 +2,8 @@
 
 Command line, help, environment variables, docs/configuration.md and the man page come from these
 tables. ``--web.listen-address=:9400`` and ``MPS_EXPORTER_WEB_LISTEN_ADDRESS=:9400`` are the same;
-the flag wins. Repeatable settings are separated by commas in the environment.
+the flag wins. Repeatable settings are separated by commas in the environment, and an empty variable
+is not set.
 """
 
 import difflib
@@ -519,8 +520,7 @@ def load(given: Mapping[str, Any], environment: Mapping[str, str], command: str)
             continue
         if flag.field in given:
             values[flag.field] = _parsed(flag, given[flag.field], f"--{flag.name}")
-        elif flag.setting and flag.variable in environment:
-            text = environment[flag.variable]
+        elif flag.setting and (text := environment.get(flag.variable)):
             raw = [part.strip() for part in text.split(",")] if flag.repeatable else text
             values[flag.field] = _parsed(flag, raw, flag.variable)
         else:

@@ -52,6 +52,13 @@ def test_a_flag_beats_its_environment_twin() -> None:
     assert parsed("--mps.query-timeout=3s", **twin).mps_query_timeout == 3.0
 
 
+@pytest.mark.parametrize("command", ["serve", "demo", "doctor", "top", "record"])
+def test_an_empty_variable_is_not_set(command: str) -> None:
+    words = ["x"] if command == "record" else []
+    empty = {flag.variable: "" for flag in FLAGS}
+    assert parsed(*words, command=command, **empty) == parsed(*words, command=command)
+
+
 def test_repeatable_settings_add_up() -> None:
     words = ["--mps.pipe-directory=/a", "--mps.pipe-directory=/b/", "--mps.log-directory=/la"]
     assert parsed(*words).configured_directories() == (("/a", "/la"), ("/b", None))
