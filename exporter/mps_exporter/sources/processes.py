@@ -227,6 +227,8 @@ class Processes:
         """
         with os.scandir(self.root) as entries:
             listed = {int(entry.name): entry.inode() for entry in entries if entry.name.isdecimal()}
+        if not listed:  # at least this process
+            raise FileNotFoundError("no process is listed in procfs")
         self._known = {pid: known for pid, known in self._known.items() if pid in listed}
         pids = sorted(listed.keys() - self._kernel_threads())
         # A process that gets a used PID has another inode.

@@ -701,6 +701,8 @@ def test_daemons_that_cannot_be_read_are_not_gone(host: Host, name: str) -> None
 def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DaemonDiscovery(str(tmp_path / "nowhere")).discover((), search=True)
+    with pytest.raises(FileNotFoundError, match="no process is listed"):
+        DaemonDiscovery(str(tmp_path)).discover((), search=True)
 
 
 # ------------------------------------------------------------------------------ locked memory
