@@ -36,7 +36,7 @@ _IGNORED = re.compile(
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"cuda|cudnn|cublas|(?<!amd)gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|tensorflow|triton|vllm"
+    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|tensorflow|triton|vllm|rapids"
     r"|\bjax|(?<![a-z])mps|control daemon|time.slicing|\b(?:xid|mig|ecc)\b"
 )
 """Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
@@ -149,7 +149,7 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
-    subject = _SUBJECT.search(text.lower())
+    subject = _SUBJECT.search(text.lower()) and "amdgpu" not in text.lower()
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
