@@ -36,7 +36,7 @@ _IGNORED = re.compile(
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|tensorflow|triton|vllm|rapids"
+    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|triton|rapids"
     r"|\bjax|(?<![a-z])mps|control daemon|active_thread|pinned_mem|time.slicing|\b(?:xid|mig|ecc)\b"
 )
 """Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
