@@ -209,7 +209,7 @@ class DaemonDiscovery:
             arguments = self._processes.arguments(pid)
             unread = arguments is None
             account = statuses[pid].account
-            found.append(Program(self._with_halt(process), arguments or (), account, unread))
+            found.append(Program(process, arguments or (), account, unread))
         return sorted(found, key=lambda one: (one.account is not None, one.pid))
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
@@ -268,10 +268,27 @@ class DaemonDiscovery:
             if lookup == "unplaced"
         )
         return [
-            (lookup[0], _with_servers(lookup[1], candidates[name], programs))
+            (lookup[0], self._with_servers(lookup[1], candidates[name], programs))
             for name, lookup in self._lookups.items()
             if isinstance(lookup, tuple)
         ]
+
+    def _with_servers(
+        self, daemon: DaemonFacts, program: Program, programs: Sequence[Program]
+    ) -> DaemonFacts:
+        """Return a daemon with the current facts of its process and servers."""
+        servers = [
+            one for one in programs if one.process.parent_pid == program.pid and not one.is_control
+        ]
+        multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
+        return replace(
+            daemon,
+            process=self._with_halt(program.process),
+            # (The account is from the first scan; the owner was read in this one.)
+            limited=program.account is not None or daemon.owner_uid not in (0, os.geteuid()),
+            multiuser=daemon.multiuser or multiuser,
+            servers=tuple(self._with_halt(one.process) for one in servers),
+        )
 
     def _of_node(self, failures: Iterable[tuple[Account, str]]) -> list[str]:
         """Return the failures that concern no ordinary user; count the others as ignored."""
@@ -333,24 +350,6 @@ def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
         and one.process.parent_pid not in controls
         and not one.process.ended
     }
-
-
-def _with_servers(
-    daemon: DaemonFacts, program: Program, programs: Sequence[Program]
-) -> DaemonFacts:
-    """Return a daemon with the current facts of its process and servers."""
-    servers = [
-        one for one in programs if one.process.parent_pid == program.pid and not one.is_control
-    ]
-    multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
-    return replace(
-        daemon,
-        process=program.process,
-        # (The account is from the first scan; the owner was read in this one.)
-        limited=program.account is not None or daemon.owner_uid not in (0, os.geteuid()),
-        multiuser=daemon.multiuser or multiuser,
-        servers=tuple(one.process for one in servers),
-    )
 
 
 def _error_suffix(error: OSError | None) -> str:
