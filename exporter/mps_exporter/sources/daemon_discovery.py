@@ -68,10 +68,13 @@ class DaemonDiscovery:
         self._directories = DaemonDirectories(self._processes)
         self._container_logs = container_logs
         self._cgroups = cgroups
-        self._now = now
+        self._now, self._clock = now, clock
         self._ignored = Counter[int]()
         self._left_out = set[int]()
         """Processes of MPS's programs that are not read: their users have too many."""
+        self._children = dict[int, int]()
+        """Ordinary users' processes that are no daemons because of their parents -> the parent."""
+        self._children_until = float("-inf")
         self._checks = BlockingCalls[_Place]()  # Checks of configured directories.
         self._calls = BlockingCalls[Any]()
         self._users_calls = BlockingCalls[Any]()
@@ -197,19 +200,37 @@ class DaemonDiscovery:
         )
 
     def _programs(self) -> list[Program]:
-        """Return the processes of MPS's programs, trusted users' first, then by PID."""
-        statuses = self._processes.find_program(MPS_COMM, self._left_out)
+        """Return the processes of MPS's programs, trusted users' first, then by PID.
+
+        A child of an ordinary user's daemon is left out until its parent ends: it is no daemon.
+        Names and arguments are read again every minute, as those of all processes are.
+        """
+        if self._clock() >= self._children_until:
+            self._children_until = self._clock() + policy.PROCESS_REFRESH_INTERVAL_SECONDS
+            self._children = {}
+        statuses = self._processes.find_program(MPS_COMM, self._left_out | self._children.keys())
         admitted, self._ignored = self.budget.admit_processes(statuses)
         self._left_out = statuses.keys() - admitted
-        facts, unknown = self._processes.identify(admitted)
-        for error in unknown.values():
+        facts, unknown = self._processes.identify(set(admitted) - self._children.keys())
+        running = {pid for pid, one in facts.items() if not one.ended}
+        children = {one: of for one, of in self._children.items() if of in running}
+        orphans, more = self._processes.identify(
+            pid for pid in admitted if pid in self._children and pid not in children
+        )
+        for error in (*unknown.values(), *more.values()):
             raise error
-        found = []
+        facts, found = facts | orphans, []
         for pid, process in facts.items():
             arguments = self._processes.arguments(pid)
             unread = arguments is None
             account = statuses[pid].account
             found.append(Program(process, arguments or (), account, unread))
+        controls = {one.pid for one in found if one.is_control and one.account is not None}
+        self._children = children | {
+            one.pid: one.process.parent_pid
+            for one in found
+            if one.pid in controls and one.process.parent_pid in controls
+        }
         return sorted(found, key=lambda one: (one.account is not None, one.pid))
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
@@ -227,7 +248,7 @@ class DaemonDiscovery:
         (H200). Those of ordinary users follow: at the same time, each takes twice as long. If
         a check does not return now, or is not due, its last result is used.
         """
-        candidates = _candidates(programs)
+        candidates = _candidates(programs, self._children)
         pipes = [pipe for pipe, _ in configured]
         accounts = {name: one.account for name, one in candidates.items()}
         self._rounds += 1
@@ -340,9 +361,9 @@ class DaemonDiscovery:
         return None
 
 
-def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
+def _candidates(programs: Sequence[Program], children: Iterable[int]) -> dict[Hashable, Program]:
     """Return the processes that may be daemons; a child has the name until it is a server."""
-    controls = {one.pid for one in programs if one.is_control}
+    controls = {one.pid for one in programs if one.is_control}.union(children)
     return {
         one.identity: one
         for one in programs
