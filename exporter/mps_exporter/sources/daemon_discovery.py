@@ -80,7 +80,7 @@ class DaemonDiscovery:
         self._users_calls = BlockingCalls[Any]()
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
-        self._rounds = 0
+        self._rounds, self._next_round_at = 0, float("-inf")
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []  # Files of the node's daemons that were not read in time.
         self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
@@ -251,8 +251,12 @@ class DaemonDiscovery:
         candidates = _candidates(programs, self._children)
         pipes = [pipe for pipe, _ in configured]
         accounts = {name: one.account for name, one in candidates.items()}
-        self._rounds += 1
-        due = self.budget.due_checks(accounts, self._lookups, self._rounds)
+        rechecks = self._clock() >= self._next_round_at
+        if rechecks:
+            self._next_round_at = self._clock() + policy.USERS_CHECK_INTERVAL_SECONDS
+            self._rounds += 1
+        number = self._rounds if rechecks else None
+        due = self.budget.due_checks(accounts, self._lookups, number)
         end = time.monotonic() + policy.DIRECTORY_TIMEOUT_SECONDS
         found, errors = dict[Hashable, DirectoryLookup](), dict[Hashable, OSError]()
         for limited, calls in enumerate((self._calls, self._users_calls)):
