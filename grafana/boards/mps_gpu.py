@@ -55,6 +55,7 @@ TILES = strip(
         style.CELSIUS,
         HEADROOM,
     ),
+    height=6,  # On a phone: two rows.
 )
 
 HEALTH = table(

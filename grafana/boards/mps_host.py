@@ -98,7 +98,7 @@ GPUS = table(
         *hidden("uuid", "instance", "job", "A"),
     ),
     sort="Busy",
-    none="No GPU is known.",
+    none="-",
     found="mps_gpu_info",
     width=10,
     height=10,
