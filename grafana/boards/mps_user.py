@@ -87,11 +87,16 @@ TILES = strip(
     titleSize=12,
 )
 
+_BEHIND_FOR = (
+    f"({_HOLDS} and {_WHERE_I_WAIT}) * 0 + on ({shared.DAEMONS}) group_left ()"
+    f" max by ({shared.DAEMONS}) (time() - {_SINCE})"
+)
 BEHIND = names_tile(
     "Behind",
     "For information: who holds the GPU that this user waits for. Ask them how long they need.",
     (
-        shared.on_host(f"count by (uid, instance) ({_HOLDS} and {_WHERE_I_WAIT})"),
+        # The longest wait first, as in the table.
+        f"sort_desc({shared.on_host(f'max by (uid, instance) ({_BEHIND_FOR})')})",
         "uid {{uid}} · {{host}}",
         style.WARN,
     ),
@@ -184,10 +189,10 @@ GOT = table(
         Column("GPU", "gpu", width=70),
         Column("PID", "pid", width=90),
         Column("Slurm job", "slurm_job_id", width=110),
-        Column("Connected", "D", unit=style.AGO, width=140),
+        Column("Connected", "D", unit=style.AGO, width=115),
         Column("SMs", "C", width=75),
         Column("Memory", "A", unit=style.BYTES, width=100),
-        Column("Memory limit", "B", unit=style.BYTES, width=120),
+        Column("Memory limit", "B", unit=style.BYTES, width=108),
         *hidden("daemon", "job"),
     ),
     sort="Memory",
