@@ -79,7 +79,7 @@ class Play:
         world = self.world
         latest_ms = to_ms - world.stepped_ms + settle * MAX_SETTLING_MS
         while world.now_ms < to_ms or (
-            world.unsettled and world.now_ms - world.stepped_ms < latest_ms
+            (world.unsettled or self._behind) and world.now_ms - world.stepped_ms < latest_ms
         ):
             limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + POLL_MS
             due_ms = world.next_event_ms()
@@ -103,7 +103,13 @@ class Play:
         if happened != self._happened:
             self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
         due, self._was_due = self._was_due, self.world.now_ms <= self._quiet_ms
-        return due or self._was_due
+        return due or self._was_due or self._behind
+
+    @property
+    def _behind(self) -> bool:
+        """Whether an exporter has not read all of a log."""
+        hosts = (one._host for one in (self.exporter, self.second) if one is not None)
+        return any(isinstance(one, WorldHost) and one.logs.behind for one in hosts)
 
     async def settle(self) -> None:
         """Find new daemons, and confirm what died in their queues before they were found."""
