@@ -5,6 +5,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -17,6 +18,7 @@ from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
+from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
@@ -108,6 +110,36 @@ def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
     for daemon, shown in _pairs(moment):
         if not daemon.truth.unknowable:
             yield daemon, shown
+
+
+def processes(moment: Moment) -> Iterator[str]:
+    """The exporter's reader of /proc finds what is there."""
+    host = None if moment.collector is None else moment.collector._host
+    if not isinstance(host, WorldHost) or host.procfs is None:
+        return
+    pids = moment.world.processes.keys() | {pid for pid, _ in moment.world.exits[-9:]}
+    true, daemons = host.truth(pids), host.procfs.discover()
+    seen = replace(host.procfs.observe(pids), daemons=daemons)
+    if seen.gone != true.gone:
+        yield f"{seen.gone} are gone, not {true.gone}"
+    digits = -9 if moment.world.stepped_ms else 2  # It keeps the first start that it has read.
+    comparable = partial(_comparable, digits=digits)
+    for what, one, other in (
+        ("processes", seen.processes.values(), true.processes.values()),
+        ("daemons", seen.daemons, true.daemons),
+    ):
+        first, second = set(map(comparable, one)), set(map(comparable, other))
+        if first != second:
+            yield f"{what}: {first - second}, not {second - first}"
+
+
+def _comparable(facts: ProcessFacts | DaemonFacts, digits: int) -> str:
+    """Return what the world knows of the facts, with the start in the kernel's ticks."""
+    if isinstance(facts, ProcessFacts):
+        started = round(facts.start_time_seconds, digits)
+        return str(replace(facts, start_time_seconds=started, pid_namespace=None, cgroup=None))
+    inner = [_comparable(one, digits) for one in sorted(facts.processes, key=lambda one: one.pid)]
+    return f"{replace(facts, process=None, servers=())} {inner}"
 
 
 Numbers = Mapping[tuple[str, int], float]
@@ -367,6 +399,8 @@ def _explained(
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
+    if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
+        return True  # a process keeps the start that was read first
     nameless = name.startswith("mps_uid_") and labels[-1] == ""
     less = name.endswith(("_info", "_sm_committed_ratio"))
     return moment.sight != EVERYTHING and (key not in later or nameless or less)
@@ -468,6 +502,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemons, counters, holders, waits, blame, endings),
+    *(daemons, processes, counters, holders, waits, blame, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

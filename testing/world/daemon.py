@@ -75,6 +75,11 @@ class Daemon(Process):
         self._deferred: list[Callable[[], None]] = []
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        protocol = ("-p", self.protocol) if self.protocol else ()
+        return ("-d", *(("-multiuser-server",) if self.multiuser else ()), *protocol)
+
+    @property
     def servers(self) -> Sequence[Process]:
         return () if self.server is None else (self.server,)
 

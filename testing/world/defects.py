@@ -15,6 +15,7 @@ from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.snapshot import Client, Incident, Server
+from mps_exporter.sources import daemon_discovery
 from mps_exporter.web import status_api
 from mps_exporter.web.status_fields import View
 
@@ -97,6 +98,9 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a client stays after it has disconnected": Defect(
         "holders", ServerClients, "disconnect", lambda *_: None
+    ),
+    "a server is no child of its daemon": Defect(
+        "processes", daemon_discovery, "_with_servers", lambda daemon, *_: daemon
     ),
     "a client does not wait behind the next server": Defect(
         "waits", ClientQueue, "block_others", lambda *_: None

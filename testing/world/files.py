@@ -1,4 +1,7 @@
-"""The files of a simulated host, for the exporter's own readers: each host has its own copy."""
+"""The files of a simulated host, for the exporter's own readers: each host has its own copy.
+
+Other users' files need root's rights; without them, no procfs is written.
+"""
 
 import os
 import shutil
@@ -11,13 +14,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mps_exporter.observations import DaemonFacts, LogName, LogsObservation
+from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, ProcfsObservation
+from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
+from testing.fake_proc import BOOT_TIME, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
 from testing.world.model import World
+from testing.world.processes import Process
 
 MEMORY = Path("/dev/shm")
+NAMES = {0: "root", 1001: "anna", 1002: "bert"}
 SHARE_IN_PIECES = 0.3
 SHARE_OF_COPIES = 0.5  # Of the truncations: the others leave no rotated copy.
 
@@ -53,10 +60,91 @@ def temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
 
 
-def _remove(folder: Path, follower: LogFollower) -> None:
-    for pipe in list(follower._daemons):
+def _remove(folder: Path, follower: LogFollower | None = None) -> None:
+    for pipe in list(follower._daemons) if follower else ():
         follower.forget(pipe)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+class ProcFiles:
+    """A procfs with the world's processes, and the daemons' pipe directories."""
+
+    def __init__(
+        self,
+        world: World,
+        clock: Callable[[], float],
+        environment: Callable[[Process], Mapping[str, str]],
+    ) -> None:
+        self._world, self._environment = world, environment
+        self._folder = temporary_folder()
+        self._proc = FakeProc(self._folder / "proc")
+        self._written: dict[int, tuple[Process, bool]] = {}
+        self._stepped_ms = 0
+        passwd = self._folder / "passwd"
+        passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
+        self._discovery = discovery = DaemonDiscovery(
+            str(self._proc.root),
+            str(passwd),
+            str(self._folder / "containers"),
+            str(self._folder / "cgroups"),
+            now=lambda: world.now_ms / 1000,
+            clock=clock,
+        )
+        for one in (discovery, discovery._processes):
+            one._calls = AtOnce()  # type: ignore[assignment]
+        discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
+        weakref.finalize(self, _remove, self._folder)
+
+    def discover(self) -> tuple[DaemonFacts, ...]:
+        self._write()
+        found = self._discovery.discover((), search=True)
+        # No process of this machine holds their locks.
+        self._discovery._found = tuple(
+            replace(
+                one,
+                root="",
+                lock_tested=True,
+                lock_holder_pid=one.process.pid if one.process else None,
+            )
+            for one in found
+        )
+        return self._discovery._found
+
+    def observe(self, pids: Collection[int]) -> ProcfsObservation:
+        self._write()
+        return self._discovery.observe(pids)
+
+    def _write(self) -> None:
+        """Write what has begun, has changed, or has ended."""
+        world = self._world
+        if world.stepped_ms != self._stepped_ms:
+            self._stepped_ms = world.stepped_ms
+            boot = BOOT_TIME + world.stepped_ms // 1000
+            (self._proc.root / "stat").write_text(f"btime {boot}\n")
+        for pid in self._written.keys() - world.processes.keys():
+            self._proc.remove(pid)
+            del self._written[pid]
+        for pid, process in world.processes.items():
+            if self._written.get(pid) != (process, process.stopped):
+                self._add(process)
+                self._written[pid] = process, process.stopped
+
+    def _add(self, process: Process) -> None:
+        root = self._folder / "root"
+        if isinstance(process, Daemon):
+            pipe = root / process.pipe[1:]
+            pipe.mkdir(parents=True, exist_ok=True)
+            os.chown(pipe, process.uid, process.uid)
+        self._proc.add(
+            process.pid,
+            argv=(f"/usr/bin/{process.name}", *process.arguments),
+            environ=self._environment(process),
+            uid=process.uid,
+            parent=process.parent_pid,
+            state="T" if process.stopped else "S",
+            started=(process.started_ms - self._world.stepped_ms) / 1000 - BOOT_TIME,
+            sees=root,
+        )
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """A simulated world as the collector's host: its logs in pieces, its processes, its replies."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mps_exporter.mps.protocol_v3 import SERVERS
@@ -26,7 +27,7 @@ from testing.fake_mps_control import V3_USAGE
 from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
-from testing.world.files import LogFiles
+from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.model import World
 from testing.world.processes import Client, Process
 
@@ -50,6 +51,9 @@ class WorldHost:
         """
         self._world = world
         self._history = history
+        self.procfs: ProcFiles | None = None
+        if os.geteuid() == 0:
+            self.procfs = ProcFiles(world, self._clock, self._environment)
         self.logs = LogFiles(world, self._clock, hidden, history=history)
         self._exits_seen = len(world.exits) if history else 0
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
@@ -116,7 +120,11 @@ class WorldHost:
 
     # -- processes
 
-    def _facts(self, process: Process) -> ProcessFacts:
+    @staticmethod
+    def _environment(process: Process) -> dict[str, str]:
+        if isinstance(process, Daemon):
+            logs = process.log_directory
+            return {"CUDA_MPS_PIPE_DIRECTORY": process.pipe, "CUDA_MPS_LOG_DIRECTORY": logs}
         environment = {}
         if isinstance(process, Client):
             environment["CUDA_MPS_PIPE_DIRECTORY"] = process.daemon.pipe
@@ -124,22 +132,25 @@ class WorldHost:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.gpus))
             if process.percentage is not None:
                 environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{process.percentage:g}"
+        return environment
+
+    def _facts(self, process: Process) -> ProcessFacts:
         return ProcessFacts(
             process.pid,
             process.started_ms / 1000,
             uid=process.uid,
+            user=NAMES.get(process.uid),
             name=process.name,
             state="T" if process.stopped else "S",
             parent_pid=process.parent_pid,
             namespace_pids=(process.pid,),
-            mps_environment=environment,
+            mps_environment=self._environment(process),
         )
 
     def _daemons(self) -> tuple[DaemonFacts, ...]:
         return tuple(self._daemon_facts(one) for one in self._world.daemons.values() if one.exists)
 
     def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
-        daemon.found |= not self._history
         return DaemonFacts(
             daemon.pipe,
             daemon.log_directory,
@@ -147,23 +158,29 @@ class WorldHost:
             protocol=daemon.protocol,
             servers=tuple(map(self._facts, daemon.servers)),
             owner_uid=daemon.uid,
-            log_owners=tuple({0, daemon.uid}),
+            log_owners=(daemon.uid,),
             limited=daemon.uid != 0,
             multiuser=daemon.multiuser,
             lock_tested=True,
             lock_holder_pid=daemon.pid,
         )
 
-    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        del deadline_seconds
-        return self._daemons()
-
-    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        del deadline_seconds
+    def truth(self, pids: Collection[int]) -> ProcfsObservation:
+        """Return what /proc contains now."""
         processes = self._world.processes
         there = {pid: self._facts(processes[pid]) for pid in pids if pid in processes}
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.now(), daemons=self._daemons(), processes=there, gone=gone)
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        del deadline_seconds
+        for daemon in self._world.daemons.values():
+            daemon.found |= daemon.exists and not self._history
+        return self._daemons() if self.procfs is None else self.procfs.discover()
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        del deadline_seconds
+        return self.truth(pids) if self.procfs is None else self.procfs.observe(pids)
 
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
@@ -174,6 +191,9 @@ class WorldHost:
         ended = {pid: at_ms / 1000 for pid, at_ms in exits if pid in self._watched}
         if not ended and not new:
             return ()
+        daemons = {one.pid for one in self._world.daemons.values()}
+        if not daemons.isdisjoint(ended):
+            await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
         return observations_by_exit(observation, ended)
 
