@@ -395,12 +395,12 @@ def _explained(
     name, labels = key
     if name in ("mps_control_up", "mps_control_state") or "daemon_unresponsive" in labels:
         return True  # a reply, or a timeout, is shown until the next query
+    if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
+        return True  # a process keeps the start that was read first
     if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
-    if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
-        return True  # a process keeps the start that was read first
     nameless = name.startswith("mps_uid_") and labels[-1] == ""
     less = name.endswith(("_info", "_sm_committed_ratio"))
     return moment.sight != EVERYTHING and (key not in later or nameless or less)

@@ -110,6 +110,11 @@ class ProcFiles:
         )
         return self._discovery._found
 
+    @property
+    def daemon_pids(self) -> set[int]:
+        """The PIDs of the daemons that were found last."""
+        return {one.process.pid for one in self._discovery._found if one.process is not None}
+
     def observe(self, pids: Collection[int]) -> ProcfsObservation:
         self._write()
         return self._discovery.observe(pids)

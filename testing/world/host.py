@@ -191,8 +191,7 @@ class WorldHost:
         ended = {pid: at_ms / 1000 for pid, at_ms in exits if pid in self._watched}
         if not ended and not new:
             return ()
-        daemons = {one.pid for one in self._world.daemons.values()}
-        if not daemons.isdisjoint(ended):
+        if self.procfs is not None and not self.procfs.daemon_pids.isdisjoint(ended):
             await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
         return observations_by_exit(observation, ended)
