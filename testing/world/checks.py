@@ -30,6 +30,7 @@ from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.host import WorldHost
 from testing.world.model import World
+from testing.world.pages import differences
 from testing.world.processes import Client
 from testing.world.truth import Truth
 
@@ -76,6 +77,7 @@ class Moment:
     collector: Collector | None = None
     later: Collector | None = None
     thorough: bool = False  # All texts are checked, too, which takes longer.
+    looks: bool = False  # The page of metrics is checked.
 
 
 Check = Callable[[Moment], Iterator[str]]
@@ -227,6 +229,12 @@ def waits(moment: Moment) -> Iterator[str]:
         for one in shown.waits:
             if one.behind_uid != holder and holder not in (None, one.uid):
                 yield f"{daemon.key}: {one.pid} waits behind {one.behind_uid}, not {holder}"
+
+
+def metrics(moment: Moment) -> Iterator[str]:
+    """Metrics have the values of the world, in both formats."""
+    if moment.looks:
+        yield from differences(moment.world, moment.snapshot)
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -503,6 +511,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemons, processes, counters, holders, waits, blame, endings),
+    *(daemons, processes, counters, holders, waits, metrics, blame, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

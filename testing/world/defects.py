@@ -9,6 +9,7 @@ from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.limits_and_timeouts import END_TO_FAULT_SECONDS
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.metrics import exposition
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
 from mps_exporter.mps.record import Counters, Incidents, Moment
@@ -101,6 +102,9 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a server is no child of its daemon": Defect(
         "processes", daemon_discovery, "_with_servers", lambda daemon, *_: daemon
+    ),
+    "the sum of a histogram is not shown": Defect(
+        "metrics", exposition, "_histogram_lines", lambda labels, value: iter(())
     ),
     "a client does not wait behind the next server": Defect(
         "waits", ClientQueue, "block_others", lambda *_: None

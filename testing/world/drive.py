@@ -33,8 +33,9 @@ CONFIRMING_MS = 1_500  # Longer than limits_and_timeouts.py's EXIT_CONFIRM_SECON
 EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.
-SECOND, THOROUGH = 0.1, 0.03
-"""Share of the moments at which a second exporter starts, and at which all texts are checked."""
+SECOND, THOROUGH, LOOKS = 0.1, 0.03, 0.3
+"""Share of the moments at which a second exporter starts, at which all texts are checked, and at
+which the page of metrics is."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,11 @@ async def play(
         sight = random.choice(get_args(Sight)) if random.random() < SECOND else None
         if sight is not None:
             await played.start_second(sight)
-        thorough = random.random() < THOROUGH
+        thorough, looks = random.random() < THOROUGH, random.random() < LOOKS
         snapshot, second = await played.collect()
         moment = Moment(
             *(world, snapshot, previous, second, played.sight),
-            *(played.exporter, played.second, thorough),
+            *(played.exporter, played.second, thorough, looks),
         )
         found = tuple(violations(moment, checks))
         previous, moments = snapshot, moments + 1
