@@ -43,7 +43,9 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
                 yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
     if world.sight.nvml and len(known) == len(world.daemons):
         for name, labels, value in _of_gpus(world):
-            if (seen := page.value(name, **labels)) != value:
+            seen = page.value(name, **labels)
+            unknown = name == "mps_gpu_served" and seen is None  # The daemon has not replied yet.
+            if seen != value and not unknown:
                 yield f"{name} {labels} is {seen}, not {value}"
 
 
