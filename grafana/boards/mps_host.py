@@ -152,8 +152,8 @@ CLIENTS = table(
         ' "state", "active", "", "")))',
     ),
     (
-        # As wide as a screen of 1366 pixels, also with Slurm and containers; up to the job beside
-        # Grafana's menu.
+        # Width of a screen of 1366 pixels, also with Slurm and containers. With Grafana's menu, the
+        # columns up to the job are visible.
         Column("User", "uid", width=72, links=(shared.to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=80),
         Column("Program", "command", least=120),

@@ -26,7 +26,7 @@ from testing.world.processes import Process
 MEMORY = Path("/dev/shm")
 NAMES = {0: "root", 1001: "anna", 1002: "bert"}
 SHARE_IN_PIECES = 0.3
-SHARE_OF_COPIES = 0.5  # Of the truncations: the others leave no rotated copy.
+SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
 
 
 class AtOnce:

@@ -73,7 +73,7 @@ class DaemonDiscovery:
         self._left_out = set[int]()
         """Processes of MPS's programs that are not read: their users have too many."""
         self._children = dict[int, int]()
-        """Ordinary users' processes that are no daemons because of their parents -> the parent."""
+        """Children of ordinary users' daemons -> the daemon. A daemon is a child of no daemon."""
         self._children_until = float("-inf")
         self._checks = BlockingCalls[_Place]()  # Checks of configured directories.
         self._calls = BlockingCalls[Any]()
@@ -202,7 +202,7 @@ class DaemonDiscovery:
     def _programs(self) -> list[Program]:
         """Return the processes of MPS's programs, trusted users' first, then by PID.
 
-        A child of an ordinary user's daemon is left out until its parent ends: it is no daemon.
+        A child of an ordinary user's daemon is left out until its parent ends.
         Names and arguments are read again every minute, as those of all processes are.
         """
         if self._clock() >= self._children_until:
