@@ -576,7 +576,8 @@ def test_a_child_of_a_users_daemon_is_read_each_minute_and_when_its_parent_ends(
     def pipes() -> list[str]:
         return [one.pipe_directory for one in source.discover((), search=True)]
 
-    now, user = 0.0, {"argv": [CONTROL, "-d"], "uid": 4_000_000_001}
+    now = 0.0
+    user: dict[str, Any] = {"argv": [CONTROL, "-d"], "uid": 4_000_000_001}
     source = DaemonDiscovery(str(host.root), clock=lambda: now)
     host.add(500, environ=environment("/absent/1"), **user)
     host.add(501, environ=environment("/absent/2"), parent=500, **user)
