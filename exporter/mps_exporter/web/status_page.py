@@ -105,7 +105,8 @@ def render_page(status: View, options: WebOptions) -> str:
 
 def age_of(moment: float, status: View) -> float:
     """Return how long ago a moment was: in a replay, of recorded time, as in the findings."""
-    return float((status.taken_at - moment) * (status.recording.speed if status.recording else 1))
+    speed: float = status.recording.speed if status.recording else 1.0
+    return (float(status.taken_at) - moment) * speed
 
 
 def asset_address(name: str) -> str:
