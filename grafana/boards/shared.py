@@ -221,8 +221,10 @@ NOT_REACHED = tile(
 NO_TARGET = tile(
     "Gone",
     "For information: hosts that were scraped in this time range and are no longer a target.",
-    f"count({GONE}) or {NOTHING}",
+    f"count({GONE}) + on () group_left (host) 0 * topk(1, {on_host(f'({GONE})')})"
+    f" or on () {NOTHING}",
     steps=style.Steps(((None, "transparent"), (1, style.GONE))),
+    name="e.g. {{host}}",
 )
 BAD_GPUS = tile(
     "Bad GPUs",
