@@ -250,6 +250,12 @@ class ContainerName:
     namespace: str
     pod: str
     container: str
+    pids: tuple[int, ...] = ()  # Its processes among those that were identified.
+
+    @property
+    def shown_pod(self) -> str:
+        """The pod's name, as kubectl has it with -A: namespace/name."""
+        return f"{self.namespace}/{self.pod}"
 
 
 @dataclass(frozen=True, slots=True)

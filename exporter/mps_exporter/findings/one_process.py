@@ -646,15 +646,17 @@ def pids_of(
 ) -> list[int]:
     """Return the clients, waiting processes and processes without MPS of a user, or of a job.
 
-    A job is a Slurm job's number, or the UID of a pod. `waiting` are processes that wait: the
-    snapshot does not have their jobs.
+    A job is a Slurm job's number, or a pod's UID, name or namespace/name. `waiting` are processes
+    that wait: the snapshot does not have their jobs.
     """
     clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
     direct = [one for gpu in snapshot.gpus for one in gpu.direct_processes]
-    if job is not None:
-        found = {one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)}
-        places = ((one.pid, parse_cgroup(one.cgroup)) for one in (*direct, *waiting))
-        return sorted(found | {pid for pid, at in places if job in (at.slurm_job_id, at.pod_uid)})
     waits = [wait for daemon in snapshot.daemons for wait in daemon.waits]
     members: list[Client | Wait | ProcessFacts] = [*clients, *waits, *direct]
+    if job is not None:
+        named = {pid for pid, pod in snapshot.pods.items() if job in (pod, pod.partition("/")[2])}
+        found = named & {one.pid for one in members}
+        found |= {one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)}
+        places = ((one.pid, parse_cgroup(one.cgroup)) for one in (*direct, *waiting))
+        return sorted(found | {pid for pid, at in places if job in (at.slurm_job_id, at.pod_uid)})
     return sorted({one.pid for one in members if one.uid == uid})
