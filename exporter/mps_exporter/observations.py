@@ -250,11 +250,11 @@ class ContainerName:
     namespace: str
     pod: str
     container: str
-    pids: tuple[int, ...] = ()  # Its processes among those that were identified.
+    pids: tuple[int, ...] = ()  # Identified processes of the container.
 
     @property
     def shown_pod(self) -> str:
-        """The pod's name, as kubectl has it with -A: namespace/name."""
+        """Name of the pod: namespace/name."""
         return f"{self.namespace}/{self.pod}"
 
 
