@@ -556,6 +556,24 @@ def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert process["page"].endswith("/docs/symptoms/a-program-hangs-in-cuinit.md")
 
 
+def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ghost = f"--recording={RECORDINGS}/wait-abandoned-sigkill.rec.gz"
+    assert doctor("--pid", "871", ghost, "--at", "12s") == 1
+    text = capsys.readouterr().out
+    assert "-9 863  (root, or the user of this server; else ask your administrator)\n" in text
+    assert text.count("-9 863") == 1, "a remedy is told once"
+    assert doctor("--user", "1002", f"--recording={RECORDINGS}/tour.rec.gz", "--at", "40s") == 1
+    assert "when processes 597, 598, 599 and 600 will be done" in capsys.readouterr().out
+
+
+def test_a_failed_reading_of_the_gpus_has_its_reason(snapshot: Snapshot) -> None:
+    failed = CollectorResult("nvml", False, 0.1, error="libnvidia-ml.so.1 was not found")
+    found = answer(replace(snapshot, gpus=(), collectors=(failed,)), 77, ProcessView(77, uid=5))
+    assert "no GPU was read (libnvidia-ml.so.1 was not found)" in found.text
+
+
 def test_a_job_without_processes_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert doctor("--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz") == 3
     text = capfd.readouterr().err
