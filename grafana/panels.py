@@ -373,7 +373,7 @@ def status_history(
 
 
 _NOT_KNOWN = style.not_known("-", "transparent")
-# An empty bar beside "not known" reads as 0 %.
+# An empty bar next to "not known" reads as 0 %.
 _NO_BARS = {
     "matcher": {"id": "byValue", "options": {"reducer": "allIsNull", "op": "eq"}},
     "properties": [{"id": "custom.cellOptions", "value": {"type": "auto"}}],

@@ -78,7 +78,7 @@ _ENDING = re.compile(
 )
 _HARMLESS = re.compile(
     r"\b(?:do not|never|must not|cannot|not to|nor) (?:\w+ )?(?:kill|end|stop|terminate)\b"
-    r"|\bkill -CONT\b[\d ]*"
+    r"|\bkill -CONT\b[\d ]*|\bend only what the error hit\b"
     r"|\b(?:at|in|to|by|until|before|after) (?:the|its|an) end\b|\bthe end of\b|\bits end took\b"
     r"|\b(?:ask|wait for|waits for|let)\b[^.;]*?\bend\b"
     r"|\bto end\b",

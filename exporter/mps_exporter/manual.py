@@ -1,6 +1,6 @@
 """The manual that the package contains: pages, their search, and ``mps-exporter explain``.
 
-In a checkout the pages are prometheus/runbooks, docs/symptoms and the sections of docs/faq.md; a
+In a checkout the pages are prometheus/runbooks, docs/symptoms and the sections of QUESTIONS; a
 package has copies of them.
 """
 
@@ -17,7 +17,7 @@ from mps_exporter.findings.finding import DOCS
 from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
-FAQ = "docs/faq.md"
+QUESTIONS = ("docs/faq.md", "docs/sharing.md")
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 5.2
 """Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
@@ -36,8 +36,8 @@ _IGNORED = re.compile(
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"cuda|cudnn|cublas|(?<!amd)gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|triton"
-    r"|(?<![a-z])mps|control daemon|time.slicing|\b(?:xid|mig|ecc)\b"
+    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|triton|rapids"
+    r"|\bjax|(?<![a-z])mps|control daemon|active_thread|pinned_mem|time.slicing|\b(?:xid|mig|ecc)\b"
 )
 """Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
 _APPLE = re.compile(
@@ -53,8 +53,8 @@ class ManualPage:
     """A page in Markdown."""
 
     name: str
-    """File name without suffix, which for a runbook is the alert's name; anchor in the FAQ."""
-    folder: str  # Folder of the file; FAQ for a section of that file.
+    """File name without suffix, which for a runbook is the alert's name; anchor in QUESTIONS."""
+    folder: str  # Folder of the file; one of QUESTIONS for its sections.
     source: str
 
     @property
@@ -82,10 +82,10 @@ class ManualPage:
         return f" {' '.join(_words(_NUMBER.sub('', self.source)))} "
 
     def _absolute(self, found: re.Match[str]) -> str:
-        base = posixpath.dirname(FAQ) if self.folder == FAQ else self.folder
+        base = self.folder.partition("/")[0] if self.folder in QUESTIONS else self.folder
         path, anchor = posixpath.normpath(posixpath.join(base, found[1])), found[2] or ""
         name = posixpath.basename(path).removesuffix(".md")
-        if path == FAQ and anchor[1:] in pages():
+        if path in QUESTIONS and anchor[1:] in pages():
             return f"]({anchor[1:]})"
         return f"]({name}{anchor})" if name in pages() else f"]({DOCS}{path}{anchor})"
 
@@ -119,10 +119,11 @@ def pages() -> dict[str, ManualPage]:
         for file in sorted(_place(folder).glob("*.md"))
         if file.stem != "README"
     ]
-    faq = _place(FAQ)  # not there in a .pyz that was not unpacked
-    for text in faq.read_text("utf-8").split("\n### ")[1:] if faq.is_file() else ():
-        anchor = re.sub(r"[^\w -]", "", text.partition("\n")[0].lower()).replace(" ", "-")
-        found.append(ManualPage(anchor, FAQ, f"# {text}"))
+    for name in QUESTIONS:
+        file = _place(name)  # not there in a .pyz that was not unpacked
+        for text in file.read_text("utf-8").split("\n### ")[1:] if file.is_file() else ():
+            anchor = re.sub(r"[^\w -]", "", text.partition("\n")[0].lower()).replace(" ", "-")
+            found.append(ManualPage(anchor, name, f"# {text}"))
     return {page.name: page for page in found}
 
 
@@ -148,7 +149,7 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
-    subject = _SUBJECT.search(text.lower())
+    subject = _SUBJECT.search(text.lower()) and "amdgpu" not in text.lower()
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())

@@ -36,8 +36,8 @@ COMPLETE = strip(
         "sum(1 - mps_scrape_collector_success)",
         steps=style.at_most(1),
     ),
-    titleSize=13,
-    valueSize=48,
+    titleSize=16,
+    valueSize=56,
 )
 
 WHICH = table(

@@ -23,53 +23,74 @@ from grafana.promql import new_in_range
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
-_SIZES = {"width": 12, "height": 4, "titleSize": 12, "valueSize": 36}
-HOSTS = strip(
-    "Hosts",
-    tile(
-        "Healthy, no alert",
-        "Healthy: all. Hosts about which no alert fires, not even advice.",
-        f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
+_SIZES = {"width": 8, "height": 4, "titleSize": 12}
+_LONGEST = shared.on_host(f"topk(1, max by (instance, uid) ({shared.WAIT}))")
+TILES = (
+    strip(
+        "Hosts",
+        tile(
+            "Healthy, no alert",
+            "Healthy: all. Hosts about which no alert fires, not even advice.",
+            f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
+            of=f"count({shared.TARGETS})",
+        ),
+        shared.NOT_REACHED,
+        shared.NO_TARGET,
+        valueSize=36,
+        **_SIZES,
     ),
-    shared.NOT_REACHED,
-    shared.NO_TARGET,
-    shared.events_tile(
-        "Clients lost",
-        "Healthy: 0. Programs that MPS took down in this time range: their server crashed, their "
-        "daemon died, or they or another client caused a fatal GPU error.",
-        "mps_client_losses_total",
-        links=[shared.to_board("mps-incidents", "Who lost clients?")],
+    strip(
+        "What runs there",
+        tile(
+            "Bad daemons",
+            "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
+            "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
+            "sum(1 - mps_control_up)",
+            steps=style.at_most(1),
+            of="count(mps_control_up)",
+        ),
+        tile(
+            "Bad servers",
+            "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
+            "started for a client that died in the queue, and the daemon hangs until they are "
+            "killed.",
+            f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
+            steps=style.at_most(1),
+            of="count(mps_server_info)",
+            links=[shared.to_board("mps-incidents", "Incidents")],
+        ),
+        shared.BAD_GPUS,
+        valueSize=36,
+        **_SIZES,
     ),
-    **_SIZES,
-)
-ON_HOSTS = strip(
-    "On these hosts",
-    tile(
-        "Bad daemons",
-        "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
-        "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
-        "sum(1 - mps_control_up)",
-        steps=style.at_most(1),
-        of="count(mps_control_up)",
+    strip(
+        "Programs",
+        tile(
+            "Waiting",
+            "Healthy: 0. Programs that hang in cuInit because another user's server holds their "
+            "GPU.",
+            f"sum{shared.WAITING} or {shared.NOTHING}",
+            steps=style.noticed_from(1),
+            links=[shared.to_board("mps-incidents", "Incidents")],
+        ),
+        tile(
+            "Longest wait",
+            "Healthy: seconds, the price of a hand-over. Who waits longest, and where.",
+            f'label_join({_LONGEST}, "who", " · uid ", "host", "uid") or on () {shared.NOTHING}',
+            style.DURATION,
+            shared.WAIT_STEPS,
+            name="{{who}}",
+        ),
+        shared.events_tile(
+            "Lost in range",
+            "Healthy: 0. Programs that MPS took down in this time range: their server crashed, "
+            "their daemon died, or they or another client caused a fatal GPU error.",
+            "mps_client_losses_total",
+            links=[shared.to_board("mps-incidents", "Who lost clients?")],
+        ),
+        valueSize=24,
+        **_SIZES,
     ),
-    tile(
-        "Bad servers",
-        "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
-        "started for a client that died in the queue, and the daemon hangs until they are killed.",
-        f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
-        steps=style.at_most(1),
-        of="count(mps_server_info)",
-        links=[shared.to_board("mps-incidents", "Incidents")],
-    ),
-    shared.BAD_GPUS,
-    tile(
-        "Waiting",
-        "Healthy: 0. Programs that hang in cuInit because another user's server holds their GPU.",
-        f"sum{shared.WAITING} or {shared.NOTHING}",
-        steps=style.noticed_from(1),
-        links=[shared.to_board("mps-incidents", "Incidents")],
-    ),
-    **_SIZES,
 )
 
 HOST_TABLE = table(
@@ -253,7 +274,7 @@ DAYS = (
 
 WAITS = (
     table(
-        "Users waiting now",
+        "Users in the queue now",
         "Healthy: none. Whose programs hang in cuInit, where and for how long; the 20 longest "
         "waits. Dead: the process is gone; after its turn the next client hangs the daemon.",
         (
@@ -262,17 +283,17 @@ WAITS = (
             f"max by ({shared.USERS}) (mps_uid_waiting_dead_clients > 0)",
         ),
         (
-            Column("User", "uid", width=75),
-            Column("Waiting for", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=118),
+            Column("User", "uid", width=60),
+            Column("Waits", "A", unit=style.DURATION, steps=shared.WAIT_STEPS, width=96),
             shared.host_column("mps-sharing", width=None),
             Column("Clients", "B", width=75),
             Column("Dead", "C", steps=style.at_most(1), width=65),
             Column("Daemon", "daemon"),
             *hidden("job"),
         ),
-        sort="Waiting for",
+        sort="Waits",
         none="No wait is known.",
-        height=7,
+        height=8,
     ),
 )
 
@@ -326,7 +347,7 @@ BOARD = Board(
     variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
-        Row("How many are unhealthy?", (HOSTS, ON_HOSTS)),
+        Row("How many are unhealthy?", TILES),
         # "Gone since" has the resolution of a hundredth of the range.
         Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
         Row("What is wrong, and what to do?", (ALERTS,)),

@@ -55,6 +55,7 @@ TILES = strip(
         style.CELSIUS,
         HEADROOM,
     ),
+    height=6,  # On a phone: two rows.
 )
 
 HEALTH = table(
@@ -76,17 +77,17 @@ HEALTH = table(
     ),
     (
         Column("GPU", "gpu", width=65),
-        Column("Model", "name"),
+        Column("Model", "name", least=120),
         responding("B"),
         Column("Action", "mps_gpu_recovery_action", width=110),
-        Column("ECC errors", "D", steps=style.at_most(1), width=115),
-        Column("Rows pending", "E", steps=style.noticed_from(1), width=115),
-        Column("Rows failed", "F", steps=style.at_most(1), width=100),
-        Column("PCIe width", "G", unit=style.SHARE, decimals=0, width=95),
+        Column("ECC errors", "D", steps=style.at_most(1), width=79),
+        Column("Rows pending", "E", steps=style.noticed_from(1), width=80),
+        Column("Rows failed", "F", steps=style.at_most(1), width=70),
+        Column("PCIe width", "G", unit=style.SHARE, decimals=0, width=70),
         Column("Memory", "H", unit=style.SHARE, gauge=True, decimals=0, width=90),
         Column("Power", "I", unit=style.WATTS, decimals=0, width=70),
-        Column("Temperature", "J", unit=style.CELSIUS, decimals=0, width=105),
-        Column("Driver", "driver_version", width=105),
+        Column("Temperature", "J", unit=style.CELSIUS, decimals=0, width=100),
+        Column("Driver", "driver_version", width=100),
         *hidden("uuid", "instance", "job", "A"),
     ),
     sort="ECC errors",

@@ -98,7 +98,7 @@ GPUS = table(
         *hidden("uuid", "instance", "job", "A"),
     ),
     sort="Busy",
-    none="No GPU is known.",
+    none="-",
     found="mps_gpu_info",
     width=10,
     height=10,
@@ -152,7 +152,8 @@ CLIENTS = table(
         ' "state", "active", "", "")))',
     ),
     (
-        # Together as wide as a screen of 1366 pixels, also on a host with Slurm and containers.
+        # Width of a screen of 1366 pixels, also with Slurm and containers. With Grafana's menu, the
+        # columns up to the job are visible.
         Column("User", "uid", width=72, links=(shared.to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=80),
         Column("Program", "command", least=120),
@@ -171,10 +172,10 @@ CLIENTS = table(
             decimals=0,
             width=60,
         ),
-        Column("Connected", "G", unit=style.AGO, width=112),
-        Column("Daemon", "daemon", width=100),
-        Column("Limits from", "limit_source", width=85),
+        Column("Connected", "G", unit=style.AGO, width=116),
         Column("Slurm job", "slurm_job_id", width=78),
+        Column("Daemon", "daemon", width=96),
+        Column("Limits from", "limit_source", width=85),
         Column("Container", "container_id", width=105),
         *hidden("A", "server", "instance", "uuid", "job"),
     ),

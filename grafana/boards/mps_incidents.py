@@ -71,8 +71,8 @@ TILES = strip(
     tile(
         "Most recent",
         "Healthy: none, or long ago. Time since a server last crashed, failed to start, lost its "
-        "daemon, or had a fatal GPU error.",
-        f"time() - max({LAST_FAULT} or {LAST_EXIT})",
+        "daemon, or had a fatal GPU error, or a GPU an Xid error.",
+        f"time() - max({LAST_FAULT} or {LAST_EXIT} or {LAST_XID})",
         style.DURATION,
         none="none seen",
     ),
@@ -135,8 +135,8 @@ LAST = table(
         ") * 1000",
     ),
     (
-        Column("When", "A", unit=style.AGO, width=92),
-        shared.host_column("mps-host", "mps-gpu", width=130),
+        Column("When", "A", unit=style.AGO, width=104),
+        shared.host_column("mps-host", "mps-gpu", width=122),
         Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
         Column("Daemon", "daemon", width=300),
@@ -148,10 +148,9 @@ LAST = table(
 )
 
 # On a phone the first four columns are seen.
-_HOST = shared.host_column("mps-host", width=118)
-_USER = Column("User", "uid", width=70, links=(shared.to_user("${__data.fields.User}"),))
-_LOST_BY = "job, instance, daemon, uid, cause"
-_LOST = f"{new_in_range(LOSSES, _LOST_BY)} > 0"
+_HOST = shared.host_column("mps-host", width=112)
+_USER = Column("User", "uid", width=60, links=(shared.to_user("${__data.fields.User}"),))
+_LOST = f"{new_in_range(LOSSES, shared.USERS)} > 0"
 _BY_WHOM = (
     ("server_crashed", "not known: the server crashed"),
     ("daemon_died", "not known: the daemon died"),
@@ -165,20 +164,21 @@ BLAST = (
     table(
         "Who lost programs, and by whom?",
         "Healthy: none. Users whose programs were lost in this time range, where, how many, and "
-        "what is proved about the cause; at most 50. Last loss there: on that daemon; of an "
-        "older exporter its last crash or fault.",
+        "what is proved about the cause of most of them; at most 50. Last loss there: on that "
+        "daemon; of an older exporter its last crash or fault.",
         (
             f"topk(50, {_LOST})",
             f"({_LOST}) * 0 + on ({shared.DAEMONS}) group_left ()"
             f" (max by ({shared.DAEMONS}) ({LAST_LOSS})"
             f" or max by ({shared.DAEMONS}) ({LAST_EXIT} or {LAST_FAULT})) * 1000",
+            f"topk by ({shared.USERS}) (1, {new_in_range(LOSSES, f'{shared.USERS}, cause')} > 0)",
         ),
         (
-            Column("Last loss there", "B", unit=style.AGO, width=92),
+            Column("Last loss there", "B", unit=style.AGO, width=104),
             _HOST,
             _USER,
-            Column("Lost in range", "A", steps=style.at_most(1), width=66, decimals=0),
-            Column("By whom", "cause", texts=_BY_WHOM),
+            Column("Lost in range", "A", steps=style.at_most(1), width=60, decimals=0),
+            Column("By whom, mostly", "cause", texts=_BY_WHOM),
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
         ),

@@ -144,7 +144,7 @@ WAIT_LENGTHS = (
             Column("Held", "F", unit=style.DURATION, width=110),
         ),
         sort="Mean",
-        none="No user is known.",
+        none="No wait has ended.",
         found="last_over_time(mps_uid_wait_seconds_count[$__range])",
         width=16,
     ),

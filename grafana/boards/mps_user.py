@@ -39,6 +39,8 @@ _AHEAD = (
 )
 POSITION = f"({_AHEAD} or 0 * count by ({shared.DAEMONS}) ({_SINCE})) + 1"
 
+_LONGEST = f"topk(1, max by (instance) (time() - {_SINCE}))"
+
 TILES = strip(
     "My programs",
     tile(
@@ -56,10 +58,10 @@ TILES = strip(
         states=(*style.DAEMON_STATES[:1], *style.USER_STATES),
     ),
     tile(
-        "Waiting for",
+        "Longest wait",
         "Healthy: seconds, the price of a hand-over. Orange and red are where the alerts "
         "MpsUidWaitLong and MpsUidStarved fire.",
-        shared.on_host(f"topk(1, max by (instance) (time() - {_SINCE})) or on () {_NOWHERE}"),
+        shared.on_host(f"{_LONGEST} or on () {_NOWHERE}"),
         style.DURATION,
         shared.WAIT_STEPS,
         name="{{host}}",
@@ -68,7 +70,9 @@ TILES = strip(
         "Queue place",
         "For information: 1 is next. Users are served in the order in which they began to wait; "
         "the turn comes when the holder's last client exits and the daemon's back-off is over.",
-        shared.on_host(f"topk(1, max by (instance) ({POSITION})) or on () {_NOWHERE}"),
+        shared.on_host(
+            f"max by (instance) ({POSITION}) and on (instance) {_LONGEST} or on () {_NOWHERE}"
+        ),
         words=(style.State(0, "not waiting", style.QUIET),),
         name="{{host}}",
     ),
@@ -87,11 +91,16 @@ TILES = strip(
     titleSize=12,
 )
 
+_BEHIND_FOR = (
+    f"({_HOLDS} and {_WHERE_I_WAIT}) * 0 + on ({shared.DAEMONS}) group_left ()"
+    f" max by ({shared.DAEMONS}) (time() - {_SINCE})"
+)
 BEHIND = names_tile(
     "Behind",
     "For information: who holds the GPU that this user waits for. Ask them how long they need.",
     (
-        shared.on_host(f"count by (uid, instance) ({_HOLDS} and {_WHERE_I_WAIT})"),
+        # The longest wait first, as in the table.
+        f"sort_desc({shared.on_host(f'max by (uid, instance) ({_BEHIND_FOR})')})",
         "uid {{uid}} · {{host}}",
         style.WARN,
     ),
@@ -184,14 +193,14 @@ GOT = table(
         Column("GPU", "gpu", width=70),
         Column("PID", "pid", width=90),
         Column("Slurm job", "slurm_job_id", width=110),
-        Column("Connected", "D", unit=style.AGO, width=140),
+        Column("Connected", "D", unit=style.AGO, width=115),
         Column("SMs", "C", width=75),
         Column("Memory", "A", unit=style.BYTES, width=100),
-        Column("Memory limit", "B", unit=style.BYTES, width=120),
+        Column("Memory limit", "B", unit=style.BYTES, width=108),
         *hidden("daemon", "job"),
     ),
     sort="Memory",
-    none="No program of this user is known.",
+    none="No connected program is known.",
     found=f"mps_client_info{_MY_JOB}",
     height=7,
 )

@@ -93,7 +93,7 @@ PANELS = (
             Column("Remainder", "include_remainder", width=120),
             Column("Clients", "D", width=85),
             Column("In use", "E", texts=_YES_NO, width=75),
-            Column("ID", "partition_id", width=60),
+            Column("ID", "partition_id", width=140),
             *hidden("uuid", "daemon", "A", "instance", "job"),
         ),
         sort="SMs",

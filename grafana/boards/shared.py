@@ -218,11 +218,13 @@ NOT_REACHED = tile(
     of=f"count({TARGETS})",
     links=[to_board("mps-exporter", "Exporters")],
 )
+_ONE_GONE = f'label_replace({on_host(f"({GONE})")}, "host", "e.g. $1", "host", "(.*)")'
 NO_TARGET = tile(
     "Gone",
     "For information: hosts that were scraped in this time range and are no longer a target.",
-    f"count({GONE}) or {NOTHING}",
+    f"count({GONE}) + on () group_left (host) 0 * topk(1, {_ONE_GONE}) or on () {NOTHING}",
     steps=style.Steps(((None, "transparent"), (1, style.GONE))),
+    name="{{host}}",
 )
 BAD_GPUS = tile(
     "Bad GPUs",

@@ -5,6 +5,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -17,6 +18,7 @@ from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
+from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
@@ -28,12 +30,14 @@ from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.host import WorldHost
 from testing.world.model import World
+from testing.world.pages import differences
 from testing.world.processes import Client
 from testing.world.truth import Truth
 
 RUNNING = ("holding_seconds", "handover_idle_seconds")
 """Times that grow: the exporter counts them up to the last complete reading of the logs."""
 SETTLING_SECONDS = 0.3
+USERS_POLL_SECONDS = 0.2  # More for an ordinary user's logs, which are read less often.
 OF_EXPORTER = ("mps_exporter_", "mps_scrape_", "mps_control_quer", "mps_control_log_")
 """Beginnings of the metrics about the exporter itself."""
 MAX_DAEMON_BYTES, MAX_CLIENT_BYTES = 60_000, 1_000
@@ -73,6 +77,7 @@ class Moment:
     collector: Collector | None = None
     later: Collector | None = None
     thorough: bool = False  # All texts are checked, too, which takes longer.
+    looks: bool = False  # The page of metrics is checked.
 
 
 Check = Callable[[Moment], Iterator[str]]
@@ -110,6 +115,36 @@ def _knowable(moment: Moment) -> Iterator[tuple[Daemon, ControlDaemon]]:
             yield daemon, shown
 
 
+def processes(moment: Moment) -> Iterator[str]:
+    """The exporter's reader of /proc finds what is there."""
+    host = None if moment.collector is None else moment.collector._host
+    if not isinstance(host, WorldHost) or host.procfs is None:
+        return
+    pids = moment.world.processes.keys() | {pid for pid, _ in moment.world.exits[-9:]}
+    true, daemons = host.truth(pids), host.procfs.discover()
+    seen = replace(host.procfs.observe(pids), daemons=daemons)
+    if seen.gone != true.gone:
+        yield f"{seen.gone} are gone, not {true.gone}"
+    digits = -9 if moment.world.stepped_ms else 2  # It keeps the first start that it has read.
+    comparable = partial(_comparable, digits=digits)
+    for what, one, other in (
+        ("processes", seen.processes.values(), true.processes.values()),
+        ("daemons", seen.daemons, true.daemons),
+    ):
+        first, second = set(map(comparable, one)), set(map(comparable, other))
+        if first != second:
+            yield f"{what}: {first - second}, not {second - first}"
+
+
+def _comparable(facts: ProcessFacts | DaemonFacts, digits: int) -> str:
+    """Return what the world knows of the facts, with the start in the kernel's ticks."""
+    if isinstance(facts, ProcessFacts):
+        started = round(facts.start_time_seconds, digits)
+        return str(replace(facts, start_time_seconds=started, pid_namespace=None, cgroup=None))
+    inner = [_comparable(one, digits) for one in sorted(facts.processes, key=lambda one: one.pid)]
+    return f"{replace(facts, process=None, servers=())} {inner}"
+
+
 Numbers = Mapping[tuple[str, int], float]
 
 
@@ -140,7 +175,7 @@ def _agree(name: str, seen: Numbers, true: Numbers, slack: int) -> bool:
     """
     if name in RUNNING:
         difference = sum(seen.values()) - sum(true.values())
-        return abs(difference) <= SETTLING_SECONDS + slack / 1000
+        return abs(difference) <= SETTLING_SECONDS + USERS_POLL_SECONDS + slack / 1000
     if name == "losses" and slack:
         wrong = [
             label
@@ -194,6 +229,12 @@ def waits(moment: Moment) -> Iterator[str]:
         for one in shown.waits:
             if one.behind_uid != holder and holder not in (None, one.uid):
                 yield f"{daemon.key}: {one.pid} waits behind {one.behind_uid}, not {holder}"
+
+
+def metrics(moment: Moment) -> Iterator[str]:
+    """Metrics have the values of the world, in both formats."""
+    if moment.looks:
+        yield from differences(moment.world, moment.snapshot)
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -363,6 +404,8 @@ def _explained(
     name, labels = key
     if name in ("mps_control_up", "mps_control_state") or "daemon_unresponsive" in labels:
         return True  # a reply, or a timeout, is shown until the next query
+    if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
+        return True  # a process keeps the start that was read first
     if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
@@ -468,6 +511,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemons, counters, holders, waits, blame, endings),
+    *(daemons, processes, counters, holders, waits, metrics, blame, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

@@ -53,6 +53,8 @@ class Daemon(Process):
         self.renamed: set[LogName] = set()
         self.new_files: dict[LogName, list[int]] = {log: [] for log in LOGS}
         """Lengths of the logs at which a daemon began a new file."""
+        self.written_ms: dict[LogName, int] = dict.fromkeys(LOGS, world.now_ms)
+        """When the last line of each log was written."""
         self.found = False
         """An exporter has seen this process in /proc, and not only its lines."""
         self._accounted_ms = 0
@@ -71,6 +73,11 @@ class Daemon(Process):
         self._gave_up = 0
         """Callers that did not wait for a reply."""
         self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        protocol = ("-p", self.protocol) if self.protocol else ()
+        return ("-d", *(("-multiuser-server",) if self.multiuser else ()), *protocol)
 
     @property
     def servers(self) -> Sequence[Process]:
@@ -114,6 +121,7 @@ class Daemon(Process):
                 component = "Other"
             self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
         self.truth.lines[log] += len(texts)
+        self.written_ms[log] = self.world.now_ms
         self.world.settle()
 
     def account(self) -> None:

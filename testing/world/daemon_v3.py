@@ -52,7 +52,9 @@ class DaemonV3(Daemon):
         client.accepted, client.active_ms = True, self.world.now_ms
         self.served.append(client)
         if client.uid not in self._servers:
-            server = Process(next(self._pids), client.uid, client.started_ms, SERVER_PROGRAM)
+            server = Process(
+                next(self._pids), client.uid, client.started_ms, SERVER_PROGRAM, self.pid
+            )
             self._servers[client.uid] = server
             self.world.add(server)
 

@@ -9,12 +9,14 @@ from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
 from mps_exporter.limits_and_timeouts import END_TO_FAULT_SECONDS
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
+from mps_exporter.metrics import exposition
 from mps_exporter.mps.clients import ServerClients
 from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
 from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.snapshot import Client, Incident, Server
+from mps_exporter.sources import daemon_discovery
 from mps_exporter.web import status_api
 from mps_exporter.web.status_fields import View
 
@@ -97,6 +99,12 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a client stays after it has disconnected": Defect(
         "holders", ServerClients, "disconnect", lambda *_: None
+    ),
+    "a server is no child of its daemon": Defect(
+        "processes", daemon_discovery, "_with_servers", lambda daemon, *_: daemon
+    ),
+    "the sum of a histogram is not shown": Defect(
+        "metrics", exposition, "_histogram_lines", lambda labels, value: iter(())
     ),
     "a client does not wait behind the next server": Defect(
         "waits", ClientQueue, "block_others", lambda *_: None

@@ -33,8 +33,9 @@ CONFIRMING_MS = 1_500  # Longer than limits_and_timeouts.py's EXIT_CONFIRM_SECON
 EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.
-SECOND, THOROUGH = 0.1, 0.03
-"""Share of the moments at which a second exporter starts, and at which all texts are checked."""
+SECOND, THOROUGH, LOOKS = 0.1, 0.03, 0.3
+"""Share of the moments at which a second exporter starts, at which all texts are checked, and at
+which the page of metrics is."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Play:
         world = self.world
         latest_ms = to_ms - world.stepped_ms + settle * MAX_SETTLING_MS
         while world.now_ms < to_ms or (
-            world.unsettled and world.now_ms - world.stepped_ms < latest_ms
+            (world.unsettled or self._behind) and world.now_ms - world.stepped_ms < latest_ms
         ):
             limit_ms = to_ms if world.now_ms < to_ms else world.now_ms + POLL_MS
             due_ms = world.next_event_ms()
@@ -103,7 +104,13 @@ class Play:
         if happened != self._happened:
             self._happened, self._quiet_ms = happened, self.world.now_ms + QUIET_MS
         due, self._was_due = self._was_due, self.world.now_ms <= self._quiet_ms
-        return due or self._was_due
+        return due or self._was_due or self._behind
+
+    @property
+    def _behind(self) -> bool:
+        """Whether an exporter has not read all of a log."""
+        hosts = (one._host for one in (self.exporter, self.second) if one is not None)
+        return any(isinstance(one, WorldHost) and one.logs.behind for one in hosts)
 
     async def settle(self) -> None:
         """Find new daemons, and confirm what died in their queues before they were found."""
@@ -163,11 +170,11 @@ async def play(
         sight = random.choice(get_args(Sight)) if random.random() < SECOND else None
         if sight is not None:
             await played.start_second(sight)
-        thorough = random.random() < THOROUGH
+        thorough, looks = random.random() < THOROUGH, random.random() < LOOKS
         snapshot, second = await played.collect()
         moment = Moment(
             *(world, snapshot, previous, second, played.sight),
-            *(played.exporter, played.second, thorough),
+            *(played.exporter, played.second, thorough, looks),
         )
         found = tuple(violations(moment, checks))
         previous, moments = snapshot, moments + 1

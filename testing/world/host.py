@@ -1,7 +1,7 @@
 """A simulated world as the collector's host: its logs in pieces, its processes, its replies."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from random import Random
 
 from mps_exporter.mps.protocol_v3 import SERVERS
 from mps_exporter.observations import (
@@ -11,10 +11,8 @@ from mps_exporter.observations import (
     GpuProcess,
     KernelLine,
     KernelObservation,
-    LogChunk,
     LogName,
     LogsObservation,
-    LogState,
     NvmlObservation,
     Outcome,
     ProcessFacts,
@@ -26,9 +24,10 @@ from mps_exporter.sources.host import SourceError
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.processes import observations_by_exit
 from testing.fake_mps_control import V3_USAGE
-from testing.mps_logs import EIGHT, LOGS
+from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
+from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.model import World
 from testing.world.processes import Client, Process
 
@@ -52,19 +51,15 @@ class WorldHost:
         """
         self._world = world
         self._history = history
-        self._hidden = hidden
-        self._read: dict[tuple[str, LogName], tuple[int, int]] = {}
-        """Bytes that were read of a log, and truncations that were noticed."""
-        self._history_ends = {
-            (pipe, log): len(daemon.logs[log]) if history else 0
-            for pipe, daemon in world.daemons.items()
-            for log in LOGS
-        }
+        self.procfs: ProcFiles | None = None
+        if os.geteuid() == 0:
+            self.procfs = ProcFiles(world, self._clock, self._environment)
+        self.logs = LogFiles(world, self._clock, hidden, history=history)
         self._exits_seen = len(world.exits) if history else 0
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
         self._watched: set[int] = set()
         self._requested: dict[int, int | None] = {}
-        self._polls = self._runs = 0
+        self._runs = 0
         self.lists: dict[str, dict[str, str | None]] = {}
         """Pipe directory of an MPS v3 daemon -> its replies since the last query of its servers,
         and None for each query to which none came."""
@@ -125,7 +120,11 @@ class WorldHost:
 
     # -- processes
 
-    def _facts(self, process: Process) -> ProcessFacts:
+    @staticmethod
+    def _environment(process: Process) -> dict[str, str]:
+        if isinstance(process, Daemon):
+            logs = process.log_directory
+            return {"CUDA_MPS_PIPE_DIRECTORY": process.pipe, "CUDA_MPS_LOG_DIRECTORY": logs}
         environment = {}
         if isinstance(process, Client):
             environment["CUDA_MPS_PIPE_DIRECTORY"] = process.daemon.pipe
@@ -133,22 +132,25 @@ class WorldHost:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.gpus))
             if process.percentage is not None:
                 environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{process.percentage:g}"
+        return environment
+
+    def _facts(self, process: Process) -> ProcessFacts:
         return ProcessFacts(
             process.pid,
             process.started_ms / 1000,
             uid=process.uid,
+            user=NAMES.get(process.uid),
             name=process.name,
             state="T" if process.stopped else "S",
             parent_pid=process.parent_pid,
             namespace_pids=(process.pid,),
-            mps_environment=environment,
+            mps_environment=self._environment(process),
         )
 
     def _daemons(self) -> tuple[DaemonFacts, ...]:
         return tuple(self._daemon_facts(one) for one in self._world.daemons.values() if one.exists)
 
     def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
-        daemon.found |= not self._history
         return DaemonFacts(
             daemon.pipe,
             daemon.log_directory,
@@ -156,23 +158,29 @@ class WorldHost:
             protocol=daemon.protocol,
             servers=tuple(map(self._facts, daemon.servers)),
             owner_uid=daemon.uid,
-            log_owners=tuple({0, daemon.uid}),
+            log_owners=(daemon.uid,),
             limited=daemon.uid != 0,
             multiuser=daemon.multiuser,
             lock_tested=True,
             lock_holder_pid=daemon.pid,
         )
 
-    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
-        del deadline_seconds
-        return self._daemons()
-
-    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        del deadline_seconds
+    def truth(self, pids: Collection[int]) -> ProcfsObservation:
+        """Return what /proc contains now."""
         processes = self._world.processes
         there = {pid: self._facts(processes[pid]) for pid in pids if pid in processes}
         gone = tuple(sorted(set(pids) - there.keys()))
         return ProcfsObservation(self.now(), daemons=self._daemons(), processes=there, gone=gone)
+
+    async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
+        del deadline_seconds
+        for daemon in self._world.daemons.values():
+            daemon.found |= daemon.exists and not self._history
+        return self._daemons() if self.procfs is None else self.procfs.discover()
+
+    async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
+        del deadline_seconds
+        return self.truth(pids) if self.procfs is None else self.procfs.observe(pids)
 
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
@@ -183,6 +191,8 @@ class WorldHost:
         ended = {pid: at_ms / 1000 for pid, at_ms in exits if pid in self._watched}
         if not ended and not new:
             return ()
+        if self.procfs is not None and not self.procfs.daemon_pids.isdisjoint(ended):
+            await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
         return observations_by_exit(observation, ended)
 
@@ -192,56 +202,11 @@ class WorldHost:
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         del deadline_seconds
-        self._polls += 1
-        chunks: list[LogChunk] = []
-        states = []
-        for pipe in [one.pipe_directory for one in daemons]:
-            for log in LOGS:
-                gone = (pipe, log) in self._world.sight.gone_logs
-                gone |= log in self._world.daemons[pipe].renamed and (pipe, log) not in self._read
-                readable = not gone and log not in self._hidden
-                states.append(LogState(pipe, log, f"/logs{pipe}/{log}.log", readable=readable))
-                if readable:
-                    chunks += self._chunks(pipe, log)
-        for chunk in chunks:
+        found = await self.logs.poll(daemons)
+        for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
                 self.control.record_activity(chunk.pipe_directory, at)
-        return LogsObservation(at=self.now(), chunks=tuple(chunks), states=tuple(states))
-
-    def _chunks(self, pipe: str, log: LogName) -> Iterator[LogChunk]:
-        """Yield what is new, in up to three pieces that end anywhere, also within a line."""
-        daemon = self._world.daemons[pipe]
-        data, truncations = daemon.logs[log], daemon.truncations[log]
-        known, new_files = self._read.get((pipe, log)), daemon.new_files[log]
-        first = max(new_files, default=0), len(truncations) if self._history else 0
-        begin, seen = known or first
-        self._read[pipe, log] = len(data), len(truncations)
-        start = max(truncations, default=0)
-        lost = max(0, start - begin) if seen < len(truncations) else 0
-        if lost and not self._history:
-            daemon.truth.unknowable.add("lines were lost")
-        begin = max(begin, start)
-        history = begin < self._history_ends.get((pipe, log), 0)
-        cuts = {len(data)}
-        if begin < len(data) and not history:
-            random = Random(f"{self._world.seed}/pieces/{pipe}/{log}/{self._polls}")
-            cuts |= {random.randint(begin, len(data)) for _ in range(2)}
-        cuts |= {one for one in new_files if begin < one}
-        restarted = seen < len(truncations)
-        for cut in sorted(cuts):
-            restarted |= known is not None and begin in new_files
-            yield LogChunk(
-                at=self.now(),
-                pipe_directory=pipe,
-                log=log,
-                data=bytes(data[begin:cut]),
-                history=history,
-                restarted=restarted,
-                lost_bytes=lost,
-                complete_until=self.now() if cut == len(data) else None,
-                utc_offset_seconds=0.0,
-            )
-            begin, restarted, lost = cut, False, 0
+        return found
 
     # -- the kernel log and the GPUs
 

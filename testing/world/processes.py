@@ -36,6 +36,10 @@ class Process:
     def ready(self) -> bool:
         return True
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ()
+
 
 @dataclass(eq=False, kw_only=True)
 class Client(Process):

@@ -355,6 +355,17 @@ def test_values_that_mean_nothing_are_refused(wrong: str) -> None:
     assert "values don't meet the specifications of the schema" in refused(wrong)
 
 
+@pytest.mark.parametrize("label", ["app.kubernetes.io/instance", "helm.sh/chart"])
+def test_no_label_is_dropped(label: str) -> None:
+    escaped = label.replace(".", r"\.")
+    for value in ("commonLabels", "podLabels"):
+        why = refused(f"{value}.{escaped}=x")
+        assert f"{value}: the chart itself sets the label {label}" in why
+    both = only("DaemonSet", "commonLabels.team=a", "podLabels.team=b")
+    assert both["metadata"]["labels"]["team"] == "a"
+    assert both["spec"]["template"]["metadata"]["labels"]["team"] == "b"
+
+
 def test_a_web_config_comes_from_a_secret_and_probes_need_no_password() -> None:
     pod = daemonset("web.configSecret=mps-web")
     container = pod["containers"][0]

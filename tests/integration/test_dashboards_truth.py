@@ -137,10 +137,10 @@ def _truths(metrics: Metrics) -> dict[tuple[str, str], Any]:
     return {
         ("mps-sharing", "Holder"): {str(one["uid"]) for each in servers for one in each["clients"]},
         ("mps-sharing", "Waiters"): waiters,
-        ("mps-fleet", "Users waiting now"): waiters,
+        ("mps-fleet", "Users in the queue now"): waiters,
         ("mps-fleet", "Waiting"): sum(not wait["dead"] for wait in waits),
         ("mps-fleet", "Bad daemons"): sum(one["state"] != "answering" for one in status["daemons"]),
-        ("mps-fleet", "Clients lost"): lost,
+        ("mps-fleet", "Lost in range"): lost,
         ("mps-incidents", "Clients lost"): lost,
         ("mps-incidents", "Crashes"): metrics.value("mps_server_exits_total", cause="crashed") or 0,
         ("mps-host", "State"): worst,

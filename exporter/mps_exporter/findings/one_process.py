@@ -58,6 +58,8 @@ _HISTORY = {
 }
 """Incidents that end a process's use of a GPU, and the page about its error."""
 
+_UNSEEN = "its files in /proc cannot be read"
+
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
 
@@ -132,6 +134,11 @@ class Subject:
     @property
     def ended(self) -> bool:
         return not self.view.present or self.view.state == "Z"
+
+    @property
+    def unseen(self) -> bool:
+        """Whether nothing of it can be read: /proc hides it, or is not there."""
+        return not (self.recorded or self.ended or self.view.state)
 
     @property
     def client(self) -> Client | None:
@@ -234,6 +241,8 @@ def _process_checks(one: Subject) -> Checks:
             text = f"It ({name}) has ended; {parent}"
         yield warning(f"{text}.")
         yield from map(_as_check, daemons.queued_client_dead.found(one.alone))
+    elif one.unseen:
+        yield unknown(f"whether it runs is not known: {_UNSEEN}.")
     elif (halt := halted.halt_texts(view)) is not None:
         text, remedy = halt
         yield problem(f"It ({name}) is {text}.", remedy, **_first(halted.resuming(view)))
@@ -249,7 +258,7 @@ def _process_checks(one: Subject) -> Checks:
 
 def _directory_checks(one: Subject) -> Checks:
     view, page = one.view, _REFUSED if one.daemon else WITHOUT_MPS
-    if one.recorded:
+    if one.recorded or one.unseen:
         return
     if view.pipe_directory is None:
         why = "cannot be read (only its user and root may)"
@@ -433,6 +442,8 @@ def _connection_checks(one: Subject) -> Checks:
         None,
     ):
         yield check
+    elif one.unseen:
+        yield unknown(f"whether it is a client, or waits, is not known: {_UNSEEN}.")
     elif one.daemon is None or one.daemon.handover is None:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
         context += "it, or hangs elsewhere."

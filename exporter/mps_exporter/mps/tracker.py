@@ -52,7 +52,7 @@ class DaemonTracker:
         self._control = ControlLogReader(self.state)
         self._server = ServerLogReader(self.state)
         self._merger = LogMerger(self.state.readable)
-        self._process: tuple[int, float] | None = None
+        self._process: tuple[int, float, int] | None = None
         """The last known process of the daemon: PID, start time."""
         self._pending_reply: (
             tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None
@@ -150,14 +150,16 @@ class DaemonTracker:
         alive, daemon = _liveness(facts, processes, frozenset(requested), self.state.daemon)
         if facts.process is not None:
             before, start = self._process, facts.process.start_time_seconds
-            self._process = facts.process.pid, start
+            self._process = facts.process.pid, start, facts.process.own_pid
             if self._process != before and not self.state.readable["control"]:
                 self.state.gpus.clear_ordinals(start)
         elif self._process is not None:
             # No process was found as this daemon: only the last PID shows whether it has exited.
-            pid, start = self._process
+            # The log may show a later daemon, for which no search was made yet.
+            pid, start, own_pid = self._process
             found = processes.get(pid)
-            daemon = found is not None and found.start_time_seconds == start and not found.ended
+            exists = found is not None and found.start_time_seconds == start and not found.ended
+            daemon = exists if self.state.daemon.pid in {None, own_pid} else None
         self.update_liveness(now, alive, daemon=daemon)
 
     def update_liveness(self, now: float, alive: IsAlive, *, daemon: bool | None = None) -> None:

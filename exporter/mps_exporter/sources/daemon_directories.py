@@ -312,7 +312,7 @@ class DaemonDirectories:
             return seen
         # The file of a stranger's program may be in a file system that hangs: it is not accessed.
         belongs = seen.belongs_to(status.uid, trusted=trusted, strictly=strictly)
-        if not belongs or self._processes.sole_user(holder) == SEVERAL_USERS:
+        if not belongs or self._processes.sole_user(holder, status) == SEVERAL_USERS:
             return replace(seen, holder=None)
         return replace(seen, holder_is_root=trusted)
 

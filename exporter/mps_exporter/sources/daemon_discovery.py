@@ -68,16 +68,19 @@ class DaemonDiscovery:
         self._directories = DaemonDirectories(self._processes)
         self._container_logs = container_logs
         self._cgroups = cgroups
-        self._now = now
+        self._now, self._clock = now, clock
         self._ignored = Counter[int]()
         self._left_out = set[int]()
         """Processes of MPS's programs that are not read: their users have too many."""
+        self._children = dict[int, int]()
+        """Children of ordinary users' daemons -> the daemon. A daemon is a child of no daemon."""
+        self._children_until = float("-inf")
         self._checks = BlockingCalls[_Place]()  # Checks of configured directories.
         self._calls = BlockingCalls[Any]()
         self._users_calls = BlockingCalls[Any]()
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
-        self._rounds = 0
+        self._rounds, self._next_round_at = 0, float("-inf")
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []  # Files of the node's daemons that were not read in time.
         self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
@@ -199,19 +202,37 @@ class DaemonDiscovery:
         )
 
     def _programs(self) -> list[Program]:
-        """Return the processes of MPS's programs, trusted users' first, then by PID."""
-        statuses = self._processes.find_program(MPS_COMM, self._left_out)
+        """Return the processes of MPS's programs, trusted users' first, then by PID.
+
+        A child of an ordinary user's daemon is left out until its parent ends.
+        Names and arguments are read again every minute, as those of all processes are.
+        """
+        if self._clock() >= self._children_until:
+            self._children_until = self._clock() + policy.PROCESS_REFRESH_INTERVAL_SECONDS
+            self._children = {}
+        statuses = self._processes.find_program(MPS_COMM, self._left_out | self._children.keys())
         admitted, self._ignored = self.budget.admit_processes(statuses)
         self._left_out = statuses.keys() - admitted
-        facts, unknown = self._processes.identify(admitted)
-        for error in unknown.values():
+        facts, unknown = self._processes.identify(set(admitted) - self._children.keys())
+        running = {pid for pid, one in facts.items() if not one.ended}
+        children = {one: of for one, of in self._children.items() if of in running}
+        orphans, more = self._processes.identify(
+            pid for pid in admitted if pid in self._children and pid not in children
+        )
+        for error in (*unknown.values(), *more.values()):
             raise error
-        found = []
+        facts, found = facts | orphans, []
         for pid, process in facts.items():
             arguments = self._processes.arguments(pid)
             unread = arguments is None
             account = statuses[pid].account
-            found.append(Program(self._with_halt(process), arguments or (), account, unread))
+            found.append(Program(process, arguments or (), account, unread))
+        controls = {one.pid for one in found if one.is_control and one.account is not None}
+        self._children = children | {
+            one.pid: one.process.parent_pid
+            for one in found
+            if one.pid in controls and one.process.parent_pid in controls
+        }
         return sorted(found, key=lambda one: (one.account is not None, one.pid))
 
     def _with_halt(self, process: ProcessFacts) -> ProcessFacts:
@@ -229,11 +250,15 @@ class DaemonDiscovery:
         (H200). Those of ordinary users follow: at the same time, each takes twice as long. If
         a check does not return now, or is not due, its last result is used.
         """
-        candidates = _candidates(programs)
+        candidates = _candidates(programs, self._children)
         pipes = [pipe for pipe, _ in configured]
         accounts = {name: one.account for name, one in candidates.items()}
-        self._rounds += 1
-        due = self.budget.due_checks(accounts, self._lookups, self._rounds)
+        rechecks = self._clock() >= self._next_round_at
+        if rechecks:
+            self._next_round_at = self._clock() + policy.USERS_CHECK_INTERVAL_SECONDS
+            self._rounds += 1
+        number = self._rounds if rechecks else None
+        due = self.budget.due_checks(accounts, self._lookups, number)
         end = time.monotonic() + policy.DIRECTORY_TIMEOUT_SECONDS
         found, errors = dict[Hashable, DirectoryLookup](), dict[Hashable, OSError]()
         for limited, calls in enumerate((self._calls, self._users_calls)):
@@ -270,10 +295,27 @@ class DaemonDiscovery:
             if lookup == "unplaced"
         )
         return [
-            (lookup[0], _with_servers(lookup[1], candidates[name], programs))
+            (lookup[0], self._with_servers(lookup[1], candidates[name], programs))
             for name, lookup in self._lookups.items()
             if isinstance(lookup, tuple)
         ]
+
+    def _with_servers(
+        self, daemon: DaemonFacts, program: Program, programs: Sequence[Program]
+    ) -> DaemonFacts:
+        """Return a daemon with the current facts of its process and servers."""
+        servers = [
+            one for one in programs if one.process.parent_pid == program.pid and not one.is_control
+        ]
+        multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
+        return replace(
+            daemon,
+            process=self._with_halt(program.process),
+            # (The account is from the first scan; the owner was read in this one.)
+            limited=program.account is not None or daemon.owner_uid not in (0, os.geteuid()),
+            multiuser=daemon.multiuser or multiuser,
+            servers=tuple(self._with_halt(one.process) for one in servers),
+        )
 
     def _of_node(self, failures: Iterable[tuple[Account, str]]) -> list[str]:
         """Return the failures that concern no ordinary user; count the others as ignored."""
@@ -325,9 +367,9 @@ class DaemonDiscovery:
         return None
 
 
-def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
+def _candidates(programs: Sequence[Program], children: Iterable[int]) -> dict[Hashable, Program]:
     """Return the processes that may be daemons; a child has the name until it is a server."""
-    controls = {one.pid for one in programs if one.is_control}
+    controls = {one.pid for one in programs if one.is_control}.union(children)
     return {
         one.identity: one
         for one in programs
@@ -335,24 +377,6 @@ def _candidates(programs: Sequence[Program]) -> dict[Hashable, Program]:
         and one.process.parent_pid not in controls
         and not one.process.ended
     }
-
-
-def _with_servers(
-    daemon: DaemonFacts, program: Program, programs: Sequence[Program]
-) -> DaemonFacts:
-    """Return a daemon with the current facts of its process and servers."""
-    servers = [
-        one for one in programs if one.process.parent_pid == program.pid and not one.is_control
-    ]
-    multiuser = any(parse_daemon_flags(one.arguments).multiuser for one in servers)
-    return replace(
-        daemon,
-        process=program.process,
-        # (The account is from the first scan; the owner was read in this one.)
-        limited=program.account is not None or daemon.owner_uid not in (0, os.geteuid()),
-        multiuser=daemon.multiuser or multiuser,
-        servers=tuple(one.process for one in servers),
-    )
 
 
 def _error_suffix(error: OSError | None) -> str:

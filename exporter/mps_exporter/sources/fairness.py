@@ -79,18 +79,18 @@ class UserBudget:
         return sorted(admitted), ignored
 
     def due_checks(
-        self, accounts: Mapping[Hashable, Account], checked: Container[Hashable], number: int
+        self, accounts: Mapping[Hashable, Account], checked: Container[Hashable], number: int | None
     ) -> set[Hashable]:
-        """Return the processes whose directories are checked in the collection of this number.
+        """Return the processes whose directories are checked in this collection.
 
-        These are all of trusted users, all that were never checked, and some of each ordinary user,
-        in turn.
+        These are all of trusted users, all that were never checked, and with the number of a round
+        some of each ordinary user, in turn.
         """
         due, most = set[Hashable](), policy.MAX_DIRECTORY_CHECKS_PER_USER
         totals, seen = Counter(accounts.values()), Counter[Account]()
         for name, user in accounts.items():
-            turn = (seen[user] - number * most) % totals[user]
-            if user is None or name not in checked or turn < most:
+            its_turn = number is not None and (seen[user] - number * most) % totals[user] < most
+            if user is None or name not in checked or its_turn:
                 due.add(name)
             seen[user] += 1
         return due

@@ -93,7 +93,7 @@ class LogFollower:
         began, names = self._monotonic(), {one.pipe_directory for one in daemons}
         interval = policy.LOG_POLL_INTERVAL_SECONDS
         self._read_at = {name: self._read_at.get(name, began - interval) for name in names}
-        read = {name for name, at in self._read_at.items() if began - at < interval}
+        read = {name for name, at in self._read_at.items() if at > began - interval}
         daemons = [one for one in daemons if not one.limited or one.pipe_directory not in read]
         seconds = min(deadline_seconds, policy.LOG_POLL_TIMEOUT_SECONDS)
         limits = _byte_limits(daemons)

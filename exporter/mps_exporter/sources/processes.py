@@ -31,6 +31,8 @@ from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - most containers have their own
 SEVERAL_USERS = -1
 
+_READ_BYTES = 1 << 14  # One read of a file: most files of /proc need no second one.
+
 _VARIABLE = re.compile(
     rb"(CUDA_(?<![^\0]CUDA_)(?:MPS_[^=\0]{0,%d}|VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS))=([^\0]*)"
     % policy.MAX_VARIABLE_NAME_BYTES
@@ -41,6 +43,9 @@ size."""
 _PRELOADED = re.compile(rb"LD_PRELOAD=(?<![^\0]LD_PRELOAD=)[^\0]*")
 _LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}
 _LIMITER = re.compile(rb"[/=: ]lib(vgpu|nvshare|shimcuda)\.so\b")
+
+_NUMBERS = re.compile(rb"\n(Uid|Gid|Groups|NSpid|PPid):([\d \t]*)(?=\n)")
+_CAPABILITIES = re.compile(rb"\nCapEff:\t([0-9a-f]+)\n")
 
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
@@ -115,10 +120,10 @@ def parse_status(raw: bytes) -> ProcessStatus:
     Among them are "Uid: real effective saved filesystem" and "NSpid: outermost … innermost".
     """
     values: dict[bytes, list[int]] = {}
-    for key, numbers in re.findall(rb"^(\w+):([\d \t]*)$", raw, re.MULTILINE):
-        values.setdefault(key, [int(number) for number in numbers.split()])
+    for key, numbers in _NUMBERS.findall(b"\n" + raw):
+        values.setdefault(key, [*map(int, numbers.split())])
     uids = values.get(b"Uid", [])
-    capabilities = re.search(rb"^CapEff:\s*([0-9a-f]+)$", raw, re.MULTILINE)
+    capabilities = _CAPABILITIES.search(raw)
     return ProcessStatus(
         uid=uids[1] if len(uids) > 1 else None,
         namespace_pids=tuple(values.get(b"NSpid", ())),
@@ -227,6 +232,8 @@ class Processes:
         """
         with os.scandir(self.root) as entries:
             listed = {int(entry.name): entry.inode() for entry in entries if entry.name.isdecimal()}
+        if not listed:  # at least this process
+            raise FileNotFoundError("no process is listed in procfs")
         self._known = {pid: known for pid, known in self._known.items() if pid in listed}
         pids = sorted(listed.keys() - self._kernel_threads())
         # A process that gets a used PID has another inode.
@@ -292,13 +299,13 @@ class Processes:
         numbers = {line.split(b" ", 1)[0] if line else None for line in first}
         return len(numbers) == 1 and None not in numbers
 
-    def sole_user(self, pid: int) -> int | None:
+    def sole_user(self, pid: int, status: ProcessStatus | None = None) -> int | None:
         """Return the user who chose a process's arguments and environment; None: unknown.
 
         SEVERAL_USERS is a set-user-ID program: every user may start root's (su) by the name of
         MPS's, with any environment.
         """
-        status = self.status(pid)
+        status = status or self.status(pid)
         with suppress(OSError):
             mode = os.stat(f"{self.root}/{pid}/exe").st_mode  # noqa: PTH116
             if mode & (stat_bits.S_ISUID | stat_bits.S_ISGID):
@@ -448,13 +455,20 @@ def _read_file(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | No
     Raises:
         OSError: If the file cannot be read at the moment, for example EMFILE.
     """
+    parts = list[bytes]()
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read(limit)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while limit > 0 and (part := os.read(file, min(limit, _READ_BYTES))):
+                parts.append(part)
+                limit -= len(part)
+        finally:
+            os.close(file)
     except OSError as error:
         if error.errno in _SHORTAGE:
             raise
         return None
+    return b"".join(parts)
 
 
 def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:

@@ -242,7 +242,10 @@ _MANUAL_TEMPLATE = """<!DOCTYPE html>
 <body class="manual"><p><a href="../">This host</a> · <a href="./">All pages</a></p>
 <main>{{ body | safe }}</main></body></html>
 """
-_MANUAL_INDEX = "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n\n## FAQ\n\n{}\n"
+_MANUAL_INDEX = (
+    "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n\n"
+    "## FAQ\n\n{}\n\n## Sharing a GPU\n\n{}\n"
+)
 
 
 @cache
@@ -254,7 +257,7 @@ def _manual_page(name: str) -> str:
     pages = manual.pages()
     lists = (
         "\n".join(f"- [{one.title}]({one.name})" for one in pages.values() if one.folder == each)
-        for each in (*manual.FOLDERS, manual.FAQ)
+        for each in (*manual.FOLDERS, *manual.QUESTIONS)
     )
     text = pages[name].text if name else _MANUAL_INDEX.format(*lists)
     template = jinja2.Environment(autoescape=True).from_string(_MANUAL_TEMPLATE)

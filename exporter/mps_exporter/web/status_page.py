@@ -103,6 +103,12 @@ def render_page(status: View, options: WebOptions) -> str:
     return _template().render(status=status, options=options).lstrip()
 
 
+def age_of(moment: float, status: View) -> float:
+    """Return how long ago a moment was: in a replay, of recorded time, as in the findings."""
+    speed: float = status.recording.speed if status.recording else 1.0
+    return (float(status.taken_at) - moment) * speed
+
+
 def asset_address(name: str) -> str:
     """Return a file's address relative to /, which changes with the file's content."""
     return f"static/{name}?{hashlib.sha256(ASSETS[name]).hexdigest()[:12]}"
@@ -125,7 +131,7 @@ def _template() -> jinja2.Template:
         *(humanize.memory, humanize.percent, humanize.printable, humanize.sentence),
     )
     functions = (
-        *(asset_address, contexts, groups, lane_window, lanes),
+        *(age_of, asset_address, contexts, groups, lane_window, lanes),
         *(memory_of, sm_limit_of, sparkline),
     )
     environment.filters.update({one.__name__: one for one in filters})
@@ -160,9 +166,11 @@ def lanes(status: View, daemon: View) -> list[Lane]:
         if end <= start:
             continue
         lane = found.setdefault(span.user, Lane(span.user))
-        title = f"{span.user}: {_SPANS[span.kind][1]} for {humanize.age(span.end - span.start)}"
+        seconds = age_of(span.start, status) - age_of(span.end, status)
+        title = f"{span.user}: {_SPANS[span.kind][1]} for {humanize.age(seconds)}"
         lane.bars.append(Bar(span.kind, (start - begin) * scale, (end - start) * scale, title))
-        lane.seconds[span.kind] = lane.seconds.get(span.kind, 0.0) + end - start
+        shown = age_of(start, status) - age_of(end, status)
+        lane.seconds[span.kind] = lane.seconds.get(span.kind, 0.0) + shown
         lane.ends_at = max(lane.ends_at, end)
     users = {span.uid: span.user for span in daemon.timeline}
     for one in status.incidents:
@@ -176,7 +184,7 @@ def lanes(status: View, daemon: View) -> list[Lane]:
 # ---------------------------------------------------------------------- activity of a GPU
 
 
-def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
+def sparkline(samples: Sequence[Sample], name: str, status: View) -> str:
     """Return the path of a line, 600 wide and 20 high, with gaps between distant samples."""
     gaps = sorted(after.at - before.at for before, after in pairwise(samples))
     usual = gaps[len(gaps) // 2] if gaps else 0.0
@@ -186,7 +194,7 @@ def sparkline(samples: Sequence[Sample], name: str, now: float) -> str:
         if ratio is None:
             last = -math.inf
             continue
-        x = max(0.0, sample.at - now + policy.HISTORY_SECONDS)
+        x = max(0.0, policy.HISTORY_SECONDS - age_of(sample.at, status))
         y = 19 - 18 * max(0.0, min(1.0, ratio))
         begins = sample.at - last > max(policy.GAP_SECONDS, 2.5 * usual)
         # A line begins with a dot: the next sample may be behind a gap.

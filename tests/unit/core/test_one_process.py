@@ -113,6 +113,19 @@ def test_a_process_is_ok_only_if_its_proc_files_were_read(snapshot: Snapshot) ->
     assert found.text.startswith("Nothing wrong was seen, but the environment of process 1797")
 
 
+def test_nothing_is_said_of_a_process_that_procfs_does_not_show(
+    snapshot: Snapshot, tmp_path: Path
+) -> None:
+    pid = 2**22 + 1  # above the kernel's maximum
+    view = view_process(pid, (), str(tmp_path))
+    found = answer(snapshot, pid, view)
+    assert (found.name, found.outcome) == ("connection", "unknown")
+    assert "in /proc cannot be read" in found.text
+    assert answer(snapshot, pid, view_process(pid, ())).text == f"No process {pid} is there."
+    texts = [one.text for one in check_process(pid, snapshot, (), view)]
+    assert not [text for text in texts if " is no client" in text or "only its user" in text]
+
+
 @pytest.mark.parametrize(
     ("changes", "outcome", "words"),
     [

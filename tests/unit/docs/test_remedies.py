@@ -24,7 +24,7 @@ PAGES = sorted(
     [
         *RUNBOOKS.glob("*.md"),
         *(ROOT / "docs" / "symptoms").glob("[!r]*.md"),
-        *(ROOT / "docs" / name for name in ("troubleshooting.md", "faq.md", "alerts.md")),
+        *(ROOT / f"docs/{name}.md" for name in ("troubleshooting", "faq", "sharing", "alerts")),
         ROOT / "README.md",
     ]
 )

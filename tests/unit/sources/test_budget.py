@@ -99,6 +99,7 @@ def test_directories_of_each_user_are_checked_in_turn_and_new_ones_at_once() -> 
     accounts |= dict.fromkeys(range(100, 107), (ALICE, None))
     budget, checked = UserBudget(), Counter[Hashable]()
     assert budget.due_checks(accounts, (), 1) == accounts.keys()
+    assert budget.due_checks(accounts, accounts, None).isdisjoint(range(100, 107))
     for number in range(7):
         due = budget.due_checks(accounts, accounts, number)
         assert len(due) == 9 + 1 + most

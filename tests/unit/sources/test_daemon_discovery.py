@@ -572,6 +572,31 @@ def test_only_regular_files_are_tested(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ processes
 
 
+def test_a_child_of_a_users_daemon_is_read_each_minute_and_when_its_parent_ends(host: Host) -> None:
+    def pipes() -> list[str]:
+        return [one.pipe_directory for one in source.discover((), search=True)]
+
+    now = 0.0
+    user: dict[str, Any] = {"argv": [CONTROL, "-d"], "uid": 4_000_000_001}
+    source = DaemonDiscovery(str(host.root), clock=lambda: now)
+    host.add(500, environ=environment("/absent/1"), **user)
+    host.add(501, environ=environment("/absent/2"), parent=500, **user)
+    assert pipes() == ["/absent/1"]
+    unreadable = host.root / "501" / "stat"
+    unreadable.unlink()
+    unreadable.mkdir()
+    assert pipes() == ["/absent/1"]
+    now = policy.PROCESS_REFRESH_INTERVAL_SECONDS
+    with pytest.raises(IsADirectoryError):
+        pipes()
+    unreadable.rmdir()
+    host.add(501, environ=environment("/absent/2"), parent=500, **user)
+    assert pipes() == ["/absent/1"]
+    host.add(500, state="Z", environ=environment("/absent/1"), **user)
+    host.add(501, environ=environment("/absent/2"), parent=1, **user)
+    assert pipes() == ["/absent/2"]
+
+
 def test_facts_of_a_process(host: Host, tmp_path: Path) -> None:
     passwd = tmp_path / "passwd"
     passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
@@ -701,6 +726,8 @@ def test_daemons_that_cannot_be_read_are_not_gone(host: Host, name: str) -> None
 def test_a_missing_procfs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DaemonDiscovery(str(tmp_path / "nowhere")).discover((), search=True)
+    with pytest.raises(FileNotFoundError, match="no process is listed"):
+        DaemonDiscovery(str(tmp_path)).discover((), search=True)
 
 
 # ------------------------------------------------------------------------------ locked memory

@@ -9,7 +9,15 @@ import pytest
 from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.findings.visibility import unknowns
 from mps_exporter.observations import LogState, Reading
-from mps_exporter.snapshot import CollectorResult, Incident, Snapshot, TimelineSpan, Wait
+from mps_exporter.snapshot import (
+    CollectorResult,
+    Incident,
+    RecordingHeader,
+    RecordingInfo,
+    Snapshot,
+    TimelineSpan,
+    Wait,
+)
 from mps_exporter.web import status_page
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.options import WebOptions
@@ -105,6 +113,21 @@ def test_the_time_before_the_exporter_started_is_marked_as_unknown() -> None:
     assert "No user held the GPU in the last 60 s, as far as it was seen." in page
 
 
+def test_ages_in_a_replay_are_recorded_time_at_any_speed() -> None:
+    span = TimelineSpan("held", 1001, NOW - 300, NOW, ongoing=True)
+    client = hosts.client(9, connected_at=NOW - 42)
+    incident = Incident(NOW - 36, "fault")
+    made = hosts.daemon(
+        hosts.server(client), timeline=(span,), timeline_since=NOW - 300, incidents=(incident,)
+    )
+    host = hosts.snapshot(made)
+    began = RecordingHeader("s", "m", "580", "2026-01-01", NOW - 600, "0", anonymised=False)
+    for speed in (1.0, 3.0):
+        page = page_of(replace(host, recording=RecordingInfo(began, speed, played_from=5000.0)))
+        for words in ("36 s ago", "for 42 s", "connected for 5 min", "held 5 min"):
+            assert words in page
+
+
 # ---------------------------------------------------------------------- history
 
 
@@ -122,8 +145,8 @@ def history_of(*moments: tuple[float, float | None]) -> History:
 
 
 def line(history: History, now: float) -> str:
-    gpu = status_of(at(now), history).gpus[0]
-    return status_page.sparkline(gpu.samples, "utilization_ratio", NOW + now)
+    status = status_of(at(now), history)
+    return status_page.sparkline(status.gpus[0].samples, "utilization_ratio", status)
 
 
 def test_a_line_of_activity() -> None:

@@ -61,6 +61,18 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
+{{/* They would not win: pods are selected by some of them, and Helm reads others. */}}
+{{- define "mps-exporter.refuseOwnLabels" -}}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/component" "app.kubernetes.io/managed-by" "helm.sh/chart" -}}
+{{- range $map := list "commonLabels" "podLabels" -}}
+{{- range $name := index $.Values $map | keys | sortAlpha -}}
+{{- if has $name $own -}}
+{{- fail (printf "%s: the chart itself sets the label %s: leave it out" $map $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Values of version 0.1 that have other names now. */}}
 {{- define "mps-exporter.refuseOldValues" -}}
 {{- $old := list -}}

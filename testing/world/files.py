@@ -1,0 +1,288 @@
+"""The files of a simulated host, for the exporter's own readers: each host has its own copy.
+
+Other users' files need root's rights; without them, no procfs is written.
+"""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, ProcfsObservation
+from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
+from testing.fake_proc import BOOT_TIME, FakeProc
+from testing.mps_logs import LOGS
+from testing.world.daemon import Daemon
+from testing.world.model import World
+from testing.world.processes import Process
+
+MEMORY = Path("/dev/shm")
+NAMES = {0: "root", 1001: "anna", 1002: "bert"}
+SHARE_IN_PIECES = 0.3
+SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
+
+
+class AtOnce:
+    """The interface sources/blocking.BlockingCalls, without threads."""
+
+    old: Collection[Hashable] = ()
+
+    def start(self, calls: Mapping[Hashable, tuple[object, Callable[[], Any]]]) -> None:
+        self._results, self.errors = dict[Hashable, Any](), dict[Hashable, OSError]()
+        for key, (_, function) in calls.items():
+            try:
+                self._results[key] = function()
+            except OSError as error:
+                self.errors[key] = error
+
+    def wait(self, seconds: float, users_seconds: float = 0.0) -> None:
+        """Nothing is under way."""
+
+    async def wait_async(self, seconds: float, users_seconds: float) -> None:
+        """Nothing is under way."""
+
+    def results(self, keys: Iterable[Hashable]) -> dict[Hashable, Any]:
+        return {key: self._results[key] for key in keys if key in self._results}
+
+    def is_under_way(self, key: Hashable) -> bool:
+        del key
+        return False
+
+
+def temporary_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="world-", dir=MEMORY if MEMORY.is_dir() else None))
+
+
+def _remove(folder: Path, follower: LogFollower | None = None) -> None:
+    for pipe in list(follower._daemons) if follower else ():
+        follower.forget(pipe)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class ProcFiles:
+    """A procfs with the world's processes, and the daemons' pipe directories."""
+
+    def __init__(
+        self,
+        world: World,
+        clock: Callable[[], float],
+        environment: Callable[[Process], Mapping[str, str]],
+    ) -> None:
+        self._world, self._environment = world, environment
+        self._folder = temporary_folder()
+        self._proc = FakeProc(self._folder / "proc")
+        self._written: dict[int, tuple[Process, bool]] = {}
+        self._stepped_ms = 0
+        passwd = self._folder / "passwd"
+        passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
+        self._discovery = discovery = DaemonDiscovery(
+            str(self._proc.root),
+            str(passwd),
+            str(self._folder / "containers"),
+            str(self._folder / "cgroups"),
+            now=lambda: world.now_ms / 1000,
+            clock=clock,
+        )
+        for one in (discovery, discovery._processes):
+            one._calls = AtOnce()  # type: ignore[assignment]
+        discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
+        weakref.finalize(self, _remove, self._folder)
+
+    def discover(self) -> tuple[DaemonFacts, ...]:
+        self._write()
+        found = self._discovery.discover((), search=True)
+        # No process of this machine holds their locks.
+        self._discovery._found = tuple(
+            replace(
+                one,
+                root="",
+                lock_tested=True,
+                lock_holder_pid=one.process.pid if one.process else None,
+            )
+            for one in found
+        )
+        return self._discovery._found
+
+    @property
+    def daemon_pids(self) -> set[int]:
+        """The PIDs of the daemons that were found last."""
+        return {one.process.pid for one in self._discovery._found if one.process is not None}
+
+    def observe(self, pids: Collection[int]) -> ProcfsObservation:
+        self._write()
+        return self._discovery.observe(pids)
+
+    def _write(self) -> None:
+        """Write what has begun, has changed, or has ended."""
+        world = self._world
+        if world.stepped_ms != self._stepped_ms:
+            self._stepped_ms = world.stepped_ms
+            boot = BOOT_TIME + world.stepped_ms // 1000
+            (self._proc.root / "stat").write_text(f"btime {boot}\n")
+        for pid in self._written.keys() - world.processes.keys():
+            self._proc.remove(pid)
+            del self._written[pid]
+        for pid, process in world.processes.items():
+            if self._written.get(pid) != (process, process.stopped):
+                self._add(process)
+                self._written[pid] = process, process.stopped
+
+    def _add(self, process: Process) -> None:
+        root = self._folder / "root"
+        if isinstance(process, Daemon):
+            pipe = root / process.pipe[1:]
+            pipe.mkdir(parents=True, exist_ok=True)
+            os.chown(pipe, process.uid, process.uid)
+        self._proc.add(
+            process.pid,
+            argv=(f"/usr/bin/{process.name}", *process.arguments),
+            environ=self._environment(process),
+            uid=process.uid,
+            parent=process.parent_pid,
+            state="T" if process.stopped else "S",
+            started=(process.started_ms - self._world.stepped_ms) / 1000 - BOOT_TIME,
+            sees=root,
+        )
+
+
+@dataclass
+class _Written:
+    size: int = 0  # Bytes of the daemon's log that are in files.
+    truncations: int = 0
+    new_files: int = 0
+    renamed: bool = False
+
+
+class LogFiles:
+    """The daemons' logs, rotated as the operators do, and read by the exporter's LogFollower."""
+
+    def __init__(
+        self,
+        world: World,
+        clock: Callable[[], float],
+        hidden: Collection[LogName],
+        *,
+        history: bool,
+    ) -> None:
+        self._world = world
+        self._history = history
+        self._hidden = hidden
+        self._written: dict[tuple[str, LogName], _Written] = {}
+        self._folder = temporary_folder()
+        self._polls = 0
+        self._follower = LogFollower(clock=lambda: world.now_ms / 1000, monotonic=clock)
+        self._follower._calls = AtOnce()  # type: ignore[assignment]
+        weakref.finalize(self, _remove, self._folder, self._follower)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more to read."""
+        logs = self._follower._daemons.values()
+        return any(
+            not tail._complete
+            for one in logs
+            for tail in one.tails()
+            if tail.descriptor is not None
+        )
+
+    async def poll(self, daemons: Sequence[DaemonFacts]) -> LogsObservation:
+        """Write what the world has logged, now and then in pieces, and read it."""
+        self._polls += 1
+        random = Random(f"{self._world.seed}/pieces/{self._polls}")
+        shut = {pipe for pipe, _ in self._world.sight.gone_logs}
+        seen = [one for one in daemons if one.pipe_directory not in shut]
+        parts = []
+        root = [one for one in seen if not one.limited]
+        if root and self._written and random.random() < SHARE_IN_PIECES:
+            self._write(root, random)
+            parts.append(await self._read(root, daemons))
+        self._write(seen)
+        parts.append(await self._read(seen, daemons))
+        states = [one for one in parts[-1].states if one.log not in self._hidden]
+        for one in daemons:
+            states += [
+                state
+                for state in skipped_log_states(one, "hidden")
+                if one.pipe_directory in shut or state.log in self._hidden
+            ]
+        chunks = (chunk for part in parts for chunk in part.chunks)
+        return LogsObservation(
+            parts[-1].at, tuple(one for one in chunks if one.log not in self._hidden), tuple(states)
+        )
+
+    async def _read(
+        self, daemons: Iterable[DaemonFacts], known: Iterable[DaemonFacts]
+    ) -> LogsObservation:
+        root, owners = str(self._folder), (os.geteuid(),)
+        there = [replace(one, root=root, log_owners=owners) for one in daemons]
+        return await self._follower.poll(there, 2.0, kept=[one.pipe_directory for one in known])
+
+    def _write(self, daemons: Iterable[DaemonFacts], pieces: Random | None = None) -> None:
+        for one in daemons:
+            daemon = self._world.daemons[one.pipe_directory]
+            for log in LOGS:
+                self._write_log(daemon, log, pieces)
+
+    def _write_log(self, daemon: Daemon, log: LogName, pieces: Random | None) -> None:
+        written = self._written.setdefault((daemon.pipe, log), _Written())
+        end, truncations, new = (
+            len(daemon.logs[log]),
+            daemon.truncations[log],
+            daemon.new_files[log],
+        )
+        if pieces is not None:
+            end = pieces.randint(written.size, end)
+        folder = Path(f"{self._folder}{daemon.log_directory}")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{log}.log"
+        while True:
+            nexts = [*truncations[written.truncations :][:1], *new[written.new_files :][:1], end]
+            until = min(nexts)
+            self._append(daemon, log, path, until, written)
+            if until in truncations[written.truncations :]:
+                self._truncate(daemon, log, path, written)
+                written.truncations += 1
+            elif until in new[written.new_files :]:
+                self._rename(path, written)
+                written.new_files += 1
+                written.renamed = False
+            else:
+                break
+        if log in daemon.renamed and pieces is None:
+            self._rename(path, written)
+
+    def _append(
+        self, daemon: Daemon, log: LogName, path: Path, until: int, written: _Written
+    ) -> None:
+        file = path.with_name(f"{path.name}.{written.new_files}") if written.renamed else path
+        if until > written.size or not file.exists():
+            with file.open("ab") as opened:
+                opened.write(daemon.logs[log][written.size : until])
+            written.size = until
+            at = daemon.written_ms[log] / 1000
+            os.utime(file, (at, at))
+
+    def _rename(self, path: Path, written: _Written) -> None:
+        if not written.renamed:
+            with suppress(FileNotFoundError):
+                path.rename(path.with_name(f"{path.name}.{written.new_files}"))
+            written.renamed = True
+
+    def _truncate(self, daemon: Daemon, log: LogName, path: Path, written: _Written) -> None:
+        """Truncate a log, with or without a copy (copytruncate)."""
+        what = f"copy {log} {written.truncations}"
+        if self._world.random(daemon.key, what).random() < SHARE_OF_COPIES:
+            shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}"))
+        else:
+            logs = self._follower._daemons.get(daemon.pipe)
+            tail = logs and (logs.control if log == "control" else logs.server)
+            if not self._history and path.stat().st_size > (tail._offset if tail else 0):
+                daemon.truth.unknowable.add("lines were lost")
+        os.truncate(path, 0)

@@ -1,0 +1,137 @@
+"""What the metrics of a host must be, computed from the world and not from the exporter."""
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
+from mps_exporter.metrics.spec import Family
+from mps_exporter.snapshot import Histogram, Snapshot
+from testing.page import Page, text_of
+from testing.world.daemon import Daemon
+from testing.world.files import NAMES
+from testing.world.host import CLIENT_BYTES, SERVER_BYTES
+from testing.world.model import World
+from testing.world.processes import Process
+
+Labels = Mapping[str, object]
+Expected = tuple[str, Labels, float]
+SMS = 132
+
+
+def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
+    """Yield each sample that is not what the world says, and each metric with other samples."""
+    page = Page(text_of(snapshot))
+    yield from _encodings(snapshot, page)
+    shown = {one.pipe_directory for one in snapshot.daemons}
+    known = [
+        one
+        for one in world.daemons.values()
+        if one.exists and one.pipe in shown and not one.truth.unknowable
+    ]
+    for daemon in known:
+        expected = list(_of_daemon(world, daemon))
+        for name, labels, value in expected:
+            seen = page.value(name, daemon=daemon.pipe, **labels)
+            if seen is None or abs(seen - value) > 0.006:
+                yield f"{name} {daemon.pipe} {labels} is {seen}, not {value}"
+        names = [name for name, _, _ in expected]
+        for name in set(names):
+            if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
+                yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
+    if world.sight.nvml and len(known) == len(world.daemons):
+        for name, labels, value in _of_gpus(world):
+            seen = page.value(name, **labels)
+            unknown = name == "mps_gpu_served" and seen is None  # The daemon has not replied yet.
+            if seen != value and not unknown:
+                yield f"{name} {labels} is {seen}, not {value}"
+
+
+def _encodings(snapshot: Snapshot, page: Page) -> Iterator[str]:
+    """Compare both formats, as the library reads them, with the values."""
+    families = list(render(snapshot, Build("test", "", "")))
+    values = {key: value for family in families for key, value in _samples(family)}
+    openmetrics = encode(families, [], OPENMETRICS_1_0_0).decode()
+    parsed = text_string_to_metric_families(openmetrics)  # type: ignore[no-untyped-call]
+    for what, samples in (
+        ("text", [(name, one.labels, one.value) for name, found in page.items() for one in found]),
+        ("OpenMetrics", [(o.name, o.labels, o.value) for family in parsed for o in family.samples]),
+    ):
+        seen = {(name, *sorted(labels.items())): value for name, labels, value in samples}
+        for key in seen.keys() ^ values.keys():
+            yield f"{key} is not in the {what}, or only there"
+        for key in seen.keys() & values.keys():
+            if seen[key] != values[key]:
+                yield f"{key} is {seen[key]} in the {what}, not {values[key]}"
+
+
+def _samples(family: Family) -> Iterator[tuple[tuple[object, ...], float]]:
+    name, names = family.spec.name, family.spec.sample_labels
+    for texts, value in family.samples:
+        labels = dict(zip(names, texts, strict=True))
+        if not isinstance(value, Histogram):
+            yield (name, *sorted(labels.items())), float(value)
+            continue
+        bounds = [*map(str, map(float, value.bounds)), "+Inf"]
+        for bound, count in zip(bounds, accumulate(value.counts), strict=True):
+            yield (f"{name}_bucket", *sorted({**labels, "le": bound}.items())), count
+        yield (f"{name}_count", *sorted(labels.items())), sum(value.counts)
+        yield (f"{name}_sum", *sorted(labels.items())), value.sum_seconds
+
+
+def _of_daemon(world: World, daemon: Daemon) -> Iterator[Expected]:
+    yield (
+        "mps_control_info",
+        {
+            **_owner(daemon),
+            "pid": daemon.pid,
+            "log_directory": daemon.log_directory,
+            "multiuser": str(daemon.multiuser).lower(),
+        },
+        1,
+    )
+    if not world.stepped_ms:
+        yield "mps_control_start_time_seconds", {}, daemon.started_ms / 1000
+    server = daemon.server
+    if server is None:
+        return
+    of_server = {"server": server.pid}
+    yield "mps_server_info", {**of_server, **_owner(server)}, 1
+    yield "mps_server_clients", of_server, len(server.clients)
+    for gpu in daemon.gpus if world.sight.nvml and server.ready else ():
+        yield "mps_server_memory_used_bytes", {**of_server, "uuid": gpu.uuid}, SERVER_BYTES
+    if not world.stepped_ms:
+        yield "mps_server_start_time_seconds", of_server, server.started_ms / 1000
+    for client in server.clients:
+        of_client = {**of_server, "pid": client.pid}
+        if not client.exists:
+            continue
+        yield "mps_client_info", {**of_client, **_owner(client), "command": client.name}, 1
+        for ordinal in set(client.contexts.values()):
+            where = {**of_client, "uuid": daemon.gpus[ordinal].uuid}
+            count = list(client.contexts.values()).count(ordinal)
+            yield "mps_client_contexts", where, count
+            if world.sight.nvml and client.active_ms is not None and client.alive:
+                yield "mps_client_memory_used_bytes", where, CLIENT_BYTES
+
+
+def _owner(process: Process) -> Labels:
+    return {"uid": process.uid, "user": NAMES.get(process.uid, "")}
+
+
+def _of_gpus(world: World) -> Iterator[Expected]:
+    for gpu in world.gpus:
+        yield "mps_gpu_info", {"uuid": gpu.uuid, "gpu": gpu.index}, 1
+        yield "mps_gpu_sms", {"uuid": gpu.uuid}, SMS
+        servers = [
+            server
+            for one in world.daemons.values()
+            for server in one.servers
+            if gpu in one.gpus and server.ready
+        ]
+        yield "mps_gpu_processes", {"uuid": gpu.uuid, "kind": "mps_server"}, len(servers)
+        yield "mps_gpu_processes", {"uuid": gpu.uuid, "kind": "graphics"}, 0
+        serving = sum(gpu in one.gpus and one.exists for one in world.daemons.values())
+        yield "mps_gpu_served", {"uuid": gpu.uuid}, serving
