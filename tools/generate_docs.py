@@ -227,6 +227,8 @@ DASHBOARD = (
     "http://localhost:3000/d/mps-host"
     "?var-job={{$labels.job|urlquery}}&var-instance={{$labels.instance|urlquery}}"
 )
+CHOSEN = {"gpu": "{{with($labels.gpu)}}&var-gpu={{.|urlquery}}{{end}}"}
+"""Choice of the object on a generated link to a dashboard, by the scope of the finding."""
 
 
 def _labels(finding: FindingType, description: str) -> Iterator[str]:
@@ -274,13 +276,14 @@ def alert_rule(rule: str) -> str:
     description = _description(finding)
     if not " ".join(texts.get("description", FIRST_STEP).split()).endswith(FIRST_STEP):
         description = iter([f"          description:{texts['description']}"])
+    link = DASHBOARD + CHOSEN.get(finding.scope, "")
     lines = [
         *_labels(finding, texts.get("description", "")),
         "        annotations:",
         f"          summary: {finding.summary or f'{finding.title}.'}",
         *description,
         f"          runbook_url: {finding.runbook_url}",
-        f"          dashboard_url:{texts.get('dashboard_url', f' {DASHBOARD}')}",
+        f"          dashboard_url:{texts.get('dashboard_url', f' {link}')}",
     ]
     return "\n".join([found["head"].removesuffix("\n"), *lines, found["rest"]])
 

@@ -416,7 +416,10 @@ class Settings:
         None, Kind("NAME", convert=_user), "Like --pid, for each process of a user."
     )
     doctor_job: str | None = _option(
-        None, Kind("ID"), "Like --pid, for each process of a Slurm job or a pod."
+        None,
+        Kind("ID"),
+        "Like --pid, for each process of a Slurm job (its number) or a pod on this host (its UID, "
+        "by kubectl get pod POD -o jsonpath={.metadata.uid}, or NAMESPACE/NAME).",
     )
     doctor_before_kill: int | None = _option(
         None,

@@ -4,8 +4,9 @@ The page, the JSON and the command line take their wording from here, so that th
 """
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from mps_exporter.snapshot import Client, ControlDaemon, Server, Snapshot
 
@@ -99,9 +100,12 @@ def iso_timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-def processes(pids: Sequence[int]) -> str:
-    """Return known PIDs: process 12, processes 12 and 13, processes 1, 2, 3, 4, 5, 6 and 9 more."""
-    known = [str(pid) for pid in sorted(pids) if pid]
+def processes(pids: Sequence[int], pods: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Return known PIDs: process 12, processes 12 and 13 (pod a/b), processes 1, 2, … and 9 more.
+
+    pods: PID -> pod, where its name is known.
+    """
+    known = [f"{pid} (pod {pods[pid]})" if pid in pods else f"{pid}" for pid in sorted(pids) if pid]
     if not known:
         return ""
     if len(known) == 1:

@@ -455,7 +455,6 @@ any percentage (measured)."""
 
 LARGE_LOG_BYTES = 1 << 30  # Size of a large log: weeks of a busy host; nothing rotates the logs.
 MAX_COMMAND_PIDS = 20  # Maximum number of processes in one command.
-MAX_NAMED_PROGRAMS = 3  # Programs that a remedy names; it counts more programs instead.
 
 # ============================================================================================= web
 

@@ -595,3 +595,8 @@ class Snapshot:
     """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
     kernel_log: KernelObservation | None = None  # None: an old recording without this fact.
     recording: RecordingInfo | None = None
+
+    @property
+    def pods(self) -> dict[int, str]:
+        """PID -> pod, as namespace/name, for the processes whose pods the kubelet names."""
+        return {pid: one.shown_pod for one in self.containers for pid in one.pids}

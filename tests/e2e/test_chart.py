@@ -174,7 +174,7 @@ SITES = {
     "DRA": ("layout: dra", ['nvidia.com/gpu.present: "true"', "SYS_PTRACE"]),
     "plain": (
         "layout: plain\nplain: {directories: [{pipe: /tmp/nvidia-mps, log: /var/log/nvidia-mps}]}",
-        ["--mps.pipe-directory=/tmp/nvidia-mps", "--mps.log-directory=/var/log/nvidia-mps"],
+        ['PIPE_DIRECTORY, value: "/tmp/nvidia-mps"', 'DIRECTORY, value: "/var/log/nvidia-mps"'],
     ),
     "TLS": (
         "web: {configSecret: web}\npodMonitor: {tlsConfig: {insecureSkipVerify: true}}",
@@ -304,9 +304,10 @@ def test_each_layout_watches_and_mounts_what_it_is_about() -> None:
         "plain": {"passwd", "incidents", "tmp", "var-log"},
     }
     pod = daemonset("devicePlugin.resources={nvidia.com/gpu.shared,nvidia.com/h200}")
-    arguments = pod["containers"][0]["args"]
-    assert "--mps.pipe-directory=/run/nvidia/mps/nvidia.com/gpu.shared/pipe" in arguments
-    assert "--mps.log-directory=/run/nvidia/mps/nvidia.com/h200/log" in arguments
+    given = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    for what in ("pipe", "log"):
+        paths = [f"/run/nvidia/mps/nvidia.com/{name}/{what}" for name in ("gpu.shared", "h200")]
+        assert given[f"MPS_EXPORTER_MPS_{what.upper()}_DIRECTORY"] == ",".join(paths)
 
 
 def test_least_rights_are_none() -> None:

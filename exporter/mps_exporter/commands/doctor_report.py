@@ -338,20 +338,28 @@ def _check_lines(pid: int, checks: list[Check], paint: Painter) -> Iterator[str]
     if answer.remedy:
         yield f"    do:    {answer.remedy}"
     if answer.command:
-        yield f"    run:   {answer.command}"
+        yield f"    run:   {answer.command}{_who_may(answer)}"
     if answer.page:
         url = page_url(answer.page)
         name = name_of(url)
         yield f"    see:   {url}" if name is None else f"    see:   mps-exporter explain {name}"
     yield ""
     yield "Checked, in this order:"
+    told = {answer.remedy}
     for check in checks:
         mark, style, _ = _OUTCOMES[check.outcome]
         yield f"  {paint(f'{mark:8}', style)}  {check.name}: {check.text}"
-        if check is not answer and check.remedy and check.outcome != "ok":
+        if check.remedy not in told | {""} and check.outcome != "ok":
+            told.add(check.remedy)
             yield f"            do: {check.remedy}"
             if check.command:
-                yield f"            run: {check.command}"
+                yield f"            run: {check.command}{_who_may(check)}"
+
+
+def _who_may(check: Check) -> str:
+    """Return the end of a line with a command, unless every user may run it."""
+    who = f"{check.run_as}{'; else ask your administrator' * check.run_as.startswith('root')}"
+    return f"  ({who})" if who else ""
 
 
 def _check_object(check: Check) -> dict[str, object]:

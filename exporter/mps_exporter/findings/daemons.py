@@ -182,7 +182,7 @@ def _remedy_of_unknown_cause(daemon: ControlDaemon) -> str:
 )
 def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:
     if dead := [wait for wait in daemon.waits if wait.dead]:
-        pids = capitalize(processes([one.pid for one in dead]) or "a process")
+        pids = capitalize(host.processes([one.pid for one in dead]) or "a process")
         yield Case(
             f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
             f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: after "
@@ -214,7 +214,7 @@ def server_in_fault(host: HostFacts, daemon: ControlDaemon, server: Server) -> C
         "their users."
     )
     if hit:
-        those = capitalize(processes([one.pid for one in hit]) or "they")
+        those = capitalize(host.processes([one.pid for one in hit]) or "they")
         until, them = "the client that it hit has exited", "it"
         if len(hit) > 1:
             until, them = f"the {len(hit)} clients that it hit have exited", "them"
@@ -380,7 +380,7 @@ def possible_unfinished_work(host: HostFacts, _: ControlDaemon, server: Server) 
     work = server.possible_unfinished_work
     if work is None or server.ghost or server.state == "FAULT":
         return
-    author = capitalize(processes([work.pid]) or "a client")
+    author = capitalize(host.processes([work.pid]) or "a client")
     yield Case(
         f"{author} of {host.user(work.uid)} ended on {host.server(server)} and may have left "
         f"GPU work behind: its end took {humanize.duration(work.seconds)}. The next CUDA "
@@ -439,11 +439,9 @@ def _wait_remedy(
     *,
     idle: bool,
 ) -> str:
-    waiting = processes([wait.pid for wait in alive]) or "a process that waits"
+    waiting = host.processes([wait.pid for wait in alive]) or "a process that waits"
     clients = holder.clients if holder is not None else ()
-    programs = processes([client.pid for client in clients]) or "the programs"
-    if len(clients) > policy.MAX_NAMED_PROGRAMS:
-        programs = f"{len(clients)} programs"
+    programs = host.processes([client.pid for client in clients]) or "the programs"
     first, other = host.user(alive[0].uid), host.user(alive[0].behind_uid)
     # The pause doubles as long as the server has clients.
     pause = daemon.handover_backoff_seconds if idle else None

@@ -8,7 +8,7 @@ same snapshot.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -145,8 +145,13 @@ class HostFacts:
         """Return a server's user and PID for use within a sentence."""
         return f"{self.user(server.uid)}'s server {server.pid}"
 
+    def processes(self, pids: Sequence[int]) -> str:
+        return humanize.processes(pids, self.snapshot.pods)
+
     def client(self, client: Client) -> str:
-        return humanize.process(client.pid, client.command, self.user(client.uid))
+        pod = self.snapshot.pods.get(client.pid)
+        user = f"{self.user(client.uid)}, pod {pod}" if pod else self.user(client.uid)
+        return humanize.process(client.pid, client.command, user)
 
     def incident(self, one: Incident) -> str:
         text = describe_incident(one, self.user).removesuffix(".")

@@ -75,6 +75,7 @@ class Check:
     command: str = ""
     """The remedy as one line of a shell; "" if no command is right on any host. A command that sets
     or unsets a variable is for the shell from which the process is restarted."""
+    run_as: str = ""  # Users that may run the command; "" for any user.
 
 
 Checks = Iterator[Check]
@@ -175,15 +176,16 @@ class Subject:
     def command_to_use_daemon(self) -> str:
         """The command that sets the directory of the host's only daemon; "" if not exactly one."""
         running = [one for one in self.running if not one.facts.root]
-        return _first_command(gpus.use_daemon(running))
+        return _first(gpus.use_daemon(running)).get("command", "")
 
     def facts_at(self, directory: str | None) -> DaemonFacts | None:
         daemons = (one for one in self.snapshot.daemons if one.pipe_directory == directory)
         return next((one.facts for one in daemons), None)
 
 
-def _first_command(actions: Iterable[Action]) -> str:
-    return next((action.command for action in actions), "")
+def _first(actions: Iterable[Action]) -> dict[str, str]:
+    """Return the first command, with who may run it, as fields of a check."""
+    return next(({"command": one.command, "run_as": one.run_as} for one in actions), {})
 
 
 def _subject(
@@ -223,9 +225,9 @@ def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
 
 
 def _as_check(found: Finding, outcome: Outcome = "problem", page: str = "") -> Check:
-    command = _first_command(action for action in found.actions if action.heals)
+    healing = _first(action for action in found.actions if action.heals)
     outcome = "unknown" if found.advice.kind == "blindness" else outcome
-    return Check("", outcome, found.evidence, found.remedy, page or found.advice.page, command)
+    return Check("", outcome, found.evidence, found.remedy, page or found.advice.page, **healing)
 
 
 def _process_checks(one: Subject) -> Checks:
@@ -243,8 +245,7 @@ def _process_checks(one: Subject) -> Checks:
         yield unknown(f"whether it runs is not known: {_UNSEEN}.")
     elif (halt := halted.halt_texts(view)) is not None:
         text, remedy = halt
-        command = _first_command(halted.resuming(view))
-        yield problem(f"It ({name}) is {text}.", remedy, command=command)
+        yield problem(f"It ({name}) is {text}.", remedy, **_first(halted.resuming(view)))
     elif view.state == "D":
         yield warning(
             f"It ({name}) is inside the kernel and cannot be interrupted (state D): in the driver, "
@@ -275,15 +276,15 @@ def _directory_checks(one: Subject) -> Checks:
         remedy, command = (
             "Set the directory of a daemon, or mount it into the process's container; then start "
             "it again.",
-            one.command_to_use_daemon,
+            {"command": one.command_to_use_daemon},
         )
         if view.closed_folder is not None:
             # The server runs as the process's user, but with the daemon's group (see view_daemon).
             # No command for a directory that the process chose: no daemon has it.
             remedy = "Let its user and the daemon's group pass the folder, and start it again."
             facts = one.facts_at(view.pipe_directory)
-            command = _first_command(open_folder(view.closed_folder, facts))
-        yield problem(f"It cannot use {shown}: {view.path_error}.", remedy, page, command)
+            command = _first(open_folder(view.closed_folder, facts))
+        yield problem(f"It cannot use {shown}: {view.path_error}.", remedy, page, **command)
     elif view.closed_socket:
         yield problem(
             f"Its user {view.uid} may not connect to {shown}/control (mode {view.closed_socket}): "
@@ -291,7 +292,7 @@ def _directory_checks(one: Subject) -> Checks:
             "The daemon's user has to allow all users to write to that socket (chmod a+w), or "
             "start the daemon again with a umask that does; then start the process again.",
             WITHOUT_MPS,
-            _command_to_open_socket(one),
+            **_command_to_open_socket(one),
         )
     else:
         source = "the default"
@@ -303,11 +304,11 @@ def _directory_checks(one: Subject) -> Checks:
         yield ok(f"It uses {shown} ({source}).")
 
 
-def _command_to_open_socket(one: Subject) -> str:
+def _command_to_open_socket(one: Subject) -> dict[str, str]:
     facts = one.facts_at(one.view.daemon_directory)
     path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
     opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
-    return _first_command(permitted([opening] if path else (), facts))
+    return _first(permitted([opening] if path else (), facts))
 
 
 def _foreign_proc_checks(one: Subject) -> Checks:
@@ -446,8 +447,12 @@ def _connection_checks(one: Subject) -> Checks:
     elif one.daemon is None or one.daemon.handover is None:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
         context += "it, or hangs elsewhere."
-        if any(each.name == "nvml" and not each.success for each in one.snapshot.collectors):
-            context = "Whether it has a context on a GPU is not known: the GPUs could not be read."
+        for each in one.snapshot.collectors:
+            if each.name == "nvml" and not each.success:
+                why = printable(each.error or "no answer", 400)
+                context = (
+                    f"Whether it has a context on a GPU is not known: no GPU was read ({why})."
+                )
         yield warning(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
@@ -657,15 +662,17 @@ def pids_of(
 ) -> list[int]:
     """Return the clients, waiting processes and processes without MPS of a user, or of a job.
 
-    A job is a Slurm job's number, or the UID of a pod. `waiting` are processes that wait: the
-    snapshot does not have their jobs.
+    A job is a Slurm job's number, or a pod's UID, name or namespace/name. `waiting` are processes
+    that wait: the snapshot does not have their jobs.
     """
     clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
     direct = [one for gpu in snapshot.gpus for one in gpu.direct_processes]
-    if job is not None:
-        found = {one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)}
-        places = ((one.pid, parse_cgroup(one.cgroup)) for one in (*direct, *waiting))
-        return sorted(found | {pid for pid, at in places if job in (at.slurm_job_id, at.pod_uid)})
     waits = [wait for daemon in snapshot.daemons for wait in daemon.waits]
     members: list[Client | Wait | ProcessFacts] = [*clients, *waits, *direct]
+    if job is not None:
+        named = {pid for pid, pod in snapshot.pods.items() if job in (pod, pod.partition("/")[2])}
+        found = named & {one.pid for one in members}
+        found |= {one.pid for one in clients if job in (one.slurm_job_id, one.pod_uid)}
+        places = ((one.pid, parse_cgroup(one.cgroup)) for one in (*direct, *waiting))
+        return sorted(found | {pid for pid, at in places if job in (at.slurm_job_id, at.pod_uid)})
     return sorted({one.pid for one in members if one.uid == uid})

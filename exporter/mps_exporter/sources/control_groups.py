@@ -10,7 +10,7 @@ on hardware), of which a limit may be on a group itself or on a group above it:
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -111,9 +111,14 @@ def _read(path: str) -> bytes:
     return b""
 
 
-def container_names(folder: str, container_ids: Collection[str]) -> tuple[ContainerName, ...]:
-    """Return the names of containers ("containerd://<id>") for which the kubelet has a link."""
-    wanted = {container_id.rpartition("/")[2]: container_id for container_id in container_ids}
+def container_names(
+    folder: str, containers: Mapping[str, Sequence[int]]
+) -> tuple[ContainerName, ...]:
+    """Return the names of containers for which the kubelet has a link.
+
+    containers: "containerd://<id>" -> PIDs of its processes.
+    """
+    wanted = {container_id.rpartition("/")[2]: container_id for container_id in containers}
     if not wanted:
         return ()
     try:
@@ -123,8 +128,10 @@ def container_names(folder: str, container_ids: Collection[str]) -> tuple[Contai
         return ()
     links = (_LINK.fullmatch(name) for name in names)
     found = [
-        ContainerName(wanted[link["id"]], link["namespace"], link["pod"], link["container"])
+        ContainerName(
+            one, link["namespace"], link["pod"], link["container"], tuple(containers[one])
+        )
         for link in links
-        if link is not None and link["id"] in wanted
+        if link is not None and (one := wanted.get(link["id"])) is not None
     ]
     return tuple(sorted(found, key=lambda one: one.container_id))

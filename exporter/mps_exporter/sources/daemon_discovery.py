@@ -11,7 +11,7 @@ may cost is limited: see fairness.py.
 
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -180,8 +180,10 @@ class DaemonDiscovery:
         """Return the daemons found last, and the facts of these processes."""
         wanted = set(pids)
         processes, unknown = self._processes.identify(wanted)
-        attributions = (parse_cgroup(facts.cgroup) for facts in processes.values())
-        containers = {one.container_id for one in attributions if one.container_id is not None}
+        containers = defaultdict[str, list[int]](list)
+        for pid, facts in sorted(processes.items()):
+            if (container_id := parse_cgroup(facts.cgroup).container_id) is not None:
+                containers[container_id].append(pid)
         return ProcfsObservation(
             at=self._now(),
             daemons=self._found,

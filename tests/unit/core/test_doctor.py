@@ -74,7 +74,8 @@ def test_a_host_has_exactly_its_finding(name: str, snapshot: Snapshot) -> None:
 def test_every_finding_has_a_host() -> None:
     of_the_page = {name for name, advice in ADVICE.items() if advice.kind in ("news", "trace")}
     of_the_page.add("web_configuration_unusable")
-    assert SYNTHETIC.keys() | RECORDED.keys() == ADVICE.keys() - of_the_page
+    hosts = SYNTHETIC.keys() | RECORDED.keys()
+    assert hosts == ADVICE.keys() - of_the_page, "each has a host in testing/finding_hosts.py"
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,15 @@ from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.commands.doctor import selected_pids
 from mps_exporter.findings import findings, trace_findings
-from mps_exporter.findings.daemons import HANGS
+from mps_exporter.findings.daemons import HANGS, several_users_one_daemon
+from mps_exporter.findings.finding import HostFacts, clients_of
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.flags import Settings
+from mps_exporter.humanize import UserNames
 from mps_exporter.observations import (
     ClosedFolder,
+    ContainerName,
     DaemonFacts,
     Leftovers,
     OpenFiles,
@@ -408,6 +411,32 @@ def test_processes_of_a_user() -> None:
     assert 694 in pids_of(snapshot, uid=1001, job=None)
 
 
+TRAINING = ContainerName("containerd://6", "team-a", "training", "main", (705, 1))
+
+
+@pytest.mark.parametrize(
+    ("job", "pids"),
+    [("training", [705]), ("team-a/training", [705]), ("train", []), ("team-b/training", [])],
+)
+def test_a_pod_that_waits_by_its_name(job: str, pids: list[int]) -> None:
+    snapshot = replace(snapshot_at("wait-served", 0.6), containers=(TRAINING,))
+    assert pids_of(snapshot, uid=None, job=job) == pids
+
+
+def test_a_finding_names_the_pod_of_a_process() -> None:
+    snapshot = snapshot_at("wait-served", 0.6)
+    holder = replace(TRAINING, pod="holder", pids=(694,))
+    (found,) = several_users_one_daemon.found(
+        HostFacts(replace(snapshot, containers=(TRAINING, holder)), UserNames(snapshot))
+    )
+    assert "Do not kill process 705 (pod team-a/training): " in found.remedy
+    assert "when process 694 (pod team-a/holder) will be done" in found.remedy
+    clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
+    host = HostFacts(replace(snapshot, containers=(holder,)), UserNames(snapshot))
+    (shown,) = [host.client(one) for one in clients if one.pid == 694]
+    assert shown.endswith(" of user 1001, pod team-a/holder)")
+
+
 def test_a_job_that_waits(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     proc.add(705, cgroup="0::/system.slice/slurmstepd.scope/job_17/step_0\n")
@@ -540,9 +569,29 @@ def test_doctor_reports_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert process["page"].endswith("/docs/symptoms/a-program-hangs-in-cuinit.md")
 
 
+def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ghost = f"--recording={RECORDINGS}/wait-abandoned-sigkill.rec.gz"
+    assert doctor("--pid", "871", ghost, "--at", "12s") == 1
+    text = capsys.readouterr().out
+    assert "-9 863  (root, or the user of this server; else ask your administrator)\n" in text
+    assert text.count("-9 863") == 1, "a remedy is told once"
+    assert doctor("--user", "1002", f"--recording={RECORDINGS}/tour.rec.gz", "--at", "40s") == 1
+    assert "when processes 597, 598, 599 and 600 will be done" in capsys.readouterr().out
+
+
+def test_a_failed_reading_of_the_gpus_has_its_reason(snapshot: Snapshot) -> None:
+    failed = CollectorResult("nvml", False, 0.1, error="libnvidia-ml.so.1 was not found")
+    found = answer(replace(snapshot, gpus=(), collectors=(failed,)), 77, ProcessView(77, uid=5))
+    assert "no GPU was read (libnvidia-ml.so.1 was not found)" in found.text
+
+
 def test_a_job_without_processes_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert doctor("--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz") == 3
-    assert "no process of job 77" in capfd.readouterr().err
+    text = capfd.readouterr().err
+    assert "no process of pod or job '77' was seen" in text
+    assert "proves nothing about MPS" in text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from mps_exporter.findings import findings
+from mps_exporter.flags import load
 from mps_exporter.observations import DaemonFacts, KernelObservation
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from testing.commands import output_of
@@ -163,6 +164,18 @@ def test_the_pod_runs_as_an_ordinary_user_who_only_looks(name: str) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_doctor_in_the_pod_has_the_settings_of_its_exporter(name: str) -> None:
+    (container,) = manifests(name)["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["serve", "--web.listen-address=:9400"], "exec does not inherit it"
+    settings = load({}, {one["name"]: one.get("value", "") for one in container["env"]}, "doctor")
+    assert settings.path_passwd == "/host/passwd"
+    assert settings.record_directory == "/var/lib/mps-exporter/incidents"
+    plugin = ("/run/nvidia/mps/nvidia.com/gpu/pipe",) if name == "device-plugin.yaml" else ()
+    assert settings.mps_pipe_directory == plugin
+    assert len(settings.mps_log_directory) == len(plugin)
 
 
 def test_the_monitor_gives_the_job_the_name_that_the_alerts_know() -> None:

@@ -15,7 +15,7 @@ DASHBOARDS = [pytest.param(load(path), id=path.stem) for path in FILES]
 
 
 def test_committed_files_are_what_the_generator_writes() -> None:
-    assert generator.stale() == []
+    assert generator.stale() == [], "run: python -m grafana"
     assert generator.main(["--check"]) == 0
 
 

@@ -118,6 +118,13 @@ def test_a_rule_without_texts_gets_the_texts_of_its_finding() -> None:
     assert alert_rule(generated.replace("serves no process", "is old")) == generated
     own = generated.replace("First: run", "First: do")
     assert alert_rule(own) == own
+    assert "var-gpu" not in fields["annotations"]["dashboard_url"]
+
+
+def test_a_generated_link_chooses_the_gpu() -> None:
+    alert = next(one.alert for one in ADVICE.values() if one.alert and one.scope == "gpu")
+    (fields,) = yaml.safe_load(alert_rule(f"      - alert: {alert}\n        expr: vector(1)\n"))
+    assert "{{with($labels.gpu)}}&var-gpu={{.|urlquery}}" in fields["annotations"]["dashboard_url"]
 
 
 @PAGES

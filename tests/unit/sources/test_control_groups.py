@@ -119,7 +119,7 @@ def test_no_file_raises_or_gives_a_value_that_is_not_in_it(text: str) -> None:
 # ------------------------------------------------------------------------------ containers
 
 ID, OTHER = "6" * 64, "7" * 64
-NAMED = ContainerName(f"containerd://{ID}", "batch", "train", "worker")
+NAMED = ContainerName(f"containerd://{ID}", "batch", "train", "worker", (4711,))
 
 
 def link(folder: Path, name: str) -> None:
@@ -144,10 +144,10 @@ def test_a_container_is_named_by_its_link(
     tmp_path: Path, name: str, expected: tuple[str, str, str] | None
 ) -> None:
     folder, container = str(tmp_path / "containers"), f"cri-o://{ID}"
-    assert container_names(folder, [container]) == ()
+    assert container_names(folder, {container: [7]}) == ()
     link(tmp_path / "containers", name)
-    found = () if expected is None else (ContainerName(container, *expected),)
-    assert container_names(folder, [container]) == found
+    found = () if expected is None else (ContainerName(container, *expected, (7,)),)
+    assert container_names(folder, {container: [7]}) == found
 
 
 def test_the_containers_of_processes_are_named(tmp_path: Path) -> None:

@@ -112,19 +112,25 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
-{{/* Directories to watch, as pairs of flags. */}}
+{{/* Directories to watch, as variables. */}}
 {{- define "mps-exporter.directories" -}}
+{{- $pipes := list -}}
+{{- $logs := list -}}
 {{- $root := .Values.devicePlugin.root -}}
 {{- if eq .Values.layout "devicePlugin" }}
 {{- range .Values.devicePlugin.resources }}
-- --mps.pipe-directory={{ $root }}/{{ . }}/pipe
-- --mps.log-directory={{ $root }}/{{ . }}/log
+{{- $pipes = append $pipes (printf "%s/%s/pipe" $root .) }}
+{{- $logs = append $logs (printf "%s/%s/log" $root .) }}
 {{- end }}
 {{- else if eq .Values.layout "plain" }}
 {{- range .Values.plain.directories }}
-- --mps.pipe-directory={{ .pipe }}
-- --mps.log-directory={{ .log }}
+{{- $pipes = append $pipes .pipe }}
+{{- $logs = append $logs .log }}
 {{- end }}
+{{- end }}
+{{- if $pipes }}
+- {name: MPS_EXPORTER_MPS_PIPE_DIRECTORY, value: {{ join "," $pipes | quote }}}
+- {name: MPS_EXPORTER_MPS_LOG_DIRECTORY, value: {{ join "," $logs | quote }}}
 {{- end }}
 {{- end }}
 
