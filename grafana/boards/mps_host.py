@@ -152,7 +152,7 @@ CLIENTS = table(
         ' "state", "active", "", "")))',
     ),
     (
-        # Width of a screen of 1366 pixels. With Grafana's menu, the columns up to the job are visible.
+        # Width of a screen of 1366 pixels. With Grafana's menu, the columns up to the job are seen.
         Column("User", "uid", width=72, links=(shared.to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=80),
         Column("Program", "command", least=120),
