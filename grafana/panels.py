@@ -53,7 +53,7 @@ class Panel:
     tiles: tuple[str, ...] = ()  # Names of the tiles of a strip, in the order of the queries.
 
 
-def override(matcher: str, what: str, **properties: object) -> style.Json:
+def override(matcher: str, what: object, **properties: object) -> style.Json:
     """Return properties for fields that a matcher (byName, byRegexp, byFrameRefID) finds.
 
     A double underscore represents the dot in Grafana's names: custom__width.
@@ -374,10 +374,7 @@ def status_history(
 
 _NOT_KNOWN = style.not_known("-", "transparent")
 # An empty bar next to "not known" reads as 0 %.
-_NO_BARS = {
-    "matcher": {"id": "byValue", "options": {"reducer": "allIsNull", "op": "eq"}},
-    "properties": [{"id": "custom.cellOptions", "value": {"type": "auto"}}],
-}
+_NO_BARS = override("byValue", {"reducer": "allIsNull"}, custom__cellOptions={"type": "auto"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from grafana.promql import new_in_range
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
-_SIZES = {"width": 8, "height": 4, "titleSize": 12}
+_SIZES = {"width": 8, "height": 4, "titleSize": 12, "valueSize": 36}
 _LONGEST = shared.on_host(f"topk(1, max by (instance, uid) ({shared.WAIT}))")
 TILES = (
     strip(
@@ -36,7 +36,6 @@ TILES = (
         ),
         shared.NOT_REACHED,
         shared.NO_TARGET,
-        valueSize=36,
         **_SIZES,
     ),
     strip(
@@ -51,27 +50,23 @@ TILES = (
         ),
         tile(
             "Bad servers",
-            "Healthy: 0. Unhealthy servers: they refuse new clients after a fault, or are ghosts: "
-            "started for a client that died in the queue, and the daemon hangs until they are "
-            "killed.",
+            "Healthy: 0. Servers that refuse new clients after a fault, and ghosts: started for a "
+            "client that died in the queue; the daemon hangs until they are killed.",
             f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
             steps=style.at_most(1),
             of="count(mps_server_info)",
             links=[shared.to_board("mps-incidents", "Incidents")],
         ),
         shared.BAD_GPUS,
-        valueSize=36,
         **_SIZES,
     ),
     strip(
         "Programs",
         tile(
             "Waiting",
-            "Healthy: 0. Programs that hang in cuInit because another user's server holds their "
-            "GPU.",
+            "Healthy: 0. Programs that hang in cuInit while another user's server holds the GPU.",
             f"sum{shared.WAITING} or {shared.NOTHING}",
             steps=style.noticed_from(1),
-            links=[shared.to_board("mps-incidents", "Incidents")],
         ),
         tile(
             "Longest wait",
@@ -88,8 +83,7 @@ TILES = (
             "mps_client_losses_total",
             links=[shared.to_board("mps-incidents", "Who lost clients?")],
         ),
-        valueSize=24,
-        **_SIZES,
+        **_SIZES | {"valueSize": 24},
     ),
 )
 
@@ -122,14 +116,7 @@ HOST_TABLE = table(
         Column("Longest wait", "C", unit=style.DURATION, steps=shared.WAIT_STEPS, width=110),
         Column("Lost", "D", steps=style.at_most(1), width=60, decimals=0),
         Column("Crashes", "E", steps=style.at_most(1), width=75, decimals=0),
-        Column(
-            "Idle share",
-            "F",
-            unit=style.SHARE,
-            steps=style.noticed_from(shared.IDLE_WARN),
-            width=80,
-            decimals=1,
-        ),
+        Column("Idle share", "F", unit=style.SHARE, steps=shared.IDLE_STEPS, width=80, decimals=1),
         Column("Clients", "G", width=70),
         Column("Utilization", "H", unit=style.SHARE, gauge=True, decimals=0, width=90),
         Column("SM activity", "I", unit=style.SHARE, gauge=True, decimals=0, width=90),

@@ -152,8 +152,7 @@ CLIENTS = table(
         ' "state", "active", "", "")))',
     ),
     (
-        # Width of a screen of 1366 pixels, also with Slurm and containers. With Grafana's menu, the
-        # columns up to the job are visible.
+        # Width of a screen of 1366 pixels. With Grafana's menu, the columns up to the job are seen.
         Column("User", "uid", width=72, links=(shared.to_user("${__data.fields.User}"),)),
         Column("Name", "user", width=80),
         Column("Program", "command", least=120),
@@ -164,14 +163,7 @@ CLIENTS = table(
         Column("SMs", "C", width=50),
         Column("Memory", "D", unit=style.BYTES, width=95),
         Column("Memory limit", "E", unit=style.BYTES, width=80),
-        Column(
-            "Limit used",
-            "F",
-            unit=style.SHARE,
-            steps=style.noticed_from(shared.MEMORY_WARN),
-            decimals=0,
-            width=60,
-        ),
+        Column("Limit used", "F", unit=style.SHARE, steps=shared.FULL, decimals=0, width=60),
         Column("Connected", "G", unit=style.AGO, width=116),
         Column("Slurm job", "slurm_job_id", width=78),
         Column("Daemon", "daemon", width=96),

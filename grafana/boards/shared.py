@@ -30,9 +30,11 @@ WAIT_STEPS = style.at_most(
     style.alert_threshold("MpsUidStarved", _WAITING_SINCE),
 )
 SHORT_WAITS = 0.95  # The share of waits of at most a minute that is the objective.
-IDLE_WARN = style.alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
+_IDLE_WARN = style.alert_threshold("MpsHandoverIdle", "mps_uid_handover_idle_seconds_total")
+IDLE_STEPS = style.noticed_from(_IDLE_WARN)
 CONTEXTS_WARN = style.alert_threshold("MpsContextsNearLimit", "mps_server_client_contexts")
-MEMORY_WARN = style.alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")
+_FULL_WARN = style.alert_threshold("MpsClientMemoryNearLimit", "mps_client_memory_used_bytes")
+FULL = style.noticed_from(_FULL_WARN)
 
 # Processes that are gone do not wait, though their places in the queue stay.
 WAITING = "(mps_uid_waiting_clients - mps_uid_waiting_dead_clients)"

@@ -131,6 +131,7 @@ DEFECTS: dict[str, Defect] = {
     "a hung MPS v3 daemon has 0 servers": Defect(
         *("absence", DaemonInputs, "log_names_servers"),
         lambda daemon: daemon.log_readable("control"),
+        seed=128,
     ),
     "who ended just before a fault has caused it": Defect(
         "blame", FaultEvidence, "judge", _judge_by_time, seed=21
