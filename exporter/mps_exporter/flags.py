@@ -418,8 +418,7 @@ class Settings:
     doctor_job: str | None = _option(
         None,
         Kind("ID"),
-        "Like --pid, for each process of a Slurm job (its number) or a pod on this host (its UID, "
-        "by kubectl get pod POD -o jsonpath={.metadata.uid}, or NAMESPACE/NAME).",
+        "Like --pid, for each process of a Slurm job (number) or pod (NAMESPACE/NAME or its UID).",
     )
     doctor_before_kill: int | None = _option(
         None,

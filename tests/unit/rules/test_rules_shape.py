@@ -136,7 +136,8 @@ def test_a_runbook_belongs_to_an_alert_and_has_all_sections(page: Path) -> None:
     assert headings == ["Meaning", "Confirm", "Do", "Do not"]
     assert severities
     assert all(severity in text.splitlines()[2] for severity in severities)
-    assert "in Kubernetes" in text or "```sh" not in text, "where its commands are run there"
+    there = "[Kubernetes](" in text or "in Kubernetes" in text
+    assert there or "```sh" not in text, "where its commands are run there"
 
 
 @PAGES
