@@ -23,7 +23,6 @@ CPU_MS, MEGABYTES, IDLE_PERCENT, START_SECONDS = 45.0, 75.0, 1.0, 1.0
 
 
 def against(name: str, value: float, limit: float, unit: str) -> str:
-    """Return a line that states whether a limit is met."""
     met = "met    " if value <= limit else "NOT MET"
     return f"{met} {name}: {value:.2f}{unit} (at most {limit:g}{unit})"
 
@@ -43,7 +42,6 @@ def everything(quick: bool) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     for line in everything(parser.parse_args(arguments).quick):

@@ -158,7 +158,6 @@ ATTACKS: dict[str, Callable[[Stage], None]] = {
 
 
 def act(stage: Stage) -> None:
-    """Act all attacks."""
     for name, attacker in ATTACKS.items():
         try:
             attacker(stage)
@@ -209,7 +208,6 @@ def start_pager(host: OwnHost) -> bool:
 
 
 def notified(host: OwnHost) -> list[tuple[str, dict[str, str]]]:
-    """Return receiver and labels of all notifications until now."""
     file = host.outside(NOTIFICATIONS)
     return list(map(json.loads, file.read_text().splitlines())) if file.exists() else []
 
@@ -323,7 +321,6 @@ def text_bars(stage: Stage) -> Iterator[Bar]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it, print the table, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__)
     parser.add_argument("--scrapes", type=int, default=40, help="scrapes per phase (40)")
     parser.add_argument("--fakes", type=int, default=100, help="fake daemons per pod (100)")

@@ -112,7 +112,6 @@ def _check_complete(full: FullHost, snapshot: Snapshot) -> None:
 
 
 def report(result: Result) -> list[str]:
-    """Return the lines of a report."""
     return [
         f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "
         f"{result.page_bytes / 1e6:.2f} MB",

@@ -45,12 +45,10 @@ done
 
 
 def uuid_of(gpu: int) -> str:
-    """Return the UUID of a GPU."""
     return f"GPU-{gpu:08d}-1111-2222-3333-444444444444"
 
 
 def busy_gpus(number: int) -> list[FakeDevice]:
-    """Return GPUs that are busy for 60 % of the time."""
     metrics = dict.fromkeys(GPM_ALL, 50.0)
     return [
         FakeDevice(uuid_of(gpu), busy=lambda now: now * 0.6, metrics=metrics)
@@ -63,7 +61,6 @@ class TickingNvml(FakeNvml):
 
     @property
     def now(self) -> float:
-        """Seconds of the monotonic clock."""
         return time.monotonic()
 
     @now.setter
@@ -71,7 +68,6 @@ class TickingNvml(FakeNvml):
         """Do nothing: the clock is real."""
 
     def wait_event(self, events: object, timeout_milliseconds: int) -> None:
-        """Report no event, after the real waiting time."""
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)
 
@@ -105,12 +101,10 @@ class Daemon:
 
     @property
     def pipe(self) -> Path:
-        """Its pipe directory."""
         return self.folder / f"pipe{self.number}"
 
     @property
     def logs(self) -> Path:
-        """Its log directory."""
         return self.folder / f"log{self.number}"
 
     @property
@@ -134,7 +128,6 @@ class Daemon:
         self.caused["mps_control_log_lines_total", name] += len(lines)
 
     def close(self) -> None:
-        """Close the files, as at the exit of the process."""
         for file in self.files.values():
             file.close()
         self.files.clear()
@@ -182,14 +175,12 @@ class FullHost:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Close the daemons' files."""
         for daemon in (*self.daemons, *self.jobs):
             daemon.close()
 
     # -- events on the host
 
     def start(self, daemon: Daemon) -> None:
-        """Start a daemon and its server."""
         daemon.pid = next(self._pids)
         argv = ["/usr/bin/nvidia-cuda-mps-control", "-d"]
         self.proc.add(
@@ -314,7 +305,6 @@ class FullHost:
         return Client(pid, gpu, uid)
 
     def _served(self, daemon: Daemon, came: Iterable[Client], words: str) -> None:
-        """Connect clients to the server."""
         control: list[str] = []
         server: list[str] = []
         for client in came:
@@ -339,7 +329,6 @@ class FullHost:
         daemon.log("server", *server)
 
     def leave(self, daemon: Daemon, pids: Iterable[int]) -> None:
-        """Disconnect these clients."""
         lines: list[str] = []
         for pid in pids:
             client = daemon.clients.pop(pid)
@@ -446,7 +435,6 @@ class FullHost:
 
     @property
     def flags(self) -> list[str]:
-        """Flags of an exporter on this host."""
         return [
             f"--path.procfs={self.proc.root}",
             f"--mps.control-binary={self.tool}",
@@ -455,7 +443,6 @@ class FullHost:
 
     @property
     def settings(self) -> Settings:
-        """The same, as settings."""
         return load(parse_words(["serve", *self.flags]) or {}, {}, "serve")
 
     def live(self, settings: Settings | None = None) -> LiveHost:

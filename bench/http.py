@@ -75,12 +75,10 @@ class Cost:
 
     @property
     def median_ms(self) -> float:
-        """Median of the scrapes a second apart."""
         return statistics.median(self.paced_ms)
 
     @property
     def p95_ms(self) -> float:
-        """95th percentile of the scrapes a second apart."""
         ordered = sorted(self.paced_ms)
         return ordered[-(-len(ordered) * 95 // 100) - 1]
 
@@ -130,13 +128,11 @@ class Program:
         return total
 
     def status(self, key: str) -> int:
-        """Return a number of /proc/PID/status."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
     @property
     def megabytes(self) -> float:
-        """Resident memory, in MiB."""
         return self.status("VmRSS") / 1024
 
     @property
@@ -235,7 +231,6 @@ def measure(
 
 
 def _paced(subjects: Sequence[tuple[Program | Tool, Cost]], rounds: int, interval: float) -> None:
-    """Scrape each once per interval, with equal pauses between them."""
     before = [subject.cpu_seconds() for subject, _ in subjects]
     began = due = time.monotonic()
     for _ in range(rounds):
@@ -271,7 +266,6 @@ def report(costs: Sequence[Cost], base: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("exporters", nargs="+", type=Exporter.parse, metavar="NAME=COMMAND=URL")
     parser.add_argument("--base", help="exporter that the others are compared with (the last)")

@@ -33,7 +33,6 @@ def _installed() -> dict[str, str]:
 
 @contextmanager
 def running(full: FullHost, **environment_variables: str) -> Iterator[Program]:
-    """Run the exporter on a synthetic host."""
     port = free_port()
     environment = _installed() | environment_variables
     command = [
@@ -81,7 +80,6 @@ def life(clients: int, seconds: int) -> Life:
 
 
 def report(clients: int, seen: Life) -> list[str]:
-    """Return the lines of a report."""
     cost = seen.cost
     return [
         f"the program with {clients} clients:",

@@ -80,13 +80,11 @@ class Truth:
         self._caused = {daemon.number: daemon.caused.copy() for daemon in daemons}
 
     def events(self) -> int:
-        """How many events there were."""
         return sum(
             (daemon.caused - self._caused[daemon.number]).total() for daemon in self._daemons
         )
 
     def differences(self, page: str) -> list[str]:
-        """Where the page is not what happened."""
         counted = samples(page)
         found = []
         for daemon in self._daemons:
@@ -184,7 +182,6 @@ class Chaos:
         return sum(recent.isdisjoint(Path(path).parents) for path in open_files)
 
     def turn_over(self, daemon: Daemon, chance: random.Random) -> None:
-        """Some clients leave, others come."""
         wanted = self.size // len(self.full.daemons)
         pids = list(daemon.clients)
         leaving = chance.sample(pids, min(len(pids), chance.randint(0, wanted // 6)))
@@ -195,7 +192,6 @@ class Chaos:
 
 
 def soak(seconds: float, clients: int, drop_one_in: int = 0) -> int:
-    """Run the soak; return the exit status."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FullHost(Path(folder), clients) as full,
@@ -275,7 +271,6 @@ def judge(readings: Sequence[Reading], missing: Sequence[str], chaos: Chaos) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.soak",
         description=__doc__,

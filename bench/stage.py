@@ -43,7 +43,6 @@ class StagedNvml(TickingNvml):
         return self._seen[name][1]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
-        """Read the list of this kind."""
         self.fail("", self._read("failing.json", None))
         super().processes(device, kind)
         number = next(n for n, gpu in enumerate(self.gpus) if gpu is device)
@@ -67,7 +66,6 @@ def drop_events(one_in: int) -> None:
 
 
 def main() -> int:
-    """Run it."""
     folder = Path(sys.argv[1])
     if one_in := int(os.environ.get(DROP_ONE_IN, "0")):
         drop_events(one_in)

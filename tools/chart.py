@@ -52,7 +52,6 @@ def _at(defaults: Any, path: list[str]) -> Any:
 
 
 def table(text: str) -> Iterator[str]:
-    """The rows of the README."""
     rows = list(values(text))
     yield "| value | default | meaning |"
     yield "| --- | --- | --- |"
@@ -76,6 +75,5 @@ def files() -> dict[Path, str]:
 
 
 def obsolete() -> list[Path]:
-    """Return the copies without a source."""
     there = {path for folder in COPIES for path in (CHART / folder).iterdir()}
     return sorted(there - files().keys())

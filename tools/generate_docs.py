@@ -197,7 +197,6 @@ TABLES = {
 
 
 def filled(name: str) -> Iterator[str]:
-    """A page with its table regenerated."""
     mark, table = TABLES[name]
     begin, end = f"<!-- {mark} -->", "<!-- end -->"
     before, _, rest = (DOCS / name).read_text("utf-8").partition(begin)
@@ -314,7 +313,6 @@ def files() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> int:
-    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -8,7 +8,6 @@ from mps_exporter.flags import COMMANDS, DESCRIPTION, Flag, grouped, options_of
 
 
 def man_page() -> Iterator[str]:
-    """mps-exporter(1)."""
     yield '.\\" Made by tools/generate_docs.py: change the code, not this page.'
     yield '.TH MPS-EXPORTER 1 "" "mps-exporter" "User Commands"'
     yield ".SH NAME"

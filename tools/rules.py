@@ -35,7 +35,6 @@ def linked(text: str, *, runbooks: str | None, grafana: str | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--runbooks", metavar="URL", help="where prometheus/runbooks is published")

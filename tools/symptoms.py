@@ -44,7 +44,6 @@ class Symptom:
 
     @property
     def path(self) -> Path:
-        """Where the page lies."""
         return FOLDER / f"{self.name}.md"
 
 
@@ -68,6 +67,5 @@ def parse(path: Path) -> Symptom:
 
 
 def symptoms() -> list[Symptom]:
-    """All pages, by their titles."""
     pages = [path for path in FOLDER.glob("*.md") if path.name != "README.md"]
     return sorted(map(parse, pages), key=lambda symptom: symptom.title.lower())

@@ -223,7 +223,6 @@ class Hindsight:
             return self._recording("an incident") if kept else None
 
     def _recording(self, scenario: str) -> bytes:
-        """Return the recording of all retained observations."""
         begin = self._recent[0].at
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)

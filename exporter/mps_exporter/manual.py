@@ -112,7 +112,6 @@ def _place(name: str) -> Path:
 
 @cache
 def pages() -> dict[str, ManualPage]:
-    """Return the pages by name."""
     found = [
         ManualPage(file.stem, folder, file.read_text("utf-8"))
         for folder in FOLDERS

@@ -227,8 +227,9 @@ mps-exporter|Failing sources|A|made by hand|end|1002|-|1|0
 mps-fleet|Bad daemons|A|stopped|12|1002|-|1|0
 mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
 mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
+mps-fleet|Longest wait|A|wait-served|4|1002|uid=1002|3.2|1
 mps-fleet|Waiting|A|three-users|5.5|1002|-|mps_uid_waiting_clients|0
-mps-fleet|Clients lost|A|fault-held|end|1002|-|2|0
+mps-fleet|Lost in range|A|fault-held|end|1002|-|2|0
 mps-fleet|Waits of at most a minute, by day|A|made by hand|end|1002|-|0.75|0
 mps-fleet|GPU hours held, by user and day|A|made by hand|end|1002|uid=1001|0.05|0.02
 mps-host|State|A|stopped|12|1002|-|16|0
@@ -247,8 +248,8 @@ mps-sharing|Time lost|A|wait-served|end|1002|-|mps_uid_handover_idle_seconds_tot
 mps-sharing|Time lost|A|three-users|end|1002|-|mps_uid_handover_idle_seconds_total|0.6
 mps-user|My state|A|wait-served|4|1002|-|22|0
 mps-user|My state|A|wait-served|4|1001|-|23|0
-mps-user|Behind|A|wait-served|4|1002|uid=1001|1|0
-mps-user|Waiting for|A|wait-served|4|1002|-|3.2|1
+mps-user|Behind|A|wait-served|4|1002|uid=1001|3.2|1
+mps-user|Longest wait|A|wait-served|4|1002|-|3.2|1
 mps-user|Queue place|A|three-users|5.5|1003|-|1|0
 mps-user|Connected|A|three-users|5.5|1002|-|1|0
 mps-user|Lost|A|fault|end|1001|-|2|0

@@ -74,7 +74,6 @@ def list_chapters() -> int:
 
 
 def built_in_playlist() -> Playlist:
-    """Return the recordings that the package contains."""
     return read_playlist(Path(str(resources.files("mps_exporter") / "recordings" / "demo.json")))
 
 

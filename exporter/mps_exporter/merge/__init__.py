@@ -160,6 +160,7 @@ def _merge_gpu(
         for client in server.clients
         if gpu.uuid in client.contexts or gpu.uuid in client.gpu_uuids
     ]
+    memory = (client.memory_limit_bytes.get(gpu.uuid, 0) for client in clients)
     unlisted = any(
         server.clients_connected is None
         for daemon in counted
@@ -180,7 +181,7 @@ def _merge_gpu(
         stranded_pids=stranded,
         stranded_clients=None if stranded is None else len(stranded),
         sm_committed_ratio=None if unlisted else _sm_committed_ratio(gpu, clients),
-        client_memory_committed_bytes=_memory_committed_bytes(gpu, clients),
+        client_memory_committed_bytes=sum(memory) if clients else None,
     )
 
 
@@ -189,12 +190,6 @@ def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float
     if not gpu.sm_count or any(gpu.uuid not in client.sm_limit for client in clients):
         return None
     return sum(client.sm_limit[gpu.uuid] for client in clients) / gpu.sm_count
-
-
-def _memory_committed_bytes(gpu: GpuObservation, clients: Sequence[Client]) -> int | None:
-    if not clients:
-        return None
-    return sum(client.memory_limit_bytes.get(gpu.uuid, 0) for client in clients)
 
 
 def _processes_by_kind(gpu: GpuObservation, servers: frozenset[int]) -> dict[ProcessKind, set[int]]:

@@ -51,10 +51,10 @@ _SLURM = re.compile(r"slurm(_.+)?|(.+_)?slurmstepd\.scope")
 _UNIT = re.compile(r".+\.(?:service|scope)")
 _USER_MANAGER = re.compile(r"user@\d+\.service")
 _USER_SLICE = re.compile(r"user-\d+\.slice")
-_RUNTIME_SERVICES = frozenset(
-    {"containerd.service", "crio.service", "docker.service", "kubelet.service", "podman.service"}
+_OF_RUNTIME = re.compile(
+    r"(?:containerd|crio|docker|kubelet|podman)\.service|(?:libpod|crio)-conmon-.*"
+    rf"|{_NAMED.pattern}"
 )
-_CONTAINER_SCOPE = re.compile(r"(?:libpod|crio)-conmon-.*")
 
 
 def unified_path(cgroup: str | None) -> str | None:
@@ -153,18 +153,7 @@ def _slurm(path: list[str]) -> str | None:
 
 
 def _unit(path: list[str]) -> str | None:
-    units = [part for part in path if _UNIT.fullmatch(part) and not _is_of_runtime(part)]
+    units = [part for part in path if _UNIT.fullmatch(part) and not _OF_RUNTIME.fullmatch(part)]
     services = [unit for unit in units if unit.endswith(".service")]
     slices = [part for part in path if _USER_SLICE.fullmatch(part)]
-    for kind in (services, units, slices):
-        if kind:
-            return kind[-1]
-    return None
-
-
-def _is_of_runtime(unit: str) -> bool:
-    return (
-        unit in _RUNTIME_SERVICES
-        or _CONTAINER_SCOPE.fullmatch(unit) is not None
-        or _NAMED.fullmatch(unit) is not None
-    )
+    return next((kind[-1] for kind in (services, units, slices) if kind), None)

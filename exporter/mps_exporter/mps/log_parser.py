@@ -95,18 +95,13 @@ def parse_line(line: str | bytes) -> Line:
     except ValueError:  # there is no such time
         return Line(None, "", 0, CONTINUATION)
     component, message = found[2], found[4].strip()
-    event = _control_event(message) if component == "Control" else _server_event(message)
+    if component != "Control":
+        event = _event(SERVER_LINES, _OLD_PREFIX.sub("", message, count=1))
+    elif message.startswith("Cmd:"):
+        event = Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED_MESSAGE],))
+    else:
+        event = _event(CONTROL_LINES, message)
     return Line(round(time.timestamp() * 1000), component, int(found[3]), event)
-
-
-def _control_event(message: str) -> Event:
-    if message.startswith("Cmd:"):
-        return Event("ui_command", (message[4 : 4 + policy.MAX_QUOTED_MESSAGE],))
-    return _event(CONTROL_LINES, message)
-
-
-def _server_event(message: str) -> Event:
-    return _event(SERVER_LINES, _OLD_PREFIX.sub("", message, count=1))
 
 
 def _event(shapes: Shapes, message: str) -> Event:

@@ -55,7 +55,6 @@ class ServerAnswers:
         return self.partitioning.protocol == "3" and not asked
 
     def younger_than(self, seconds: float, now: float) -> ServerAnswers:
-        """Return the replies that are younger than this."""
         young = {
             pid: reply
             for pid, reply in self.servers.items()

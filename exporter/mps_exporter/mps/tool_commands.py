@@ -332,10 +332,6 @@ def _read_limit(reader: _LineReader, arguments: Sequence[str]) -> dict[int, int]
     return {} if limit is None else {int(arguments[-1]): limit}
 
 
-def _read_client_pids(reader: _LineReader, _arguments: Sequence[str]) -> tuple[int, ...]:
-    return tuple(int(pid[0]) for pid in reader.take_all(_PID))
-
-
 def _read_contexts(reader: _LineReader, _arguments: Sequence[str]) -> dict[int, dict[int, int]]:
     """Return device ordinal -> client PID -> contexts."""
     contexts: dict[int, Counter[int]] = {}
@@ -380,7 +376,11 @@ _COMMANDS: Mapping[str, _Command] = {
     "get_device_pinned_mem_limit": _Command(
         _SERVER + _DEVICE, "pinned_memory_limit_bytes", _read_limit
     ),
-    "get_client_list": _Command(_SERVER, "client_pids", _read_client_pids),
+    "get_client_list": _Command(
+        _SERVER,
+        "client_pids",
+        lambda reader, _: tuple(int(pid[0]) for pid in reader.take_all(_PID)),
+    ),
     "get_device_client_list": _Command(_SERVER, "contexts", _read_contexts),
     "device_query": _Command(rf"{_SERVER} --csv", "devices", _read_devices),
     V2_PARTITIONS: _Command(),

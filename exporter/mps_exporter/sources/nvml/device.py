@@ -241,7 +241,6 @@ class GpuReader(DeviceReader):
         return super().session_gone or any(one.session_gone for one in instances)
 
     def close(self) -> None:
-        """Free the samples that NVML has allocated."""
         self._close_instances()
         super().close()
 

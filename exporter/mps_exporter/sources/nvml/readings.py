@@ -11,6 +11,7 @@ A state is one reading: its label ``state`` names the state, its value is 1.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 
 from mps_exporter import nvml_terms as nvml
 from mps_exporter.limits_and_timeouts import EACH, HOUR, MINUTE, SLOW
@@ -85,11 +86,8 @@ def number_row(
         value = api.number(function, device, *arguments)
         return (Reading(quantity, scaled(value, scale), tuple(labels.items())),)
 
-    return Row(_name(function, *arguments), read, every)
-
-
-def _name(function: str, *arguments: Argument) -> str:
-    return f"{function}({', '.join(str(one) for one in arguments)})" if arguments else function
+    name = f"{function}({', '.join(map(str, arguments))})" if arguments else function
+    return Row(name, read, every)
 
 
 def _utilization(api: NvmlApi, device: Device) -> Iterable[Reading]:
@@ -125,14 +123,10 @@ def _fans(api: NvmlApi, device: Device) -> Iterable[Reading]:
         yield Reading("fan_speed", scaled(speed, PERCENT), (("fan", str(fan)),))
 
 
-def _clock_events(function: str) -> Callable[[NvmlApi, Device], Iterable[Reading]]:
-    def read(api: NvmlApi, device: Device) -> Iterable[Reading]:
-        mask = api.number(function, device)
-        for bit, reason in enumerate(nvml.CLOCK_EVENT_REASONS):
-            active = float(mask >> bit & 1)
-            yield Reading("clock_event", active, (("reason", reason),))
-
-    return read
+def _clock_events(function: str, api: NvmlApi, device: Device) -> Iterable[Reading]:
+    mask = api.number(function, device)
+    for bit, reason in enumerate(nvml.CLOCK_EVENT_REASONS):
+        yield Reading("clock_event", float(mask >> bit & 1), (("reason", reason),))
 
 
 UNKNOWN_PERFORMANCE_STATE = 32
@@ -223,20 +217,13 @@ ECC_OLD_LOCATIONS = {
 
 
 def _ecc_rows(locations: dict[str, int], unless: str = "") -> Iterable[Row]:
-    for kind, kind_name in enumerate(nvml.ECC_KINDS):
-        for scope, scope_name in enumerate(nvml.ECC_SCOPES):
-            for name, location in locations.items():
-                row = number_row(
-                    "ecc_errors",
-                    _ECC,
-                    kind,
-                    scope,
-                    location,
-                    kind=kind_name,
-                    scope=scope_name,
-                    location=name,
-                )
-                yield replace(row, unless=unless.format(kind, scope) or None)
+    kinds, scopes = enumerate(nvml.ECC_KINDS), enumerate(nvml.ECC_SCOPES)
+    for (kind, kind_name), (scope, scope_name), name in product(kinds, scopes, locations):
+        numbers = kind, scope, locations[name]
+        row = number_row(
+            "ecc_errors", _ECC, *numbers, kind=kind_name, scope=scope_name, location=name
+        )
+        yield replace(row, unless=unless.format(kind, scope) or None)
 
 
 _ECC = "nvmlDeviceGetMemoryErrorCounter"
@@ -246,33 +233,26 @@ _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 
 MEMORY_ROW = Row("nvmlDeviceGetMemoryInfo_v2", _memory)
 
+_MINUTE_WATTS = partial(number_row, "power_limit", scale=MILLI, every=MINUTE)
+_ENGINE = partial(number_row, "engine_utilization", scale=PERCENT)
+
 ROWS: tuple[Row, ...] = (
     number_row("persistence_mode", "nvmlDeviceGetPersistenceMode"),
     Row("nvmlDeviceGetPerformanceState", _performance_state),
     # Use
     Row("nvmlDeviceGetUtilizationRates", _utilization),
-    *(
-        number_row("engine_utilization", function, scale=PERCENT, engine=engine)
-        for function, engine in (
-            ("nvmlDeviceGetEncoderUtilization", "encoder"),
-            ("nvmlDeviceGetDecoderUtilization", "decoder"),
-            ("nvmlDeviceGetJpgUtilization", "jpeg"),
-            ("nvmlDeviceGetOfaUtilization", "ofa"),
-        )
-    ),
+    _ENGINE("nvmlDeviceGetEncoderUtilization", engine="encoder"),
+    _ENGINE("nvmlDeviceGetDecoderUtilization", engine="decoder"),
+    _ENGINE("nvmlDeviceGetJpgUtilization", engine="jpeg"),
+    _ENGINE("nvmlDeviceGetOfaUtilization", engine="ofa"),
     # Memory
     MEMORY_ROW,
     Row("nvmlDeviceGetBAR1MemoryInfo", _bar1, SLOW),
     # Power and heat
     number_row("power", "nvmlDeviceGetPowerUsage", scale=MILLI),
     number_row("power_limit", "nvmlDeviceGetEnforcedPowerLimit", scale=MILLI, limit="enforced"),
-    *(
-        number_row("power_limit", function, scale=MILLI, every=MINUTE, limit=limit)
-        for function, limit in (
-            ("nvmlDeviceGetPowerManagementLimit", "requested"),
-            ("nvmlDeviceGetPowerManagementDefaultLimit", "default"),
-        )
-    ),
+    _MINUTE_WATTS("nvmlDeviceGetPowerManagementLimit", limit="requested"),
+    _MINUTE_WATTS("nvmlDeviceGetPowerManagementDefaultLimit", limit="default"),
     Row("nvmlDeviceGetPowerManagementLimitConstraints", _power_limit_range, MINUTE),
     number_row("energy", "nvmlDeviceGetTotalEnergyConsumption", scale=MILLI, every=SLOW),
     number_row("temperature", "nvmlDeviceGetTemperature", 0, sensor="gpu"),
@@ -294,8 +274,8 @@ ROWS: tuple[Row, ...] = (
         )
         for which, name in enumerate(nvml.CLOCKS)
     ),
-    Row(_EVENT_REASONS, _clock_events(_EVENT_REASONS)),
-    Row(_THROTTLE_REASONS, _clock_events(_THROTTLE_REASONS), unless=_EVENT_REASONS),
+    Row(_EVENT_REASONS, partial(_clock_events, _EVENT_REASONS)),
+    Row(_THROTTLE_REASONS, partial(_clock_events, _THROTTLE_REASONS), unless=_EVENT_REASONS),
     # Health
     *_ecc_rows(ECC_LOCATIONS),
     *_ecc_rows(ECC_OLD_LOCATIONS, unless=_ECC_SRAM),
@@ -314,15 +294,12 @@ _MINUTE_FIELD = partial(FieldRow, every=MINUTE)
 FIELDS: tuple[FieldRow, ...] = (
     FieldRow("temperature", 82, labels=(("sensor", "memory"),)),
     *(
-        FieldRow(
-            "clock_event_time",
-            field,
-            NANO,
-            (("reason", reason),),
-            every=SLOW if field in {75, 270, 271} else EACH,
-        )
-        for field, reason in zip(
-            (*range(74, 82), 269, 270, 271), nvml.CLOCK_EVENT_SECONDS_REASONS, strict=True
+        FieldRow("clock_event_time", field, NANO, (("reason", reason),), every=every)
+        for field, reason, every in zip(
+            (*range(74, 82), 269, 270, 271),
+            nvml.CLOCK_EVENT_SECONDS_REASONS,
+            (EACH, SLOW, *[EACH] * 7, SLOW, SLOW),
+            strict=True,
         )
     ),
     # Health

@@ -44,7 +44,6 @@ def _pem(name: str, read: Callable[[str], bytes], source: str) -> Pem:
 
 
 def make_context(config: TLSConfig, cert: Pem, key: Pem, client_ca: Pem) -> ssl.SSLContext:
-    """Return a context for new connections."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION
