@@ -252,11 +252,6 @@ class ContainerName:
     container: str
     pids: tuple[int, ...] = ()  # Identified processes of the container.
 
-    @property
-    def shown_pod(self) -> str:
-        """Name of the pod: namespace/name."""
-        return f"{self.namespace}/{self.pod}"
-
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:

@@ -598,5 +598,5 @@ class Snapshot:
 
     @property
     def pods(self) -> dict[int, str]:
-        """PID -> pod, as namespace/name, for the processes whose pods the kubelet names."""
-        return {pid: one.shown_pod for one in self.containers for pid in one.pids}
+        """PID -> namespace/name of its pod, where the kubelet names it."""
+        return {pid: f"{one.namespace}/{one.pod}" for one in self.containers for pid in one.pids}

@@ -175,16 +175,11 @@ def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
         waiting, _ = Processes(settings.path_procfs).identify(waits)
     pids = [pid] if pid else pids_of(snapshot, uid=uid, job=job, waiting=waiting.values())
     if not pids:
-        name, more = f"user {uid}", "name one with --pid"
-        if job is not None:
-            name = f"pod or job {job!r}"
-            more = (
-                "that proves nothing about MPS. Is it on this host, and is this the job's number, "
-                "or the pod's UID or NAMESPACE/NAME? Else name a process with --pid"
-            )
+        name = f"user {uid}" if uid is not None else f"pod or job {job!r}"
         raise StartError(
             f"no process of {name} was seen on this host to wait for MPS, to be its client, or to "
-            f"have a context on a GPU: {more}"
+            "have a context on a GPU. That proves nothing about MPS where the host or the name is "
+            "wrong; name a process with --pid"
         )
     return pids
 

@@ -447,12 +447,10 @@ def _connection_checks(one: Subject) -> Checks:
     elif one.daemon is None or one.daemon.handover is None:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
         context += "it, or hangs elsewhere."
-        for each in one.snapshot.collectors:
-            if each.name == "nvml" and not each.success:
-                why = printable(each.error or "no answer", 400)
-                context = (
-                    f"Whether it has a context on a GPU is not known: no GPU was read ({why})."
-                )
+        results = [each for each in one.snapshot.collectors if each.name == "nvml"]
+        if not all(each.success for each in results):
+            why = printable(results[0].error or "no answer", 400)
+            context = f"Whether it has a context on a GPU is not known: no GPU was read ({why})."
         yield warning(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
             f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "

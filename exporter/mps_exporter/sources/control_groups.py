@@ -114,10 +114,7 @@ def _read(path: str) -> bytes:
 def container_names(
     folder: str, containers: Mapping[str, Sequence[int]]
 ) -> tuple[ContainerName, ...]:
-    """Return the names of containers for which the kubelet has a link.
-
-    containers: "containerd://<id>" -> PIDs of its processes.
-    """
+    """Return the names of containers ("containerd://<id>" -> PIDs) that the kubelet links to."""
     wanted = {container_id.rpartition("/")[2]: container_id for container_id in containers}
     if not wanted:
         return ()

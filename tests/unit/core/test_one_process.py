@@ -583,7 +583,8 @@ def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
 
 def test_a_failed_reading_of_the_gpus_has_its_reason(snapshot: Snapshot) -> None:
     failed = CollectorResult("nvml", False, 0.1, error="libnvidia-ml.so.1 was not found")
-    found = answer(replace(snapshot, gpus=(), collectors=(failed,)), 77, ProcessView(77, state="S"))
+    host = replace(snapshot, gpus=(), collectors=(failed,))
+    found = answer(host, 77, process_using(host.daemons[0].pipe_directory))
     assert "no GPU was read (libnvidia-ml.so.1 was not found)" in found.text
 
 
