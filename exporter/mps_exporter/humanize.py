@@ -101,10 +101,7 @@ def iso_timestamp(at: float) -> str:
 
 
 def processes(pids: Sequence[int], pods: Mapping[int, str] = MappingProxyType({})) -> str:
-    """Return known PIDs: process 12, processes 12 and 13 (pod a/b), processes 1, 2, … and 9 more.
-
-    pods: PID -> pod, where its name is known.
-    """
+    """Return known PIDs and pods: process 12, processes 12 and 13 (pod a/b), … and 9 more."""
     known = [f"{pid} (pod {pods[pid]})" if pid in pods else f"{pid}" for pid in sorted(pids) if pid]
     if not known:
         return ""

@@ -111,11 +111,9 @@ def _read(path: str) -> bytes:
     return b""
 
 
-def container_names(
-    folder: str, containers: Mapping[str, Sequence[int]]
-) -> tuple[ContainerName, ...]:
+def container_names(folder: str, ids: Mapping[str, Sequence[int]]) -> tuple[ContainerName, ...]:
     """Return the names of containers ("containerd://<id>" -> PIDs) that the kubelet links to."""
-    wanted = {container_id.rpartition("/")[2]: container_id for container_id in containers}
+    wanted = {container_id.rpartition("/")[2]: container_id for container_id in ids}
     if not wanted:
         return ()
     try:
@@ -125,9 +123,7 @@ def container_names(
         return ()
     links = (_LINK.fullmatch(name) for name in names)
     found = [
-        ContainerName(
-            one, link["namespace"], link["pod"], link["container"], tuple(containers[one])
-        )
+        ContainerName(one, link["namespace"], link["pod"], link["container"], tuple(ids[one]))
         for link in links
         if link is not None and (one := wanted.get(link["id"])) is not None
     ]

@@ -50,7 +50,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "mps-exporter.image" -}}
 {{- $image := .Values.image -}}
-{{- $repository := required "image.repository is required: there is no image in a public registry; build one (docs/deployment.md) and name it" $image.repository -}}
+{{- $repository := required "image.repository is required: there is no image in a public registry; build one (docs/kubernetes.md) and name it" $image.repository -}}
 {{- with $image.registry | default (.Values.global).imageRegistry -}}
 {{- $repository = printf "%s/%s" (trimSuffix "/" .) $repository -}}
 {{- end -}}
