@@ -53,6 +53,8 @@ class Daemon(Process):
         self.renamed: set[LogName] = set()
         self.new_files: dict[LogName, list[int]] = {log: [] for log in LOGS}
         """Lengths of the logs at which a daemon began a new file."""
+        self._rotated_next: set[LogName] = set()
+        """The logs that are truncated after their next lines about a client."""
         self.written_ms: dict[LogName, int] = dict.fromkeys(LOGS, world.now_ms)
         """When the last line of each log was written."""
         self.found = False
@@ -122,6 +124,10 @@ class Daemon(Process):
             self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
         self.truth.lines[log] += len(texts)
         self.written_ms[log] = self.world.now_ms
+        news = any(text.startswith(("NEW CLIENT", "Client")) for text in texts)
+        if news and log in self._rotated_next:  # No exporter has read these lines.
+            self._rotated_next.discard(log)
+            self._rotate("truncate", log)
         self.world.settle()
 
     def account(self) -> None:
@@ -181,6 +187,8 @@ class Daemon(Process):
                 self._forge()
             case "hide_log":
                 self._hide(action.values["log"], action.values["seconds"])
+            case "truncate" if round(action.at) % 2:
+                self._rotated_next.add(action.values["log"])
             case "truncate" | "rename":
                 self._rotate(action.kind, action.values["log"])
             case "kill_server":

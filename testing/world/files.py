@@ -61,8 +61,9 @@ def temporary_folder() -> Path:
 
 
 def _remove(folder: Path, follower: LogFollower | None = None) -> None:
-    for pipe in list(follower._daemons) if follower else ():
-        follower.forget(pipe)
+    if follower is not None:
+        for pipe in list(follower._daemons):
+            follower.forget(pipe)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -80,19 +80,6 @@ def test_a_line_longer_than_a_poll_is_delivered_in_pieces(tmp_path: Path) -> Non
     assert b"".join(host.data("control") for _ in range(4)) == b"x" * 250 + b"\n"
 
 
-@pytest.mark.parametrize("lines", [0, 1, 9])
-def test_a_truncated_log_is_detected_at_any_size(host: LogFolder, lines: int) -> None:
-    host.poll()
-    host.write("control", "58:00.000 C630 NEW UI")
-    host.poll()
-    os.truncate(host.folder / "control.log", 0)
-    data = script("59:00.000 C630 NEW UI").control * lines
-    host.write("control", data)
-    (chunk,) = host.chunks("control")
-    assert (chunk.restarted, chunk.history, chunk.data) == (True, False, data)
-    assert not any(chunk.restarted for chunk in host.chunks("control"))
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
 @pytest.mark.parametrize("name", ["control.log.1", "control.log-20261121"])
 def test_the_end_of_a_truncated_log_is_read_from_its_copy(host: LogFolder, name: str) -> None:
@@ -125,18 +112,6 @@ def test_what_a_truncation_loses_is_counted(tmp_path: Path) -> None:
     lost = tracker.state.counters.snapshot()["mps_control_log_lost_bytes_total"]
     read_bytes = 100 // len(line) * len(line)
     assert lost == {("control",): 5 * len(line) - read_bytes, ("server",): 0}
-
-
-def test_a_new_file_is_followed_once_the_old_one_is_read(host: LogFolder) -> None:
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    host.write("control", "58:00.000 C630 NEW UI")
-    (host.folder / "control.log").rename(host.folder / "control.log.1")
-    host.write("control", "59:00.000 C630 UI closed")
-    assert [(one.restarted, one.history, one.data) for one in host.read("control")] == [
-        (False, False, script("58:00.000 C630 NEW UI").control),
-        (True, False, script("59:00.000 C630 UI closed").control),
-    ]
 
 
 def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogFolder) -> None:
