@@ -29,7 +29,7 @@ TILES = (
     strip(
         "Hosts",
         tile(
-            "Healthy, no alert",
+            "No alert, healthy",
             "Healthy: all. Hosts about which no alert fires, not even advice.",
             f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
             of=f"count({shared.TARGETS})",
@@ -259,15 +259,18 @@ DAYS = (
     ),
 )
 
+_WAITS = f"topk(20, max by ({shared.USERS}) ({shared.WAIT}))"
+_DEAD = f"max by ({shared.USERS}) (mps_uid_waiting_dead_clients > 0)"
 WAITS = (
     table(
         "Users in the queue now",
         "Healthy: none. Whose programs hang in cuInit, where and for how long; the 20 longest "
         "waits. Dead: the process is gone; after its turn the next client hangs the daemon.",
         (
-            f"topk(20, max by ({shared.USERS}) (time() - mps_uid_waiting_since_timestamp_seconds))",
-            f"max by ({shared.USERS}) (mps_uid_waiting_clients > 0)",
-            f"max by ({shared.USERS}) (mps_uid_waiting_dead_clients > 0)",
+            _WAITS,
+            f"max by ({shared.USERS}) (mps_uid_waiting_clients > 0)"
+            f" and on ({shared.USERS}) ({_WAITS} or {_DEAD})",
+            _DEAD,
         ),
         (
             Column("User", "uid", width=60),
@@ -280,6 +283,7 @@ WAITS = (
         ),
         sort="Waits",
         none="No wait is known.",
+        found="mps_uid_waiting_clients > 0",
         height=8,
     ),
 )

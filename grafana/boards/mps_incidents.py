@@ -152,13 +152,13 @@ _HOST = shared.host_column("mps-host", width=112)
 _USER = Column("User", "uid", width=60, links=(shared.to_user("${__data.fields.User}"),))
 _LOST = f"{new_in_range(LOSSES, shared.USERS)} > 0"
 _BY_WHOM = (
-    ("server_crashed", "not known: the server crashed"),
-    ("daemon_died", "not known: the daemon died"),
-    ("own_fault", "proved: their own bad pointer"),
-    ("neighbour_fault", "proved: another client's bad pointer"),
-    ("unfinished_work", "proved: work of a client that ended"),
-    ("unattributed_fault", "not known: a fault without proof"),
-    ("terminated", "whoever sent terminate_client"),
+    ("server_crashed", "not known: a crash"),
+    ("daemon_died", "not known: daemon died"),
+    ("own_fault", "proved: own bad pointer"),
+    ("neighbour_fault", "proved: a neighbour"),
+    ("unfinished_work", "proved: an ended client"),
+    ("unattributed_fault", "not known: a fault"),
+    ("terminated", "an administrator"),
 )
 BLAST = (
     table(
@@ -174,11 +174,11 @@ BLAST = (
             f"topk by ({shared.USERS}) (1, {new_in_range(LOSSES, f'{shared.USERS}, cause')} > 0)",
         ),
         (
-            Column("Last loss there", "B", unit=style.AGO, width=104),
             _HOST,
             _USER,
             Column("Lost in range", "A", steps=style.at_most(1), width=60, decimals=0),
-            Column("By whom, mostly", "cause", texts=_BY_WHOM),
+            Column("Mostly by", "cause", texts=_BY_WHOM, least=108),
+            Column("Last loss there", "B", unit=style.AGO, width=104),
             Column("Daemon", "daemon", width=300),
             *hidden("job"),
         ),
