@@ -26,23 +26,9 @@ from testing.prometheus_server import (
 from testing.rule_files import alerts
 
 NAMES = [
-    "quiet",
-    "tour",
-    "three-users",
-    "wait-served",
-    "starved",
-    "stopped",
-    "fault-held",
-    "fault",
-    "limits",
-    "context-limit",
-    "server-killed",
-    "daemon-killed",
-    "crash-loop",
-    "draining",
-    "multi-user",
-    "two-gpus-one-daemon",
-    "training-10-direct",
+    *("quiet", "tour", "three-users", "wait-served", "starved", "stopped", "fault-held", "fault"),
+    *("limits", "context-limit", "server-killed", "daemon-killed", "crash-loop", "draining"),
+    *("multi-user", "two-gpus-one-daemon", "training-10-direct"),
 ]
 MOMENTS = 4
 STATES = {"unresponsive": 16, "absent": 14, "refused": 8, "draining": 4, "answering": 1}

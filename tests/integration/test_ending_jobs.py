@@ -331,15 +331,8 @@ def test_a_stopped_client_is_not_terminated(host: Host) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
-        ("--dry-run",),
-        ("--uid", "root"),
-        ("--uid",),
-        ("--pid", "0"),
-        ("--pid", "-1"),
-        ("--cgroup", "/"),
-        ("--everything",),
-        ("--own-pid-namespace", "--uid", "0"),
+        *((), ("--dry-run",), ("--uid", "root"), ("--uid",), ("--pid", "0"), ("--pid", "-1")),
+        *(("--cgroup", "/"), ("--everything",), ("--own-pid-namespace", "--uid", "0")),
         ("--uid", "0", "--timeout", "0"),
     ],
 )

@@ -49,6 +49,8 @@ def merge_daemon(
     kept, dropped = _limit_clients(servers, clients_max)
     state = control_state(inputs)
     timeline_since, timeline = logged.timeline.snapshot(now)
+    exchanges = inputs.probe.exchanges if inputs.probe is not None else ()
+    durations = [exchange.duration_seconds for exchange in exchanges]
     return ControlDaemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
@@ -57,7 +59,7 @@ def merge_daemon(
         **own,
         protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,
         visible_devices=inputs.visible_devices(),
-        query_duration_seconds=_probe_seconds(inputs.probe),
+        query_duration_seconds=sum(durations) if durations else None,
         query_failures=inputs.query_failures,
         queries=inputs.queries,
         **_default_limits(inputs),
@@ -120,12 +122,6 @@ def _served_gpus(
     for server in servers:
         served.update(server.contexts, server.memory_used_bytes)
     return tuple(sorted(served - {""}))
-
-
-def _probe_seconds(probe: ControlObservation | None) -> float | None:
-    if probe is None or not probe.exchanges:
-        return None
-    return sum(exchange.duration_seconds for exchange in probe.exchanges)
 
 
 def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:

@@ -75,10 +75,6 @@ def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
         return None
     if any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
-    return connected | _listed_client_pids(inputs)
-
-
-def _listed_client_pids(inputs: Sequence[DaemonInputs]) -> set[int]:
-    """Return the clients that the control tool lists, in their daemons' PID namespaces."""
-    replies = (reply for daemon in inputs for reply in daemon.answers.servers.values())
-    return {pid for reply in replies for pids in (reply.contexts or {}).values() for pid in pids}
+    # The control tool lists clients, too, by their PIDs in the daemon's namespace.
+    replies = (reply for one in inputs for reply in one.answers.servers.values())
+    return connected.union(*(pids for reply in replies for pids in (reply.contexts or {}).values()))

@@ -41,7 +41,7 @@ def render(
     families = []
     for spec in CATALOGUE.values():
         samples = spec.samples(page)
-        if wall is not None and spec.is_timestamp:
+        if wall is not None and spec.name.endswith(("_timestamp_seconds", "_start_time_seconds")):
             samples = {key: wall(at) for key, at in samples.items() if isinstance(at, float | int)}
         if samples:
             families.append(Family(spec, tuple(samples.items())))

@@ -6,17 +6,12 @@ from typing import get_args
 from mps_exporter.findings import ADVICE, findings
 from mps_exporter.findings.finding import Severity
 from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section
-from mps_exporter.snapshot import COLLECTORS, CollectorResult, RecordingInfo
+from mps_exporter.snapshot import COLLECTORS, RecordingInfo
 
 
 def _finding_rows(page: Page) -> Rows[float]:
     for one in findings(page.snapshot):
         yield (one.advice.name, one.severity, one.daemon, one.gpu, one.uuid), 1.0
-
-
-def _collector_rows(page: Page) -> Rows[CollectorResult]:
-    for one in page.snapshot.collectors:
-        yield (one.name,), one
 
 
 def _recording_rows(page: Page) -> Rows[RecordingInfo]:
@@ -28,7 +23,7 @@ ADVICE_SECTION = Section("Host advice")
 FINDING = Scope(ADVICE_SECTION, "advice severity daemon gpu uuid", _finding_rows)
 SECTION = Section("The exporter itself")
 EXPORTER = Scope[Page](SECTION, "", lambda page: [((), page)])
-COLLECTOR = Scope(SECTION, "collector", _collector_rows)
+COLLECTOR = Scope(SECTION, "collector", lambda p: [((c.name,), c) for c in p.snapshot.collectors])
 RECORDING = Scope(SECTION, "", _recording_rows)
 _RECORDED = attrgetter("scenario", "machine", "driver_version", "recorded_at")
 

@@ -85,11 +85,6 @@ class MetricSpec:
         units = ("seconds", "bytes", "ratio", "celsius", "watts", "joules", "hertz")
         return unit if unit in units else ""
 
-    @property
-    def is_timestamp(self) -> bool:
-        """Whether the value is a Unix timestamp, which a replay converts to the viewer's clock."""
-        return self.name.endswith(("_timestamp_seconds", "_start_time_seconds"))
-
 
 @dataclass(frozen=True, slots=True)
 class Family:

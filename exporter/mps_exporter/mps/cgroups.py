@@ -121,15 +121,9 @@ def _container(path: list[str]) -> str | None:
     if named := _NAMED.fullmatch(path[-1]):
         return f"{_RUNTIMES[named['runtime']]}://{named['id']}"
     if _BARE.fullmatch(path[-1]):
-        return f"{_runtime_of_bare(path[:-1])}://{path[-1]}"
+        of_containerd = {"k8s.io", "default"}.intersection(path[-2:-1]) or _pod(path[:-1])
+        return f"{'containerd' if of_containerd else 'docker'}://{path[-1]}"
     return None
-
-
-def _runtime_of_bare(above: list[str]) -> str:
-    parent = above[-1] if above else ""
-    if parent in {"k8s.io", "default"} or _pod(above) is not None:
-        return "containerd"
-    return "docker"
 
 
 def _pod(path: list[str]) -> str | None:

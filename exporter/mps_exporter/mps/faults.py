@@ -289,10 +289,9 @@ class ServerFaults:
 
     def close_report(self) -> None:
         fault, self._current, self._list = self._current, None, ""
-        if fault is None:
-            return
-        self._count_unnamed_gpu(fault)
-        self._decide(fault)
+        if fault is not None:
+            self._count_unnamed_gpu(fault)
+            self._decide(fault)
 
     def _reported(self, when: Moment, *, new: bool = False) -> Fault:
         """Return the fault that a line is about; a new fault if the line begins a report."""

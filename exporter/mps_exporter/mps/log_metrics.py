@@ -51,15 +51,6 @@ class LogMetric:
     def has_fixed_labels(self) -> bool:
         return all(self.values.values())
 
-    @property
-    def has_user(self) -> bool:
-        """Whether each user has a value, which begins with the first line about the user."""
-        return "uid" in self.values
-
-    @property
-    def in_milliseconds(self) -> bool:
-        return self.name.endswith("_seconds_total")
-
 
 LOG_METRICS: dict[str, LogMetric] = {}  # Metrics by name, in the order of the documentation.
 

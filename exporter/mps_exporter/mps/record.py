@@ -79,7 +79,7 @@ class Counters:
         found: dict[str, Mapping[LabelValues, float | Histogram]] = {}
         for name, metric in LOG_METRICS.items():
             values = self._values[name]
-            if metric.in_milliseconds:
+            if name.endswith("_seconds_total"):  # counted in milliseconds
                 values = {key: number / 1000.0 for key, number in values.items()}
             keys = product(*metric.values.values()) if metric.has_fixed_labels else values
             found[name] = {key: values[key] for key in keys if key in values}
@@ -93,7 +93,7 @@ class Counters:
             return self.start_user(None)
         self._users.add(uid)
         for metric in LOG_METRICS.values():
-            if metric.has_user:
+            if "uid" in metric.values:
                 self._start_at_zero(metric, (uid,))
         return uid
 
@@ -107,7 +107,7 @@ class Counters:
         for label, values in metric.values.items():
             if values and labels[label] not in values:
                 raise ValueError(f"{name} has no {label} {labels[label]!r}")
-        if metric.has_user:
+        if "uid" in metric.values:
             return (self.start_user(key[0]), *key[1:])
         full = metric.labels == ("uuid",) and len(known) >= self._quota.gpus
         return ("",) if full else key

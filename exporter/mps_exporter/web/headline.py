@@ -6,7 +6,6 @@ from mps_exporter import findings, humanize
 from mps_exporter import limits_and_timeouts as policy
 from mps_exporter.findings import ADVICE, visibility
 from mps_exporter.findings.finding import SEVERITIES
-from mps_exporter.limits_and_timeouts import RECENT_INCIDENT_SECONDS
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.web.status_fields import View, finding_view
 
@@ -42,7 +41,8 @@ def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
     """Return whether the finding is a daemon that died some time ago, while others serve."""
     gone = one.name == "daemon_absent" and one.since is not None
     serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
-    return gone and serving and snapshot.taken_at - (one.since or 0.0) > RECENT_INCIDENT_SECONDS
+    age = snapshot.taken_at - (one.since or 0.0)
+    return gone and serving and age > policy.RECENT_INCIDENT_SECONDS
 
 
 def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:

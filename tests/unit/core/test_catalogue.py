@@ -9,19 +9,8 @@ from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
 from testing.each import each
 
 OPEN = {
-    "daemon",
-    "gpu",
-    "uuid",
-    "server",
-    "pid",
-    "uid",
-    "user",
-    "fan",
-    "xid",
-    "server_name",
-    "namespace",
-    "partition",
-    "cgroup",
+    *("daemon", "gpu", "uuid", "server", "pid", "uid", "user", "fan", "xid", "server_name"),
+    *("namespace", "partition", "cgroup"),
 }
 """Labels with names of the host as values."""
 

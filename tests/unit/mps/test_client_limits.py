@@ -81,30 +81,19 @@ def limited(**gpus: int) -> MemoryLimits:
     ("visible", "text", "expected"),
     [
         # Measured:
-        (None, "0=1G", limited(a=1)),
-        ("1", "0=1G", limited(b=1)),
-        ("1", "1=1G", IGNORED),
-        ("1,0", "0=1G", limited(b=1)),
-        (None, f"{B}=1G", limited(b=1)),
+        *((None, "0=1G", limited(a=1)), ("1", "0=1G", limited(b=1)), ("1", "1=1G", IGNORED)),
+        *(("1,0", "0=1G", limited(b=1)), (None, f"{B}=1G", limited(b=1))),
         # It follows from the rule:
-        (None, "0=1G,1=2G", limited(a=1, b=2)),
-        ("0", "0=1G", limited(a=1)),
-        ("1,0", "0=1G,1=2G", limited(b=1, a=2)),
-        ("1,0", f"0=2G,{B}=1G", limited(b=1)),
-        ("1,0", "2=1G", IGNORED),
-        (B, "0=1G", limited(b=1)),
-        (B[:8], "0=1G", limited(b=1)),
-        (B, "1=1G", IGNORED),
-        ("1,0", f"{A[:9]}=1G", limited(a=1)),
+        *((None, "0=1G,1=2G", limited(a=1, b=2)), ("0", "0=1G", limited(a=1))),
+        *(("1,0", "0=1G,1=2G", limited(b=1, a=2)), ("1,0", f"0=2G,{B}=1G", limited(b=1))),
+        *(("1,0", "2=1G", IGNORED), (B, "0=1G", limited(b=1)), (B[:8], "0=1G", limited(b=1))),
+        *((B, "1=1G", IGNORED), ("1,0", f"{A[:9]}=1G", limited(a=1))),
         # CUDA's documentation: the first entry that names no device ends the list.
         ("0,7,1", "1=1G", IGNORED),
         ("1,NoDevFiles", "0=1G", limited(b=1)),
         # Nobody measured it:
-        (f"1,{A}", "0=1G", UNKNOWN),
-        ("1,1", "0=1G", UNKNOWN),
-        ("GPU-a", "0=1G", UNKNOWN),
-        ("MIG-5a1f0b4c", "0=1G", UNKNOWN),
-        ("1", f"{A}=1G", UNKNOWN),
+        *((f"1,{A}", "0=1G", UNKNOWN), ("1,1", "0=1G", UNKNOWN), ("GPU-a", "0=1G", UNKNOWN)),
+        *(("MIG-5a1f0b4c", "0=1G", UNKNOWN), ("1", f"{A}=1G", UNKNOWN)),
         (None, "GPU-a=1G", UNKNOWN),
     ],
 )
@@ -146,14 +135,9 @@ def test_a_context_on_a_gpu_proves_that_the_client_sees_it() -> None:
 @pytest.mark.parametrize(
     ("capability", "driver", "limit"),
     [
-        ((6, 0), None, 16),
-        ((7, 0), "470.57.02", 48),
-        ((9, 0), "580.159.04", 48),
-        ((9, 0), "590.44", 60),
-        ((12, 0), "615.1", 60),
-        ((9, 0), None, None),
-        ((9, 0), "unknown", None),
-        (None, "580.1", None),
+        *(((6, 0), None, 16), ((7, 0), "470.57.02", 48), ((9, 0), "580.159.04", 48)),
+        *(((9, 0), "590.44", 60), ((12, 0), "615.1", 60), ((9, 0), None, None)),
+        *(((9, 0), "unknown", None), (None, "580.1", None)),
     ],
 )
 def test_context_limits(

@@ -60,15 +60,8 @@ def test_queries_are_arguments_of_the_tool_and_change_nothing() -> None:
     for query in READ_ONLY_V3:
         module, verb, *options = query.split(" ")
         assert verb in ("list", "describe")
-        assert module in (
-            "server",
-            "namespace",
-            "client",
-            "sm-partition",
-            "device",
-            "feature",
-            "memacct",
-        )
+        modules = ("server", "namespace", "client", "sm-partition", "device", "feature", "memacct")
+        assert module in modules
         assert set(options) <= {"--all", "--format=csv"}
 
 

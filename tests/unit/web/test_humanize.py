@@ -15,14 +15,10 @@ from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 @pytest.mark.parametrize(
     ("show", "number", "expected"),
     [
-        (humanize.duration, -1, "0 ms"),
-        (humanize.duration, 0.025, "25 ms"),
-        (humanize.duration, 4.21, "4.2 s"),
-        (humanize.duration, 90, "2 min"),
-        (humanize.duration, 7500, "2 h 5 min"),
-        (humanize.duration, 273_600, "3 d 4 h"),
-        (humanize.memory, 0, "0 B"),
-        (humanize.memory, 608_174_080, "580 MiB"),
+        *((humanize.duration, -1, "0 ms"), (humanize.duration, 0.025, "25 ms")),
+        *((humanize.duration, 4.21, "4.2 s"), (humanize.duration, 90, "2 min")),
+        *((humanize.duration, 7500, "2 h 5 min"), (humanize.duration, 273_600, "3 d 4 h")),
+        *((humanize.memory, 0, "0 B"), (humanize.memory, 608_174_080, "580 MiB")),
         (humanize.memory, 1.5 * 2**30, "1.5 GiB"),
     ],
 )

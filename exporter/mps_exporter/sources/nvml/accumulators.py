@@ -23,8 +23,6 @@ COUNTER_32 = 1 << 32
 LONGEST_PERIOD_SECONDS = 1.5
 """Maximum distance of two samples without a gap: NVML's sampling period is 1/6 s to 1 s."""
 
-USUAL_PERIOD_SECONDS = 1 / 6
-
 
 @dataclass(slots=True)
 class SampleIntegral:
@@ -39,7 +37,7 @@ class SampleIntegral:
     """Gaps: the driver's buffer had overflowed, or the driver did not sample."""
     last_timestamp: int | None = None  # Timestamp in µs of the newest sample that was counted.
     counted_at: float | None = None  # Monotonic time when samples were last counted; None: never.
-    _period: float = USUAL_PERIOD_SECONDS
+    _period: float = 1 / 6  # Last distance of two samples without a gap.
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
         """Count the new pairs among these (timestamp in µs, percent).

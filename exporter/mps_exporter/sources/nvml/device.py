@@ -367,7 +367,11 @@ class ProcessReader:
         found = [(kind, rows) for kind, rows in lists.items() if rows is not None]
         if not found:
             return None, ()
-        processes = tuple(record for kind, rows in found for record in _records(kind, rows))
+        processes = tuple(
+            GpuProcess(row.pid, kind, None if row.used_memory == NOT_AVAILABLE else row.used_memory)
+            for kind, rows in found
+            for row in rows
+        )
         return processes, tuple(kind for kind, rows in lists.items() if rows is None)
 
     def renew(self, now: float) -> None:
@@ -399,9 +403,3 @@ def _on_this_gpu(
         return [row for row in rows if row.used_memory != 0]
     here = {row.pid: row for row in compute}
     return [here[row.pid] for row in rows if row.pid in here]
-
-
-def _records(kind: ProcessList, rows: list[ListedProcess]) -> Iterator[GpuProcess]:
-    for row in rows:
-        memory = None if row.used_memory == NOT_AVAILABLE else row.used_memory
-        yield GpuProcess(row.pid, kind, memory)

@@ -59,21 +59,17 @@ class Code(IntEnum):
     UNKNOWN = 999
 
 
-UNSUPPORTED = frozenset(
-    {
-        Code.INVALID_ARGUMENT,
-        Code.NOT_SUPPORTED,
-        Code.NO_PERMISSION,
-        Code.FUNCTION_NOT_FOUND,
-        Code.ARGUMENT_VERSION_MISMATCH,
-        Code.DEPRECATED,
-    }
-)
-"""Codes of a function that this driver or GPU lacks: a later query gets the same code."""
-
 MAY_CHANGE = frozenset({Code.INVALID_ARGUMENT, Code.NO_PERMISSION})
 """Codes of UNSUPPORTED that may end while NVML stays initialized: permissions are granted, or an
 argument (a sample, a timestamp, an instance) becomes valid. Such a query is repeated, rarely."""
+
+UNSUPPORTED = MAY_CHANGE | {
+    Code.NOT_SUPPORTED,
+    Code.FUNCTION_NOT_FOUND,
+    Code.ARGUMENT_VERSION_MISMATCH,
+    Code.DEPRECATED,
+}
+"""Codes of a function that this driver or GPU lacks: a later query gets the same code."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
@@ -314,11 +310,9 @@ class NvmlApi:
         self, first: object, second: object, metrics: Sequence[int]
     ) -> Mapping[int, float]:
         """Return the metrics that have a value between two GPM samples."""
-        request = pynvml.c_nvmlGpmMetricsGet_t()
-        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(metrics)
-        request.sample1 = first
-        request.sample2 = second
+        request = pynvml.c_nvmlGpmMetricsGet_t(
+            pynvml.NVML_GPM_METRICS_GET_VERSION, len(metrics), first, second
+        )
         for slot, metric in enumerate(metrics):
             request.metrics[slot].metricId = metric
         self.call("nvmlGpmMetricsGet", request)
