@@ -21,7 +21,6 @@ from grafana.panels import (
 from grafana.promql import new_in_range
 
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
-STATE = f"({shared.HOST_STATE} or {shared.GONE})"
 
 _SIZES = {"width": 8, "height": 4, "titleSize": 12, "valueSize": 36}
 _LONGEST = shared.on_host(f"topk(1, max by (instance, uid) ({shared.WAIT}))")
@@ -94,7 +93,7 @@ HOST_TABLE = table(
     "time, in which a user waited and nobody was connected, because of a hand-over. Grey: "
     "unreachable. Violet: gone from Prometheus's targets.",
     (
-        f"topk(100, {STATE})",
+        f"topk(100, {shared.HOST_STATE} or {shared.GONE})",
         f"sum by ({shared.HOSTS}) {shared.WAITING} > 0",
         f"max by ({shared.HOSTS}) ({shared.WAIT})",
         f"{new_in_range('mps_client_losses_total', shared.HOSTS)} > 0",

@@ -24,7 +24,6 @@ from grafana.promql import grown_in_range, new_in_step
 GPU = "instance, gpu"
 KEYS = "job, instance, gpu, uuid"
 LEGEND = "GPU {{gpu}}"
-NOTHING = "0 * count(mps_gpu_up)"
 
 UNCORRECTED = 'mps_gpu_ecc_errors_total{kind="uncorrected", scope="volatile"}'
 HEADROOM = style.Steps(((None, style.QUIET), (-50, style.BAD), (0, style.WARN), (10, style.GOOD)))
@@ -43,7 +42,7 @@ TILES = strip(
         "Healthy: 0. Errors that the driver reported in this time range. A fatal error of a "
         "client comes with one.",
         "mps_gpu_xid_errors_total",
-        NOTHING,
+        "0 * count(mps_gpu_up)",
         steps=style.noticed_from(1),
     ),
     tile(

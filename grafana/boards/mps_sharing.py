@@ -19,10 +19,8 @@ from grafana.panels import (
 )
 from grafana.promql import grown_in_range, new_in_range, new_in_step
 
-IDLE_TIME = grown_in_range("mps_uid_handover_idle_seconds_total", "")
 _WAITS_ENDED = 'mps_uid_wait_seconds_bucket{le="%s"}'
 _DEAD = "mps_uid_waiting_dead_clients > 0"
-_NOBODY = "count(mps_control_up) unless on () count(mps_client_info)"
 
 
 def _by_daemon(clients: str) -> str:
@@ -41,7 +39,7 @@ TILES = (
             "uid {{uid}}{{at}}",
             style.USED,
         ),
-        (_NOBODY, "nobody", style.QUIET),
+        ("count(mps_control_up) unless on () count(mps_client_info)", "nobody", style.QUIET),
         (
             "count(mps_exporter_build_info) unless on () count(mps_control_up)",
             "no MPS",
@@ -92,7 +90,7 @@ TILES = (
             "Time lost",
             "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
             "because the daemon was backing off before it replaced an idle server.",
-            IDLE_TIME,
+            grown_in_range("mps_uid_handover_idle_seconds_total", ""),
             style.DURATION,
             style.noticed_from(1),
             no_mps=True,
