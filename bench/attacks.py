@@ -11,7 +11,6 @@ this machine does not allow is reported with the reason. Ends with status 1 if a
 
 import argparse
 import json
-import resource
 import shutil
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from functools import partial
 import pytest
 import yaml
 
+from bench.http import children_cpu_seconds
 from testing.attacker import (
     ALICE,
     AS_ALICE,
@@ -137,11 +137,9 @@ def nested_configuration(stage: Stage) -> None:
     """A web configuration of 2,000 nested levels."""
     stage.host.outside("/run/nested.yml").write_text("[\n" * 2000)
     words = ("-m", "mps_exporter", "serve", "--web.config.file=/run/nested.yml")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = children_cpu_seconds()
     status = stage.host.start(sys.executable, *words, environment=ENVIRONMENT).wait(60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    stage.refusal_seconds = seconds if status else float("inf")
+    stage.refusal_seconds = children_cpu_seconds() - before if status else float("inf")
 
 
 ATTACKS: dict[str, Callable[[Stage], None]] = {

@@ -5,7 +5,6 @@ Medians of several runs.
 
 import asyncio
 import gc
-import resource
 import statistics
 import tempfile
 import time
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.host import GPUS, FullHost
+from bench.http import children_cpu_seconds
 from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
@@ -39,18 +39,13 @@ class Cost:
         return f"{self.wall:6.1f} ms wall {self.cpu:6.1f} ms CPU (+ {self.children:.1f} of tools)"
 
 
-def _cpu(name_of: int) -> float:
-    usage = resource.getrusage(name_of)
-    return usage.ru_utime + usage.ru_stime
-
-
 async def measure(work: Callable[[], Awaitable[object]], runs: int) -> Cost:
     """Repeat this with pauses, like scrapes; the first two runs do not count."""
     times: list[tuple[float, ...]] = []
     for _ in range(runs + 2):
-        began = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
+        began = time.perf_counter(), time.process_time(), children_cpu_seconds()
         await work()
-        ended = time.perf_counter(), time.process_time(), _cpu(resource.RUSAGE_CHILDREN)
+        ended = time.perf_counter(), time.process_time(), children_cpu_seconds()
         times.append(tuple(b - a for a, b in zip(began, ended, strict=True)))
         await asyncio.sleep(0.02)
     return Cost(*(1000 * statistics.median(column) for column in zip(*times[2:], strict=True)))

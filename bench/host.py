@@ -251,7 +251,7 @@ class FullHost:
         came = [self._spawn(daemon, gpu, daemon.user) for gpu in gpus]
         if daemon.waiting:
             daemon.caused["mps_uid_overtakes_total", str(daemon.user)] += len(came)
-        self._served(daemon, came, "Server already exists")
+        self._served(daemon, came)
         return [client.pid for client in came]
 
     def queue(self, daemon: Daemon, gpus: Iterable[int]) -> None:
@@ -285,7 +285,7 @@ class FullHost:
             daemon.caused["mps_uid_handovers_total", ""] += 1
             daemon.caused["mps_uid_wait_seconds_count", str(daemon.user)] += len(came)
         self._start_server(daemon)
-        self._served(daemon, came, "Server already exists")
+        self._served(daemon, came)
 
     def _spawn(self, daemon: Daemon, gpu: int, uid: int) -> Client:
         pid = next(self._pids)
@@ -304,7 +304,7 @@ class FullHost:
         )
         return Client(pid, gpu, uid)
 
-    def _served(self, daemon: Daemon, came: Iterable[Client], words: str) -> None:
+    def _served(self, daemon: Daemon, came: Iterable[Client]) -> None:
         control: list[str] = []
         server: list[str] = []
         for client in came:
@@ -313,7 +313,7 @@ class FullHost:
             daemon.caused["mps_client_connections_total", str(client.uid)] += 1
             control += [
                 "Accepting connection...",
-                f"NEW CLIENT {pid} from user {client.uid}: {words}",
+                f"NEW CLIENT {pid} from user {client.uid}: Server already exists",
             ] * 2
             server += [
                 f"Received new client request for {{PID: {pid}, Context ID: 0}}",

@@ -171,6 +171,12 @@ def started(command: Sequence[str], url: str, **options: Any) -> Iterator[Progra
         process.wait(15)
 
 
+def children_cpu_seconds() -> float:
+    """Return the CPU time of the child processes of this process that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 class Tool:
     """A program that is run for each scrape."""
 
@@ -182,10 +188,9 @@ class Tool:
 
     def scrape(self) -> str:
         """Run the tool and return its output. Raise CalledProcessError."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = children_cpu_seconds()
         done = subprocess.run(self._command, check=True, capture_output=True, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self._cpu += after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        self._cpu += children_cpu_seconds() - before
         return done.stdout
 
     def cpu_seconds(self) -> float:

@@ -14,7 +14,7 @@ webhook, to prove that alerts arrive.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -397,7 +397,11 @@ async def test_alerts_arrive_at_their_receivers(tmp_path: Path) -> None:
 
     def all_came() -> bool:
         return all(
-            alert_came(incident, expected, arrived)
+            any(
+                alert.labels == incident.labels(expected)
+                and re.search(expected.text, alert.annotations["description"])
+                for alert in arrived
+            )
             for incident in chosen
             for expected in incident.expected
         )
@@ -414,18 +418,15 @@ async def test_alerts_arrive_at_their_receivers(tmp_path: Path) -> None:
             resend = "--rules.alert.resend-delay=500ms"
             server = stack.enter_context(prometheus(tmp_path, config, resend))
             for incident in chosen:
-                command = exporter_command(incident, ports[incident.instance])
+                flags = (
+                    f"--replay={incident.file}",
+                    f"--web.listen-address=127.0.0.1:{ports[incident.instance]}",
+                    "--mps.min-query-interval=0",
+                )
+                command = (program("mps-exporter"), "serve", *flags)
                 stack.enter_context(running(tmp_path, f"exporter-{incident.instance}", *command))
             await until(all_came)
             assert not server.moment("sum(prometheus_rule_evaluation_failures_total) > 0")
-
-
-def alert_came(incident: Incident, expected: Expected, alerts: Iterable[Fired]) -> bool:
-    return any(
-        alert.labels == incident.labels(expected)
-        and re.search(expected.text, alert.annotations["description"])
-        for alert in alerts
-    )
 
 
 def alertmanager_command(folder: Path, address: str, webhook: BaseTestServer) -> list[str | Path]:
@@ -457,14 +458,3 @@ def prometheus_config(manager: str, ports: Mapping[str, int]) -> dict[str, Any]:
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]},
         "scrape_configs": [{"job_name": "mps-exporter", "static_configs": targets}],
     }
-
-
-def exporter_command(incident: Incident, port: int) -> list[str | Path]:
-    """Return the command that replays an incident in a loop."""
-    return [
-        program("mps-exporter"),
-        "serve",
-        f"--replay={incident.file}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--mps.min-query-interval=0",
-    ]

@@ -156,14 +156,10 @@ def test_the_host_of_a_users_finding_names_the_user(name: str, tmp_path: Path) -
 
 
 @PROMTOOLS
-def test_prometheus_configuration_is_valid(promtool: str) -> None:
-    run(program(promtool), "check", "config", "prometheus.yml")
-
-
-@PROMTOOLS
-def test_settings_for_many_hosts_are_valid(promtool: str, tmp_path: Path) -> None:
+def test_configurations_are_valid_for_one_host_and_for_many(promtool: str, tmp_path: Path) -> None:
     (tmp_path / "fleet.yml").write_text(yaml.safe_dump(fleet_settings()))
-    run(program(promtool), "check", "config", tmp_path / "fleet.yml")
+    for config in ("prometheus.yml", tmp_path / "fleet.yml"):
+        run(program(promtool), "check", "config", config)
 
 
 def test_alertmanager_configuration_is_valid() -> None:

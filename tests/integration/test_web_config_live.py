@@ -22,9 +22,8 @@ from mps_exporter.web.webconfig import WebConfigError
 from testing.waiting import PATIENCE_SECONDS, until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import options_of, served
+from tests.unit.web.webconfigs import MUTUAL, TLS
 
-TLS = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
-MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
 HTTP1 = "http_server_config:\n  http2: false\n"
 LONG = "p" * 72
 

@@ -218,11 +218,8 @@ def _encode_once(snapshot: Snapshot) -> bytes:
     from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 
     # Counters begin at 0 with each start of the exporter: a short run has nothing to count.
-    families = [
-        family
-        for family in render(snapshot, build())
-        if family.spec.kind not in {"counter", "histogram"}
-    ]
+    counted = {"counter", "histogram"}
+    families = [one for one in render(snapshot, build()) if one.spec.kind not in counted]
     return encode(SparseSeries().shown(families), (), TEXT_0_0_4)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,9 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
     jump = player.jump if player is not None and player.playlist.chapters else None
     app = create_app(backend, options, jump=jump)
     watch = app.get(WEB_CONFIG)
+    note = "SIGHUP: the web configuration is checked every second; restart for other settings"
     # On a terminal, SIGHUP means that it has closed.
-    on_signals(stop.set if sys.stderr.isatty() else _note_sighup, signal.SIGHUP)
+    on_signals(stop.set if sys.stderr.isatty() else partial(_log.info, note), signal.SIGHUP)
     work = asyncio.create_task(backend.run(), name="follow")
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(backend.collect(None, None), name="first collection")
@@ -140,10 +142,6 @@ def _log_start(settings: Settings, *, replay: bool) -> None:
         "replay": settings.replay or ("demo" if replay else None),
     }
     _log.info("starting mps-exporter", extra={"fields": fields})
-
-
-def _note_sighup() -> None:
-    _log.info("SIGHUP: the web configuration is checked every second; restart for other settings")
 
 
 # --------------------------------------------------------------- messages about a replay

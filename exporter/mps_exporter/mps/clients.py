@@ -15,9 +15,6 @@ from mps_exporter.snapshot import ClientState, Incident
 if TYPE_CHECKING:
     from mps_exporter.mps.servers import TrackedServer
 
-NO_CONTEXT = "no_context"
-"""Detail of an abandoned wait: the client connected to its server, and never had a context."""
-
 
 @dataclass(slots=True, eq=False)
 class TrackedClient:
@@ -381,7 +378,7 @@ class ServerClients:
         self._server.daemon.evidence.client_ended(client.pid, when.at)
         wait, client.wait = client.wait, None
         if wait is not None and self._server.names_clients:
-            wait.abandon(when, NO_CONTEXT)
+            wait.abandon(when, "no_context")  # it connected, and never had a context
         when.increment("mps_client_disconnections_total", uid=client.uid)
         if known_end and client.pid and client.had_context and not client.from_control_tool:
             seconds = when.at - client.connected_at

@@ -20,8 +20,6 @@ FORBIDDEN_START_ATTEMPTS = 6
 """Number of times that the daemon tries a server that it may not start, before it rejects the
 client (driver 580)."""
 
-UNSEEN_END = "control.log cannot be read, so it may have been asked to quit"
-
 
 @dataclass(slots=True)
 class DaemonLifetime:
@@ -266,7 +264,8 @@ class DaemonState:
             if not client.lost
         ]
         self._end_daemon("daemon_died", when)
-        detail = "" if self.readable["control"] else UNSEEN_END
+        unseen = "control.log cannot be read, so it may have been asked to quit"
+        detail = "" if self.readable["control"] else unseen
         when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
 
     def daemon_exited(self, when: Moment) -> None:

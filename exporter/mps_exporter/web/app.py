@@ -39,11 +39,6 @@ async def _add_headers(_request: web.Request, response: web.StreamResponse) -> N
     response.headers["Server"] = "mps-exporter"
 
 
-def _not_found(request: web.Request) -> web.Response:
-    metrics = request.app[OPTIONS].settings.web_telemetry_path
-    return text_response(f"404 Not Found: try / or {metrics}", status=404)
-
-
 @web.middleware
 async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Return errors as a line of text; log unexpected exceptions and return 500."""
@@ -53,7 +48,8 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         if error.status == 404:
-            return _not_found(request)
+            metrics = request.app[OPTIONS].settings.web_telemetry_path
+            return text_response(f"404 Not Found: try / or {metrics}", status=404)
         kept = {name: error.headers[name] for name in _ERROR_HEADERS if name in error.headers}
         return text_response(f"{error.status} {error.reason}", status=error.status, headers=kept)
     except (ConnectionError, TimeoutError):

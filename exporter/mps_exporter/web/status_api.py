@@ -30,7 +30,6 @@ from mps_exporter.web.headline import headline, in_page_order
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_fields import View, finding_view, shown, view_of
 
-API_VERSION = "1"
 DAY_SECONDS = 86_400.0
 
 
@@ -250,7 +249,7 @@ def make_status(
     incidents = _incidents(snapshot, name_of)
     daemons = tuple(daemon_view(daemon, name_of, now, snapshot) for daemon in snapshot.daemons)
     status = View(
-        api_version=API_VERSION,
+        api_version="1",
         taken_at=now,
         host=options.host,
         exporter=View(name=PROGRAM, version=options.version, revision=options.revision),

@@ -332,20 +332,18 @@ def test_absent_daemons_of_users_do_not_replace_roots(host: ScriptedHost) -> Non
     root = replace(host.facts, pipe_directory="/root", owner_uid=0, configured=False)
     registry.refresh([root], host.wall)
     registry.refresh([], host.wall)
-    for number in range(100):
-        hers = replace(
-            root, pipe_directory=f"/alice/{number}", owner_uid=2001 + number % 10, limited=True
-        )
-        registry.refresh([hers], host.wall + number)
-        registry.refresh([], host.wall + number)
-    kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
+
+    def come_and_go(start: int, *users: int) -> Counter[int | None]:
+        for number in range(start, start + 100):
+            uid = users[number % len(users)]
+            hers = replace(root, pipe_directory=f"/home/{number}", owner_uid=uid, limited=True)
+            registry.refresh([hers], host.wall + number)
+            registry.refresh([], host.wall + number)
+        return Counter(record.facts.user for record in registry.values() if record.facts.limited)
+
+    assert come_and_go(0, *range(2001, 2011)).total() == policy.MAX_ABSENT_DAEMONS
     assert "/root" in registry
-    assert kept.total() == policy.MAX_ABSENT_DAEMONS
-    for number in range(100):
-        hers = replace(root, pipe_directory=f"/bob/{number}", owner_uid=3000, limited=True)
-        registry.refresh([hers], host.wall + 100 + number)
-        registry.refresh([], host.wall + 100 + number)
-    kept = Counter(record.facts.user for record in registry.values() if record.facts.limited)
+    kept = come_and_go(100, 3000)
     assert kept[3000] == policy.MAX_ABSENT_DAEMONS // policy.USERS_PER_LIMIT
     assert kept.total() > policy.MAX_ABSENT_DAEMONS // policy.USERS_PER_LIMIT
     assert "/root" in registry

@@ -71,7 +71,8 @@ class Kept:
             self.now = max(self.now, one.at)
             self.ring.add(one)
 
-    def encode(self) -> None:
+    def encode(self, *observations: Observation) -> None:
+        self.observe(*observations)
         waiting, self.ring._waiting = self.ring._waiting, []
         self.ring._encode(waiting)
 
@@ -120,20 +121,17 @@ def test_a_replay_shows_the_incident_as_it_was(name: str, tmp_path: Path) -> Non
     original = read_recording(RECORDINGS / f"{name}.rec.gz")
     kept = Kept()
     for one in original.observations:
-        kept.observe(one)
-        kept.encode()
+        kept.encode(one)
     found = asyncio.run(recording_at(kept, original.ended_at, tmp_path / "found.rec.gz"))
     assert shown(played(found)) == shown(played(original))
 
 
 def test_the_state_from_before_the_kept_minutes_is_rebuilt(tmp_path: Path) -> None:
     kept = Kept()
-    kept.observe(*FAULT.observations)
-    kept.encode()
+    kept.encode(*FAULT.observations)
     step = FAULT.duration_seconds + 1
     for number in range(1, int(1.5 * KEPT_SECONDS / step) + 1):
-        kept.observe(*later(FAULT, number * step))
-        kept.encode()
+        kept.encode(*later(FAULT, number * step))
     found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
     length = found.duration_seconds
     assert KEPT_SECONDS <= length <= KEPT_SECONDS + AFTER_SECONDS + step
@@ -146,8 +144,7 @@ def test_no_source_has_a_hole(tmp_path: Path) -> None:
     kept = Kept()
     readings = [one for one in FAULT.observations if type(one).__name__ == "NvmlObservation"]
     times = [FAULT.header.started_at + second for second in range(400)]
-    kept.observe(*(replace(readings[i % 2], at=at) for i, at in enumerate(times)))
-    kept.encode()
+    kept.encode(*(replace(readings[i % 2], at=at) for i, at in enumerate(times)))
     found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
     gaps = [b.at - a.at for a, b in pairwise(found.observations)]
     assert max(gaps) <= 2 * ENCODE_INTERVAL_SECONDS
@@ -157,8 +154,7 @@ def test_the_memory_is_bounded() -> None:
     kept = Kept()
     kept.ring._max_bytes = 64 << 10
     for number in range(200):
-        kept.observe(*(replace(one, at=one.at + 40 * number) for one in FAULT.observations))
-        kept.encode()
+        kept.encode(*(replace(one, at=one.at + 40 * number) for one in FAULT.observations))
         assert kept.ring._size <= 64 << 10
 
 
@@ -199,8 +195,7 @@ def test_an_incident_is_written_with_the_minute_after_it(
 
 def test_the_latest_recording_is_of_the_latest_incident_that_is_recorded(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
-    kept.observe(*FAULT.observations)
-    kept.encode()
+    kept.encode(*FAULT.observations)
     kept.ring._write(tmp_path, Incident(kept.now - KEPT_SECONDS, "ghost"))
     kept.ring.note(Incident(kept.now, "fault"))
     kept.ring.note(Incident(kept.now - KEPT_SECONDS, "wait_started"))
@@ -212,8 +207,7 @@ def test_the_latest_recording_is_of_the_latest_incident_that_is_recorded(tmp_pat
 def test_one_command_makes_a_bug_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     kept = Kept(tmp_path, record_names=False, record_memory=4, path_procfs="/home/x/proc")
     report = tmp_path / "report.rec.gz"
-    kept.observe(*FAULT.observations)
-    kept.encode()
+    kept.encode(*FAULT.observations)
     settings = Settings(
         record_file=str(report), record_incident="latest", record_directory=str(tmp_path)
     )
@@ -240,8 +234,7 @@ def test_the_directory_is_bounded_and_a_failure_loses_only_the_recording(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path)
-    kept.observe(*FAULT.observations)
-    kept.encode()
+    kept.encode(*FAULT.observations)
     (tmp_path / "of somebody else").touch()
     for number in range(MAX_FILES + 3):
         kept.ring._write(tmp_path, Incident(kept.now + number, "ghost"))
@@ -290,16 +283,13 @@ def test_an_ordinary_users_log_drives_out_nothing_of_others(
 ) -> None:
     """Random names fill the memory, or in time that of old lines; replaced, the table of names."""
     kept = Kept(record_names=names, record_memory=1)
-    kept.observe(*FAULT.observations)
-    kept.encode()
+    kept.encode(*FAULT.observations)
     start = "[2026-01-01 00:00:00.000 Server 1] MPS Server failed to create/open SHM segment"
     for _ in range(60):
         lines = "".join(f"{start} /tmp/{secrets.token_hex(16)}\n" for _ in range(1000))
         chunk = LogChunk(kept.now + step, "/tmp/alice", "server", lines.encode())
-        kept.observe(LogsObservation(kept.now + step, (chunk,)))
-        kept.encode()
-    kept.observe(*later(FAULT, kept.now - FAULT.header.started_at))
-    kept.encode()
+        kept.encode(LogsObservation(kept.now + step, (chunk,)))
+    kept.encode(*later(FAULT, kept.now - FAULT.header.started_at))
     assert kept.ring._users_size > 50_000, "the flood is kept, too"
     found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
     [daemon] = played(found).daemons
@@ -315,8 +305,7 @@ def test_what_users_choose_about_their_processes_drives_out_nothing(
 ) -> None:
     """Each process has other variables, folders, groups and memory in each second."""
     kept = Kept(record_names=names, record_memory=1)
-    kept.observe(*FAULT.observations)
-    kept.encode()
+    kept.encode(*FAULT.observations)
     found = [one for one in FAULT.observations if isinstance(one, ProcfsObservation)]
     seen = [one for one in found if one.daemons and one.processes][-1]
     [node] = seen.daemons
@@ -341,8 +330,7 @@ def test_what_users_choose_about_their_processes_drives_out_nothing(
         kept.observe(KernelObservation(kept.now, readable=True, ranges=hers_only))
         log = partial(LogState, "/tmp/alice", "control", readable=True)
         states = tuple(log(path=f"/{noise(4000)}") for _ in range(32))
-        kept.observe(LogsObservation(kept.now, (), states))
-        kept.encode()
+        kept.encode(LogsObservation(kept.now, (), states))
         assert kept.ring._size <= 1 << 20
         assert kept.ring._users_size <= 1 << 18
     made = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
@@ -393,8 +381,7 @@ def test_replies_of_users_daemons_do_not_grow_it(number: int, unit: str) -> None
         text = f"{one}{unit * length}" if unit else noise(length)
         reply = Exchange(("ps",), Outcome.OK, text)
         pipe = f"/tmp/alice/{one}"
-        kept.observe(ControlObservation(kept.now, pipe, "probe", Outcome.OK, (reply,)))
-        kept.encode()
+        kept.encode(ControlObservation(kept.now, pipe, "probe", Outcome.OK, (reply,)))
         kept.now += 4 * KEPT_SECONDS / number
     assert 0 < sum(line.size for line in kept.ring._old[1].values()) <= 4 << 17
     assert [*kept.ring._old[0]] == [f"control probe {PIPE}"]

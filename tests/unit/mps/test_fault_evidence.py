@@ -239,32 +239,27 @@ def test_the_line_of_an_earlier_fault_does_not_decide_a_later_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "other_ends"), [("GCC", 999.0), ("T1_1", None), ("T1_1", FAULT_AT + 0.07)]
+    ("unit", "end", "other_ends"),
+    [
+        ("GCC", FAULT_AT - 0.16, 999.0),
+        ("GCC", 750.0, 990.0),  # its work may have waited for the next client
+        *(("T1_1", None, None), ("T1_1", None, FAULT_AT + 0.07)),
+    ],
 )
 def test_while_another_client_s_memory_is_not_known_no_client_is_named(
-    unit: str, other_ends: float | None
+    unit: str, end: float | None, other_ends: float | None
 ) -> None:
     """Processes that were forked from one parent have the same addresses."""
     evidence = evidence_of(xid(unit, OWN[0]))
-    lives(evidence, 477, OWN)
-    if unit == "GCC":
-        ends(evidence, 477)
+    lives(evidence, 477, OWN, at=700.0)
+    if end is not None:
+        ends(evidence, 477, end)
     assert judged(evidence)[1] == [477]
     evidence.client_active(478)
     if other_ends is not None:
         evidence.client_ended(478, other_ends)
     assert judged(evidence)[1] == []
     lives(evidence, 478, OWN)
-    assert judged(evidence)[1] == []
-
-
-def test_work_of_another_client_that_ended_later_may_have_waited_for_the_next_client() -> None:
-    evidence = evidence_of(xid("GCC", OWN[0]))
-    lives(evidence, 477, OWN, at=700.0)
-    ends(evidence, 477, at=750.0)
-    assert judged(evidence)[1] == [477]
-    evidence.client_active(478)
-    evidence.client_ended(478, 990.0)
     assert judged(evidence)[1] == []
 
 

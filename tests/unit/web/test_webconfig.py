@@ -15,10 +15,9 @@ from mps_exporter.web.webconfig.auth import Passwords
 from mps_exporter.web.webconfig.config import TLS12_SUITES
 from mps_exporter.web.webconfig.reload import load_web_config
 from testing.waiting import PATIENCE_SECONDS, until
-from tests.unit.web.webconfigs import TLS, write_certificates
+from tests.unit.web.webconfigs import MUTUAL, TLS, write_certificates
 
 HEADERS = "http_server_config: {headers: {X-XSS-Protection: '0'}}\n"
-MUTUAL = TLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
 
 
 @pytest.fixture

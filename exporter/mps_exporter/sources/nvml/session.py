@@ -175,7 +175,9 @@ class NvmlSession:
     def _ensure_open(self) -> bool:
         """Open NVML if needed, or again if it is to be closed; return whether it can be read."""
         now = self._clock.monotonic()
-        bound = self._bound_gpus()
+        bound: frozenset[str] | None = None
+        with suppress(OSError):
+            bound = frozenset(os.listdir(self._options.driver_directory))  # noqa: PTH208
         absent = self._state.outcome is not Outcome.OK
         if self._open and not self._closing and bound == self._bound:
             return True
@@ -314,12 +316,6 @@ class NvmlSession:
 
     def _with_xids(self, gpu: GpuObservation) -> GpuObservation:
         return replace(gpu, readings=(*gpu.readings, *self._watcher.readings(gpu.uuid)))
-
-    def _bound_gpus(self) -> frozenset[str] | None:
-        try:
-            return frozenset(os.listdir(self._options.driver_directory))  # noqa: PTH208
-        except OSError:
-            return None
 
 
 class XidWatcher:
