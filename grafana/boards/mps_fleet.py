@@ -64,13 +64,14 @@ TILES = (
         tile(
             "Waiting",
             "Healthy: 0. Programs that hang in cuInit while another user's server holds the GPU.",
-            f"sum{shared.WAITING} or {shared.NOTHING}",
+            shared.NUMBER_WAITING,
             steps=style.noticed_from(1),
         ),
         tile(
             "Longest wait",
             "Healthy: seconds, the price of a hand-over. Who waits longest, and where.",
-            f'label_join({_LONGEST}, "who", " · uid ", "host", "uid") or on () {shared.NOTHING}',
+            f'label_join({_LONGEST}, "who", " · uid ", "host", "uid")'
+            f" or on () {shared.NOBODY_WAITS}",
             style.DURATION,
             shared.WAIT_STEPS,
             name="{{who}}",

@@ -50,9 +50,9 @@ _WAITS_UNSEEN = (
     ' or (mps_control_log_readable{log="control"} == 1'
     " unless on (job, instance, daemon) mps_named_server_info)))"
 )
-_NOBODY_WAITS = f"(0 * sum(mps_control_up) unless count({_WAITS_UNSEEN}))"
-NUMBER_WAITING = f"sum{WAITING} or {_NOBODY_WAITS}"
-LONGEST_WAIT = f"max({WAIT}) or {_NOBODY_WAITS}"
+NOBODY_WAITS = f"(0 * sum(mps_control_up) unless count({_WAITS_UNSEEN}))"
+NUMBER_WAITING = f"sum{WAITING} or {NOBODY_WAITS}"
+LONGEST_WAIT = f"max({WAIT}) or {NOBODY_WAITS}"
 
 # The counters miss nothing between two scrapes; without them, the last sample has to do.
 UTILIZATION = (
