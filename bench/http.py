@@ -88,6 +88,7 @@ class Program:
 
     def __init__(self, pid: int, url: str) -> None:
         self.pid = pid
+        self.url = url
         self.started = time.monotonic()
         address = urlsplit(url)
         self._path = urlunsplit(("", "", address.path or "/", address.query, ""))

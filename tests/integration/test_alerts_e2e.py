@@ -423,8 +423,8 @@ async def test_alerts_arrive_at_their_receivers(tmp_path: Path) -> None:
                     f"--web.listen-address=127.0.0.1:{ports[incident.instance]}",
                     "--mps.min-query-interval=0",
                 )
-                command = (program("mps-exporter"), "serve", *flags)
-                stack.enter_context(running(tmp_path, f"exporter-{incident.instance}", *command))
+                name, serve = f"exporter-{incident.instance}", (program("mps-exporter"), "serve")
+                stack.enter_context(running(tmp_path, name, *serve, *flags))
             await until(all_came)
             assert not server.moment("sum(prometheus_rule_evaluation_failures_total) > 0")
 

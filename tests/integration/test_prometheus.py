@@ -7,7 +7,6 @@ from typing import Any
 
 import bcrypt
 import pytest
-import trustme
 
 from testing.commands import output_of
 from testing.page import Page
@@ -17,6 +16,7 @@ from testing.prometheus_programs import TREE, program, prometheus
 from testing.waiting import until, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
+from tests.unit.web.webconfigs import MUTUAL, write_certificates
 
 INCIDENTS = ("limits", "wait-served", "fault-held", "server-killed")
 EACH_PROMETHEUS = pytest.mark.parametrize("name", ["prometheus", "prometheus3"])
@@ -95,7 +95,7 @@ JOB = """
   basic_auth: {{username: prometheus, password: {password}}}
   static_configs: [{{targets: ["{address}"]}}]
 """
-WITH_CERTIFICATE = ", cert_file: client.crt, key_file: client.key"
+WITH_CERTIFICATE = ", cert_file: other.crt, key_file: other.key"
 EXPECTED = {
     "right": (WITH_CERTIFICATE, "secret", "up", ""),
     "wrong-password": (WITH_CERTIFICATE, "guess", "down", "401"),
@@ -106,18 +106,10 @@ EXPECTED = {
 
 @EACH_PROMETHEUS
 async def test_prometheus_scrapes_through_tls_and_basic_auth(tmp_path: Path, name: str) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    for owner, identity in (("server", "127.0.0.1"), ("client", "prometheus.example")):
-        cert = authority.issue_cert(identity)
-        (tmp_path / f"{owner}.key").write_bytes(cert.private_key_pem.bytes())
-        (tmp_path / f"{owner}.crt").write_bytes(cert.cert_chain_pems[0].bytes())
+    write_certificates(tmp_path)
     password = bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()
     (tmp_path / "web.yml").write_text(
-        "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n"
-        "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-        "  client_allowed_sans: [prometheus.example]\n"
-        f"basic_auth_users:\n  prometheus: {password}\n"
+        f"{MUTUAL}  client_allowed_sans: [localhost]\nbasic_auth_users:\n  prometheus: {password}\n"
     )
     backend = FakeBackend()
     async with served(backend, web_config_file=str(tmp_path / "web.yml")) as (shown, _):

@@ -18,34 +18,11 @@ from typing import cast
 import pytest
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
+from bench.http import Program
 from testing.waiting import PATIENCE_SECONDS, until
 
 HOSTILE = ("127.0.0.2", 0)
 MAX_GROWTH_MIB = 160
-
-
-@dataclass
-class Server:
-    address: str
-    pid: int
-
-    @property
-    def host(self) -> str:
-        return self.address.rpartition(":")[0]
-
-    @property
-    def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
-
-    def memory_mib(self, what: str) -> float:
-        """Return VmRSS (now) or VmHWM (maximum)."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith(what):
-                return int(line.split()[1]) / 1024
-        raise AssertionError(what)
-
-    def descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
 
 @dataclass
@@ -57,7 +34,7 @@ class Honest:
 
 
 @asynccontextmanager
-async def big_server() -> AsyncIterator[Server]:
+async def big_server() -> AsyncIterator[Program]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -68,20 +45,20 @@ async def big_server() -> AsyncIterator[Server]:
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)
-        yield Server(line.decode().strip(), process.pid)
+        yield Program(process.pid, f"http://{line.decode().strip()}/metrics")
     finally:
         process.terminate()
         assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
 
 
-async def scrape_on(server: Server, honest: Honest) -> None:
+async def scrape_on(server: Program, honest: Honest) -> None:
     """Scrape four times a second over a persistent connection."""
     timeout = ClientTimeout(total=PATIENCE_SECONDS)
     async with ClientSession(timeout=timeout) as session:
         while True:
             try:
                 async with session.get(
-                    f"http://{server.address}/metrics", headers={"Accept-Encoding": "identity"}
+                    server.url, headers={"Accept-Encoding": "identity"}
                 ) as answer:
                     body = await answer.read()
                     if answer.status != 200 or len(body) < 1_000_000:
@@ -93,9 +70,11 @@ async def scrape_on(server: Server, honest: Honest) -> None:
 
 
 async def connect(
-    server: Server, source: tuple[str, int] = HOSTILE
+    server: Program, source: tuple[str, int] = HOSTILE
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(server.host, server.port, local_addr=source)
+    return await asyncio.open_connection(
+        server.connection.host, server.connection.port, local_addr=source
+    )
 
 
 async def end(writer: asyncio.StreamWriter) -> None:
@@ -107,7 +86,7 @@ async def end(writer: asyncio.StreamWriter) -> None:
 # ------------------------------------------------------------------------- hostile clients
 
 
-async def a_byte_a_second(server: Server) -> str:
+async def a_byte_a_second(server: Program) -> str:
     """500 connections that send their request a byte a second, and reconnect when cut."""
     cut = 0
 
@@ -136,7 +115,7 @@ async def a_byte_a_second(server: Server) -> str:
     return f"{cut} connections cut"
 
 
-async def headers_of_megabytes(server: Server) -> str:
+async def headers_of_megabytes(server: Program) -> str:
     """60 requests of 8 MiB of headers: half in one line, half in many."""
     statuses: Counter[str] = Counter()
 
@@ -160,7 +139,7 @@ async def headers_of_megabytes(server: Server) -> str:
     return str(dict(statuses))
 
 
-async def a_thousand_scrapes_at_once(server: Server) -> str:
+async def a_thousand_scrapes_at_once(server: Program) -> str:
     statuses: Counter[str] = Counter()
     connector = TCPConnector(limit=0, local_addr=HOSTILE)
     timeout = ClientTimeout(total=PATIENCE_SECONDS)
@@ -168,7 +147,7 @@ async def a_thousand_scrapes_at_once(server: Server) -> str:
 
         async def one() -> None:
             try:
-                async with session.get(f"http://{server.address}/metrics") as answer:
+                async with session.get(server.url) as answer:
                     await answer.read()
                     statuses[str(answer.status)] += 1
             except (ClientError, TimeoutError) as error:
@@ -179,7 +158,7 @@ async def a_thousand_scrapes_at_once(server: Server) -> str:
     return str(dict(statuses))
 
 
-async def clients_that_never_read(server: Server, source: tuple[str, int] = HOSTILE) -> str:
+async def clients_that_never_read(server: Program, source: tuple[str, int] = HOSTILE) -> str:
     """30 at a time request 1.3 MB and read none of it."""
     writers = []
     for _ in range(3):
@@ -189,22 +168,22 @@ async def clients_that_never_read(server: Server, source: tuple[str, int] = HOST
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 20)
             writers.append(writer)
         await asyncio.sleep(0.5)
-    await until(lambda: server.descriptors() < 50)  # all are cut
+    await until(lambda: len(server.open_files) < 50)  # all are cut
     for writer in writers:
         writer.transport.abort()
     return f"{len(writers)} of them"
 
 
-async def neighbours_that_never_read(server: Server) -> str:
+async def neighbours_that_never_read(server: Program) -> str:
     return await clients_that_never_read(server, ("127.0.0.1", 0))
 
 
-async def resets(server: Server) -> str:
+async def resets(server: Program) -> str:
     """600 requests in 3 s whose connection is reset immediately."""
     abrupt = struct.pack("ii", 1, 0)
     for _ in range(600):
         with socket.create_connection(
-            (server.host, server.port), PATIENCE_SECONDS, HOSTILE
+            (server.connection.host, server.connection.port), PATIENCE_SECONDS, HOSTILE
         ) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, abrupt)
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -212,7 +191,7 @@ async def resets(server: Server) -> str:
     return "600 of them"
 
 
-async def nonsense(server: Server) -> str:
+async def nonsense(server: Program) -> str:
     """Data that is not HTTP, or invalid HTTP."""
     lines = [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 500,
@@ -264,17 +243,17 @@ async def nonsense(server: Server) -> str:
         nonsense,
     ],
 )
-async def test_honest_scrapes_go_on(attack: Callable[[Server], Awaitable[str]]) -> None:
+async def test_honest_scrapes_go_on(attack: Callable[[Program], Awaitable[str]]) -> None:
     honest = Honest()
     async with big_server() as server:
         scraping = asyncio.create_task(scrape_on(server, honest))
         await until(lambda: honest.scrapes >= 3)
-        before = server.memory_mib("VmRSS")
+        before = server.status("VmRSS") / 1024
         scrapes = honest.scrapes
         outcome = await attack(server)
         await until(lambda: honest.scrapes > scrapes + 1)
-        await until(lambda: server.descriptors() < 100)
-        peak = server.memory_mib("VmHWM")
+        await until(lambda: len(server.open_files) < 100)
+        peak = server.status("VmHWM") / 1024
         scraping.cancel()
         await asyncio.gather(scraping, return_exceptions=True)
 

@@ -20,27 +20,28 @@ from mps_exporter.logging import (
 )
 from testing.waiting import wait_for
 
+logger = logging.getLogger("mps_exporter.test")
+
 
 @pytest.fixture
-def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+def stream() -> Iterator[io.StringIO]:
+    """What is logged."""
     stream = io.StringIO()
     before = logging.getLogger().handlers[:]
     configure("info", "logfmt", stream)
-    yield logging.getLogger("mps_exporter.test"), stream
+    yield stream
     logging.getLogger().handlers[:] = before
     logging.getLogger("mps_exporter").setLevel(logging.NOTSET)
 
 
-def test_a_line_is_logfmt(log: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = log
+def test_a_line_is_logfmt(stream: io.StringIO) -> None:
     logger.warning("it's late", extra={"fields": {"daemon": "/tmp/a b", "tries": 2, "no": None}})
     line = stream.getvalue()
     assert line.startswith("time=20")
     assert line.endswith(' level=warn source=test msg="it\'s late" daemon="/tmp/a b" tries=2\n')
 
 
-def test_lines_below_the_level_are_dropped(log: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = log
+def test_lines_below_the_level_are_dropped(stream: io.StringIO) -> None:
     logger.debug("nobody reads this")
     assert not stream.getvalue()
 
@@ -53,8 +54,7 @@ def test_a_record_is_always_one_line(message: str, value: str) -> None:
     assert json.loads(JsonFormatter().format(record))["key"] == value
 
 
-def test_a_long_field_is_shortened(log: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = log
+def test_a_long_field_is_shortened(stream: io.StringIO) -> None:
     logger.warning("fails", extra={"fields": {"daemon": "/" + "a" * 131_000}})
     assert len(stream.getvalue()) < MAX_FIELD_CHARACTERS + 200
     assert "(131001 characters)" in stream.getvalue()
@@ -80,8 +80,7 @@ def full_stderr() -> Iterator[int]:
         os.close(reading)
 
 
-def test_a_full_standard_error_blocks_nothing(log: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, _ = log
+def test_a_full_standard_error_blocks_nothing(stream: io.StringIO) -> None:
     configure("info", "logfmt")
     received = bytearray()
     with full_stderr() as stderr:
@@ -104,10 +103,7 @@ def test_a_full_standard_error_blocks_nothing(log: tuple[logging.Logger, io.Stri
     assert b" lines=500\n" in received
 
 
-def test_one_line_when_it_starts_failing_one_when_it_recovers(
-    log: tuple[logging.Logger, io.StringIO],
-) -> None:
-    logger, stream = log
+def test_one_line_when_it_starts_failing_one_when_it_recovers(stream: io.StringIO) -> None:
     transitions = TransitionLogger(logger)
     for _ in range(3):
         transitions.failed("a", message="a fails", err="why")
@@ -118,8 +114,7 @@ def test_one_line_when_it_starts_failing_one_when_it_recovers(
     assert messages == ['"a fails" err=why', '"b fails"', '"a works again"']
 
 
-def test_a_forgotten_failure_does_not_recover(log: tuple[logging.Logger, io.StringIO]) -> None:
-    logger, stream = log
+def test_a_forgotten_failure_does_not_recover(stream: io.StringIO) -> None:
     transitions = TransitionLogger(logger)
     transitions.failed("a", message="a fails")
     transitions.forget("a")

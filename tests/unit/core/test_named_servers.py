@@ -229,18 +229,9 @@ def test_a_variable_that_names_no_partition_changes_nothing(variable: str) -> No
         (("0",), SmPartition("GPU-aaaa", "training", "created", "Kp8A"), f"{A}/Kp8A", None),
         (("0",), SmPartition(A, "training", "created", "Kp8A"), f"{B}/Kp8A", "other_gpu"),
         (("1",), SmPartition(A, "training", "created", "Kp8A"), f"{A}/Kp8A", "other_gpu"),
-        (
-            (),
-            SmPartition(A, "training", "created", "Kp8A"),
-            f"{A}/Kp8A",
-            None,
-        ),  # its GPUs are unknown
-        (
-            ("0",),
-            SmPartition(C, "training", "created", "Kp8A"),
-            f"{C}/Kp8A",
-            None,
-        ),  # NVML does not show C
+        # Its GPUs are unknown; NVML does not show C.
+        ((), SmPartition(A, "training", "created", "Kp8A"), f"{A}/Kp8A", None),
+        (("0",), SmPartition(C, "training", "created", "Kp8A"), f"{C}/Kp8A", None),
     ],
 )
 def test_a_partition_that_was_not_meant_for_the_client(

@@ -29,6 +29,7 @@ RECORDS = each(records())
 PAGES = each(sorted(RUNBOOKS.glob("*.md")))
 FINDINGS = {one.alert: one.name for one in ADVICE.values() if one.alert}
 DURATION = re.compile(r"[1-9]\d*[smh]")
+TEXTS = {"summary", "description", "runbook_url", "dashboard_url"}
 
 
 @ALERTS
@@ -69,7 +70,7 @@ def test_alert_waits_for_a_reason(rule: Rule) -> None:
 @ALERTS
 def test_annotations(rule: Rule) -> None:
     texts = rule.annotations
-    assert set(texts) == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert set(texts) == TEXTS
     assert "{{" not in texts["summary"], "constant, so that alerts group"
     assert texts["summary"].endswith(".")
     assert "First" in texts["description"], "what to do first"
@@ -165,12 +166,7 @@ def test_alert_is_tested_firing_and_not_firing(name: str) -> None:
     )
     for case in cases:
         for expected in case.expected:
-            assert expected["exp_annotations"].keys() == {
-                "summary",
-                "description",
-                "runbook_url",
-                "dashboard_url",
-            }
+            assert expected["exp_annotations"].keys() == TEXTS
             assert "{{" not in expected["exp_annotations"]["description"]
 
 
