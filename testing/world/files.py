@@ -167,7 +167,6 @@ class LogFiles:
     def __init__(
         self,
         world: World,
-        clock: Callable[[], float],
         hidden: Collection[LogName],
         *,
         history: bool,
@@ -178,7 +177,11 @@ class LogFiles:
         self._written: dict[tuple[str, LogName], _Written] = {}
         self._folder = temporary_folder()
         self._polls = 0
-        self._follower = LogFollower(clock=lambda: world.now_ms / 1000, monotonic=clock)
+        # The follower must not refer to the host, which the finalizer below would keep.
+        self._follower = LogFollower(
+            clock=lambda: world.now_ms / 1000,
+            monotonic=lambda: (world.now_ms - world.stepped_ms) / 1000,
+        )
         self._follower._calls = AtOnce()  # type: ignore[assignment]
         weakref.finalize(self, _remove, self._folder, self._follower)
 
