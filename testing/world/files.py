@@ -164,13 +164,7 @@ class _Written:
 class LogFiles:
     """The daemons' logs, rotated as the operators do, and read by the exporter's LogFollower."""
 
-    def __init__(
-        self,
-        world: World,
-        hidden: Collection[LogName],
-        *,
-        history: bool,
-    ) -> None:
+    def __init__(self, world: World, hidden: Collection[LogName], *, history: bool) -> None:
         self._world = world
         self._history = history
         self._hidden = hidden
