@@ -164,21 +164,18 @@ class _Written:
 class LogFiles:
     """The daemons' logs, rotated as the operators do, and read by the exporter's LogFollower."""
 
-    def __init__(
-        self,
-        world: World,
-        clock: Callable[[], float],
-        hidden: Collection[LogName],
-        *,
-        history: bool,
-    ) -> None:
+    def __init__(self, world: World, hidden: Collection[LogName], *, history: bool) -> None:
         self._world = world
         self._history = history
         self._hidden = hidden
         self._written: dict[tuple[str, LogName], _Written] = {}
         self._folder = temporary_folder()
         self._polls = 0
-        self._follower = LogFollower(clock=lambda: world.now_ms / 1000, monotonic=clock)
+        # The follower must not refer to the host, which the finalizer below would keep.
+        self._follower = LogFollower(
+            clock=lambda: world.now_ms / 1000,
+            monotonic=lambda: (world.now_ms - world.stepped_ms) / 1000,
+        )
         self._follower._calls = AtOnce()  # type: ignore[assignment]
         weakref.finalize(self, _remove, self._folder, self._follower)
 

@@ -54,7 +54,7 @@ class WorldHost:
         self.procfs: ProcFiles | None = None
         if os.geteuid() == 0:
             self.procfs = ProcFiles(world, self._clock, self._environment)
-        self.logs = LogFiles(world, self._clock, hidden, history=history)
+        self.logs = LogFiles(world, hidden, history=history)
         self._exits_seen = len(world.exits) if history else 0
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
         self._watched: set[int] = set()
