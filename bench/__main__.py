@@ -7,13 +7,15 @@ Each result is printed with its limit.
 
 import argparse
 import asyncio
+import json
 import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from bench import program
-from bench.collection import collection, report
+from bench.collection import collection
 from bench.host import CLIENTS_PER_GPU, GPUS
 
 FULL = GPUS * CLIENTS_PER_GPU
@@ -32,12 +34,14 @@ def everything(quick: bool) -> Iterator[str]:
     yield f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
     yield f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)"
     full = asyncio.run(collection(FULL, 7 if quick else 15))
-    yield from ["", *report(full)]
+    yield json.dumps(asdict(full), indent=1)
     seen = program.life(FULL, 5 if quick else 15)
-    yield from ["", *program.report(FULL, seen), ""]
+    yield json.dumps(asdict(seen), indent=1)
+    yield f"median of a scrape over HTTP: {seen.cost.median_ms:.1f} ms"
     yield against("CPU of a collection that asks no daemon", full.unasked.cpu, CPU_MS, " ms")
     yield against("resident memory", seen.cost.rss_megabytes, MEGABYTES, " MB")
-    yield against("CPU without scrapes", seen.idle_percent, IDLE_PERCENT, " % of a core")
+    idle = seen.cost.idle_cpu_percent or 0.0
+    yield against("CPU without scrapes", idle, IDLE_PERCENT, " % of a core")
     yield against("start to first good scrape", seen.first_scrape_seconds, START_SECONDS, " s")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.host import GPUS, FullHost
+from bench.host import FullHost
 from bench.http import children_cpu_seconds
 from mps_exporter.cli import configure_malloc
 from mps_exporter.collector import Collector
@@ -32,11 +32,8 @@ class Cost:
     """Medians, in milliseconds."""
 
     wall: float
-    cpu: float  # CPU of this process.
-    children: float  # CPU of the control tool.
-
-    def __str__(self) -> str:
-        return f"{self.wall:6.1f} ms wall {self.cpu:6.1f} ms CPU (+ {self.children:.1f} of tools)"
+    cpu: float
+    tools_cpu: float
 
 
 async def measure(work: Callable[[], Awaitable[object]], runs: int) -> Cost:
@@ -48,7 +45,7 @@ async def measure(work: Callable[[], Awaitable[object]], runs: int) -> Cost:
         ended = time.perf_counter(), time.process_time(), children_cpu_seconds()
         times.append(tuple(b - a for a, b in zip(began, ended, strict=True)))
         await asyncio.sleep(0.02)
-    return Cost(*(1000 * statistics.median(column) for column in zip(*times[2:], strict=True)))
+    return Cost(*(round(1000 * statistics.median(row), 2) for row in zip(*times[2:], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,11 @@ class Result:
     clients: int
     samples: int
     page_bytes: int
-    whole: Cost  # A collection with a query to each daemon, and its page.
-    unasked: Cost  # The same without queries: cached replies are fresh, as in most collections.
-    page: Cost  # The page alone.
+    whole: Cost
+    """A collection with a query to each daemon, and its page."""
+    unasked: Cost
+    """The same without queries: cached replies are fresh, as in most collections."""
+    page_alone: Cost
 
 
 async def collection(clients: int, runs: int) -> Result:
@@ -87,7 +86,7 @@ async def collection(clients: int, runs: int) -> Result:
             page_bytes=len(page),
             whole=whole,
             unasked=unasked,
-            page=await measure(partial(_page, snapshot), runs),
+            page_alone=await measure(partial(_page, snapshot), runs),
         )
 
 
@@ -104,13 +103,3 @@ def _check_complete(full: FullHost, snapshot: Snapshot) -> None:
     expected = sum(len(daemon.clients) for daemon in full.daemons)
     if found != expected or not all(result.success for result in snapshot.collectors):
         raise AssertionError(f"{found} of {expected} clients seen; {snapshot.collectors}")
-
-
-def report(result: Result) -> list[str]:
-    return [
-        f"{GPUS} GPUs, {result.clients} clients: {result.samples} samples, "
-        f"{result.page_bytes / 1e6:.2f} MB",
-        f"  one collection, with its page  {result.whole}",
-        f"  one that asks no daemon        {result.unasked}",
-        f"  of that, the page              {result.page}",
-    ]

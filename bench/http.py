@@ -1,24 +1,16 @@
 """Compare the cost of a scrape of several exporters, measured from outside.
 
-    python -m bench.http [--base NAME] [--rounds N] 'NAME=COMMAND=URL' ...
-
-COMMAND is started, and URL is scraped as Prometheus does, over a persistent connection if the
-server supports it. An entry without URL (NAME=COMMAND) is a tool that is run once for each scrape,
-such as nvidia-smi. All are measured alternately in one run, so that other work on the machine
-slows all of them alike. CPU is utime + stime of the process and of its descendants.
+Exporters are started and scraped as Prometheus does, over a persistent connection if the server
+supports it. A tool, such as nvidia-smi, is run once for each scrape. All are measured alternately
+in one run, so that other work on the machine slows all of them alike. CPU is utime + stime of the
+process and of its descendants.
 """
 
-from __future__ import annotations
-
-import argparse
 import http.client
 import os
-import platform
 import resource
-import shlex
 import statistics
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,25 +33,11 @@ IDLE_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Exporter:
-    """One entry of the command line."""
+    """A program to be measured."""
 
     name: str
     command: tuple[str, ...]
     url: str = ""  # Empty for a tool that prints and exits.
-
-    @classmethod
-    def parse(cls, text: str) -> Exporter:
-        """Read ``NAME=COMMAND`` or ``NAME=COMMAND=URL``; COMMAND may hold further ``=``.
-
-        Raises:
-            ValueError: If the text has another form.
-        """
-        name, _, rest = text.partition("=")
-        command, separator, url = rest.rpartition("=http")
-        words = tuple(shlex.split(command if separator else rest))
-        if not name or not words:
-            raise ValueError(f"neither NAME=COMMAND nor NAME=COMMAND=http://...: {text!r}")
-        return cls(name, words, f"http{url}" if separator else "")
 
 
 @dataclass
@@ -250,38 +228,3 @@ def _paced(subjects: Sequence[tuple[Program | Tool, Cost]], rounds: int, interva
     seconds = time.monotonic() - began
     for (subject, cost), was in zip(subjects, before, strict=True):
         cost.cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
-
-
-def report(costs: Sequence[Cost], base: str) -> list[str]:
-    """Return a table with the ratios to the exporter of this name."""
-    reference = next(cost for cost in costs if cost.name == base)
-    heads = ("median ms", "p95 ms", "CPU %", "idle %", "RSS MiB", "series")
-    lines = [
-        f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-        f"{'':22s}{''.join(f'{head:>10s}' for head in heads)}  median and CPU / {base}",
-    ]
-    for cost in costs:
-        idle = "" if cost.idle_cpu_percent is None else f"{cost.idle_cpu_percent:.2f}"
-        cpu = cost.cpu_percent / reference.cpu_percent if reference.cpu_percent else float("nan")
-        lines.append(
-            f"{cost.name:22s}{cost.median_ms:10.2f}{cost.p95_ms:10.2f}"
-            f"{cost.cpu_percent:10.2f}{idle:>10s}{cost.rss_megabytes:10.1f}{cost.series:10d}"
-            f"{cost.median_ms / reference.median_ms:8.2f}{cpu:8.2f}"
-        )
-    return lines
-
-
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("exporters", nargs="+", type=Exporter.parse, metavar="NAME=COMMAND=URL")
-    parser.add_argument("--base", help="exporter that the others are compared with (the last)")
-    parser.add_argument("--rounds", type=int, default=30, help="scrapes of each (30)")
-    chosen = parser.parse_args(arguments)
-    base = chosen.base or chosen.exporters[-1].name
-    if base not in {exporter.name for exporter in chosen.exporters}:
-        parser.error(f"--base: no exporter {base!r}")
-    print("\n".join(report(compare(chosen.exporters, chosen.rounds), base)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

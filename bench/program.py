@@ -59,11 +59,6 @@ class Life:
     threads: int
     cost: Cost
 
-    @property
-    def idle_percent(self) -> float:
-        """CPU without scrapes, in percent of a core."""
-        return self.cost.idle_cpu_percent or 0.0
-
 
 def life(clients: int, seconds: int) -> Life:
     """Run the program this long without scrapes, then this long with a scrape a second."""
@@ -77,15 +72,3 @@ def life(clients: int, seconds: int) -> Life:
         time.sleep(2)
         (cost,) = measure({"mps-exporter": program}, seconds)
         return Life(first, program.status("Threads"), cost)
-
-
-def report(clients: int, seen: Life) -> list[str]:
-    cost = seen.cost
-    return [
-        f"the program with {clients} clients:",
-        f"  start to first good scrape     {seen.first_scrape_seconds:6.2f} s",
-        f"  resident memory                {cost.rss_megabytes:6.1f} MB, {seen.threads} threads",
-        f"  a scrape over HTTP, gzip       {cost.median_ms:6.1f} ms",
-        f"  CPU without scrapes            {seen.idle_percent:6.2f} % of a core",
-        f"  CPU with a scrape a second     {cost.cpu_percent:6.2f} % of a core, tools included",
-    ]

@@ -6,7 +6,6 @@ Other exporters are measured if they are installed: nvitop-exporter as a module 
 
 import asyncio
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from bench.http import Cost, Exporter, compare, report
+from bench.http import Exporter, compare
 from testing.ports import free_port
 from tests.hardware.lab import Lab
 from tests.hardware.program import QUERY
@@ -71,46 +70,28 @@ def compiled() -> Iterator[None]:
             os.environ.update(before)
 
 
-def _compare_compiled() -> list[Cost]:
-    with compiled():
-        return compare(exporters(), ROUNDS)
-
-
 async def _measure(lab: Lab, clients: int, most: float) -> None:
     """Measure all exporters with clients; `most`: maximum multiple of nvitop-exporter's cost."""
     daemon = lab.daemon()
     worker = lab.client("spin", 150, blocks=8)
     crowd = [lab.client("idle", 150, mebibytes=8) for _ in range(clients - 1)]
     await lab.ready(worker, *crowd, seconds=40)
-    costs = await asyncio.to_thread(_compare_compiled)
+    with compiled():
+        costs = await asyncio.to_thread(compare, exporters(), ROUNDS)
+    for cost in costs:
+        lab.facts[cost.name] = {**asdict(cost), "median_ms": cost.median_ms, "p95_ms": cost.p95_ms}
+        print(f"    {cost.name}: {lab.facts[cost.name]}")
     by_name = {cost.name: cost for cost in costs}
-    base = NVITOP if NVITOP in by_name else OURS
-    words = report(costs, base)
-    print("\n".join(f"    {line}" for line in words))
-    (lab.out / f"{lab.scenario}.costs.json").write_text(
-        json.dumps([asdict(cost) for cost in costs], indent=1) + "\n"
-    )
-    _check(lab, by_name, most)
+    ours = by_name[OURS]
+    _at_most(lab, "CPU at 1 s scrapes, % of a core", ours.cpu_percent, MAX_CPU_PERCENT)
+    _at_most(lab, "resident memory, MiB", ours.rss_megabytes, MAX_RSS_MEBIBYTES)
+    if NVITOP in by_name:
+        ratio = ours.median_ms / by_name[NVITOP].median_ms
+        _at_most(lab, f"a scrape / that of {NVITOP}", ratio, most)
     seen = (await lab.look()).value("mps_server_clients")
     lab.equal("clients on the page", seen, clients)
     await lab.end(worker, *crowd)
     daemon.quit()
-
-
-_MEASURED = ("cpu_percent", "idle_cpu_percent", "rss_megabytes", "series")
-
-
-def _check(lab: Lab, costs: dict[str, Cost], most: float) -> None:
-    ours = costs[OURS]
-    for cost in costs.values():
-        lab.facts[cost.name] = {
-            name: getattr(cost, name) for name in ("median_ms", "p95_ms", *_MEASURED)
-        }
-    _at_most(lab, "CPU at 1 s scrapes, % of a core", ours.cpu_percent, MAX_CPU_PERCENT)
-    _at_most(lab, "resident memory, MiB", ours.rss_megabytes, MAX_RSS_MEBIBYTES)
-    if NVITOP in costs:
-        ratio = ours.median_ms / costs[NVITOP].median_ms
-        _at_most(lab, f"a scrape / that of {NVITOP}", ratio, most)
 
 
 def _at_most(lab: Lab, name: str, got: float, most: float) -> None:
