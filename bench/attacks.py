@@ -54,6 +54,7 @@ from testing.prometheus_programs import alertmanager, program
 
 SLOWER, SECONDS, REFUSAL_SECONDS, DOCTOR_SECONDS = 2.0, 30.0, 5.0, 60.0
 """Limits: attacked to calm scrapes; until an event is shown; N10; how long doctor is awaited."""
+TICKET_SECONDS = 60.0  # Alertmanager collects a group's first tickets for 30 s.
 INTERVAL = "5s"
 ADDRESS = "127.0.0.1:9400"
 NOTIFICATIONS = "/run/notifications"
@@ -210,14 +211,18 @@ def notified(host: OwnHost) -> list[tuple[str, dict[str, str]]]:
     return list(map(json.loads, file.read_text().splitlines())) if file.exists() else []
 
 
-def seconds_until(question: Callable[[], object]) -> float:
-    """Ask until the answer is true, twice as long as the limit; infinite if it never is."""
+Scrapes = list[tuple[float, int]]  # Seconds and status of each scrape; status 0: no answer.
+Bar = tuple[str, str, bool]  # What is measured, the value, and whether it is within its limit.
+
+
+def in_time(name: str, question: Callable[[], object], limit: float = SECONDS) -> Bar:
+    """Ask until the answer is true, twice as long as the limit."""
     began = time.monotonic()
-    while (passed := time.monotonic() - began) < 2 * SECONDS:
-        if question():
-            return passed
+    while not (answer := question()) and time.monotonic() - began < 2 * limit:
         time.sleep(0.05)
-    return float("inf")
+    seconds = time.monotonic() - began
+    text = f"after {seconds:.1f} s (limit {limit:g})"
+    return name, text, bool(answer) and seconds <= limit
 
 
 def verdict(host: OwnHost) -> str:
@@ -232,18 +237,12 @@ def verdict(host: OwnHost) -> str:
     return f"{process.returncode} {text.decode().strip()}"
 
 
-Scrapes = list[tuple[float, int]]  # Seconds and status of each scrape; status 0: no answer.
-
-
 def scrapes(count: int, *stages: Stage) -> list[Scrapes]:
     """Scrape these hosts from inside, at the same time."""
     words = (sys.executable, "-c", SCRAPE, str(count))
     outputs = [one.communicate()[0] for one in [stage.host.start(*words) for stage in stages]]
     rows = [[line.split() for line in output.decode().splitlines()] for output in outputs]
     return [[(float(seconds), int(status)) for seconds, status in one] for one in rows]
-
-
-Bar = tuple[str, str, bool]  # What is measured, the value, and whether it is within its limit.
 
 
 def scrape_bars(before: Scrapes, beside: Scrapes, calm: Scrapes) -> Iterator[Bar]:
@@ -284,10 +283,6 @@ def bars(stage: Stage, calm: Stage, count: int) -> Iterator[Bar]:
         found = [(to, of["alertname"], of.get("daemon")) for to, of in notified(host)]
         return page in found if paged else counted() == 1
 
-    def in_time(name: str, question: Callable[[], object]) -> Bar:
-        seconds = seconds_until(question)
-        return name, f"after {seconds:.1f} s (limit {SECONDS:g})", seconds <= SECONDS
-
     where = "a webhook" if paged else "/metrics, because Prometheus is missing"
     yield in_time(f"root's crash is at {where}", told)
     yield "N8 crashes counted in a truncated log", f"{counted():g} of 1", counted() == 1
@@ -298,6 +293,14 @@ def bars(stage: Stage, calm: Stage, count: int) -> Iterator[Bar]:
         absent = {"daemon": pipe, "mps_control_state": "absent"}
         question = partial(stage.value, "mps_control_state", **absent)
         yield in_time(f"{name} dead daemon is absent", question)
+
+    def is_ticket() -> bool:
+        return any(
+            to == "/tickets" and of.get("daemon_uid") == str(ALICE) for to, of in notified(host)
+        )
+
+    if paged:
+        yield in_time("N9 ticket about her daemon", is_ticket, TICKET_SECONDS)
     yield from text_bars(stage)
 
 

@@ -1,4 +1,4 @@
-"""Recorded incidents, from the exporter to the pager.
+"""Recorded incidents, from the exporter to the receiver.
 
 Each recording of a real host is played with a clock of the test's own, and rendered as often as it
 would be scraped. Prometheus' own promtool evaluates our rules over these samples, and amtool shows
@@ -9,31 +9,23 @@ Recordings last seconds, alerts wait minutes. So a recording is played PACE time
 rules' clock: each second of it is half a minute for the rules. A recording whose incident is
 shorter than the rules require is played more slowly still.
 
-Two recordings also take the real path, through an exporter, a Prometheus and an Alertmanager to a
-webhook, to prove that alerts arrive.
+That a page and a ticket take the real path, through Prometheus and Alertmanager to a webhook, is
+measured by bench/attacks.py.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import BaseTestServer, TestServer
 
 from mps_exporter.flags import Settings
 from mps_exporter.sources.recording import read_recording
 from testing.page import text_of
 from testing.player import RECORDINGS, Player
-from testing.ports import free_port
-from testing.prometheus_programs import alertmanager, program, prometheus, running, until_ready
 from testing.promtool import Fired, fired, page_of
-from testing.rule_files import ROOT, RULE_FILES
-from testing.waiting import until
 
 PACE = 30
 SEVERITY = {"pager": "critical", "tickets": "warning"}
@@ -375,86 +367,3 @@ async def test_each_incident_raises_its_alerts_and_no_others(
 def test_every_recording_is_in_the_table() -> None:
     existing = {file.name.removesuffix(".rec.gz") for file in RECORDINGS.glob("*.rec.gz")}
     assert existing == {incident.recording for incident in INCIDENTS}
-
-
-# -------------------------------------------------------------------------------- all for real
-
-REAL = ("server-killed", "fault")
-"""A recording whose alert pages, and a recording whose alert becomes a ticket, both at once."""
-
-
-async def test_alerts_arrive_at_their_receivers(tmp_path: Path) -> None:
-    """Exporter, Prometheus, Alertmanager, webhook. Exporters restart until the alerts arrived."""
-    chosen = [incident for incident in INCIDENTS if incident.recording in REAL]
-    ports = {incident.instance: free_port() for incident in chosen}
-    arrived: list[Fired] = []
-
-    async def receive(request: web.Request) -> web.Response:
-        for alert in (await request.json())["alerts"]:
-            arrived.append(Fired(0.0, alert["labels"], alert["annotations"]))
-            assert request.path == f"/{arrived[-1].receiver}"
-        return web.Response()
-
-    def all_came() -> bool:
-        return all(
-            any(
-                alert.labels == incident.labels(expected)
-                and re.search(expected.text, alert.annotations["description"])
-                for alert in arrived
-            )
-            for incident in chosen
-            for expected in incident.expected
-        )
-
-    app = web.Application()
-    app.router.add_post("/{receiver}", receive)
-    manager = f"127.0.0.1:{free_port()}"
-    async with TestServer(app, host="127.0.0.1") as webhook:
-        with ExitStack() as stack:
-            command = alertmanager_command(tmp_path, manager, webhook)
-            stack.enter_context(running(tmp_path, "alertmanager", *command))
-            until_ready(f"http://{manager}/-/ready")
-            config = prometheus_config(manager, ports)
-            resend = "--rules.alert.resend-delay=500ms"
-            server = stack.enter_context(prometheus(tmp_path, config, resend))
-            for incident in chosen:
-                flags = (
-                    f"--replay={incident.file}",
-                    f"--web.listen-address=127.0.0.1:{ports[incident.instance]}",
-                    "--mps.min-query-interval=0",
-                )
-                name, serve = f"exporter-{incident.instance}", (program("mps-exporter"), "serve")
-                stack.enter_context(running(tmp_path, name, *serve, *flags))
-            await until(all_came)
-            assert not server.moment("sum(prometheus_rule_evaluation_failures_total) > 0")
-
-
-def alertmanager_command(folder: Path, address: str, webhook: BaseTestServer) -> list[str | Path]:
-    """Return the command with our configuration: only waits and the webhooks' addresses differ."""
-    text = (ROOT / "alertmanager.yml").read_text()
-    text = text.replace("localhost:9099", f"127.0.0.1:{webhook.port}")
-    text = text.replace("alertmanager/*.tmpl", str(ROOT / "alertmanager" / "*.tmpl"))
-    text = re.sub(r"group_(wait|interval): \w+", r"group_\1: 1s", text)
-    (folder / "alertmanager.yml").write_text(text)
-    return [
-        *alertmanager(),
-        f"--config.file={folder / 'alertmanager.yml'}",
-        f"--storage.path={folder / 'alertmanager'}",
-        f"--web.listen-address={address}",
-        "--cluster.listen-address=",
-    ]
-
-
-def prometheus_config(manager: str, ports: Mapping[str, int]) -> dict[str, Any]:
-    """Return a configuration with our rules that scrapes and evaluates every second."""
-    targets = [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": instance}}
-        for instance, port in ports.items()
-    ]
-    names = ("scrape_interval", "scrape_timeout", "evaluation_interval")
-    return {
-        "global": dict.fromkeys(names, "1s"),
-        "rule_files": [str(file) for file in RULE_FILES],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]},
-        "scrape_configs": [{"job_name": "mps-exporter", "static_configs": targets}],
-    }

@@ -9,7 +9,8 @@ scrapes before the attacks|scrapes attacked|scrapes of the calm host meanwhile|a
 failed scrapes|verdict on the node|root's crash is at a webhook
 N8 crashes counted in a truncated log|N1 new daemon is found|N3 dead daemon is absent
 N4 dead daemon is absent|N5 commands with her text|N6 clients in another's job
-N9 pages about her daemons, or without her UID|N10 nested configuration
+N9 ticket about her daemon|N9 pages about her daemons, or without her UID
+N10 nested configuration
 """
 
 NOT_JUDGED = {"attacked to calm", "failed scrapes"}
