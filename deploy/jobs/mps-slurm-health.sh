@@ -1,6 +1,7 @@
 #!/bin/sh
 # HealthCheckProgram of slurm.conf: drains this node while `mps-exporter doctor` finds something
-# critical, and resumes it once that is gone. It resumes no node that was drained for another reason.
+# critical, and resumes it once that is gone. It leaves a node alone that is drained, down or failing
+# for another reason.
 #
 # Trouble of one GPU drains a node that has more of them only with MPS_HEALTH_DRAIN_FOR_ONE_GPU=1.
 # Daemons of ordinary users do not count. What cannot be seen changes nothing.
@@ -31,11 +32,17 @@ elif not seen["not_seen"]:
 ' "${MPS_HEALTH_DRAIN_FOR_ONE_GPU:-}" 2>/dev/null) ||
   logger -t mps-slurm-health 'mps-exporter doctor --json gave no answer'
 
-case $verdict in
-  'drain '*) scontrol update nodename="$node" state=drain reason="${verdict#drain }" ;;
-  well)
-    case $(scontrol show node "$node" 2>/dev/null) in
-      *DRAIN*'Reason=mps-exporter: '*) scontrol update nodename="$node" state=resume ;;
+shown=$(scontrol show node "$node" 2>/dev/null | sed -n 's/^ *\(State=[^ ]*\).*/\1/p; s/^ *Reason=/Reason=/p')
+case ${shown%%Reason=*} in
+  # Another's drain keeps its reason: a node with this program's reason would be resumed.
+  *DRAIN* | *DOWN* | *FAIL*)
+    case $verdict:${shown#*Reason=} in
+      'well:mps-exporter: '*) scontrol update nodename="$node" state=resume ;;
+    esac
+    ;;
+  *State=*)
+    case $verdict in
+      'drain '*) scontrol update nodename="$node" state=drain reason="${verdict#drain }" ;;
     esac
     ;;
 esac

@@ -505,8 +505,10 @@ def test_an_epilog_never_fails(recorder: Path) -> None:
 CRITICAL = {"name": "ghost", "severity": "critical", "ordinary_user": False, "evidence": "a\nb"}
 NODE, ONE_GPU = {**CRITICAL, "gpu": None, "uuid": None}, {**CRITICAL, "gpu": "0", "uuid": "GPU-0"}
 USERS = {**NODE, "ordinary_user": True}
-DRAINED = ["scontrol update nodename=n1 state=drain reason=mps-exporter: ghost: a b"]
-RESUMED = ["scontrol show node n1", "scontrol update nodename=n1 state=resume"]
+LOOKED = ["scontrol show node n1"]
+DRAINED = [*LOOKED, "scontrol update nodename=n1 state=drain reason=mps-exporter: ghost: a b"]
+RESUMED = [*LOOKED, "scontrol update nodename=n1 state=resume"]
+OWN = r"IDLE+DRAIN ThreadsPerCore=1\n   Reason=mps-exporter: ghost [root@now]"
 
 
 @pytest.mark.parametrize(
@@ -514,12 +516,16 @@ RESUMED = ["scontrol show node n1", "scontrol update nodename=n1 state=resume"]
     [
         ([NODE], 2, "", "IDLE", DRAINED),
         ([ONE_GPU], 1, "", "IDLE", DRAINED),
-        ([ONE_GPU], 2, "", "IDLE", RESUMED[:1]),
+        ([ONE_GPU], 2, "", "IDLE", LOOKED),
         ([ONE_GPU], 2, "1", "IDLE", DRAINED),
-        ([USERS], 1, "", "IDLE", RESUMED[:1]),
-        ([], 1, "", "IDLE+DRAIN Reason=mps-exporter: ghost", RESUMED),
-        ([], 1, "", "IDLE+DRAIN Reason=disk", RESUMED[:1]),
-        (None, 1, "", "IDLE+DRAIN Reason=mps-exporter: ghost", []),
+        ([USERS], 1, "", "IDLE", LOOKED),
+        ([NODE], 1, "", OWN, LOOKED),
+        ([NODE], 1, "", r"MIXED+DRAIN Owner=a\n   Reason=fan", LOOKED),
+        ([NODE], 1, "", r"DOWN* Owner=a\n   Reason=Not responding", LOOKED),
+        ([NODE], 1, "", r"IDLE Owner=a\n   Reason=was in DRAIN", DRAINED),
+        ([], 1, "", OWN, RESUMED),
+        ([], 1, "", r"IDLE+DRAIN Owner=a\n   Reason=disk", LOOKED),
+        (None, 1, "", OWN, LOOKED),
     ],
 )
 def test_a_node_is_drained_and_resumed(
@@ -537,7 +543,7 @@ def test_a_node_is_drained_and_resumed(
     programs = {
         "mps-exporter": f"cat <<'END'\n{report}\nEND",
         "nvidia-smi": f"printf '{listed}'",
-        "scontrol": f"echo scontrol \"$@\" >>'{tmp_path}/calls'\necho 'State={state}'",
+        "scontrol": f"echo scontrol \"$@\" >>'{tmp_path}/calls'\nprintf '   State={state}\\n'",
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
