@@ -122,7 +122,6 @@ class Daemon(Process):
             if text.startswith(("Startup", "Connecting to", "Initializing")):
                 component = "Other"
             self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
-        self.truth.lines[log] += len(texts)
         self.written_ms[log] = self.world.now_ms
         news = any(text.startswith(("NEW CLIENT", "Client")) for text in texts)
         if news and log in self._rotated_next:  # No exporter has read these lines.

@@ -16,7 +16,7 @@ from mps_exporter.mps.record import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
 from mps_exporter.snapshot import Client, Incident, Server
-from mps_exporter.sources import daemon_discovery
+from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.web import status_api
 from mps_exporter.web.status_fields import View
 
@@ -101,7 +101,7 @@ DEFECTS: dict[str, Defect] = {
         "holders", ServerClients, "disconnect", lambda *_: None
     ),
     "a server is no child of its daemon": Defect(
-        "processes", daemon_discovery, "_with_servers", lambda daemon, *_: daemon
+        "processes", DaemonDiscovery, "_with_servers", lambda _self, daemon, *_: daemon
     ),
     "the sum of a histogram is not shown": Defect(
         "metrics", exposition, "_histogram_lines", lambda labels, value: iter(())

@@ -139,6 +139,8 @@ class Play:
 
     async def collect(self) -> tuple[Snapshot, Snapshot | None]:
         """Return what the exporters show now; the second one only if no query hangs."""
+        for one in self.world.daemons.values():
+            one.truth.lines = {log: one.logs[log].count(b"\n") for log in LOGS}
         snapshot = await self.exporter.collect()
         if self.second is None:
             return snapshot, None

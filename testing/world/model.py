@@ -117,7 +117,7 @@ class World:
 
     @property
     def lines(self) -> int:
-        return sum(sum(one.lines.values()) for one in self.truths.values())
+        return sum(log.count(b"\n") for one in self.daemons.values() for log in one.logs.values())
 
     def healthy_pids(self) -> set[int]:
         """Return the processes whose end heals nothing.

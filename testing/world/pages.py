@@ -37,6 +37,7 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
             seen = page.value(name, daemon=daemon.pipe, **labels)
             if seen is None or abs(seen - value) > 0.006:
                 yield f"{name} {daemon.pipe} {labels} is {seen}, not {value}"
+        yield from _lines(daemon, page)
         names = [name for name, _, _ in expected]
         for name in set(names):
             if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
@@ -47,6 +48,14 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
             unknown = name == "mps_gpu_served" and seen is None  # The daemon has not replied yet.
             if seen != value and not unknown:
                 yield f"{name} {labels} is {seen}, not {value}"
+
+
+def _lines(daemon: Daemon, page: Page) -> Iterator[str]:
+    """Compare the lines that were read with those before the collection, and after it."""
+    for log, least in daemon.truth.lines.items():
+        read = page.value("mps_control_log_lines_total", daemon=daemon.pipe, log=log) or 0
+        if not least <= read <= (most := daemon.logs[log].count(b"\n")):
+            yield f"{read:g} lines of {daemon.pipe}, {log}, not {least} to {most}"
 
 
 def _encodings(snapshot: Snapshot, page: Page) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from testing.mps_logs import LOGS
+from mps_exporter.observations import LogName
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Truth:
 
     numbers: dict[str, dict[str, int]] = field(default_factory=dict)
     histograms: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
+    lines: dict[LogName, int] = field(default_factory=dict)
+    """Lines of each log before the last collection, whose queries add more."""
     slack: dict[str, int] = field(default_factory=dict)
     """Counter -> greatest difference that is allowed because nothing shows the truth in time. For
     losses: as many may be counted as `unattributed_fault`."""
