@@ -43,6 +43,7 @@ _SUBJECT = re.compile(
 _APPLE = re.compile(
     r"mps (?:backend|framework)|the mps device\b(?! pl)|mps:0|ends\.mps|mps_fall|apple"
 )
+_ERROR_NUMBER = re.compile("(?:cuda )?(?:error )?([0-9]+)")
 APPLE = "is-pytorchs-device-mps-nvidias-mps"
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ERROR_NAME = re.compile("cuda_?error|cuda_mps_|nccl$|xid$")
@@ -140,6 +141,10 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     """
     if APPLE in pages() and _APPLE.search(text.lower()):
         return [pages()[APPLE]]
+    if number := _ERROR_NUMBER.fullmatch(text.strip().lower()):
+        title = re.compile(rf"CUDA error (?:\d+ or )?{number[1]}\b")
+        if found := [page for page in pages().values() if title.search(page.title)]:
+            return found
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
     counts = Counter(word for page in known for word in page.words)
