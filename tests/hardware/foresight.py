@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.hardware.faults import wait_for
-from tests.hardware.lab import Actors, Client, build, exporter, machine
+from tests.hardware.lab import Actors, Client, build, exporter, get, machine, serving
 
 PORT = 9485
 
@@ -78,15 +77,9 @@ PULSE_SECONDS = 0.3
 """Tolerance of the bounds, as time of the load: its start, and where in a pulse a sample is."""
 
 
-def get(path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=20) as reply:
-        text: str = reply.read().decode()
-    return text
-
-
 def use_of(pid: int) -> dict[str, float]:
     """Return the bounds of a client, and its time alone with the SM-seconds of that time."""
-    daemons = json.loads(get("/api/v1/status"))["daemons"]
+    daemons = json.loads(get(PORT, "/api/v1/status"))["daemons"]
     servers = [server for daemon in daemons for server in daemon["servers"]]
     uses = [one["sm_use"] for server in servers for one in server["clients"] if one["pid"] == pid]
     return next((use for using in uses for use in using.values()), {})
@@ -98,7 +91,7 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
     duration = 24 if alone else 12
     one = Actors(folder, programs["client"])
     one.daemon()
-    get("/metrics")
+    get(PORT, "/metrics")
     loads: list[tuple[Client, int]] = []
     for blocks, percentage, on, off, gpus in given:
         command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, duration))]
@@ -173,7 +166,7 @@ def act_end(
         wait_for(ending, "init")  # CUDA queues about a thousand kernels at a time
         for client, _ in clients.values():
             wait_for(client, "ready")
-        get("/metrics")
+        get(PORT, "/metrics")
         foreseen = predicted(ending.pid)
         early = [pid for pid, (client, _) in clients.items() if client.has_printed('"error"')]
         killed_at = time.monotonic()
@@ -248,29 +241,25 @@ def main() -> int:
         folder = Path(temporary)
         folder.chmod(0o755)
         programs = {one: build(folder, one) for one in ("client", "leave", "gpu_load")}
-        listen = f"--web.listen-address=127.0.0.1:{PORT}"
-        server = subprocess.Popen(exporter(listen, "--log.level=warn"))
+        rounds = iter(range(1000))
+
+        def new() -> Path:
+            made = folder / f"r{next(rounds)}"
+            made.mkdir()
+            made.chmod(0o755)
+            return made
+
+        loads, shapes = chosen(given.parts)
         try:
-            time.sleep(3)
-            rounds = iter(range(1000))
-
-            def new() -> Path:
-                made = folder / f"r{next(rounds)}"
-                made.mkdir()
-                made.chmod(0o755)
-                return made
-
-            loads, shapes = chosen(given.parts)
-            for shape in shapes:
-                if given.parts != "two-gpus" or time.monotonic() - began < TWO_GPU_SECONDS:
-                    results["ends"].append(act_end(new(), programs, *shape))
-                    print(as_line(results["ends"][-1]), end="", flush=True)
-            for name, those in loads.items():
-                results["bounds"].append(act_bounds(name, those, new(), programs))
-            results["status"] = json.loads(get("/api/v1/status"))["incidents"]
+            with serving(PORT, "--log.level=warn"):
+                for shape in shapes:
+                    if given.parts != "two-gpus" or time.monotonic() - began < TWO_GPU_SECONDS:
+                        results["ends"].append(act_end(new(), programs, *shape))
+                        print(as_line(results["ends"][-1]), end="", flush=True)
+                for name, those in loads.items():
+                    results["bounds"].append(act_bounds(name, those, new(), programs))
+                results["status"] = json.loads(get(PORT, "/api/v1/status"))["incidents"]
         finally:
-            server.terminate()
-            server.wait(20)
             (given.out / "foresight.json").write_text(json.dumps(results) + "\n")
             (given.out / "ends.txt").write_text("".join(map(as_line, results["ends"])))
     ends = results["ends"]

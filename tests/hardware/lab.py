@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,6 +73,33 @@ async def run(
 
 def exporter(*arguments: str, uid: int | None = None) -> list[str]:
     return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
+
+
+def get(port: int, path: str) -> str:
+    """Return a page of the exporter that listens on this port."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
+@contextlib.contextmanager
+def serving(
+    port: int, *flags: str, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an exporter on this port, by another program if need be."""
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    process = subprocess.Popen([*before, *exporter(listen, *flags)])
+    try:
+        end = time.monotonic() + 15
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                get(port, "/metrics")
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def inner_pid(outer: int) -> int:
