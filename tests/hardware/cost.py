@@ -1,7 +1,7 @@
 """Scenarios that measure the cost of a scrape with real clients, also of other exporters.
 
 Other exporters are measured if they are installed: nvitop-exporter as a module of this Python
-(its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH, nvidia-smi always.
+(its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH.
 """
 
 import asyncio
@@ -15,10 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from bench.http import Exporter, compare
-from testing.ports import free_port
+from bench.http import compare
 from tests.hardware.lab import Lab
-from tests.hardware.program import QUERY
 from tests.hardware.scenarios import scenario
 
 OURS = "mps-exporter"
@@ -30,24 +28,17 @@ MAX_CPU_PERCENT = 2.0
 MAX_RSS_MEBIBYTES = 75
 
 
-def exporters() -> list[Exporter]:
-    """This exporter, and the others that are installed here."""
+def exporters() -> dict[str, tuple[str, ...]]:
+    """Return commands of this exporter and the others that are installed here, less their ports."""
     python = sys.executable
-    nvitop = (python, "-m", "nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
-    go_program = shutil.which("nvidia_gpu_exporter")
     listen = "--web.listen-address=127.0.0.1:"
     commands: dict[str, tuple[str, ...]] = {OURS: (python, "-m", "mps_exporter", listen)}
     if importlib.util.find_spec("nvitop_exporter") is not None:
-        commands[NVITOP] = nvitop
-    if go_program:
+        nvitop = ("nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
+        commands[NVITOP] = (python, "-m", *nvitop)
+    if go_program := shutil.which("nvidia_gpu_exporter"):
         commands["nvidia_gpu_exporter"] = (go_program, listen)
-    found = []
-    for name, (*command, last) in commands.items():
-        port = free_port()
-        url = f"http://127.0.0.1:{port}/metrics"
-        found.append(Exporter(name, (*command, f"{last}{port}"), url))
-    found.append(Exporter("nvidia-smi", ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv")))
-    return found
+    return commands
 
 
 @contextmanager

@@ -11,10 +11,6 @@ from tests.hardware.lab import Lab, as_user, get, serving
 from tests.hardware.scenarios import scenario
 
 PORT = 9477
-QUERY = (
-    "index,uuid,name,utilization.gpu,utilization.memory,memory.total,memory.used,memory.free,"
-    "temperature.gpu,power.draw,clocks.sm,clocks.mem"
-)
 
 
 def scrape() -> Page:
