@@ -148,7 +148,9 @@ def children_cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def compare(commands: Mapping[str, Sequence[str]], rounds: int) -> list[Cost]:
+def compare(
+    commands: Mapping[str, Sequence[str]], rounds: int, environment: Mapping[str, str]
+) -> list[Cost]:
     """Start all, measure them, and stop all; each command ends with an option without its port."""
     with ExitStack() as stack:
         programs = {}
@@ -156,7 +158,8 @@ def compare(commands: Mapping[str, Sequence[str]], rounds: int) -> list[Cost]:
             port = free_port()
             command = (*words, f"{last}{port}")
             url = f"http://127.0.0.1:{port}/metrics"
-            programs[name] = stack.enter_context(started(command, url, stdout=subprocess.DEVNULL))
+            how = {"stdout": subprocess.DEVNULL, "env": environment}
+            programs[name] = stack.enter_context(started(command, url, **how))
             programs[name].until_good()
         return measure(programs, rounds)
 

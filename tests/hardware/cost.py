@@ -6,16 +6,12 @@ Other exporters are measured if they are installed: nvitop-exporter as a module 
 
 import asyncio
 import importlib.util
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 
 from bench.http import compare
+from bench.program import installed
 from tests.hardware.lab import Lab
 from tests.hardware.scenarios import scenario
 
@@ -41,34 +37,16 @@ def exporters() -> dict[str, tuple[str, ...]]:
     return commands
 
 
-@contextmanager
-def compiled() -> Iterator[None]:
-    """Provide programs compiled modules, like an installation with pip.
-
-    Compiling pynvml alone leaves 12 MiB in the process that does it.
-    """
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="lab-compiled-") as folder:
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = folder
-        try:
-            for module in ("mps_exporter.commands.serve", "mps_exporter.web.server", NVITOP_MODULE):
-                if importlib.util.find_spec(module.partition(".")[0]) is not None:
-                    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-
 async def _measure(lab: Lab, clients: int, most: float) -> None:
     """Measure all exporters with clients; `most`: maximum multiple of nvitop-exporter's cost."""
     daemon = lab.daemon()
     worker = lab.client("spin", 150, blocks=8)
     crowd = [lab.client("idle", 150, mebibytes=8) for _ in range(clients - 1)]
     await lab.ready(worker, *crowd, seconds=40)
-    with compiled():
-        costs = await asyncio.to_thread(compare, exporters(), ROUNDS)
+    commands = exporters()
+    modules = ["mps_exporter.commands.serve", "mps_exporter.web.server"]
+    modules += [NVITOP_MODULE] if NVITOP in commands else []
+    costs = await asyncio.to_thread(compare, commands, ROUNDS, installed(*modules))
     for cost in costs:
         lab.facts[cost.name] = {**asdict(cost), "median_ms": cost.median_ms, "p95_ms": cost.p95_ms}
         print(f"    {cost.name}: {lab.facts[cost.name]}")

@@ -73,6 +73,7 @@ TWO_GPU_ENDS: list[Shape] = [
 ]
 LENGTHS = (1, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)  # Milliseconds of a kernel.
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.
+PRINTED = ("same", "users", "milliseconds", "leaver", "others", "lost")
 PULSE_SECONDS = 0.3
 """Tolerance of the bounds, as time of the load: its start, and where in a pulse a sample is."""
 
@@ -214,20 +215,6 @@ def chosen(parts: str) -> tuple[dict[str, list[Load]], list[Shape]]:
     return loads, shapes
 
 
-def as_line(end: dict[str, Any]) -> str:
-    """Return a round of ends as a line: * was lost, ! is not as predicted."""
-
-    def shown(pid: int, place: Place) -> str:
-        lost, wrong = pid in end["lost"], (pid in end["lost"]) != (pid in foreseen)
-        return f"{place.mode} {place.gpus or 'any'}{'*' * lost}{'!' * wrong}"
-
-    foreseen = end["foreseen"]["neighbours"]
-    mark = "as predicted    " if end["same"] else "NOT AS PREDICTED"
-    others = ", ".join(shown(pid, place) for pid, place in end["others"].items())
-    work = f"{end['users']} user(s), kernels of {end['milliseconds']} ms"
-    return f"{mark}  {work}, {shown(0, end['leaver'])} ends beside: {others}\n"
-
-
 def main() -> int:
     """Act everything out; return 1 if something was not as predicted."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -255,13 +242,13 @@ def main() -> int:
                 for shape in shapes:
                     if given.parts != "two-gpus" or time.monotonic() - began < TWO_GPU_SECONDS:
                         results["ends"].append(act_end(new(), programs, *shape))
-                        print(as_line(results["ends"][-1]), end="", flush=True)
+                        seen = results["ends"][-1]
+                        print(json.dumps({name: seen[name] for name in PRINTED}), flush=True)
                 for name, those in loads.items():
                     results["bounds"].append(act_bounds(name, those, new(), programs))
                 results["status"] = json.loads(get(PORT, "/api/v1/status"))["incidents"]
         finally:
             (given.out / "foresight.json").write_text(json.dumps(results) + "\n")
-            (given.out / "ends.txt").write_text("".join(map(as_line, results["ends"])))
     ends = results["ends"]
     print("bounds:", json.dumps(results["bounds"]))
     print("as predicted:", sum(one["same"] for one in ends), "of", len(ends))

@@ -99,9 +99,7 @@ class Stage:
 
     async def settled(self, process: Process, seconds: float = HANGS_SECONDS) -> None:
         """Wait until it has a context, or an error, or hangs."""
-        end = time.monotonic() + seconds
-        while not process.client.events() and time.monotonic() < end:
-            await asyncio.sleep(0.05)
+        await self.lab.settled(process.client, seconds)
         self.facts["the process said"] = process.client.events()[:1]
 
     async def ask(self, process: Process, words: str, page: str = "") -> str:
@@ -123,9 +121,6 @@ class Stage:
         answer = processes[0] if processes else {"conclusion": done.stderr}
         self.facts[fact] = {"seconds": round(seconds, 2), **answer}
         print(f"    {seconds:.2f} s  {self.name}: {answer['conclusion']}", flush=True)
-        for key in ("remedy", "command"):
-            if answer.get(key):
-                print(f"             {key}: {answer[key]}", flush=True)
         return {"status": done.returncode, **answer}
 
     async def heal(

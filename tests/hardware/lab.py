@@ -415,6 +415,17 @@ class Lab(Actors):
         """Wait until these clients have exited."""
         await self._await(lambda one: one.process.poll() is not None, "left", clients, seconds)
 
+    async def settled(self, client: Client, seconds: float) -> str:
+        """Wait for a client's first event; return its name, with the code of an error.
+
+        "" if the client hangs or crashed.
+        """
+        end = time.monotonic() + seconds
+        while client.process.poll() is None and not client.events() and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        said = (client.events() or [{}])[0]
+        return f"{said.get('event', '')} {said.get('code', '')}".strip()
+
     async def _await(
         self, done: Callable[[Client], bool], words: str, clients: Sequence[Client], seconds: float
     ) -> None:
