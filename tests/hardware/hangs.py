@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, inner_pid, run
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab, end_all, exporter, inner_pid, run
 from tests.hardware.scenarios import scenario
 
 LIMIT_SECONDS = 240  # No case begins later.
@@ -233,23 +233,14 @@ async def act_all(lab: Lab, cases: dict[str, Case]) -> None:
         except Exception as error:  # noqa: BLE001 - the other cases continue
             lab.note(name, ok=False, wanted="to be acted out", got=repr(error))
         finally:
-            await _end(lab.clients[clients:], lab.daemons[daemons:])
+            end_all(lab.clients[clients:])
+            for daemon in lab.daemons[daemons:]:
+                daemon.resume()
+                await asyncio.to_thread(daemon.quit, 5)
         stage.facts["seconds in all"] = round(time.monotonic() - at, 1)
         lab.facts[name] = stage.facts
     named = [note.ok for note in lab.checks if note.name.endswith(": is named")]
     print(f"    {sum(named)} of {len(named)} causes are named first", flush=True)
-
-
-async def _end(clients: Sequence[Client], daemons: Sequence[Daemon]) -> None:
-    """End what a case has left, by PID."""
-    for client in clients:
-        client.kill(signal.SIGCONT)
-        client.kill()
-    for client in clients:
-        client.process.wait(10)
-    for daemon in daemons:
-        daemon.resume()
-        await asyncio.to_thread(daemon.quit, 5)
 
 
 # ---------------------------------------------------------------- the search for a daemon

@@ -138,6 +138,16 @@ class Client:
             self.process.send_signal(how)
 
 
+def end_all(clients: Sequence[Client]) -> None:
+    """Kill these clients, also those that are stopped, and wait until they have exited."""
+    for client in clients:
+        client.kill(signal.SIGCONT)
+        client.kill()
+    for client in clients:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            client.process.wait(10)
+
+
 @dataclass
 class Daemon:
     """A control daemon with directories of its own."""
@@ -243,11 +253,7 @@ class Actors:
                 break
             time.sleep(0.02)
         daemon.pid = int(pid_file.read_text())
-        for known in self.daemons:
-            if known.pipe == daemon.pipe:
-                self.daemons.remove(known)
-                break
-        self.daemons.append(daemon)
+        self.daemons = [one for one in self.daemons if one.pipe != daemon.pipe] + [daemon]
         return daemon
 
     def client(
@@ -267,7 +273,6 @@ class Actors:
         command: Sequence[str] | None = None,
         before: Sequence[str] = (),
         more: Mapping[str, str] | None = None,
-        **environment: str,
     ) -> Client:
         """Start a CUDA client of a daemon (None: the youngest), by another program if need be."""
         settings = {
@@ -283,7 +288,6 @@ class Actors:
             "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
             **{name: value for name, value in settings.items() if value},
             **(more or {}),
-            **environment,
         }
         output = self.folder / f"client-{len(self.clients)}.out"
         load = (mode, seconds, mebibytes, blocks, streams)
@@ -358,12 +362,7 @@ class Actors:
 
     def clean_up(self) -> None:
         """End everything that was started, by PID."""
-        for client in self.clients:
-            client.kill(signal.SIGCONT)
-            client.kill()
-        for client in self.clients:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                client.process.wait(5)
+        end_all(self.clients)
         for other in self.others:
             other.kill()
             other.wait(5)
