@@ -40,7 +40,7 @@ def everything(quick: bool) -> Iterator[str]:
     yield f"median of a scrape over HTTP: {seen.cost.median_ms:.1f} ms"
     yield against("CPU of a collection that asks no daemon", full.unasked.cpu, CPU_MS, " ms")
     yield against("resident memory", seen.cost.rss_megabytes, MEGABYTES, " MB")
-    idle = seen.cost.idle_cpu_percent or 0.0
+    idle = seen.cost.idle_cpu_percent
     yield against("CPU without scrapes", idle, IDLE_PERCENT, " % of a core")
     yield against("start to first good scrape", seen.first_scrape_seconds, START_SECONDS, " s")
 

@@ -1,9 +1,8 @@
 """Compare the cost of a scrape of several exporters, measured from outside.
 
 Exporters are started and scraped as Prometheus does, over a persistent connection if the server
-supports it. A tool, such as nvidia-smi, is run once for each scrape. All are measured alternately
-in one run, so that other work on the machine slows all of them alike. CPU is utime + stime of the
-process and of its descendants.
+supports it. All are measured alternately in one run, so that other work on the machine slows all of
+them alike. CPU is utime + stime of the process and of its descendants.
 """
 
 import http.client
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from testing.ports import free_port
+
 HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
     "Accept-Encoding": "gzip",
@@ -31,22 +32,13 @@ WARM_UP = 5  # Scrapes before the measurement.
 IDLE_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Exporter:
-    """A program to be measured."""
-
-    name: str
-    command: tuple[str, ...]
-    url: str = ""  # Empty for a tool that prints and exits.
-
-
 @dataclass
 class Cost:
     """Measurements of one exporter."""
 
     name: str
     paced_ms: list[float] = field(default_factory=list)  # Scrapes a second apart.
-    idle_cpu_percent: float | None = None  # Percent of a core, without scrapes; None for a tool.
+    idle_cpu_percent: float = 0.0  # Percent of a core, without scrapes.
     cpu_percent: float = 0.0  # Percent of a core, with scrapes a second apart.
     rss_megabytes: float = 0.0
     series: int = 0
@@ -156,75 +148,52 @@ def children_cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-class Tool:
-    """A program that is run for each scrape."""
-
-    megabytes = 0.0  # Memory of a tool that runs for milliseconds is not measured.
-
-    def __init__(self, exporter: Exporter) -> None:
-        self._command = exporter.command
-        self._cpu = 0.0
-
-    def scrape(self) -> str:
-        """Run the tool and return its output. Raise CalledProcessError."""
-        before = children_cpu_seconds()
-        done = subprocess.run(self._command, check=True, capture_output=True, text=True)
-        self._cpu += children_cpu_seconds() - before
-        return done.stdout
-
-    def cpu_seconds(self) -> float:
-        return self._cpu
-
-
-def _subject(exporter: Exporter, stack: ExitStack) -> Program | Tool:
-    if not exporter.url:
-        return Tool(exporter)
-    program = started(exporter.command, exporter.url, stdout=subprocess.DEVNULL)
-    subject = stack.enter_context(program)
-    subject.until_good()
-    return subject
-
-
-def compare(exporters: Sequence[Exporter], rounds: int = 30, interval: float = 1.0) -> list[Cost]:
-    """Start all, measure them, and stop all."""
-    with ExitStack() as stack:
-        subjects = {one.name: _subject(one, stack) for one in exporters}
-        return measure(subjects, rounds, interval)
-
-
-def measure(
-    by_name: Mapping[str, Program | Tool], rounds: int, interval: float = 1.0
+def compare(
+    commands: Mapping[str, Sequence[str]], rounds: int, environment: Mapping[str, str]
 ) -> list[Cost]:
-    """Measure running programs without scrapes, and with paced scrapes."""
-    subjects = [(subject, Cost(name)) for name, subject in by_name.items()]
-    for subject, _ in subjects * WARM_UP:
-        subject.scrape()
-    time.sleep(interval)  # what a scrape has started ends
-    seconds = min(rounds * interval, IDLE_SECONDS)
-    before = [subject.cpu_seconds() for subject, _ in subjects]
+    """Start all, measure them, and stop all; each command ends with an option without its port."""
+    with ExitStack() as stack:
+        programs = {}
+        for name, (*words, last) in commands.items():
+            port = free_port()
+            command = (*words, f"{last}{port}")
+            url = f"http://127.0.0.1:{port}/metrics"
+            how = {"stdout": subprocess.DEVNULL, "env": environment}
+            programs[name] = stack.enter_context(started(command, url, **how))
+            programs[name].until_good()
+        return measure(programs, rounds)
+
+
+def measure(by_name: Mapping[str, Program], rounds: int) -> list[Cost]:
+    """Measure running programs without scrapes, and with scrapes a second apart."""
+    programs = [(program, Cost(name)) for name, program in by_name.items()]
+    for program, _ in programs * WARM_UP:
+        program.scrape()
+    time.sleep(1.0)  # what a scrape has started ends
+    seconds = min(float(rounds), IDLE_SECONDS)
+    before = [program.cpu_seconds() for program, _ in programs]
     time.sleep(seconds)
-    for (subject, cost), was in zip(subjects, before, strict=True):
-        if isinstance(subject, Program):
-            cost.idle_cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
-    _paced(subjects, rounds, interval)
-    for subject, cost in subjects:
-        lines = subject.scrape().splitlines()
+    for (program, cost), was in zip(programs, before, strict=True):
+        cost.idle_cpu_percent = 100 * (program.cpu_seconds() - was) / seconds
+    _paced(programs, rounds)
+    for program, cost in programs:
+        lines = program.scrape().splitlines()
         cost.series = sum(1 for line in lines if line and not line.startswith("#"))
-        cost.rss_megabytes = subject.megabytes
-    return [cost for _, cost in subjects]
+        cost.rss_megabytes = program.megabytes
+    return [cost for _, cost in programs]
 
 
-def _paced(subjects: Sequence[tuple[Program | Tool, Cost]], rounds: int, interval: float) -> None:
-    before = [subject.cpu_seconds() for subject, _ in subjects]
+def _paced(programs: Sequence[tuple[Program, Cost]], rounds: int) -> None:
+    before = [program.cpu_seconds() for program, _ in programs]
     began = due = time.monotonic()
     for _ in range(rounds):
-        for subject, cost in subjects:
+        for program, cost in programs:
             time.sleep(max(0.0, due - time.monotonic()))
             began_at = time.perf_counter()
-            subject.scrape()
+            program.scrape()
             cost.paced_ms.append(1000 * (time.perf_counter() - began_at))
-            due += interval / len(subjects)
+            due += 1.0 / len(programs)
     time.sleep(max(0.0, due - time.monotonic()))
     seconds = time.monotonic() - began
-    for (subject, cost), was in zip(subjects, before, strict=True):
-        cost.cpu_percent = 100 * (subject.cpu_seconds() - was) / seconds
+    for (program, cost), was in zip(programs, before, strict=True):
+        cost.cpu_percent = 100 * (program.cpu_seconds() - was) / seconds

@@ -17,24 +17,29 @@ from testing.ports import free_port
 ROOT = Path(__file__).parents[1]
 
 
-def _installed() -> dict[str, str]:
-    """Return the environment of an installed program: its modules are compiled."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+MODULES = (
+    *("bench.stage", "mps_exporter.commands.serve"),
+    *("mps_exporter.web.app", "mps_exporter.web.server"),
+)
+
+
+def installed(*modules: str) -> dict[str, str]:
+    """Return the environment of installed programs: these modules are compiled.
+
+    Compiling pynvml alone leaves 12 MiB in the process that does it.
+    """
+    environment = {**os.environ}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "mps-exporter-bench")
-    modules = (
-        "bench.stage, mps_exporter.commands.serve, mps_exporter.web.app, mps_exporter.web.server"
-    )
-    subprocess.run(
-        [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT, check=True
-    )
+    words = [sys.executable, "-c", f"import {', '.join(modules)}"]
+    subprocess.run(words, env=environment, cwd=ROOT, check=True)
     return environment
 
 
 @contextmanager
 def running(full: FullHost, **environment_variables: str) -> Iterator[Program]:
     port = free_port()
-    environment = _installed() | environment_variables
+    environment = installed(*MODULES) | environment_variables
     command = [
         sys.executable,
         "-m",

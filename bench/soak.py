@@ -225,13 +225,7 @@ def watch(
             )
         )
         if len(readings) % 100 == 1:
-            last = readings[-1]
-            print(
-                f"{now:6.0f} s  {last.megabytes:6.1f} MB  {last.threads} threads  "
-                f"{last.descriptors} descriptors  {last.children} children  "
-                f"{truth.events()} events  {chaos.happened}",
-                flush=True,
-            )
+            print(f"{readings[-1]}, {truth.events()} events, {chaos.happened}", flush=True)
         if time.monotonic() - checked_at > CHECK_SECONDS:
             settle()
             checked_at = time.monotonic()
@@ -252,11 +246,8 @@ def judge(readings: Sequence[Reading], missing: Sequence[str], chaos: Chaos) -> 
     found = [f"a counter is not what happened: {one}" for one in missing[:10]]
     hours = (mean(row.at for row in last) - mean(row.at for row in first)) / 3600
     growth = mean(row.megabytes for row in last) - mean(row.megabytes for row in first)
-    print(
-        f"memory after warm-up: {mean(row.megabytes for row in first):.1f} MB, then "
-        f"{growth:+.2f} MB in {hours * 60:.1f} minutes; "
-        f"highest {max(row.megabytes for row in readings):.1f} MB"
-    )
+    highest = max(row.megabytes for row in readings)
+    print(f"{growth:+.2f} MB in {hours * 60:.1f} minutes after warm-up, at most {highest:.1f} MB")
     if growth > NOISE_MEGABYTES + MEGABYTES_PER_HOUR * hours:
         found.append(f"memory grew by {growth:.2f} MB in {hours * 60:.1f} minutes")
     for name in ("threads", "descriptors", "children"):

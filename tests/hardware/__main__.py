@@ -12,7 +12,6 @@ from pathlib import Path
 
 import tests.hardware.cost
 import tests.hardware.hangs
-import tests.hardware.hangs_of_processes
 import tests.hardware.hostile
 import tests.hardware.jobs
 import tests.hardware.program

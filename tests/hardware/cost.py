@@ -1,24 +1,18 @@
 """Scenarios that measure the cost of a scrape with real clients, also of other exporters.
 
 Other exporters are measured if they are installed: nvitop-exporter as a module of this Python
-(its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH, nvidia-smi always.
+(its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH.
 """
 
 import asyncio
 import importlib.util
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 
-from bench.http import Exporter, compare
-from testing.ports import free_port
+from bench.http import compare
+from bench.program import installed
 from tests.hardware.lab import Lab
-from tests.hardware.program import QUERY
 from tests.hardware.scenarios import scenario
 
 OURS = "mps-exporter"
@@ -30,44 +24,17 @@ MAX_CPU_PERCENT = 2.0
 MAX_RSS_MEBIBYTES = 75
 
 
-def exporters() -> list[Exporter]:
-    """This exporter, and the others that are installed here."""
+def exporters() -> dict[str, tuple[str, ...]]:
+    """Return commands of this exporter and the others that are installed here, less their ports."""
     python = sys.executable
-    nvitop = (python, "-m", "nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
-    go_program = shutil.which("nvidia_gpu_exporter")
     listen = "--web.listen-address=127.0.0.1:"
     commands: dict[str, tuple[str, ...]] = {OURS: (python, "-m", "mps_exporter", listen)}
     if importlib.util.find_spec("nvitop_exporter") is not None:
-        commands[NVITOP] = nvitop
-    if go_program:
+        nvitop = ("nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
+        commands[NVITOP] = (python, "-m", *nvitop)
+    if go_program := shutil.which("nvidia_gpu_exporter"):
         commands["nvidia_gpu_exporter"] = (go_program, listen)
-    found = []
-    for name, (*command, last) in commands.items():
-        port = free_port()
-        url = f"http://127.0.0.1:{port}/metrics"
-        found.append(Exporter(name, (*command, f"{last}{port}"), url))
-    found.append(Exporter("nvidia-smi", ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv")))
-    return found
-
-
-@contextmanager
-def compiled() -> Iterator[None]:
-    """Provide programs compiled modules, like an installation with pip.
-
-    Compiling pynvml alone leaves 12 MiB in the process that does it.
-    """
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="lab-compiled-") as folder:
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = folder
-        try:
-            for module in ("mps_exporter.commands.serve", "mps_exporter.web.server", NVITOP_MODULE):
-                if importlib.util.find_spec(module.partition(".")[0]) is not None:
-                    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    return commands
 
 
 async def _measure(lab: Lab, clients: int, most: float) -> None:
@@ -76,8 +43,10 @@ async def _measure(lab: Lab, clients: int, most: float) -> None:
     worker = lab.client("spin", 150, blocks=8)
     crowd = [lab.client("idle", 150, mebibytes=8) for _ in range(clients - 1)]
     await lab.ready(worker, *crowd, seconds=40)
-    with compiled():
-        costs = await asyncio.to_thread(compare, exporters(), ROUNDS)
+    commands = exporters()
+    modules = ["mps_exporter.commands.serve", "mps_exporter.web.server"]
+    modules += [NVITOP_MODULE] if NVITOP in commands else []
+    costs = await asyncio.to_thread(compare, commands, ROUNDS, installed(*modules))
     for cost in costs:
         lab.facts[cost.name] = {**asdict(cost), "median_ms": cost.median_ms, "p95_ms": cost.p95_ms}
         print(f"    {cost.name}: {lab.facts[cost.name]}")

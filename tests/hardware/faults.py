@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hardware.lab import Actors, Client, build, exporter
+from tests.hardware.lab import Actors, Client, build, exporter, get, serving
 
 PORTS = {"kernel log": 9481, "no kernel log": 9482}
 WORK = ("device", "100", "60")  # 60 kernels of 0.1 s that write device memory.
@@ -226,8 +225,7 @@ PLAN: list[tuple[str, Act]] = [
 
 def incidents(port: int, pipe: str) -> list[dict[str, Any]]:
     """Return the faults of a daemon that an exporter reports."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/status", timeout=20) as reply:
-        status = json.load(reply)
+    status = json.loads(get(port, "/api/v1/status"))
     kinds = ("fault", "unfinished_work")
     return [i for i in status["incidents"] if i["daemon"] == pipe and i["kind"] in kinds]
 
@@ -253,12 +251,8 @@ def scrape() -> None:
     while True:
         for port in PORTS.values():
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read()
+                get(port, "/metrics")
         time.sleep(1.0)
-
-
-def start_exporter(*arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(exporter(*arguments, "--log.level=error"))
 
 
 def act_out(name: str, act: Act, program: Path, folder: Path) -> dict[str, Any]:
@@ -319,16 +313,13 @@ def main() -> int:
         except OSError as error:
             print(f"no memory limit can be set: {error}", flush=True)
         recording = arguments.out / "faults.rec.gz"
-        listen = "--web.listen-address=127.0.0.1:"
-        ports = [f"{listen}{port}" for port in PORTS.values()]
-        programs = [
-            start_exporter(ports[0]),
-            start_exporter(ports[1], "--path.kmsg=/nonexistent"),
-            start_exporter("record", str(recording), "--anonymise", "--duration=3600s"),
-        ]
-        for started in programs:
-            stack.callback(started.wait, 20)
-            stack.callback(started.terminate)
+        quiet = "--log.level=error"
+        stack.enter_context(serving(PORTS["kernel log"], quiet))
+        stack.enter_context(serving(PORTS["no kernel log"], quiet, "--path.kmsg=/nonexistent"))
+        flags = ("--anonymise", "--duration=3600s", quiet)
+        recorder = subprocess.Popen(exporter("record", str(recording), *flags))
+        stack.callback(recorder.wait, 20)
+        stack.callback(recorder.terminate)
         time.sleep(3)
         threading.Thread(target=scrape, daemon=True).start()
         for number, (words, act) in enumerate(PLAN):

@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.hardware.faults import wait_for
-from tests.hardware.lab import Actors, Client, build, exporter, machine
+from tests.hardware.lab import Actors, Client, build, exporter, get, machine, serving
 
 PORT = 9485
 
@@ -74,19 +73,14 @@ TWO_GPU_ENDS: list[Shape] = [
 ]
 LENGTHS = (1, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)  # Milliseconds of a kernel.
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.
+PRINTED = ("same", "users", "milliseconds", "leaver", "others", "lost")
 PULSE_SECONDS = 0.3
 """Tolerance of the bounds, as time of the load: its start, and where in a pulse a sample is."""
 
 
-def get(path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=20) as reply:
-        text: str = reply.read().decode()
-    return text
-
-
 def use_of(pid: int) -> dict[str, float]:
     """Return the bounds of a client, and its time alone with the SM-seconds of that time."""
-    daemons = json.loads(get("/api/v1/status"))["daemons"]
+    daemons = json.loads(get(PORT, "/api/v1/status"))["daemons"]
     servers = [server for daemon in daemons for server in daemon["servers"]]
     uses = [one["sm_use"] for server in servers for one in server["clients"] if one["pid"] == pid]
     return next((use for using in uses for use in using.values()), {})
@@ -98,7 +92,7 @@ def act_bounds(name: str, given: list[Load], folder: Path, programs: dict[str, P
     duration = 24 if alone else 12
     one = Actors(folder, programs["client"])
     one.daemon()
-    get("/metrics")
+    get(PORT, "/metrics")
     loads: list[tuple[Client, int]] = []
     for blocks, percentage, on, off, gpus in given:
         command = [str(programs["gpu_load"]), "pulse", *map(str, (blocks, on, off, duration))]
@@ -173,7 +167,7 @@ def act_end(
         wait_for(ending, "init")  # CUDA queues about a thousand kernels at a time
         for client, _ in clients.values():
             wait_for(client, "ready")
-        get("/metrics")
+        get(PORT, "/metrics")
         foreseen = predicted(ending.pid)
         early = [pid for pid, (client, _) in clients.items() if client.has_printed('"error"')]
         killed_at = time.monotonic()
@@ -221,20 +215,6 @@ def chosen(parts: str) -> tuple[dict[str, list[Load]], list[Shape]]:
     return loads, shapes
 
 
-def as_line(end: dict[str, Any]) -> str:
-    """Return a round of ends as a line: * was lost, ! is not as predicted."""
-
-    def shown(pid: int, place: Place) -> str:
-        lost, wrong = pid in end["lost"], (pid in end["lost"]) != (pid in foreseen)
-        return f"{place.mode} {place.gpus or 'any'}{'*' * lost}{'!' * wrong}"
-
-    foreseen = end["foreseen"]["neighbours"]
-    mark = "as predicted    " if end["same"] else "NOT AS PREDICTED"
-    others = ", ".join(shown(pid, place) for pid, place in end["others"].items())
-    work = f"{end['users']} user(s), kernels of {end['milliseconds']} ms"
-    return f"{mark}  {work}, {shown(0, end['leaver'])} ends beside: {others}\n"
-
-
 def main() -> int:
     """Act everything out; return 1 if something was not as predicted."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -248,31 +228,27 @@ def main() -> int:
         folder = Path(temporary)
         folder.chmod(0o755)
         programs = {one: build(folder, one) for one in ("client", "leave", "gpu_load")}
-        listen = f"--web.listen-address=127.0.0.1:{PORT}"
-        server = subprocess.Popen(exporter(listen, "--log.level=warn"))
+        rounds = iter(range(1000))
+
+        def new() -> Path:
+            made = folder / f"r{next(rounds)}"
+            made.mkdir()
+            made.chmod(0o755)
+            return made
+
+        loads, shapes = chosen(given.parts)
         try:
-            time.sleep(3)
-            rounds = iter(range(1000))
-
-            def new() -> Path:
-                made = folder / f"r{next(rounds)}"
-                made.mkdir()
-                made.chmod(0o755)
-                return made
-
-            loads, shapes = chosen(given.parts)
-            for shape in shapes:
-                if given.parts != "two-gpus" or time.monotonic() - began < TWO_GPU_SECONDS:
-                    results["ends"].append(act_end(new(), programs, *shape))
-                    print(as_line(results["ends"][-1]), end="", flush=True)
-            for name, those in loads.items():
-                results["bounds"].append(act_bounds(name, those, new(), programs))
-            results["status"] = json.loads(get("/api/v1/status"))["incidents"]
+            with serving(PORT, "--log.level=warn"):
+                for shape in shapes:
+                    if given.parts != "two-gpus" or time.monotonic() - began < TWO_GPU_SECONDS:
+                        results["ends"].append(act_end(new(), programs, *shape))
+                        seen = results["ends"][-1]
+                        print(json.dumps({name: seen[name] for name in PRINTED}), flush=True)
+                for name, those in loads.items():
+                    results["bounds"].append(act_bounds(name, those, new(), programs))
+                results["status"] = json.loads(get(PORT, "/api/v1/status"))["incidents"]
         finally:
-            server.terminate()
-            server.wait(20)
             (given.out / "foresight.json").write_text(json.dumps(results) + "\n")
-            (given.out / "ends.txt").write_text("".join(map(as_line, results["ends"])))
     ends = results["ends"]
     print("bounds:", json.dumps(results["bounds"]))
     print("as predicted:", sum(one["same"] for one in ends), "of", len(ends))

@@ -13,8 +13,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from testing.page import Page
-from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, run
-from tests.hardware.program import exporter_program, page_of_program, scrape
+from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, run, serving
+from tests.hardware.program import PORT, page_of_program, scrape
 from tests.hardware.scenarios import scenario
 
 _UNIT = "sys_ptrace,+dac_read_search"
@@ -193,7 +193,7 @@ async def hostile_sockets(lab: Lab) -> None:
             seconds, tools, page = list[float](), list[str](), Page("")
             with (
                 _listener(lab, bad, mode) if mode != "calm" else nullcontext(),
-                exporter_program("--mps.min-query-interval=0s", before=PROGRAMS[how]) as program,
+                serving(PORT, "--mps.min-query-interval=0s", before=PROGRAMS[how]) as program,
             ):
                 for _ in range(8):
                     await asyncio.sleep(0.3)

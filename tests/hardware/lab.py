@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,6 +75,33 @@ def exporter(*arguments: str, uid: int | None = None) -> list[str]:
     return [*as_user(uid), sys.executable, "-m", "mps_exporter", *arguments]
 
 
+def get(port: int, path: str) -> str:
+    """Return a page of the exporter that listens on this port."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
+@contextlib.contextmanager
+def serving(
+    port: int, *flags: str, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an exporter on this port, by another program if need be."""
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    process = subprocess.Popen([*before, *exporter(listen, *flags)])
+    try:
+        end = time.monotonic() + 15
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                get(port, "/metrics")
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
 def inner_pid(outer: int) -> int:
     """Return the only child of a process, once it exists."""
     end = time.monotonic() + 5
@@ -108,6 +136,16 @@ class Client:
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(how)
+
+
+def end_all(clients: Sequence[Client]) -> None:
+    """Kill these clients, also those that are stopped, and wait until they have exited."""
+    for client in clients:
+        client.kill(signal.SIGCONT)
+        client.kill()
+    for client in clients:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            client.process.wait(10)
 
 
 @dataclass
@@ -215,11 +253,7 @@ class Actors:
                 break
             time.sleep(0.02)
         daemon.pid = int(pid_file.read_text())
-        for known in self.daemons:
-            if known.pipe == daemon.pipe:
-                self.daemons.remove(known)
-                break
-        self.daemons.append(daemon)
+        self.daemons = [one for one in self.daemons if one.pipe != daemon.pipe] + [daemon]
         return daemon
 
     def client(
@@ -239,7 +273,6 @@ class Actors:
         command: Sequence[str] | None = None,
         before: Sequence[str] = (),
         more: Mapping[str, str] | None = None,
-        **environment: str,
     ) -> Client:
         """Start a CUDA client of a daemon (None: the youngest), by another program if need be."""
         settings = {
@@ -255,7 +288,6 @@ class Actors:
             "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
             **{name: value for name, value in settings.items() if value},
             **(more or {}),
-            **environment,
         }
         output = self.folder / f"client-{len(self.clients)}.out"
         load = (mode, seconds, mebibytes, blocks, streams)
@@ -330,12 +362,7 @@ class Actors:
 
     def clean_up(self) -> None:
         """End everything that was started, by PID."""
-        for client in self.clients:
-            client.kill(signal.SIGCONT)
-            client.kill()
-        for client in self.clients:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                client.process.wait(5)
+        end_all(self.clients)
         for other in self.others:
             other.kill()
             other.wait(5)
@@ -386,6 +413,17 @@ class Lab(Actors):
     async def left(self, *clients: Client, seconds: float = 60) -> None:
         """Wait until these clients have exited."""
         await self._await(lambda one: one.process.poll() is not None, "left", clients, seconds)
+
+    async def settled(self, client: Client, seconds: float) -> str:
+        """Wait for a client's first event; return its name, with the code of an error.
+
+        "" if the client hangs or crashed.
+        """
+        end = time.monotonic() + seconds
+        while client.process.poll() is None and not client.events() and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        said = (client.events() or [{}])[0]
+        return f"{said.get('event', '')} {said.get('code', '')}".strip()
 
     async def _await(
         self, done: Callable[[Client], bool], words: str, clients: Sequence[Client], seconds: float

@@ -2,59 +2,24 @@
 
 import asyncio
 import ctypes.util
-import gzip
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from testing.commands import output_of
 from testing.page import Page
-from tests.hardware.lab import Lab, as_user, exporter
+from tests.hardware.lab import Lab, as_user, get, serving
 from tests.hardware.scenarios import scenario
 
 PORT = 9477
-URL = f"http://127.0.0.1:{PORT}/metrics"
-QUERY = (
-    "index,uuid,name,utilization.gpu,utilization.memory,memory.total,memory.used,memory.free,"
-    "temperature.gpu,power.draw,clocks.sm,clocks.mem"
-)
 
 
-@contextmanager
-def exporter_program(
-    *flags: str, before: tuple[str, ...] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
-    command = exporter(f"--web.listen-address=127.0.0.1:{PORT}", *flags)
-    process = subprocess.Popen([*before, *command])
-    try:
-        end = time.monotonic() + 15
-        while time.monotonic() < end:
-            try:
-                scrape(timeout=3)
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.wait(15)
-
-
-def scrape(timeout: float = 10) -> Page:
-    request = urllib.request.Request(URL, headers={"Accept-Encoding": "gzip"})
-    with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - our own address
-        page = answer.read()
-        text = gzip.decompress(page) if answer.headers["Content-Encoding"] else page
-        return Page(text.decode())
+def scrape() -> Page:
+    return Page(get(PORT, "/metrics"))
 
 
 async def page_of_program(before: tuple[str, ...]) -> Page:
     """Run mps-exporter for 3 s, by another program if need be, and scrape it."""
-    with exporter_program("--mps.min-query-interval=0s", before=before):
+    with serving(PORT, "--mps.min-query-interval=0s", before=before):
         await asyncio.sleep(3)
         return await asyncio.to_thread(scrape)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
 from mps_exporter.snapshot import Client as SeenClient
-from tests.hardware.lab import Client, Lab, exporter, run
+from tests.hardware.lab import Lab, exporter, run
 from tests.hardware.scenarios import scenario
 
 MAPPING_FAILED = 205
@@ -50,15 +50,6 @@ def _row(lab: Lab, step: str, *, ok: bool, **values: object) -> None:
     lab.note(step, ok=ok, wanted="as it is", got=values)
 
 
-async def _settled(lab: Lab, client: Client) -> str:
-    """Return the name of its first event, with the error's code; "" if it hangs or crashed."""
-    end = time.monotonic() + SETTLED_SECONDS
-    while time.monotonic() < end and client.process.poll() is None and not client.events():
-        await lab.run(0.2)
-    said = (client.events() or [{}])[0]
-    return f"{said.get('event', '')} {said.get('code', '')}".strip()
-
-
 def _seen(lab: Lab, pid: int) -> SeenClient | None:
     servers = (server for daemon in lab.seen.snapshot.daemons for server in daemon.servers)
     return next((one for server in servers for one in server.clients if one.pid == pid), None)
@@ -79,7 +70,7 @@ async def memory_regions(lab: Lab) -> None:
         regions = [line for line in log.splitlines() if "shared memory region" in line]
         files = sorted(path.name for path in Path("/dev/shm").glob("cuda.shm.*"))
         inside = lab.stayer(daemon=daemon, before=OWN_SHM, uid=1001)
-        said = await _settled(lab, inside)
+        said = await lab.settled(inside, SETTLED_SECONDS)
         text = await _checks(lab, inside.pid)
         failed, named = said == f"error {MAPPING_FAILED}", "named memory region" in text
         more = {"regions": regions, "files": files, "checks": text}
@@ -115,7 +106,7 @@ async def unmet(lab: Lab) -> None:
     try:
         bind = f'mount --bind {one.pipe} {DEFAULT} && unset CUDA_MPS_PIPE_DIRECTORY && exec "$@"'
         inside = lab.stayer(daemon=one, before=("unshare", "--mount", "sh", "-c", bind, "sh"))
-        said = await _settled(lab, inside)
+        said = await lab.settled(inside, SETTLED_SECONDS)
         await lab.until("mps_server_clients", 2, daemon=one.label)
         reason = seen.joined_by if (seen := _seen(lab, inside.pid)) else None
         evidence = await _finding(lab, "joined_by_default_directory")
