@@ -452,6 +452,7 @@ class Collector:
         queries, failures = self._host.control.counts(name)
         return DaemonInputs(
             facts=record.facts,
+            last=record.last,
             probe=run.probes.get(name),
             answers=answers,
             state=record.state,

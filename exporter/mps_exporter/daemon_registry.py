@@ -28,7 +28,7 @@ class DaemonRecord:
     facts: DaemonFacts
     tracker: DaemonTracker
     in_job: bool = False  # Whether its process belonged to a Slurm job or a pod.
-    last_pid: int | None = None  # PID of the process that was found last.
+    last: DaemonFacts | None = None  # Facts of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
     answered_by: tuple[int, float] | None = None  # PID and start time at the last reply.
@@ -93,7 +93,8 @@ class DaemonRecord:
 
     def missing_process(self) -> list[int]:
         """Return its last PID if no process is found: a failed scan does not prove an exit."""
-        return [self.last_pid] if self.facts.process is None and self.last_pid else []
+        last = self.last.process if self.last is not None else None
+        return [last.pid] if self.facts.process is None and last is not None else []
 
     def clear_answers(self) -> None:
         """Drop the replies of a process that was replaced, or has exited."""
@@ -135,7 +136,7 @@ class DaemonRecord:
         if facts.process is None:
             self.gone_since = self.gone_since or now
             return
-        self.last_pid = facts.process.pid
+        self.last = facts
         place = parse_cgroup(facts.process.cgroup)
         self.in_job = bool(place.slurm_job_id or place.pod_uid)
         self.gone_since = None

@@ -444,6 +444,7 @@ class ControlDaemon:
     log_directory: str
     state: ControlState | None  # None: no query was sent, and /proc does not show it.
     facts: DaemonFacts
+    last: DaemonFacts | None = None  # Facts of its last process, also after its exit.
     pid: int | None = None
     uid: int | None = None
     user: str | None = None

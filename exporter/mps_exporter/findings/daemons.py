@@ -3,6 +3,7 @@
 A remedy is the least costly one, and ends only what is proved to be dead.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
@@ -27,6 +28,7 @@ from mps_exporter.findings.finding import (
     shown_path,
 )
 from mps_exporter.humanize import capitalize, count, processes, sentence
+from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
@@ -294,14 +296,27 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 
 def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
-    pipe, log = quoted_path(daemon.pipe_directory), quoted_path(daemon.log_directory)
-    if daemon.state == "absent" and pipe and log:
-        yield Action(
-            f"CUDA_MPS_PIPE_DIRECTORY={pipe} CUDA_MPS_LOG_DIRECTORY={log} "
-            "nvidia-cuda-mps-control -d",
-            "root, or the user who ran it before",
-            "starts the daemon",
-        )
+    """Yield the commands that start a daemon in the way in which its last process was started."""
+    last = daemon.last if daemon.last is not None and not daemon.last.limited else None
+    process = last.process if last is not None else None
+    seen = process.mps_environment if process is not None else None
+    own = {"PIPE": daemon.pipe_directory, "LOG": daemon.log_directory}
+    own = {f"CUDA_MPS_{kind}_DIRECTORY": path for kind, path in own.items()}
+    values = {name: quoted_path(one) for name, one in (own | (seen or {}) | own).items()}
+    known = None not in values.values() and all(map(str.isidentifier, values))
+    if daemon.state != "absent" or daemon.facts.root or not known:
+        return
+    unit = parse_cgroup(process.cgroup).systemd_unit if process is not None else None
+    if unit is not None and unit.endswith(".service"):
+        effect = "starts the daemon, if this unit starts it: it ran there"
+        yield Action(f"systemctl start {shlex.quote(unit)}", "root", effect)
+    flags = " -multiuser-server" * (last is not None and last.multiuser)
+    yield Action(
+        f"{' '.join(f'{name}={one}' for name, one in values.items())} "
+        f"nvidia-cuda-mps-control -d{flags}",
+        "root, or the user who ran it before",
+        "starts the daemon" + "; its other settings were not seen" * (seen is None),
+    )
 
 
 @of_server(

@@ -55,6 +55,7 @@ def merge_daemon(
         pipe_directory=facts.pipe_directory,
         log_directory=facts.log_directory,
         state=state,
+        last=inputs.last,
         resumed=inputs.resumed,
         **own,
         protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,

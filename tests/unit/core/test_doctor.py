@@ -18,6 +18,7 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.daemons import start_daemon
 from mps_exporter.metrics import Build, render
 from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts, Reading
 from mps_exporter.snapshot import (
@@ -286,6 +287,22 @@ def test_every_output_has_one_severity_and_a_users_daemon_is_never_critical() ->
         assert diagnosis_exit_status(Diagnosis(snapshot)) == 2 * status
         for name in ("critical", "daemon_absent"):
             assert status_of_check(snapshot, name)[0] == status
+
+
+def test_a_daemon_is_started_as_its_last_process_was() -> None:
+    process = ProcessFacts(
+        5, 1.0, mps_environment={"CUDA_VISIBLE_DEVICES": "1;x"}, cgroup="0::/system.slice/m.service"
+    )
+    last = DaemonFacts(PIPE, "/l", process=process, multiuser=True)
+    gone = daemon(state="absent", pid=None, last=last)
+    unit, command = (one.command for one in start_daemon(gone))
+    assert unit == "systemctl start m.service"
+    assert command.endswith(
+        " CUDA_VISIBLE_DEVICES='1;x' nvidia-cuda-mps-control -d -multiuser-server"
+    )
+    (command,) = start_daemon(replace(gone, last=replace(last, limited=True)))
+    assert command.command.endswith("_DIRECTORY=/l nvidia-cuda-mps-control -d")
+    assert not [*start_daemon(replace(gone, facts=replace(gone.facts, root="/proc/5/root")))]
 
 
 @pytest.mark.parametrize("state", ["absent", "unresponsive", "refused", None])
