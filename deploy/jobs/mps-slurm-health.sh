@@ -11,6 +11,17 @@ set -u
 PATH=${PATH:-}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # Slurm sets none
 node=${SLURMD_NODENAME:-$(hostname -s)}
 
+# The daemons that the service watches. The file is systemd's: no shell code, values without quotes, too.
+while IFS='=' read -r name value; do
+  case $name in
+    MPS_EXPORTER_*[!A-Z_]*) ;;
+    MPS_EXPORTER_MPS_*)
+      value=${value#[\"\']}
+      export "$name=${value%[\"\']}"
+      ;;
+  esac
+done 2>/dev/null <"${1:-/etc/default/mps-exporter}"
+
 # "drain REASON", "well", or nothing if it is not known.
 verdict=$(mps-exporter doctor --json | python3 -c '
 import json, subprocess, sys

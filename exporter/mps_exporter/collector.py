@@ -382,6 +382,7 @@ class Collector:
         if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
             _raise_for_outcome(probe)
         if probe.outcome is Outcome.OK:
+            record.state.daemon.counted = True
             await self._reconcile(run, record, probe)
 
     async def _reconcile(

@@ -541,7 +541,7 @@ def test_a_node_is_drained_and_resumed(
     report = json.dumps({"findings": findings or [], "not_seen": unread})
     listed = "GPU\n" * gpus
     programs = {
-        "mps-exporter": f"cat <<'END'\n{report}\nEND",
+        "mps-exporter": f"env | grep -q 'MPS_PIPE_DIRECTORY=/a b$' && cat <<'END'\n{report}\nEND",
         "nvidia-smi": f"printf '{listed}'",
         "scontrol": f"echo scontrol \"$@\" >>'{tmp_path}/calls'\nprintf '   State={state}\\n'",
     }
@@ -553,7 +553,10 @@ def test_a_node_is_drained_and_resumed(
         "SLURMD_NODENAME": "n1",
         "MPS_HEALTH_DRAIN_FOR_ONE_GPU": setting,
     }
-    subprocess.run([str(JOBS / "mps-slurm-health.sh")], env=environment, check=True)
+    settings = tmp_path / "settings"
+    settings.write_text("A=$(B)\nMPS_EXPORTER_MPS_PIPE_DIRECTORY=/a b\n")
+    health = [str(JOBS / "mps-slurm-health.sh"), str(settings)]
+    subprocess.run(health, env=environment, check=True)
     assert calls(tmp_path) == expected
 
 

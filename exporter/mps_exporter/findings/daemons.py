@@ -59,10 +59,10 @@ def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Case
     elif daemon.state == "unresponsive":
         text = "the daemon hangs on it, and with it every new CUDA process."
     text = f"{host.server(server)} was started for clients that had died in the queue: {text}"
-    yield Case(sentence(text), ghost_remedy(server), ghost_commands(daemon))
+    yield Case(sentence(text), ghost_remedy(daemon, server), ghost_commands(daemon))
 
 
-def ghost_remedy(server: Server) -> str:
+def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     """Return how to end a ghost, and what to do if that is not enough."""
     hung = _hung_on(server)
     more = "run mps-exporter doctor again: it names what is left to end."
@@ -70,6 +70,9 @@ def ghost_remedy(server: Server) -> str:
         is_, has = ("is", "has") if len(hung) == 1 else ("are", "have")
         more = f"also end {those}, which {is_} connected to that server and {has} no context."
     more = f" If the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later, {more}"
+    left = {one.pid for one in daemon.waits if not one.dead} - {0, *(one.pid for one in hung)}
+    waiting = processes(sorted(left)) or "what waits in the queue"
+    more += f" Do not kill {waiting}: a dead queue entry makes the next ghost."
     if not may_be_ended(server):
         return (
             "End that server to free the queue. Its process is not visible to the exporter (ps -C "
@@ -132,7 +135,7 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
         return f"{what} is {how}; {hangs}", remedy, halted.resuming(stopped)
     if ghost is not None:
         why = f"it hangs on its ghost server {ghost.pid}"
-        return why, ghost_remedy(ghost), ghost_commands(daemon)
+        return why, ghost_remedy(daemon, ghost), ghost_commands(daemon)
     if last is not None and last.server_pid is not None:
         # On H200s the daemon continued at once (7 of 7), and logged the end of its server.
         effect = "ends the client of a server that has ended; the daemon stays"
@@ -302,7 +305,7 @@ def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
     seen = process.mps_environment if process is not None else None
     own = {"PIPE": daemon.pipe_directory, "LOG": daemon.log_directory}
     own = {f"CUDA_MPS_{kind}_DIRECTORY": path for kind, path in own.items()}
-    values = {name: quoted_path(one) for name, one in (own | (seen or {}) | own).items()}
+    values = {name: quoted_path(one) for name, one in {**own, **(seen or {}), **own}.items()}
     known = None not in values.values() and all(map(str.isidentifier, values))
     if daemon.state != "absent" or daemon.facts.root or not known:
         return
@@ -432,7 +435,9 @@ def several_users_one_daemon(host: HostFacts, daemon: ControlDaemon) -> Cases:
         text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
     yield Case(
         sentence(text),
-        ghost_remedy(ghost) if ghost else _wait_remedy(host, daemon, alive, holder, idle=idle),
+        ghost_remedy(daemon, ghost)
+        if ghost
+        else _wait_remedy(host, daemon, alive, holder, idle=idle),
         _show_holders(daemon),
         first.since,
     )

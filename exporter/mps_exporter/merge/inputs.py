@@ -38,6 +38,7 @@ class DaemonInputs:
     resumed: bool = False  # The daemon or its server was stopped then, and now runs.
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
+    last: DaemonFacts | None = None  # Facts of its last process.
 
     @property
     def speaks_v3(self) -> bool:

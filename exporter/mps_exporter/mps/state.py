@@ -250,8 +250,11 @@ class DaemonState:
     def _servers_at(self, at: float) -> list[TrackedServer]:
         return [server for server in self.servers if not server.only_seen_after(at)]
 
-    def daemon_died(self, when: Moment) -> None:
-        """End the daemon, which died without logging, and its servers, which exited with it."""
+    def daemon_died(self, when: Moment, *, seen: bool = True) -> None:
+        """End the daemon, which died without logging, and its servers, which exited with it.
+
+        Without `seen` it was never seen to run: the time of its death is not known.
+        """
         if self.daemon.quit_requested_at is not None and not self._servers_at(when.at):
             # The daemon was asked to quit, and its servers had ended: it exits then, and its last
             # line, which follows immediately, was lost.
@@ -266,7 +269,8 @@ class DaemonState:
         self._end_daemon("daemon_died", when)
         unseen = "control.log cannot be read, so it may have been asked to quit"
         detail = "" if self.readable["control"] else unseen
-        when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
+        if seen or lost:
+            when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
 
     def daemon_exited(self, when: Moment) -> None:
         """End the daemon, which logs its exit. A killed daemon writes no line."""

@@ -214,10 +214,12 @@ def finds(host: ScriptedHost, monkeypatch: pytest.MonkeyPatch, *found: DaemonFac
     monkeypatch.setattr(host, "discover", discover)
 
 
+@pytest.mark.parametrize("readable", [True, False])
 async def test_a_daemon_from_before_a_reboot_is_absent(
-    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch, readable: bool
 ) -> None:
-    """Its logs show a server, and no process has them."""
+    """Its logs show clients, and no process has them. Without logs, no death was seen."""
+    host.readable = ("control", "server") if readable else ()
     none = Exchange(("get_server_list",), Outcome.ABSENT, return_code=1)
 
     async def probe(*_: object) -> ControlObservation:
@@ -233,6 +235,7 @@ async def test_a_daemon_from_before_a_reboot_is_absent(
         await collector.poll_logs()
     daemon = await look(collector)
     assert (daemon.state, daemon.servers) == ("absent", ())
+    assert ("daemon_died" in {one.kind for one in daemon.incidents}) == readable
 
 
 async def test_two_daemons_that_share_a_log_directory_are_distinguished(

@@ -577,6 +577,7 @@ def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
     text = capsys.readouterr().out
     assert "-9 863  (root, or the user of this server; else ask your administrator)\n" in text
     assert text.count("-9 863") == 1, "a remedy is told once"
+    assert "Do not kill process 871" in text
     assert doctor("--user", "1002", f"--recording={RECORDINGS}/tour.rec.gz", "--at", "40s") == 1
     assert "when processes 597, 598, 599 and 600 will be done" in capsys.readouterr().out
 
