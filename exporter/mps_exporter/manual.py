@@ -143,8 +143,8 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         return [pages()[APPLE]]
     if number := _ERROR_NUMBER.fullmatch(text.strip().lower()):
         title = re.compile(rf"CUDA error (?:\d+ or )?{number[1]}\b")
-        if found := [page for page in pages().values() if title.search(page.title)]:
-            return found
+        if numbered := [page for page in pages().values() if title.search(page.title)]:
+            return numbered
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
     counts = Counter(word for page in known for word in page.words)

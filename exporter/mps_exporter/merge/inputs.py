@@ -26,7 +26,6 @@ class DaemonInputs:
     """All that is known of one daemon at the end of a collection."""
 
     facts: DaemonFacts
-    last: DaemonFacts | None = None  # Facts of its last process.
     probe: ControlObservation | None = None
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     state: DaemonState = field(default_factory=DaemonState)  # The state that its logs show.
