@@ -220,7 +220,8 @@ def _daemon_lines(daemon: ControlDaemon, snapshot: Snapshot, paint: Painter) -> 
     owner = humanize.user_name(daemon.uid, daemon.user)
     name_of = f"process {daemon.pid} of {owner}" if daemon.pid else "no process"
     directory = humanize.printable(daemon.pipe_directory, 400)
-    yield f"  {directory}  {paint(state, style)}  {paint(name_of, 'dim')}"
+    log = f"  log {humanize.printable(daemon.log_directory, 400)}" if daemon.log_directory else ""
+    yield f"  {directory}  {paint(state, style)}  {paint(name_of + log, 'dim')}"
     for line in partitioning_lines(daemon, snapshot):
         yield f"    {line}"
     for server in daemon.servers:

@@ -34,7 +34,8 @@ from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
 WITHOUT_MPS = "cannot-find-mps-control-daemon-process"
 _IN_CUINIT = "a-program-hangs-in-cuinit"
-_START = "Its user can start it again (nvidia-cuda-mps-control -d)."
+_START_COMMAND = "nvidia-cuda-mps-control -d"
+_START = f"Its user can start it again ({_START_COMMAND})."
 _IN_DRIVER = "state D: it hangs in the driver"
 
 
@@ -73,15 +74,10 @@ def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     left = {one.pid for one in daemon.waits if not one.dead} - {0, *(one.pid for one in hung)}
     waiting = processes(sorted(left)) or "what waits in the queue"
     more += f" Do not kill {waiting}: a dead queue entry makes the next ghost."
-    if not may_be_ended(server):
-        return (
-            "End that server to free the queue. Its process is not visible to the exporter (ps -C "
-            f"nvidia-cuda-mps-server lists all servers). Do not restart the daemon.{more}"
-        )
-    return (
-        f"End server {server.pid} (with SIGKILL, after a look at its name) to free the queue. Do "
-        f"not restart the daemon.{more}"
-    )
+    seen = "that server. Its process is not visible (ps -C nvidia-cuda-mps-server lists all)"
+    if may_be_ended(server):
+        seen = f"server {server.pid} (with SIGKILL, after a look at its name) to free the queue"
+    return f"End {seen}. Do not restart the daemon.{more}"
 
 
 def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
@@ -300,26 +296,22 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
     """Yield the commands that start a daemon in the way in which its last process was started."""
-    last = daemon.last if daemon.last is not None and not daemon.last.limited else None
-    process = last.process if last is not None else None
-    seen = process.mps_environment if process is not None else None
+    last = daemon.last if daemon.last is not None and not daemon.last.limited else daemon.facts
+    seen = last.process.mps_environment if last.process is not None else None
     own = {"PIPE": daemon.pipe_directory, "LOG": daemon.log_directory}
     own = {f"CUDA_MPS_{kind}_DIRECTORY": path for kind, path in own.items()}
     values = {name: quoted_path(one) for name, one in {**own, **(seen or {}), **own}.items()}
-    known = None not in values.values() and all(map(str.isidentifier, values))
+    known = all(name.isidentifier() and one for name, one in values.items())
     if daemon.state != "absent" or daemon.facts.root or not known:
         return
-    unit = parse_cgroup(process.cgroup).systemd_unit if process is not None else None
+    unit = parse_cgroup(last.process.cgroup).systemd_unit if last.process is not None else None
     if unit is not None and unit.endswith(".service"):
         effect = "starts the daemon, if this unit starts it: it ran there"
         yield Action(f"systemctl start {shlex.quote(unit)}", "root", effect)
-    flags = " -multiuser-server" * (last is not None and last.multiuser)
-    yield Action(
-        f"{' '.join(f'{name}={one}' for name, one in values.items())} "
-        f"nvidia-cuda-mps-control -d{flags}",
-        "root, or the user who ran it before",
-        "starts the daemon" + "; its other settings were not seen" * (seen is None),
-    )
+    command = " ".join([*(f"{name}={one}" for name, one in values.items()), _START_COMMAND])
+    command += " -multiuser-server" * last.multiuser
+    effect = "starts the daemon" + "; its other settings were not seen" * (seen is None)
+    yield Action(command, "root, or the user who ran it before", effect)
 
 
 @of_server(

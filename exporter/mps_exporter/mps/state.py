@@ -250,11 +250,8 @@ class DaemonState:
     def _servers_at(self, at: float) -> list[TrackedServer]:
         return [server for server in self.servers if not server.only_seen_after(at)]
 
-    def daemon_died(self, when: Moment, *, seen: bool = True) -> None:
-        """End the daemon, which died without logging, and its servers, which exited with it.
-
-        Without `seen` it was never seen to run: the time of its death is not known.
-        """
+    def daemon_died(self, when: Moment) -> None:
+        """End the daemon, which died without logging, and its servers, which exited with it."""
         if self.daemon.quit_requested_at is not None and not self._servers_at(when.at):
             # The daemon was asked to quit, and its servers had ended: it exits then, and its last
             # line, which follows immediately, was lost.
@@ -269,7 +266,8 @@ class DaemonState:
         self._end_daemon("daemon_died", when)
         unseen = "control.log cannot be read, so it may have been asked to quit"
         detail = "" if self.readable["control"] else unseen
-        if seen or lost:
+        # No time is told of the death of a daemon that was never seen to run, and lost no client.
+        if when.counted or lost or self.daemon.missing_since is None:
             when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
 
     def daemon_exited(self, when: Moment) -> None:

@@ -188,8 +188,7 @@ class DaemonTracker:
         lifetime = state.daemon
         died_at = _confirmed_at(lifetime, complete_until)
         if lifetime.ended_at is None and died_at is not None:
-            when = now._replace(at=died_at, counted=now.counted and lifetime.counted)
-            state.daemon_died(when, seen=lifetime.counted)
+            state.daemon_died(now._replace(at=died_at, counted=now.counted and lifetime.counted))
         for entry in state.queue:
             at = _confirmed_at(entry, complete_until)
             if at is not None and not entry.dead:
