@@ -2,12 +2,10 @@
 
     python -m bench.soak [--minutes N] [--clients N] [--drop-one-in N]
 
-Clients connect and disconnect by the hundred, users take turns, daemons restart, jobs start daemons
-with new names, logs are rotated in both ways, NVML fails now and then, and a scraper runs all the
-time. The host's events are counted independently, and the exporter's counters must be equal. Exits
-with status 1 if a counter differs, if memory grew by more than the limit per hour, or if threads,
-descriptors or children increased. (Logs of jobs may stay open for two minutes after a job's end:
-only a run of 10 minutes or more shows whether more of them stay open.)
+Clients come and go, users take turns, daemons restart, logs are rotated in both ways, NVML fails, a
+scraper runs. Exits with status 1 if a counter differs from the host's events, if memory grew by
+more than the limit per hour, or if threads, descriptors or children increased. (Logs of jobs may
+stay open for two minutes after a job's end: run it for 10 minutes or more.)
 
 --drop-one-in N loses one event in N inside the exporter on purpose: the soak must fail.
 """

@@ -1,11 +1,8 @@
 """What the exporter predicts, and what then happens: python3 -m tests.hardware.foresight OUT.
 
-Two parts: bounds of the clients' SMs against loads whose use is known; and who is lost when a
-client ends with GPU work in flight, against the prediction of doctor --before-kill. Needs nvcc,
-root, and 4 minutes.
-
---parts two-gpus: ends and bounds on a host with two GPUs, in less than 4 minutes.
---parts lengths: ends while kernels of different lengths run, in 6 minutes.
+Bounds of the clients' SMs against loads whose use is known, and who is lost when a client ends with
+GPU work in flight, against doctor --before-kill. Needs nvcc, root, and 4 minutes. --parts two-gpus:
+on a host with two GPUs; --parts lengths: ends while kernels of different lengths run, 6 minutes.
 """
 
 import argparse

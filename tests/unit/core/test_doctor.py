@@ -300,8 +300,8 @@ def test_a_daemon_is_started_as_its_last_process_was() -> None:
     assert command.endswith(
         " CUDA_VISIBLE_DEVICES='1;x' nvidia-cuda-mps-control -d -multiuser-server"
     )
-    (command,) = start_daemon(replace(gone, last=replace(last, limited=True)))
-    assert command.command.endswith("_DIRECTORY=/l nvidia-cuda-mps-control -d")
+    (only,) = start_daemon(replace(gone, last=replace(last, limited=True)))
+    assert only.command.endswith("_DIRECTORY=/l nvidia-cuda-mps-control -d")
     assert not [*start_daemon(replace(gone, facts=replace(gone.facts, root="/proc/5/root")))]
 
 
