@@ -1,12 +1,7 @@
-"""Scenarios that measure the cost of a scrape with real clients, also of other exporters.
-
-Other exporters are measured if they are installed: nvitop-exporter as a module of this Python
-(its wheels unpacked on PYTHONPATH), nvidia_gpu_exporter as a program on PATH.
-"""
+"""The cost of a scrape with real clients, also of nvitop-exporter if this Python has it."""
 
 import asyncio
 import importlib.util
-import shutil
 import sys
 from dataclasses import asdict
 
@@ -25,15 +20,13 @@ MAX_RSS_MEBIBYTES = 75
 
 
 def exporters() -> dict[str, tuple[str, ...]]:
-    """Return commands of this exporter and the others that are installed here, less their ports."""
+    """Return the commands of the exporters that are installed here, less their ports."""
     python = sys.executable
     listen = "--web.listen-address=127.0.0.1:"
     commands: dict[str, tuple[str, ...]] = {OURS: (python, "-m", "mps_exporter", listen)}
     if importlib.util.find_spec("nvitop_exporter") is not None:
         nvitop = ("nvitop_exporter", "--bind-address=127.0.0.1", "--port=")
         commands[NVITOP] = (python, "-m", *nvitop)
-    if go_program := shutil.which("nvidia_gpu_exporter"):
-        commands["nvidia_gpu_exporter"] = (go_program, listen)
     return commands
 
 
