@@ -34,8 +34,7 @@ from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
 WITHOUT_MPS = "cannot-find-mps-control-daemon-process"
 _IN_CUINIT = "a-program-hangs-in-cuinit"
-_START_COMMAND = "nvidia-cuda-mps-control -d"
-_START = f"Its user can start it again ({_START_COMMAND})."
+_START = "Its user can start it again (nvidia-cuda-mps-control -d)."
 _IN_DRIVER = "state D: it hangs in the driver"
 
 
@@ -306,10 +305,9 @@ def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
         return
     unit = parse_cgroup(last.process.cgroup).systemd_unit if last.process is not None else None
     if unit is not None and unit.endswith(".service"):
-        effect = "starts the daemon, if this unit starts it: it ran there"
-        yield Action(f"systemctl start {shlex.quote(unit)}", "root", effect)
-    command = " ".join([*(f"{name}={one}" for name, one in values.items()), _START_COMMAND])
-    command += " -multiuser-server" * last.multiuser
+        yield Action(f"systemctl start {shlex.quote(unit)}", "root", "starts it, if this unit did")
+    command = "".join(f"{name}={one} " for name, one in values.items())
+    command += "nvidia-cuda-mps-control -d" + " -multiuser-server" * last.multiuser
     effect = "starts the daemon" + "; its other settings were not seen" * (seen is None)
     yield Action(command, "root, or the user who ran it before", effect)
 

@@ -266,7 +266,7 @@ class DaemonState:
         self._end_daemon("daemon_died", when)
         unseen = "control.log cannot be read, so it may have been asked to quit"
         detail = "" if self.readable["control"] else unseen
-        # No time is told of the death of a daemon that was never seen to run, and lost no client.
+        # The time is known of a daemon that was seen to run, or whose successor logs its start.
         if when.counted or lost or self.daemon.missing_since is None:
             when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
 
