@@ -14,7 +14,7 @@ from testing.world.daemon import Daemon
 from testing.world.files import NAMES
 from testing.world.host import CLIENT_BYTES, SERVER_BYTES
 from testing.world.model import World
-from testing.world.processes import Process
+from testing.world.processes import Client, Process
 
 Labels = Mapping[str, object]
 Expected = tuple[str, Labels, float]
@@ -42,6 +42,8 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
         for name in set(names):
             if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
                 yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
+    if world.sight.nvml:
+        yield from _stranded(world, page)
     if world.sight.nvml and len(known) == len(world.daemons):
         for name, labels, value in _of_gpus(world):
             seen = page.value(name, **labels)
@@ -56,6 +58,21 @@ def _lines(daemon: Daemon, page: Page) -> Iterator[str]:
         read = page.value("mps_control_log_lines_total", daemon=daemon.pipe, log=log) or 0
         if not least <= read <= (most := daemon.logs[log].count(b"\n")):
             yield f"{read:g} lines of {daemon.pipe}, {log}, not {least} to {most}"
+
+
+def _stranded(world: World, page: Page) -> Iterator[str]:
+    """Compare the clients without a server; their number is absent if all may be about to exit."""
+    left = [
+        client.daemon.gpus[ordinal].uuid
+        for client in world.processes.values()
+        if isinstance(client, Client) and client.alive and client.active_ms is not None
+        if client.daemon.server is None or client not in client.daemon.server.clients
+        for ordinal in client.gpus
+    ]
+    for uuid in (gpu.uuid for gpu in world.gpus):
+        seen, most = page.value("mps_gpu_stranded_clients", uuid=uuid), left.count(uuid)
+        if seen is not None and not bool(most) <= seen <= most:
+            yield f"{seen:g} stranded clients on {uuid}, not {most}"
 
 
 def _encodings(snapshot: Snapshot, page: Page) -> Iterator[str]:

@@ -148,6 +148,8 @@ def _merge_gpu(
     seems: tuple[int, ...] | None,
 ) -> Gpu:
     stranded = None if seems is None else tuple(pid for pid in seems if is_stranded(context, pid))
+    if seems and not stranded:
+        stranded = None  # They exit, or will be stranded.
     direct = tuple(sorted(by_kind.get("direct", ())))
     serving = [one for one in daemons if one.state != "absent" and gpu.uuid in one.gpu_uuids]
     # What ordinary users' daemons claim counts only where no other daemon serves the GPU.

@@ -75,6 +75,10 @@ def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
         return None
     if any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
-    # The control tool lists clients, too, by their PIDs in the daemon's namespace.
-    replies = (reply for one in inputs for reply in one.answers.servers.values())
-    return connected.union(*(pids for reply in replies for pids in (reply.contexts or {}).values()))
+    # The control tool lists clients, too, by their PIDs in the daemon's namespace. A reply may be
+    # older than the end of its server, which left these clients behind.
+    for one in inputs:
+        for server in one.state.servers:
+            if (reply := one.answers.servers.get(server.pid)) is not None:
+                connected.update(*(reply.contexts or {}).values())
+    return connected

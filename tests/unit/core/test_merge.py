@@ -455,6 +455,13 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     assert more.gpus[0].stranded_clients is None
 
 
+def test_the_reply_of_an_earlier_server_hides_no_client_that_it_left_behind() -> None:
+    earlier = ServerReply(19, contexts={0: {32: 1}})
+    answers = ServerAnswers(ProbeReply((19,), 1.0), {19: earlier}, 8.0)
+    found = one_daemon(SERVER, listed=NEIGHBOUR, answers=answers).gpus[0]
+    assert found.stranded_pids == (32,)
+
+
 STRANGER = replace(SERVER, pid=60)  # A server of a daemon that was not found.
 
 
@@ -530,13 +537,13 @@ def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
     assert found.gpus[0].stranded_clients == stranded
 
 
-@pytest.mark.parametrize(("since", "stranded"), [({32: 8.0}, 1), ({32: 8.1}, 0), ({}, 0)])
+@pytest.mark.parametrize(("since", "stranded"), [({32: 8.0}, 1), ({32: 8.1}, None), ({}, None)])
 def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
-    since: dict[int, float], stranded: int
+    since: dict[int, float], stranded: int | None
 ) -> None:
     (found,) = one_daemon(SERVER, listed=NEIGHBOUR, stranded_since=since).gpus
     assert (found.seems_stranded, found.stranded_clients) == ((32,), stranded)
-    assert found.stranded_pids == ((32,) if stranded else ())
+    assert found.stranded_pids == ((32,) if stranded else None)
 
 
 @pytest.mark.parametrize(
