@@ -1,11 +1,7 @@
 """GPU faults with a known cause: python3 -m tests.hardware.faults OUT.
 
-Each round starts its own control daemon and some neighbours (busy or idle clients). Then a
-client ends with GPU work in flight, or uses a bad pointer. Two exporters observe, one without the
-kernel log, and a third one records. Their reports are compared with the truth.
-
-Needs nvcc, root, and PyTorch for some rounds. It changes no GPU setting, and ends every process
-that it started by its PID.
+In each round a client with neighbours ends with GPU work in flight, or uses a bad pointer. Two
+exporters observe, one without the kernel log, a third records. Needs nvcc, root, and PyTorch.
 """
 
 import argparse

@@ -152,7 +152,7 @@ def act_end(
     one = Actors(folder, programs["client"])
     began = time.monotonic()
     try:
-        daemon = one.daemon(arguments=("-d", "-multiuser-server") if users > 1 else ("-d",))
+        one.daemon(arguments=("-d", "-multiuser-server") if users > 1 else ("-d",))
         clients = {}
         for number, other in enumerate(others):
             uid = 1001 + number % users if users > 1 else 0
@@ -171,7 +171,6 @@ def act_end(
         ending.kill()
         time.sleep(2.5 + milliseconds / 1000)
         lost = sorted(pid for pid, (client, _) in clients.items() if client.has_printed('"error"'))
-        server = (daemon.log / "server.log").read_text().splitlines()
         kernel = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
     finally:
         one.clean_up()
@@ -187,7 +186,6 @@ def act_end(
         "foreseen": foreseen,
         "seconds": time.monotonic() - began,
         "said": ending.output.read_text(),
-        "server": server[-12:],
         "kernel": [line for line in kernel.splitlines() if "NVRM" in line][-4:],
     }
 

@@ -1,12 +1,7 @@
-"""Compare the exporter's readings of a GPU with nvidia-smi's, on real hardware.
+"""Compare readings of a GPU with nvidia-smi's: python3 -m tests.hardware.gpu_readings --out DIR.
 
-Run from the repository's root on a host with an NVIDIA GPU, nvcc and nvidia-ml-py:
-
-    python3 -m tests.hardware.gpu_readings --out DIR
-
-It compares the first GPU (no other program should use it) idle and under a load of known size, and
-provokes one Xid 31. Takes about 20 s. Exits with 1 when something is wrong. DIR gets raw.json:
-the raw answer of every call, of which testing/nvml_h200.json was made.
+The first GPU is idle, then under a load of known size, then has an Xid 31; no other program should
+use it. DIR gets raw.json: the replies of all calls, of which testing/nvml_h200.json was made.
 """
 
 import argparse
