@@ -23,7 +23,7 @@ from statistics import mean
 from bench.host import DROP_ONE_IN, Daemon, FullHost
 from bench.http import Program
 from bench.program import running
-from mps_exporter.limits_and_timeouts import SHOWN_AFTER_QUIT_SECONDS
+from mps_exporter.limits_timeouts_intervals import SHOWN_AFTER_QUIT_SECONDS
 from testing.page import Page
 
 WARM_UP_SHARE = 0.3

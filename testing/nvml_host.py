@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mps_exporter.limits_and_timeouts import TICK_INTERVAL_SECONDS
+from mps_exporter.limits_timeouts_intervals import TICK_INTERVAL_SECONDS
 from mps_exporter.observations import GpuObservation, NvmlObservation
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
 from testing.fake_nvml import FakeDevice, FakeNvml

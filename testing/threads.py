@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.sources import blocking
 
 

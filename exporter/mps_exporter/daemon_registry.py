@@ -4,8 +4,8 @@ from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from mps_exporter import limits_and_timeouts as policy
-from mps_exporter.limits_and_timeouts import FULL, OF_ORDINARY_USER
+from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.limits_timeouts_intervals import FULL, OF_ORDINARY_USER
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.mps.fault_evidence import KernelFault
 from mps_exporter.mps.server_queries import ServerAnswers, can_answer, has_resumed

@@ -82,7 +82,7 @@ INCIDENTS = (
 async def test_the_page_shows_the_headline_of_each_incident(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.limits_and_timeouts.STATUS_REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.STATUS_REUSE_SECONDS", 0)
     backend = FakeBackend()
     await page.look(*PHONE)
     async with served(backend) as (shown, _):

@@ -1,7 +1,4 @@
-"""Run the lab on a machine with GPUs: python3 -m tests.hardware --out DIR [SCENARIO ...].
-
-Exit status 1 when anything that had to be seen was not.
-"""
+"""Run the lab on a machine with GPUs: python3 -m tests.hardware --out DIR [SCENARIO ...]."""
 
 import argparse
 import asyncio

@@ -1,7 +1,4 @@
-"""What the lab acts out. Each scenario says what the exporter must show of it.
-
-Users are 1001, 1002, 1003, acted out with setpriv.
-"""
+"""What the lab acts out, and what the exporter must show of it. Users are acted out with setpriv."""
 
 import asyncio
 import functools

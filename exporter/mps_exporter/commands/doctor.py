@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
 from mps_exporter.findings import recent_incidents

@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from mps_exporter import humanize
-from mps_exporter import limits_and_timeouts as policy
-from mps_exporter.findings import halted
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     KERNEL_LOG,
@@ -27,6 +26,7 @@ from mps_exporter.findings.finding import (
     show_processes,
     shown_path,
 )
+from mps_exporter.findings.stopped_processes import halt_texts, resuming
 from mps_exporter.humanize import capitalize, count, processes, sentence
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
@@ -125,9 +125,9 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
     # The end of a ghost is enough, even if a server is stopped, but not if the daemon itself is.
     itself = facts.process is not None and facts.process.stopped
     if stopped is not None and (ghost is None or itself):
-        how, remedy = halted.halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
+        how, remedy = halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
         what = "it" if stopped.pid == daemon.pid else f"its server {stopped.pid}"
-        return f"{what} is {how}; {hangs}", remedy, halted.resuming(stopped)
+        return f"{what} is {how}; {hangs}", remedy, resuming(stopped)
     if ghost is not None:
         why = f"it hangs on its ghost server {ghost.pid}"
         return why, ghost_remedy(daemon, ghost), ghost_commands(daemon)

@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Literal
 
 from mps_exporter import humanize
-from mps_exporter import limits_and_timeouts as policy
-from mps_exporter.findings import daemons, gpus, halted, incidents, limits, visibility
+from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.findings import daemons, gpus, incidents, limits, visibility
 from mps_exporter.findings.daemons import WITHOUT_MPS
 from mps_exporter.findings.finding import (
     Action,
@@ -26,6 +26,7 @@ from mps_exporter.findings.finding import (
 )
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, gpu_name
+from mps_exporter.findings.stopped_processes import halt_texts, resuming
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup
@@ -243,9 +244,9 @@ def _process_checks(one: Subject) -> Checks:
         yield from map(_as_check, daemons.queued_client_dead.found(one.alone))
     elif one.unseen:
         yield unknown(f"whether it runs is not known: {_UNSEEN}.")
-    elif (halt := halted.halt_texts(view)) is not None:
+    elif (halt := halt_texts(view)) is not None:
         text, remedy = halt
-        yield problem(f"It ({name}) is {text}.", remedy, **_first(halted.resuming(view)))
+        yield problem(f"It ({name}) is {text}.", remedy, **_first(resuming(view)))
     elif view.state == "D":
         yield warning(
             f"It ({name}) is inside the kernel and cannot be interrupted (state D): in the driver, "

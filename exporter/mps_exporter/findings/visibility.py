@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     Action,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.merge.daemons import control_state, merge_daemon
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.merge.stranded import is_stranded, stranded_pids

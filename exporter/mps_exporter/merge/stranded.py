@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.snapshot import ControlDaemon, ProcessKind
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.fault_evidence import Verdict, same_gpu
 from mps_exporter.mps.record import Moment
 from mps_exporter.mps.waits import NEVER

@@ -13,8 +13,8 @@ from itertools import islice, product
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from mps_exporter import limits_and_timeouts as policy
-from mps_exporter.limits_and_timeouts import FULL, Quota
+from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.limits_timeouts_intervals import FULL, Quota
 from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 

@@ -7,8 +7,8 @@ timestamps, so that they do not depend on the steps in which time advances.
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from mps_exporter import limits_and_timeouts as policy
-from mps_exporter.limits_and_timeouts import FULL, Quota
+from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.limits_timeouts_intervals import FULL, Quota
 from mps_exporter.mps.fault_evidence import FaultEvidence
 from mps_exporter.mps.record import BoundedDict, Counters, GpuNames, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mps_exporter import limits_and_timeouts as policy
-from mps_exporter.limits_and_timeouts import FULL, Quota
+from mps_exporter import limits_timeouts_intervals as policy
+from mps_exporter.limits_timeouts_intervals import FULL, Quota
 from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, TimelineSpan
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.cgroups import parse_dmem, unified_path, with_parents
 from mps_exporter.observations import CgroupMemory, ContainerName
 

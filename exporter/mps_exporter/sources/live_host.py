@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
 from mps_exporter.mps.server_queries import has_resumed

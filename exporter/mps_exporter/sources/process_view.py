@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import (
     ClosedFolder,
     DaemonConditions,

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.user_names import HOST_USERS, PasswdNames

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import mps_exporter
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings, StartError
 from mps_exporter.mps.log_parser import LogFilter
 from mps_exporter.observations import (

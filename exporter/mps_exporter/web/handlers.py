@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter import manual
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot

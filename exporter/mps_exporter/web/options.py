@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from mps_exporter import humanize
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.manual import name_of
 from mps_exporter.web.options import WebOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.host import FullHost
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.collector import Collector
 from mps_exporter.daemon_registry import DaemonRegistry
 from mps_exporter.observations import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps_exporter.limits_and_timeouts import OF_ORDINARY_USER
+from mps_exporter.limits_timeouts_intervals import OF_ORDINARY_USER
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts

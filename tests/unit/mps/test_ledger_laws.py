@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.limits_and_timeouts import Quota
+from mps_exporter.limits_timeouts_intervals import Quota
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogName, LogsObservation
 from testing.mps_logs import EIGHT, LOGS, PIPE, SAMPLES, Logs, numbers, observation, script, values

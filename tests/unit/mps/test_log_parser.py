@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.limits_and_timeouts import MAX_QUOTED_MESSAGE
+from mps_exporter.limits_timeouts_intervals import MAX_QUOTED_MESSAGE
 from mps_exporter.mps.log_parser import (
     DAEMON_ACTIVITY_LINE,
     DAEMON_STARTING_LINE,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.limits_and_timeouts import MAX_LINE_BYTES
+from mps_exporter.limits_timeouts_intervals import MAX_LINE_BYTES
 from mps_exporter.mps.log_parser import LogFilter, parse_line, withhold_unknown
 
 PREFIX = b"[2026-11-21 08:55:42.578 Control   630] "

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import pytest
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
 from testing.waiting import PATIENCE_SECONDS, until, wait_for

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources.host import SourceTimeoutError

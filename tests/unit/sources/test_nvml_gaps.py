@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.limits_and_timeouts import (
+from mps_exporter.limits_timeouts_intervals import (
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps_exporter.limits_and_timeouts import REFUSED_RETRY_INTERVAL_SECONDS, SLOW
+from mps_exporter.limits_timeouts_intervals import REFUSED_RETRY_INTERVAL_SECONDS, SLOW
 from mps_exporter.sources.nvml.device import CALLS, NOT_AVAILABLE, ProcessReader
 from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries, ListedProcess
 from testing.fake_nvml import FakeDevice, FakeNvml

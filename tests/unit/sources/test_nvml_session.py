@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mps_exporter.limits_and_timeouts import (
+from mps_exporter.limits_timeouts_intervals import (
     MAX_TICK_AGE_SECONDS,
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
@@ -298,7 +298,7 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
 
 
 def test_a_failed_wait_for_events_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mps_exporter.limits_and_timeouts.XID_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.XID_RETRY_SECONDS", 0.001)
     library = FakeNvml(device := gpu())
     with opened(library) as nvml:
         nvml.observe()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.observations import ProcessFacts, ProcfsObservation
 from mps_exporter.sources.host import SourceTimeoutError

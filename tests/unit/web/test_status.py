@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from mps_exporter import findings
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.web.options import WebOptions
@@ -161,7 +161,7 @@ def test_a_daemon_that_died_long_ago_does_not_hide_those_that_serve(age: int, le
 async def test_names_outlive_the_processes(
     backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mps_exporter.limits_and_timeouts.STATUS_REUSE_SECONDS", 0)
+    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.STATUS_REUSE_SECONDS", 0)
     client = await make_client()
     backend.snapshot = hosts.healthy()
     await client.get("/")

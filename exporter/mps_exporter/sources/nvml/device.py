@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from mps_exporter import limits_and_timeouts as policy
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.nvml_terms import ARCHITECTURES, COMPUTE_MODES
 from mps_exporter.observations import GpuObservation, GpuProcess, ProcessList, Reading
 from mps_exporter.sources.nvml.accumulators import BusyAccumulator, CounterTotals, GpmAccumulator

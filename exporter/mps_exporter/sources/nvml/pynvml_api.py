@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import pynvml
 
-from mps_exporter.limits_and_timeouts import REFUSED_RETRY_INTERVAL_SECONDS
+from mps_exporter.limits_timeouts_intervals import REFUSED_RETRY_INTERVAL_SECONDS
 from mps_exporter.observations import CgroupMemory
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Limits, timeouts, intervals, thresholds and sizes: every number that no flag sets.
+"""Limits, timeouts, intervals, thresholds and sizes that no flag sets.
 
 "Measured" means: on driver 580.159.04, H200, unless another GPU is named. Durations are in seconds.
 """
