@@ -1,4 +1,4 @@
-"""What the lab acts out, and what the exporter must show of it. Users are acted out with setpriv."""
+"""What the lab acts out, and what the exporter must show of it. Users come from setpriv."""
 
 import asyncio
 import functools
