@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
-
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
@@ -462,8 +459,6 @@ def surfaces(moment: Moment) -> Iterator[str]:
         return
     snapshot = moment.snapshot
     page, status = Page(text_of(snapshot)), make_status(snapshot, WebOptions())
-    openmetrics = encode(render(snapshot, Build("", "", "")), [], OPENMETRICS_1_0_0).decode()
-    assert list(text_string_to_metric_families(openmetrics))  # type: ignore[no-untyped-call]
     counted = [numbers(one.counters or {}) for one in snapshot.daemons]
     more = sum(value for one in counted for name, value in one.items() if name.endswith(".sum"))
     more -= sum(page.value(f"{name}_sum") or 0 for name in LOG_METRICS)

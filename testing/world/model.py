@@ -18,7 +18,6 @@ START_MS = round(EIGHT * 1000)
 RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
-UNREAD_MS = 1_000  # Age of a process that an exporter may not have read yet.
 FIRST_CLIENT_PID = 200_000
 
 
@@ -174,9 +173,6 @@ class World:
         self._events = [(at + step_ms, number, event) for at, number, event in self._events]
         for process in self.processes.values():
             process.started_ms += step_ms
-            if isinstance(process, Client) and self.now_ms - process.started_ms < UNREAD_MS:
-                why = "the clock was set before an exporter had read a client's start"
-                process.daemon.truth.unknowable.add(why)
         if step_ms < 0:
             for truth in self.truths.values():
                 truth.unknowable.add("the clock was set back")

@@ -64,7 +64,7 @@ class DaemonDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = UserBudget(clock)  # Limits for ordinary users, also outside discovery.
-        self._processes = Processes(root, passwd, clock)
+        self._processes = Processes(root, passwd, clock, now)
         self._directories = DaemonDirectories(self._processes)
         self._container_logs = container_logs
         self._cgroups = cgroups

@@ -210,16 +210,17 @@ class Processes:
         root: str = "/proc",
         passwd: str = HOST_USERS,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.root = root
-        self._clock = clock
+        self._clock, self._now = clock, now
         self._user_names = PasswdNames(passwd, clock)
         self._known: dict[int, _CachedFacts] = {}
         self._calls = BlockingCalls[_CachedFacts]()
         self._statuses: dict[tuple[int, int], ProcessStatus] = {}
         """First status of the program's processes, by PID and inode of the directory in /proc."""
-        self._boot_time = float("-inf")
-        self._boot_time_is_fresh = False
+        self._clock_distance = self._boot_time = self._earliest_boot_time = float("inf")
+        self._set_at = 0.0  # Seconds from the boot to the first look after a step of the clock.
 
     def find_program(self, comm: bytes, ignored: Container[int] = ()) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
@@ -335,9 +336,9 @@ class Processes:
         """
         unknown, stats = dict[int, OSError](), dict[int, ProcessStat]()
         calls: dict[Hashable, tuple[Account, Callable[[], _CachedFacts]]] = {}
-        self._boot_time_is_fresh = False
         for pid in pids:
             try:
+                self._notice_clock_step()
                 stat = self._stat(pid)
                 if stat is None:
                     self._known.pop(pid, None)
@@ -393,7 +394,7 @@ class Processes:
             pid=pid,
             start_time_seconds=before.facts.start_time_seconds
             if before is not None and same
-            else self._booted_at() + stat.start_ticks / os.sysconf("SC_CLK_TCK"),
+            else self._started_at(stat.start_ticks / os.sysconf("SC_CLK_TCK")),
             uid=status.uid,
             user=self._user_names.name_of(status.uid),
             name=stat.comm,
@@ -423,17 +424,27 @@ class Processes:
         )
         return _CachedFacts(stat, self._clock(), facts, arguments)
 
-    def _booted_at(self) -> float:
-        """Return the start of the host (Unix time); /proc/stat is read once per identify()."""
-        if not self._boot_time_is_fresh:
-            self._boot_time_is_fresh = True
-            raw = _read_file(f"{self.root}/stat") or b""
-            found = re.search(rb"^btime (\d+)$", raw, re.MULTILINE)
-            own = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-            boot_time = own if found is None else float(found[1])
-            if abs(boot_time - self._boot_time) > policy.CLOCK_STEP_SECONDS:
-                self._boot_time = boot_time
-        return self._boot_time
+    def _started_at(self, seconds: float) -> float:
+        """Return a process's start (Unix time); if it may precede a step, by the earlier clock.
+
+        Its log lines may have that clock, too. A start that is too early proves no process dead.
+        """
+        return seconds + (self._boot_time if seconds > self._set_at else self._earliest_boot_time)
+
+    def _notice_clock_step(self) -> None:
+        """Read the start of the host (Unix time) if the clock was set, or the host slept."""
+        now, step = self._now(), policy.CLOCK_STEP_SECONDS
+        distance = now - self._clock()
+        if abs(distance - self._clock_distance) <= step:
+            return
+        raw = _read_file(f"{self.root}/stat") or b""
+        found = re.search(rb"^btime (\d+)$", raw, re.MULTILINE)
+        own = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        boot_time = own if found is None else float(found[1])
+        if abs(boot_time - self._boot_time) > step:
+            self._boot_time, self._set_at = boot_time, now - boot_time
+            self._earliest_boot_time = min(self._earliest_boot_time, boot_time)
+        self._clock_distance = distance
 
     def _namespace(self, pid: int | str) -> int | None:
         with suppress(OSError):

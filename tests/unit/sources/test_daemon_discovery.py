@@ -657,20 +657,24 @@ def test_a_process_that_ended_keeps_its_facts(host: Host) -> None:
     assert facts.mps_environment == {"CUDA_MPS_X": "1"}
 
 
-def test_after_the_clock_was_set_new_processes_have_its_time(host: Host) -> None:
-    """A known process keeps its start time, which its log lines have; small changes are ignored."""
+def test_after_the_clock_was_set_earlier_processes_have_the_earlier_time(host: Host) -> None:
+    """A process that started before has log lines by that clock; small changes are ignored."""
+    uptime, step = 2000.0, 0
+    wall = lambda: BOOT_TIME + uptime + step  # noqa: E731
+    source = DaemonDiscovery(str(host.root), now=wall, clock=lambda: uptime)
 
-    def started(pid: int) -> float:
-        return host.source.observe([pid]).processes[pid].start_time_seconds - BOOT_TIME
+    def distance(pid: int, started: float, name: str = "a") -> float:
+        host.add(pid, argv=[name], started=started)
+        found = source.observe([pid]).processes[pid]
+        return found.start_time_seconds - BOOT_TIME - started
 
-    host.add(5, argv=["a"], started=1000)
-    assert started(5) == 1000
-    for step, pid, expected in ((1, 4, 1050), (-5, 6, 1045)):
+    assert distance(5, 1000) == 0
+    for step, before, after in ((1, 0, 0), (60, 0, 60), (-5, -5, -5)):
         (host.root / "stat").write_text(f"btime {BOOT_TIME + step}\n")
-        host.add(pid, argv=["b"], started=1050)
-        assert started(pid) == expected
-    host.add(5, argv=["c"], started=1000)  # another program, the same process
-    assert started(5) == 1000
+        assert distance(4, 1500 + step) == before
+        uptime += 10
+        assert distance(6, uptime - 5) == after
+    assert distance(5, 1000, "another program") == 0
 
 
 @contextmanager
