@@ -220,7 +220,7 @@ class Processes:
         self._statuses: dict[tuple[int, int], ProcessStatus] = {}
         """First status of the program's processes, by PID and inode of the directory in /proc."""
         self._clock_distance = self._boot_time = self._earliest_boot_time = float("inf")
-        self._set_at = 0.0  # Seconds from the boot to the first look after a step of the clock.
+        self._set_at = 0.0  # Seconds from the boot to the first read after a step of the clock.
 
     def find_program(self, comm: bytes, ignored: Container[int] = ()) -> dict[int, ProcessStatus]:
         """Return the processes of a program, by the first bytes of its name, sorted by PID.
