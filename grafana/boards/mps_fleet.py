@@ -22,69 +22,60 @@ from grafana.promql import new_in_range
 
 CRASHES = 'mps_server_exits_total{cause=~"crashed|start_failed"}'
 
-_SIZES = {"width": 8, "height": 4, "titleSize": 12, "valueSize": 36}
 _LONGEST = shared.on_host(f"topk(1, max by (instance, uid) ({shared.WAIT}))")
-TILES = (
-    strip(
-        "Hosts",
-        tile(
-            "No alert, healthy",
-            "Healthy: all. Hosts about which no alert fires, not even advice.",
-            f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
-            of=f"count({shared.TARGETS})",
-        ),
-        shared.NOT_REACHED,
-        shared.NO_TARGET,
-        **_SIZES,
+TILES = strip(
+    "How many are in trouble?",
+    tile(
+        "Healthy hosts (no alert)",
+        "Healthy: all. Hosts about which no alert fires, not even advice.",
+        f"count(({shared.HOST_STATE}) == 1) or {shared.NOTHING}",
+        of=f"count({shared.TARGETS})",
     ),
-    strip(
-        "What runs there",
-        tile(
-            "Bad daemons",
-            "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
-            "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
-            "sum(1 - mps_control_up)",
-            steps=style.at_most(1),
-            of="count(mps_control_up)",
-        ),
-        tile(
-            "Bad servers",
-            "Healthy: 0. Servers that refuse new clients after a fault, and ghosts: started for a "
-            "client that died in the queue; the daemon hangs until they are killed.",
-            f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
-            steps=style.at_most(1),
-            of="count(mps_server_info)",
-            links=[shared.to_board("mps-incidents", "Incidents")],
-        ),
-        shared.BAD_GPUS,
-        **_SIZES,
+    shared.NOT_REACHED,
+    shared.NO_TARGET,
+    tile(
+        "Bad daemons",
+        "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
+        "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
+        "sum(1 - mps_control_up)",
+        steps=style.at_most(1),
+        of="count(mps_control_up)",
     ),
-    strip(
-        "Programs",
-        tile(
-            "Waiting",
-            "Healthy: 0. Programs that hang in cuInit while another user's server holds the GPU.",
-            shared.NUMBER_WAITING,
-            steps=style.noticed_from(1),
-        ),
-        tile(
-            "Longest wait",
-            "Healthy: seconds, the price of a hand-over. Who waits longest, and where.",
-            f'label_join({_LONGEST}, "who", " · uid ", "host", "uid")'
-            f" or on () {shared.NOBODY_WAITS}",
-            style.DURATION,
-            shared.WAIT_STEPS,
-            name="{{who}}",
-        ),
-        shared.events_tile(
-            "Lost in range",
-            "Healthy: 0. Programs that MPS took down in this time range: their server crashed, "
-            "their daemon died, or they or another client caused a fatal GPU error.",
-            "mps_client_losses_total",
-            links=[shared.to_board("mps-incidents", "Who lost clients?")],
-        ),
-        **_SIZES | {"valueSize": 24},
+    tile(
+        "Bad servers",
+        "Healthy: 0. Servers that refuse new clients after a fault, and ghosts: started for a "
+        "client that died in the queue; the daemon hangs until they are killed.",
+        f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
+        steps=style.at_most(1),
+        of="count(mps_server_info)",
+        links=[shared.to_board("mps-incidents", "Incidents")],
     ),
+    shared.BAD_GPUS,
+    tile(
+        "Waiting",
+        "Healthy: 0. Programs that hang in cuInit while another user's server holds the GPU.",
+        shared.NUMBER_WAITING,
+        steps=style.noticed_from(1),
+    ),
+    tile(
+        "Longest wait",
+        "Healthy: seconds, the price of a hand-over. Who waits longest, and where.",
+        f'label_join({_LONGEST}, "who", " · uid ", "host", "uid") or on () {shared.NOBODY_WAITS}',
+        style.DURATION,
+        shared.WAIT_STEPS,
+        name="{{who}}",
+    ),
+    shared.events_tile(
+        "Lost in range",
+        "Healthy: 0. Programs that MPS took down in this time range: their server crashed, "
+        "their daemon died, or they or another client caused a fatal GPU error.",
+        "mps_client_losses_total",
+        links=[shared.to_board("mps-incidents", "Who lost clients?")],
+    ),
+    width=9,
+    height=7,
+    titleSize=12,
+    valueSize=20,
 )
 
 HOST_TABLE = table(
@@ -126,7 +117,7 @@ HOST_TABLE = table(
     sort="State",
     none="No exporter is scraped.",
     found=f"{shared.TARGETS} or {shared.SEEN}",
-    height=8,
+    height=10,
 )
 
 _SEVERITIES = (style.State(2, "critical", style.BAD), style.State(1, "warning", style.WARN))
@@ -172,7 +163,7 @@ ALERTS = table(
         # The first three are what a phone shows.
         Column("Level", "A", states=_SEVERITIES, width=76),
         shared.host_column("mps-host", "mps-sharing", "mps-incidents", width=105),
-        Column("What", "object", least=158, links=(shared.to_runbook(),)),
+        Column("What", "object", width=158, links=(shared.to_runbook(),)),
         Column("For", "B", unit=style.DURATION, width=85),
         Column("What to do first", "action", texts=tuple(style.first_steps().items())),
         *hidden("uid", "gpu", "daemon", "server", "job", "alertname"),
@@ -181,7 +172,8 @@ ALERTS = table(
     then="For",
     none="No alert is firing.",
     found=f"{_FIRING} or absent({_RULES})",
-    height=10,
+    width=15,
+    height=7,
     two_lines=True,
 )
 
@@ -338,10 +330,9 @@ BOARD = Board(
     variables=(job(), instance(), eventful()),
     period="now-3h",
     rows=(
-        Row("How many are unhealthy?", TILES),
+        Row("What is wrong, and what to do?", (TILES, ALERTS)),
         # "Gone since" has the resolution of a hundredth of the range.
         Row("Which hosts are in trouble?", (replace(HOST_TABLE, points=100),)),
-        Row("What is wrong, and what to do?", (ALERTS,)),
         Row("Who is waiting?", WAITS),
         Row("Since when?", (HISTORY,)),
         Row("Where is room, and is the fleet well used?", WASTE, collapsed=True),

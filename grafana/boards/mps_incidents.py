@@ -139,12 +139,14 @@ LAST = table(
         shared.host_column("mps-host", "mps-gpu", width=122),
         Column("What", "cause", texts=_CAUSES),
         Column("GPU", "gpu", width=80),
-        Column("Daemon", "daemon", width=300),
+        Column("Daemon", "daemon", width=180),
         *hidden("job"),
     ),
     sort="When",
     none="No incident was ever seen here.",
     two_lines=True,
+    width=12,
+    height=7,
 )
 
 # On a phone the first four columns are seen.
@@ -179,13 +181,14 @@ BLAST = (
             Column("Lost in range", "A", steps=style.at_most(1), width=60, decimals=0),
             Column("Mostly by", "cause", texts=_BY_WHOM, least=108),
             Column("Last loss there", "B", unit=style.AGO, width=104),
-            Column("Daemon", "daemon", width=300),
+            Column("Daemon", "daemon", width=180),
             *hidden("job"),
         ),
         sort="Last loss there",
         none="None is known.",
         two_lines=True,
-        height=8,
+        width=12,
+        height=7,
     ),
     table(
         "Losses by unfinished work",

@@ -217,8 +217,8 @@ class Truth(NamedTuple):
 
 
 TRUTHS = """
-mps-fleet|No alert, healthy|A|limits|12|1002|-|1|0
-mps-fleet|No alert, healthy|A|stopped|12|1002|-|0|0
+mps-fleet|Healthy hosts (no alert)|A|limits|12|1002|-|1|0
+mps-fleet|Healthy hosts (no alert)|A|stopped|12|1002|-|0|0
 mps-fleet|Unreachable|A|an exporter that ended|end|1002|-|1|0
 mps-fleet|Gone|A|a host that was removed|end|1002|-|1|0
 mps-exporter|Unreachable|A|an exporter that ended|end|1002|-|1|0
