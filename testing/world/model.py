@@ -222,9 +222,11 @@ class World:
             self._retry_unless(False, action)
 
     def _is_known(self, client: Client) -> bool:
-        """Return whether its PID is in use, or its server still ends it: that was not measured."""
+        """Return whether its PID is in use, or its daemon still has it: that was not measured."""
         server = client.daemon.server
-        return client.pid in self.processes or (server is not None and client in server.clients)
+        queued = any(one.pid == client.pid for one in client.daemon.queue)
+        ending = server is not None and client in server.clients
+        return client.pid in self.processes or queued or ending
 
     def _reservations(self, key: str) -> tuple[tuple[int, int], ...]:
         """Return the ranges that each context and the memory of a process reserve (recordings/xid).

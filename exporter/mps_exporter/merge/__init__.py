@@ -147,9 +147,8 @@ def _merge_gpu(
     by_kind: Mapping[ProcessKind, set[int]],
     seems: tuple[int, ...] | None,
 ) -> Gpu:
-    stranded = None if seems is None else tuple(pid for pid in seems if is_stranded(context, pid))
-    if seems and not stranded:
-        stranded = None  # They exit, or will be stranded.
+    certain = tuple(pid for pid in seems or () if is_stranded(context, pid))
+    stranded = certain if certain or seems == () else None  # The others may be about to exit.
     direct = tuple(sorted(by_kind.get("direct", ())))
     serving = [one for one in daemons if one.state != "absent" and gpu.uuid in one.gpu_uuids]
     # What ordinary users' daemons claim counts only where no other daemon serves the GPU.
