@@ -462,6 +462,8 @@ def _wait_remedy(
         else f"Ask {other} when {programs} will be done: {first} is served up to {at_most} after "
         f"the last client of {other} has left."
     )
+    if any(wait.dead for wait in daemon.waits):
+        served = "When it is served is not known: a process died in the queue."
     return (
         f"Do not kill {waiting}: a dead queue entry hangs the daemon. {served} To avoid waits, "
         "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs)."
