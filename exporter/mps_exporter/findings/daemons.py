@@ -452,6 +452,8 @@ def _wait_remedy(
     waiting = host.processes([wait.pid for wait in alive]) or "a process that waits"
     clients = holder.clients if holder is not None else ()
     programs = host.processes([client.pid for client in clients]) or "the programs"
+    if len(clients) > humanize.MAX_NAMED_PIDS:
+        programs = f"{len(clients)} programs"
     first, other = host.user(alive[0].uid), host.user(alive[0].behind_uid)
     # The pause doubles as long as the server has clients.
     pause = daemon.handover_backoff_seconds if idle else None
