@@ -147,9 +147,13 @@ class Subject:
 
     @property
     def in_queue(self) -> HostFacts:
-        """The host with the clients of others, and without their waits."""
-        pairs = zip(self.snapshot.daemons, self.alone.daemons, strict=True)
-        queues = tuple(replace(daemon, waits=own.waits) for daemon, own in pairs)
+        """The host with the clients of others, and of their waits only the dead."""
+        queues = tuple(
+            replace(
+                one, waits=tuple(wait for wait in one.waits if wait.dead or wait.pid == self.pid)
+            )
+            for one in self.snapshot.daemons
+        )
         return replace(self.alone, snapshot=replace(self.snapshot, daemons=queues))
 
     @property

@@ -580,6 +580,8 @@ def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
     assert "Do not kill process 871" in text
     assert doctor("--user", "1002", f"--recording={RECORDINGS}/tour.rec.gz", "--at", "40s") == 1
     assert "when processes 597, 598, 599 and 600 will be done" in capsys.readouterr().out
+    assert doctor("--user", "1002", f"--recording={RECORDINGS}/deaf-server.rec.gz", "--at=20s") == 1
+    assert "When it is served is not known: a process died" in capsys.readouterr().out
 
 
 def test_a_failed_reading_of_the_gpus_has_its_reason(snapshot: Snapshot) -> None:
