@@ -31,8 +31,6 @@ from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - most containers have their own
 SEVERAL_USERS = -1
 
-_READ_BYTES = 1 << 14  # One read of a file: most files of /proc need no second one.
-
 _VARIABLE = re.compile(
     rb"(CUDA_(?<![^\0]CUDA_)(?:MPS_[^=\0]{0,%d}|VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS))=([^\0]*)"
     % policy.MAX_VARIABLE_NAME_BYTES
@@ -466,20 +464,13 @@ def _read_file(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | No
     Raises:
         OSError: If the file cannot be read at the moment, for example EMFILE.
     """
-    parts = list[bytes]()
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while limit > 0 and (part := os.read(file, min(limit, _READ_BYTES))):
-                parts.append(part)
-                limit -= len(part)
-        finally:
-            os.close(file)
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(limit)
     except OSError as error:
         if error.errno in _SHORTAGE:
             raise
         return None
-    return b"".join(parts)
 
 
 def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
