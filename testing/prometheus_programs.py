@@ -33,7 +33,7 @@ def program(name: str) -> Path:
     ours = (TREE / ".tools" / "bin", Path(sys.executable).parent)
     places = os.pathsep.join((*map(str, ours), os.environ.get("PATH", "")))
     found = shutil.which(name, path=places)
-    assert found, f"{name} is neither on PATH nor in .tools/bin: run `make tools`"
+    assert found, f"no {name} on PATH or in .tools/bin: `make tools-servers`, else `make tools`"
     return Path(found)
 
 

@@ -208,12 +208,12 @@ def filled(name: str) -> Iterator[str]:
 RULES = ROOT / "prometheus" / "rules"
 ALERTS = {one.alert: one for one in ADVICE.values() if one.alert}
 PLACES = {
-    "host": "On {{ $labels.instance }}:",
-    "daemon": "MPS control daemon of {{ $labels.daemon }} on {{ $labels.instance }}:",
-    "server": "MPS server {{ $labels.server }} of {{ $labels.daemon }} on {{ $labels.instance }}:",
-    "gpu": "GPU {{ $labels.gpu }} ({{ $labels.uuid }}) of {{ $labels.instance }}:",
+    "host": "{{ $labels.instance }}",
+    "daemon": "the MPS control daemon of {{ $labels.daemon }} on {{ $labels.instance }}",
+    "server": "MPS server {{ $labels.server }} of {{ $labels.daemon }} on {{ $labels.instance }}",
+    "gpu": "GPU {{ $labels.gpu }} ({{ $labels.uuid }}) of {{ $labels.instance }}",
 }
-"""Beginning of a generated description, by the scope of the finding."""
+"""Subject of a generated description, by the scope of the finding."""
 FIRST_STEP = (
     "First: run `mps-exporter doctor` on that host; it names what is affected and what to do."
 )
@@ -251,7 +251,7 @@ def _labels(finding: FindingType, description: str) -> Iterator[str]:
 
 def _description(finding: FindingType) -> Iterator[str]:
     yield "          description: >-"
-    for text in (f"{PLACES[finding.scope]} {finding.why}", FIRST_STEP):
+    for text in (f"This concerns {PLACES[finding.scope]}. {finding.why}", FIRST_STEP):
         yield textwrap.indent(textwrap.fill(text, 108), " " * 12)
 
 

@@ -58,6 +58,7 @@ def test_metrics_and_their_labels_exist(symptom: Symptom) -> None:
 def test_the_page_and_the_runbook_of_a_finding_exist(finding: FindingType) -> None:
     for url in (finding.docs_url, finding.runbook_url or finding.docs_url):
         path, _, anchor = url.removeprefix(DOCS).partition("#")
+        assert (ROOT / path).is_file(), f"write {path}: its alert or finding leads there"
         assert {anchor} - {""} <= anchors(ROOT / path)
 
 
