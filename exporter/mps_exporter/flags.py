@@ -420,11 +420,11 @@ class Settings:
         Kind("ID"),
         "Like --pid, for each process of a Slurm job (number) or pod (NAMESPACE/NAME or its UID).",
     )
-    doctor_before_kill: int | None = _option(
-        None,
+    doctor_before_kill: tuple[int, ...] = _option(
+        (),
         _PROCESS_ID,
-        "Show which programs would end with this process, and how to end it alone. Exit "
-        "status: 0 no other program is in danger, 1 others are.",
+        "Show which programs would end with this process, and how to end it alone; of several, "
+        "those that endanger others. Exit status: 0 no other program is in danger, 1 others are.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(
@@ -578,7 +578,7 @@ def _check_together(settings: Settings) -> None:
             "--no-mps.discovery without --mps.pipe-directory: no control daemon could be found"
         )
     doctor_modes = ("check", "pid", "before_kill", "user", "job")
-    modes = [name for name in doctor_modes if getattr(settings, f"doctor_{name}") is not None]
+    modes = [name for name in doctor_modes if getattr(settings, f"doctor_{name}") not in (None, ())]
     if "check" in modes and settings.doctor_json:
         modes.append("json")
     if len(modes) > 1:

@@ -60,16 +60,15 @@ async def diagnose(settings: Settings) -> int:
     """Diagnose the host or a recording, print the report, and return the exit status."""
     check = settings.doctor_check
     if check is not None and check not in doctor_report.CHECKS:
-        raise InvalidSettingError(
-            f"--check: no finding {check!r}; docs/troubleshooting.md lists them"
-        )
+        raise InvalidSettingError(f"--check: no finding {check!r}; see docs/troubleshooting.md")
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
-    if settings.doctor_before_kill is not None:
-        pid = settings.doctor_before_kill
-        uid = Processes(settings.path_procfs).status(pid).uid if live else None
-        advice = before_kill(pid, snapshot, uid)
-        status, text = doctor_report.status_of_end(advice, as_json=settings.doctor_json)
+    if pids := settings.doctor_before_kill:
+        users = [Processes(settings.path_procfs).status(pid).uid if live else None for pid in pids]
+        ends = [before_kill(pid, snapshot, uid) for pid, uid in zip(pids, users, strict=True)]
+        told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
+        status = max(told)[0]
+        text = "\n".join(text for one, text in told if one == status)
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
     else:
@@ -178,8 +177,7 @@ def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
         name = f"user {uid}" if uid is not None else f"pod or job {job!r}"
         raise StartError(
             f"no process of {name} was seen on this host to wait for MPS, to be its client, or to "
-            "have a context on a GPU. That proves nothing about MPS where the host or the name is "
-            "wrong; name a process with --pid"
+            "have a context on a GPU. That proves nothing about MPS: check the name, or use --pid"
         )
     return pids
 

@@ -73,13 +73,21 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None) -> EndAdvi
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
-    unread = ", ".join(result.name for result in snapshot.collectors if not result.success)
-    if not (unread or all(map(_shows_clients, may_serve))):
-        unread = "server.log"
     end = f"Process {pid} is no client of MPS: its end takes no other program down."
-    if unread:
+    if unread := _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
+
+
+def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None) -> str:
+    """Return what could name a client or a waiting process (NVML does not), but was not read."""
+    if failed := {one.name for one in snapshot.collectors if not one.success} - {"nvml"}:
+        return ", ".join(sorted(failed))
+    if not all(map(_shows_clients, daemons)):
+        return "server.log"
+    # In a container's daemon, a process that waits has no PID of this host.
+    hidden = (not wait.pid and uid in (None, wait.uid) for one in daemons for wait in one.waits)
+    return "the queue of a daemon" * (any(hidden) or not all(one.shows_waits for one in daemons))
 
 
 def _shows_clients(daemon: ControlDaemon) -> bool:
@@ -124,9 +132,8 @@ def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
     path = quoted_path(daemon.pipe_directory)
     if not (_gpus_of(client) and kill and path) or daemon.facts.has_own_pid_namespace:
         return ()
-    words = f"terminate_client {client.server_pid} {client.pid}"
-    if daemon.protocol == "3":
-        words = f"client terminate {client.pid}"
+    v3 = daemon.protocol == "3"
+    words = f"{'client terminate' if v3 else f'terminate_client {client.server_pid}'} {client.pid}"
     tool = f"echo {words} | CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control"
     first = Action(tool, "root, or the user of the process", "ends its GPU work; prints 0")
     return permitted([first, *kill], daemon.facts)

@@ -70,6 +70,14 @@ def test_a_queued_process_is_not_to_be_ended() -> None:
     assert not before_kill(77, snapshot(daemon(server(BUSY), waits=(dead,)))).in_danger
 
 
+def test_a_queue_that_cannot_be_seen_is_not_called_harmless() -> None:
+    """A v3 daemon shows no queue, and a container's daemon no PID of this host."""
+    hidden = snapshot(daemon(server(BUSY), waits=(Wait(0, 1002, NOW - 10, 1001),)))
+    assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
+    assert not before_kill(77, hidden, 1001).in_danger
+    assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
+
+
 def test_what_could_not_be_read_is_not_called_harmless() -> None:
     blind = snapshot(daemon(server(), logs=()))
     assert "server.log could not be read: not known" in before_kill(99, blind).text[0]
@@ -78,8 +86,10 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         advice = before_kill(11, host)
         assert advice.in_danger
         assert "others may be lost with it" in " ".join(advice.text)
-    failed = (CollectorResult("logs", success=False, duration_seconds=1.0),)
-    assert before_kill(99, replace(HOST, collectors=failed)).in_danger
+    for name in ("logs", "nvml"):
+        failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
+        found = before_kill(99, replace(HOST, collectors=failed))
+        assert found.in_danger == (name == "logs"), "NVML lists no clients"
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
@@ -103,7 +113,7 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
     proc = FakeProc(tmp_path)
     for uid, status in ((1001, 0), (2001, 1)):
         proc.add(95, uid=uid)
-        settings = Settings(doctor_before_kill=95, path_procfs=str(tmp_path))
+        settings = Settings(doctor_before_kill=(13, 95), path_procfs=str(tmp_path))
         assert await doctor.diagnose(settings) == status
 
 
