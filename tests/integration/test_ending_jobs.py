@@ -558,27 +558,33 @@ def test_a_node_is_drained_and_resumed(
     assert calls(tmp_path) == expected
 
 
-def slurm(folder: Path, srun_status: int) -> dict[str, str]:
-    """A folder with an srun and a scancel that write down how they were called."""
-    for name, status in (("srun", srun_status), ("scancel", 0)):
-        tool = folder / name
-        tool.write_text(f'#!/bin/sh\necho {name} "$@" >>"${{0%/*}}/calls"\nexit {status}\n')
-        tool.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}", "MPS_TERMINATE_CLIENTS": "/opt/script"}
-
-
 @pytest.mark.parametrize(
-    ("srun_status", "anyway", "cancelled"), [(0, "", True), (1, "", False), (3, "1", True)]
+    ("job", "failing", "anyway", "cancelled"),
+    [
+        ("7", "", "", True),
+        ("7", "mps-terminate", "", False),
+        ("7", "mps-terminate", "1", True),
+        ("7", "mps-exporter", "", False),
+        ("8", "", "", False),
+    ],
 )
-def test_a_job_is_cancelled_after_its_clients_are_terminated(
-    tmp_path: Path, srun_status: int, anyway: str, cancelled: bool
+def test_a_job_is_cancelled_if_its_clients_are_terminated_and_none_waits(
+    tmp_path: Path, job: str, failing: str, anyway: str, *, cancelled: bool
 ) -> None:
-    environment = {**slurm(tmp_path, srun_status), "MPS_SCANCEL_ANYWAY": anyway}
-    done = subprocess.run(
-        [str(JOBS / "mps-scancel.sh"), "7"], env=environment, capture_output=True, check=False
-    )
-    first, *rest = calls(tmp_path)
-    assert first.startswith("srun --jobid=7 --overlap ")
-    assert first.endswith(" /opt/script --slurm-job 7")
-    assert rest == (["scancel 7"] if cancelled else [])
-    assert done.returncode == (0 if cancelled else 1)
+    for pid, group in (("101", IN_JOB_7), ("102", IN_JOB_70), ("103", IN_JOB_7)):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cgroup").write_text(group)
+    for name in ("srun", "scancel", "mps-terminate", "mps-exporter"):
+        run = 'while [ "$1" != sh ]; do shift; done; "$@"' if name == "srun" else "echo told"
+        text = f'echo {name} "${{1%%=*}}" "$2" "$3" >>"${{0%/*}}/calls"\n{run} || exit'
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\nexit {int(name == failing)}\n")
+        (tmp_path / name).chmod(0o755)
+    script = (JOBS / "mps-scancel.sh").read_text("utf-8").replace("/proc/", f"{tmp_path}/")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MPS_SCANCEL_ANYWAY": anyway}
+    done = output_of("sh", "-c", script, "mps-scancel", job, env=environment)
+    expected = ["srun --jobid --overlap --ntasks-per-node=1", f"mps-terminate --slurm-job {job} "]
+    if job == "7" and failing != "mps-terminate":
+        expected.append("mps-exporter doctor --before-kill=101 --before-kill=103")
+    assert calls(tmp_path) == expected + ["scancel 7  "] * cancelled
+    assert ("is not cancelled" in done.stderr, done.returncode) == (not cancelled, 1 - cancelled)
+    assert ("told" in done.stderr) == (failing == "mps-exporter")
