@@ -424,7 +424,7 @@ class Settings:
         None,
         _PROCESS_ID,
         "Show which programs would end with this process, and how to end it alone. Exit "
-        "status: 0 no other program is in danger, 1 others are.",
+        "status: 0 no other program is in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(
