@@ -424,7 +424,7 @@ class Settings:
         (),
         _PROCESS_ID,
         "Show which programs would end with this process, and how to end it alone; of several, "
-        "those that endanger others. Exit status: 0 no other program is in danger, 1 others are.",
+        "those that endanger others. Exit status: 0 no other program is in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(
