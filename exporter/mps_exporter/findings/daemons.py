@@ -218,7 +218,7 @@ def server_in_fault(host: HostFacts, daemon: ControlDaemon, server: Server) -> C
         until, them = "the client that it hit has exited", "it"
         if len(hit) > 1:
             until, them = f"the {len(hit)} clients that it hit have exited", "them"
-        remedy = f"{those} cannot use the GPU any more: end {them}, and leave the others."
+        remedy = f"{those} cannot use the GPU any more: end {them} (at last by SIGKILL), no others."
     failed = (one for one in daemon.servers if one.state == "FAULT")
     yield Case(
         f"{capitalize(host.server(server))} is in FAULT after a fatal GPU error: it accepts no new "
@@ -239,7 +239,7 @@ def _torn_down(server: Server) -> list[Client]:
     "critical",
     "A GPU has fallen off the bus",
     "No program can use it, and programs that ran there are lost.",
-    "Drain the host, whose other programs may be healthy. Then a reset or a reboot may help.",
+    "End a ghost server, if any; drain the host (it waits for the lost programs, too); then reset.",
     alert="MpsGpuMissing",
     summary="A GPU that was present no longer responds.",
 )
