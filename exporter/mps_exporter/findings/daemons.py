@@ -73,7 +73,7 @@ def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     left = {one.pid for one in daemon.waits if not one.dead} - {0, *(one.pid for one in hung)}
     waiting = processes(sorted(left)) or "what waits in the queue"
     more += f" Do not kill {waiting}: a dead queue entry makes the next ghost."
-    seen = "that server. Its process is not visible (ps -C nvidia-cuda-mps-server lists all)"
+    seen = "that server. Its process is not visible (pgrep -af nvidia-cuda-mps-server lists all)"
     if may_be_ended(server):
         seen = f"server {server.pid} (with SIGKILL, after a look at its name) to free the queue"
     return f"End {seen}. Do not restart the daemon.{more}"
