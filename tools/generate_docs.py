@@ -138,7 +138,8 @@ def advice_table() -> Iterator[str]:
     lines = _by_severity()
     for (severity, points), (kind, note) in product(lines.items(), notes.items()):
         found = [one for one in ADVICE.values() if (one.severity, one.kind) == (severity, kind)]
-        points += [f"- {note}{', '.join(f'`{one.name}`' for one in found)}"] if found else []
+        if found:
+            points.append(f"- {note}{', '.join(f'`{one.name}`' for one in found)}")
     yield from _lists(lines)
 
 
