@@ -157,10 +157,10 @@ script=/usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
 # Where the package is gone, an epilog that fails would drain the node.
 guarded="[ ! -x $script ] || $script"
 if [ -d "$epilog" ]; then
-  # Slurm runs a folder by name: this comes before any that ends processes.
+  # Slurm runs a folder from z to 0: this comes before any that ends processes.
   rm -f "$epilog"/*mps-exporter.sh
-  printf '#!/bin/sh\n%s\n' "$guarded" >"$epilog/00-mps-exporter.sh"
-  chmod 755 "$epilog/00-mps-exporter.sh"
+  printf '#!/bin/sh\n%s\n' "$guarded" >"$epilog/zz-mps-exporter.sh"
+  chmod 755 "$epilog/zz-mps-exporter.sh"
 elif [ -n "$epilog" ] && ! grep -qF "$script" "$epilog"; then
   echo "install.sh: $epilog is one file; add this line to it, before any that ends processes: $guarded" >&2
 fi

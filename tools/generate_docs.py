@@ -19,7 +19,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 
 import yaml
@@ -134,11 +134,13 @@ def configuration_page() -> Iterator[str]:
 
 def advice_table() -> Iterator[str]:
     """Every finding, the most severe first, for docs/troubleshooting.md."""
+    notes = {"state": "", "blindness": "Not for `--check`: ", "trace": "Only the doctor's: "}
     lines = _by_severity()
-    for advice in ADVICE.values():
-        if advice.kind != "news":
-            lines[advice.severity].append(f"`{advice.name}`")
-    yield from _lists({severity: [", ".join(names)] for severity, names in lines.items()})
+    for (severity, points), (kind, note) in product(lines.items(), notes.items()):
+        found = [one for one in ADVICE.values() if (one.severity, one.kind) == (severity, kind)]
+        if found:
+            points.append(f"- {note}{', '.join(f'`{one.name}`' for one in found)}")
+    yield from _lists(lines)
 
 
 def _by_severity() -> dict[str, list[str]]:

@@ -192,7 +192,7 @@ check 'mps-terminate, mps-run and mps-scancel are on PATH' inside sh -c \
 check 'and so are their man pages' inside sh -c \
   'cd /usr/share/man/man1 && gzip -t mps-exporter.1.gz mps-terminate.1.gz mps-run.1.gz mps-scancel.1.gz'
 check 'removed with its settings' inside sh /root/install.sh --remove
-check 'the epilog that is left does nothing' inside /etc/slurm/00-mps-exporter.sh
+check 'the epilog that is left does nothing' inside /etc/slurm/zz-mps-exporter.sh
 inside rm -r /etc/slurm
 
 check 'the first installation finds the port in use' inside apt-get install -y /root/package.deb

@@ -27,8 +27,8 @@ try:
     from rich.text import Text
 except ImportError as error:
     raise StartError(
-        "top needs the library rich: pip install rich; without it, the status page and "
-        "mps-exporter doctor show the same"
+        "top needs the library rich: pip install rich (from packages and the image, it does not "
+        "run). The status page and mps-exporter doctor show the same"
     ) from error
 
 DEFAULT_URL = "http://127.0.0.1:9400"
