@@ -1,6 +1,7 @@
 """What must be true of the exporter's state at any moment of any world."""
 
 import json
+import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -232,6 +233,9 @@ def metrics(moment: Moment) -> Iterator[str]:
     """Metrics have the values of the world, in both formats."""
     if moment.looks:
         yield from differences(moment.world, moment.snapshot)
+        host = None if moment.collector is None else moment.collector._host
+        if isinstance(host, WorldHost):
+            yield from host.gpus.differences(Page(text_of(moment.snapshot)))
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -378,7 +382,9 @@ def restart(moment: Moment) -> Iterator[str]:
         # Zeros begin with the first line about a user, and with the list of a daemon's GPUs.
         if key[0].startswith(("mps_uid_", "mps_server_client_contexts")):
             before, after = before or None, after or None
-        if before != after and not _explained(moment, key, first, later):
+        known = before is not None and after is not None
+        same = math.isclose(before or 0.0, after or 0.0) if known else before == after
+        if not same and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
 
 
@@ -403,7 +409,7 @@ def _explained(
         return True  # a reply, or a timeout, is shown until the next query
     if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
         return True  # a process keeps the start that was read first
-    if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
+    if name.startswith("mps_control_") or name.endswith(("_active_thread_ratio", "_active_ratio")):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
@@ -418,7 +424,7 @@ def absence(moment: Moment) -> Iterator[str]:
     yield from _differences_from_lists(moment.world, moment.second, moment.later)
     if moment.second is None:
         return
-    hidden = (*HIDDEN.get(moment.sight, ()), "mps_gpu_utilization_ratio")
+    hidden = HIDDEN.get(moment.sight, ())
     for family in render(moment.second, Build("", "", "")):
         if family.spec.name in hidden:
             yield f"{family.spec.name} is {family.samples} {moment.sight}"

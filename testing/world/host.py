@@ -2,19 +2,18 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from mps_exporter.mps.protocol_v3 import SERVERS
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,
-    GpuObservation,
     GpuProcess,
     KernelLine,
     KernelObservation,
     LogName,
     LogsObservation,
     NvmlObservation,
-    Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
@@ -28,6 +27,7 @@ from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.files import NAMES, LogFiles, ProcFiles
+from testing.world.gpus import Gpus
 from testing.world.model import World
 from testing.world.processes import Client, Process
 
@@ -55,6 +55,7 @@ class WorldHost:
         if os.geteuid() == 0:
             self.procfs = ProcFiles(world, self._clock, self._environment)
         self.logs = LogFiles(world, hidden, history=history)
+        self.gpus = Gpus(world, self._clock)
         self._exits_seen = len(world.exits) if history else 0
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
         self._watched: set[int] = set()
@@ -232,23 +233,10 @@ class WorldHost:
         del deadline_seconds
         if not self._world.sight.nvml:
             raise SourceError("no GPU here")
-        gpus = tuple(
-            GpuObservation(
-                gpu.index,
-                gpu.uuid,
-                name="NVIDIA H200",
-                pci_bus_id=f"0000{gpu.pci}.0",
-                sm_count=132,
-                compute_mode="default",
-                processes=tuple(self._gpu_processes(gpu.index)),
-            )
-            for gpu in self._world.gpus
-        )
+        found = self.gpus.read(lambda index: tuple(self._gpu_processes(index)))
         v3 = any(isinstance(one, DaemonV3) for one in self._world.daemons.values())
         driver = "615.71.09" if v3 else "580.159.04"
-        return NvmlObservation(
-            self.now(), Outcome.OK, driver_version=driver, cuda_version="13.0", gpus=gpus
-        )
+        return replace(found, driver_version=driver)
 
     def _gpu_processes(self, index: int) -> Iterator[GpuProcess]:
         """Yield the servers, and the clients that have a context here or lost it with a server."""

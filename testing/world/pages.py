@@ -14,11 +14,10 @@ from testing.world.daemon import Daemon
 from testing.world.files import NAMES
 from testing.world.host import CLIENT_BYTES, SERVER_BYTES
 from testing.world.model import World
-from testing.world.processes import Client, Process
+from testing.world.processes import SMS, Client, Process
 
 Labels = Mapping[str, object]
 Expected = tuple[str, Labels, float]
-SMS = 132
 
 
 def differences(world: World, snapshot: Snapshot) -> Iterator[str]:

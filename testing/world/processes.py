@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from testing.world.daemon import Daemon
 
 
+SMS = 132
+
+
 @dataclass(frozen=True)
 class Gpu:
     index: int
