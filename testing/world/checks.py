@@ -12,6 +12,8 @@ from typing import Any, Literal
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.timeline import describe_incident
+from mps_exporter.humanize import UserNames
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
@@ -24,6 +26,7 @@ from mps_exporter.web.status_page import render_page
 from testing.mps_logs import LOGS, numbers, summary
 from testing.outputs import ended_among, texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
+from testing.world.advice import advice_differences, doctor_differences, untrue
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.host import WorldHost
@@ -138,7 +141,7 @@ def _comparable(facts: ProcessFacts | DaemonFacts, digits: int) -> str:
     """Return what the world knows of the facts, with the start in the kernel's ticks."""
     if isinstance(facts, ProcessFacts):
         started = round(facts.start_time_seconds, digits)
-        return str(replace(facts, start_time_seconds=started, pid_namespace=None, cgroup=None))
+        return str(replace(facts, start_time_seconds=started, pid_namespace=None))
     inner = [_comparable(one, digits) for one in sorted(facts.processes, key=lambda one: one.pid)]
     return f"{replace(facts, process=None, servers=())} {inner}"
 
@@ -236,6 +239,9 @@ def metrics(moment: Moment) -> Iterator[str]:
         host = None if moment.collector is None else moment.collector._host
         if isinstance(host, WorldHost):
             yield from host.gpus.differences(Page(text_of(moment.snapshot)))
+            yield from advice_differences(moment.world, moment.snapshot)
+            if host.procfs is not None:
+                yield from doctor_differences(moment.world, moment.snapshot, host.procfs.view)
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -282,6 +288,19 @@ def endings(moment: Moment) -> Iterator[str]:
         for source, text in texts:
             for pid, sentence in ended_among(healthy, text):
                 yield f"{source} ends {pid}: {sentence}"
+
+
+def texts(moment: Moment) -> Iterator[str]:
+    """Each process, user and GPU that a text names is the world's."""
+    if any("forged" in one.truth.unknowable for one in moment.world.daemons.values()):
+        return
+    for snapshot in filter(None, (moment.snapshot, moment.second)):
+        for source, text in texts_of_findings(snapshot):
+            yield from (f"{source}: {one} in {text}" for one in untrue(moment.world, text))
+        for daemon in snapshot.daemons:
+            for one in daemon.incidents:
+                text = describe_incident(one, UserNames(snapshot))
+                yield from (f"incident: {wrong} in {text}" for wrong in untrue(moment.world, text))
 
 
 # -- against itself
@@ -409,7 +428,17 @@ def _explained(
         return True  # a reply, or a timeout, is shown until the next query
     if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
         return True  # a process keeps the start that was read first
-    if name.startswith("mps_control_") or name.endswith(("_active_thread_ratio", "_active_ratio")):
+    if name == "mps_gpu_client_memory_committed_bytes":
+        return moment.sight != EVERYTHING  # a sum of what can be seen
+    if name.startswith("mps_control_") or name.endswith(
+        (
+            "_active_thread_ratio",
+            "_active_ratio",
+            "_memory_limit_bytes",
+            "_sm_limit",
+            "_occupancy_ratio",
+        )
+    ):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
@@ -512,6 +541,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemons, processes, counters, holders, waits, metrics, blame, endings),
+    *(daemons, processes, counters, holders, waits, metrics, blame, texts, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

@@ -14,9 +14,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, ProcfsObservation
+from mps_exporter.observations import (
+    DaemonFacts,
+    LogName,
+    LogsObservation,
+    ProcessView,
+    ProcfsObservation,
+)
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
+from mps_exporter.sources.process_view import view_process
 from testing.fake_proc import BOOT_TIME, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
@@ -25,6 +32,7 @@ from testing.world.processes import Process
 
 MEMORY = Path("/dev/shm")
 NAMES = {0: "root", 1001: "anna", 1002: "bert"}
+OPEN_GROUP = 7  # May pass the folder /tmp/closed.
 SHARE_IN_PIECES = 0.3
 SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
 
@@ -83,6 +91,12 @@ class ProcFiles:
         self._stepped_ms = 0
         passwd = self._folder / "passwd"
         passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
+        closed = self._folder / "root" / "tmp" / "closed"
+        (closed / "mps").mkdir(parents=True)
+        os.chown(closed, 0, OPEN_GROUP)
+        closed.chmod(0o710)
+        for folder in ("root", "root/tmp", "root/tmp/closed/mps"):
+            (self._folder / folder).chmod(0o755)
         self._discovery = discovery = DaemonDiscovery(
             str(self._proc.root),
             str(passwd),
@@ -94,11 +108,17 @@ class ProcFiles:
         for one in (discovery, discovery._processes):
             one._calls = AtOnce()  # type: ignore[assignment]
         discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
+        self._found: tuple[DaemonFacts, ...] = ()
         weakref.finalize(self, _remove, self._folder)
+
+    def view(self, pid: int) -> ProcessView:
+        """Return what `doctor --pid` reads."""
+        self._write()
+        return view_process(pid, self._found, str(self._proc.root))
 
     def discover(self) -> tuple[DaemonFacts, ...]:
         self._write()
-        found = self._discovery.discover((), search=True)
+        self._found = found = self._discovery.discover((), search=True)
         # No process of this machine holds their locks.
         self._discovery._found = tuple(
             replace(
@@ -144,7 +164,12 @@ class ProcFiles:
         self._proc.add(
             process.pid,
             argv=(f"/usr/bin/{process.name}", *process.arguments),
-            environ=self._environment(process),
+            environ={
+                **self._environment(process),
+                **({"LD_PRELOAD": "/lib/libvgpu.so"} if process.settings.limiter else {}),
+            },
+            cgroup=process.settings.place.cgroup,
+            groups=process.groups,
             uid=process.uid,
             parent=process.parent_pid,
             state="T" if process.stopped else "S",

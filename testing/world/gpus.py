@@ -31,6 +31,7 @@ SHOWN = {"Utilization": (0,), "UtilizationRates": (0, 1), "BAR1": (0, 2), "Const
 """The places in a reply that are readings; of other lists the first."""
 MODELS = (((9, 0), 9, 128), ((8, 0), 7, 64), ((7, 0), 5, 64), ((6, 1), 4, 128), ((12, 0), 10, 128))
 """Compute capability, NVML's number of the architecture, cores of an SM."""
+MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 GPM = dict(
     zip(
         (1, 2, 3, 4, 5, 10, 11, 12, 13),
@@ -43,6 +44,24 @@ TRAFFIC = {20: "transmit", 21: "receive"}
 LISTS = {"Compute": "compute", "MPSCompute": "mps", "Graphics": "graphics"}
 SINCE_THE_BOOT = 1000.0  # The driver's buffer of samples is full.
 LAG_SECONDS = 0.5  # The driver samples every 0.2 s.
+
+
+Model = tuple[tuple[int, int], int, int]
+
+
+def model_of(world: World, uuid: str) -> Model:
+    return world.random(uuid, "model").choice(MODELS)
+
+
+def mode_of(world: World, uuid: str) -> str:
+    return world.random(uuid, "mode").choice(("default", "default", "prohibited", MODES[3]))
+
+
+def sms_of(model: Model, ratio: float) -> int | None:
+    """Return the SMs of a share; None where the rounding was never measured."""
+    if ratio == 1.0:
+        return SMS
+    return max(8, int(ratio * SMS / 2 + 1e-9) * 2) if model[0] == (9, 0) else None
 
 
 class Gpus:
@@ -104,12 +123,12 @@ class Gpus:
         replies["fields"] = {
             f"{one}:{scope}": {"code": 0, "value": number("")} for one, scope in fields
         }
-        capability, architecture, cores = random.choice(MODELS)
+        capability, architecture, cores = model_of(self._world, gpu.uuid)
         replies |= {
             "nvmlDeviceGetCudaComputeCapability()": list(capability),
             "nvmlDeviceGetArchitecture()": architecture,
             "nvmlDeviceGetNumGpuCores()": cores * SMS,
-            "nvmlDeviceGetComputeMode()": random.choice((0, 0, 0, 2, 3)),
+            "nvmlDeviceGetComputeMode()": MODES.index(mode_of(self._world, gpu.uuid)),
             "nvmlDeviceGetPciInfo()": f"0000{gpu.pci}.0",
         }
         share = random.random()

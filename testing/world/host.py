@@ -29,7 +29,7 @@ from testing.world.daemon_v3 import DaemonV3
 from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.gpus import Gpus
 from testing.world.model import World
-from testing.world.processes import Client, Process
+from testing.world.processes import Client, Direct, Process
 
 ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"
@@ -131,9 +131,9 @@ class WorldHost:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = process.daemon.pipe
             if len(process.gpus) < len(process.daemon.gpus):
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.gpus))
-            if process.percentage is not None:
-                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{process.percentage:g}"
-        return environment
+        if isinstance(process, Direct) and process.directory is not None:
+            environment["CUDA_MPS_PIPE_DIRECTORY"] = process.directory
+        return environment | process.settings.environment
 
     def _facts(self, process: Process) -> ProcessFacts:
         return ProcessFacts(
@@ -146,6 +146,8 @@ class WorldHost:
             parent_pid=process.parent_pid,
             namespace_pids=(process.pid,),
             mps_environment=self._environment(process),
+            cgroup=process.settings.place.cgroup,
+            limiter="HAMi-core" if process.settings.limiter else "",
         )
 
     def _daemons(self) -> tuple[DaemonFacts, ...]:
@@ -246,6 +248,8 @@ class WorldHost:
                 if index in here and server.ready:
                     yield GpuProcess(server.pid, "compute", SERVER_BYTES)
         for process in self._world.processes.values():
+            if isinstance(process, Direct) and process.gpu.index == index:
+                yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
             if isinstance(process, Client) and process.active_ms is not None:
                 used = [process.daemon.gpus[ordinal].index for ordinal in process.gpus]
                 if index in used and process.alive:

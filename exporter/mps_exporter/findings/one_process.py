@@ -216,7 +216,9 @@ def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
             replace(server, clients=tuple(one for one in server.clients if one.pid == pid))
             for server in daemon.servers
         ]
-        waits = [one for one in daemon.waits if one.pid == pid]
+        mine = [one for one in daemon.waits if one.pid == pid]
+        # The log of an ordinary user's daemon can claim that any process waits there.
+        waits = [one for one in mine if not daemon.facts.limited or one.uid == daemon.facts.user]
         hosts.append(replace(daemon, servers=tuple(servers), waits=tuple(waits)))
     for gpu in snapshot.gpus:
         direct = tuple(one for one in gpu.direct_processes if one.pid == pid)
