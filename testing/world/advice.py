@@ -2,18 +2,19 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.one_process import Check, check_process
 from mps_exporter.merge.inputs import SERVER_PROGRAM
 from mps_exporter.observations import ProcessView
-from mps_exporter.snapshot import Gpu, Snapshot
+from mps_exporter.snapshot import Gpu, Incident, Snapshot
 from testing.world.daemon import Daemon
 from testing.world.files import NAMES, OPEN_GROUP
 from testing.world.gpus import mode_of, model_of
 from testing.world.model import World
 from testing.world.processes import Client, Direct, Process
+from testing.world.server import Server
 
 Expected = dict[tuple[str, str], set[int]]
 """Finding and its daemon or GPU -> PIDs that it is about."""
@@ -33,7 +34,8 @@ def advice_differences(world: World, snapshot: Snapshot) -> Iterator[str]:
         judged |= {*OF_GPUS}
         for gpu in snapshot.gpus:
             subjects.add(gpu.uuid)
-            _of_gpu(world, gpu, expected)
+            known = {one.pipe_directory for one in snapshot.daemons if one.gpu_uuids}
+            _of_gpu(world, gpu, known, expected)
     seen: Expected = defaultdict(set)
     for one in findings(snapshot):
         key = one.advice.name, one.uuid or one.daemon
@@ -85,7 +87,7 @@ def _of_daemon(daemon: Daemon, expected: Expected) -> None:
             expected["several_users_one_daemon", daemon.pipe].clear()
 
 
-def _of_gpu(world: World, gpu: Gpu, expected: Expected) -> None:
+def _of_gpu(world: World, gpu: Gpu, known: Collection[str], expected: Expected) -> None:
     uuid, index = gpu.uuid, int(gpu.index)
     serving = [one for one in world.daemons.values() if one.pipe in gpu.served_by]
     of_root = [one for one in serving if one.uid == 0]
@@ -100,20 +102,23 @@ def _of_gpu(world: World, gpu: Gpu, expected: Expected) -> None:
         one.exists and one.uid == 0 for one in world.daemons.values()
     ):
         expected["exclusive_without_daemon", uuid].clear()
-    running = [one for one in world.daemons.values() if one.exists]
     for direct in world.directs.values():
-        if direct.gpu.index != index:
-            continue
-        mine = [one for one in serving if one.uid in (0, direct.uid)]
-        reached = [one for one in running if one.pipe == direct.directory]
-        reached = [one for one in reached if one.uid in (0, direct.uid)]
-        name = "process_bypasses_mps"
-        if direct.directory is not None:
-            name = "daemon_not_reached" if reached else "pipe_directory_mismatch"
-        if not mine:
-            name = "daemon_missing"
-        if mine or direct.directory is not None:
+        if direct.gpu.index == index and (name := _name_of(world, direct, serving, known)):
             expected[name, uuid].add(direct.pid)
+
+
+def _name_of(
+    world: World, direct: Direct, serving: Sequence[Daemon], known: Collection[str]
+) -> str:
+    """Return the finding about a process without MPS; "": none."""
+    running = [one for one in world.daemons.values() if one.exists and one.uid in (0, direct.uid)]
+    if not any(one in running for one in serving):
+        unsure = any(one.pipe not in known for one in running)
+        return "" if unsure or direct.directory is None else "daemon_missing"
+    if direct.directory is None:
+        return "process_bypasses_mps"
+    reached = any(one.pipe == direct.directory for one in running)
+    return "daemon_not_reached" if reached else "pipe_directory_mismatch"
 
 
 def doctor_differences(
@@ -196,6 +201,7 @@ def _of_checks(process: Client | Direct, checks: list[Check], *, nvml: bool) -> 
 
 _OWNED = re.compile(r"\bprocess (\d+) \(([^ ()]+) of ([^(),]+)[,)]", re.IGNORECASE)
 _OF_USER = re.compile(r"\b(root|anna|bert|user \d+)'s (server|process) (\d+)", re.IGNORECASE)
+_WITHOUT_DAEMON = re.compile(r"CUDA_MPS_PIPE_DIRECTORY is (\S+), where no daemon runs")
 _NUMBERED = re.compile(r"\b(server|process|user|GPU|UID) (\d+)\b", re.IGNORECASE)
 
 
@@ -211,6 +217,8 @@ def untrue(world: World, text: str) -> Iterator[str]:
         }
         if not known.get(kind.lower(), place in uids):
             yield f"{kind} {number}"
+    running = {one.pipe for one in world.daemons.values() if one.exists and one.uid == 0}
+    yield from running.intersection(_WITHOUT_DAEMON.findall(text))
     for pid, name, user in _OWNED.findall(text):
         if not any(
             one.name == name and user in _users(one) for one in world.known.get(int(pid), [])
@@ -220,6 +228,55 @@ def untrue(world: World, text: str) -> Iterator[str]:
         shown = {name for one in world.known.get(int(pid), []) for name in _users(one)}
         if user.lower() not in shown and not _multiuser(world, int(pid)):
             yield f"{kind} {pid} is not {user}'s"
+
+
+OF_SERVERS = ("ghost", "ghost_ended", "server_crashed", "fault", "unfinished_work")
+OF_CLIENTS = ("wait_started", "wait_served", "wait_abandoned", "client_rejected")
+OF_CLIENTS += ("client_terminated", "ghost")
+
+
+def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str]:
+    """Yield what is wrong about an incident of a daemon of which everything can be known."""
+    servers = world.known.get(one.server_pid or 0, [])
+    if one.server_pid and not any(SERVER_PROGRAM in server.name for server in servers):
+        yield f"{one.server_pid} is no server"
+    if one.kind in OF_SERVERS and one.uid not in {None, *(server.uid for server in servers)}:
+        yield f"the server's user is not {one.uid}"
+    clients = [
+        client
+        for pid in one.pids
+        for client in world.known.get(pid, [])
+        if isinstance(client, Client) and client.daemon is daemon
+    ]
+    if {client.pid for client in clients} != set(one.pids):
+        yield f"{one.pids} are not all its clients"
+    uids = {client.shown_uid for client in clients} or {one.uid}
+    if one.kind in OF_CLIENTS and one.uid not in uids:
+        yield f"{one.pids} are not of user {one.uid}"
+    if world.stepped_ms:
+        return  # The clock was set: times before and after that do not compare.
+    at_ms = round(one.at * 1000)
+    queued = {client.queued_ms for client in clients}
+    servers = [each for found in world.known.values() for each in found]
+    waited = {
+        each.ready_ms - (at or 0)
+        for each in servers
+        if isinstance(each, Server) and each.ready_ms
+        for at in queued
+    }
+    true = {
+        "wait_started": at_ms in queued,
+        "wait_served": round((one.seconds or 0) * 1000) in waited,
+        "daemon_started": at_ms in daemon.starts,
+        "ghost": all(client.dead_ms is not None for client in clients if client.pid in one.pids),
+        "fault": at_ms in {fault.at_ms for fault in daemon.truth.faults},
+        "unfinished_work": any(
+            fault.at_ms == at_ms and fault.left_work and fault.culprit_pid in one.caused_by_pids
+            for fault in daemon.truth.faults
+        ),
+    }
+    if not true.get(one.kind, daemon.starts[0] <= at_ms <= world.now_ms):
+        yield f"its time, {at_ms}, or its cause"
 
 
 def _multiuser(world: World, pid: int) -> bool:

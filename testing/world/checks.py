@@ -26,7 +26,7 @@ from mps_exporter.web.status_page import render_page
 from testing.mps_logs import LOGS, numbers, summary
 from testing.outputs import ended_among, texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
-from testing.world.advice import advice_differences, doctor_differences, untrue
+from testing.world.advice import advice_differences, doctor_differences, untrue, untrue_incident
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.host import WorldHost
@@ -303,6 +303,14 @@ def texts(moment: Moment) -> Iterator[str]:
                 yield from (f"incident: {wrong} in {text}" for wrong in untrue(moment.world, text))
 
 
+def incidents(moment: Moment) -> Iterator[str]:
+    """Server, user, clients, times, and causes of incidents are the world's."""
+    for daemon, shown in _knowable(moment):
+        for one in shown.incidents:
+            for text in untrue_incident(moment.world, daemon, one):
+                yield f"{daemon.key}: {text} in {one}"
+
+
 # -- against itself
 
 
@@ -541,6 +549,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemons, processes, counters, holders, waits, metrics, blame, texts, endings),
+    *(daemons, processes, counters, holders, waits, metrics, blame, texts, incidents, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

@@ -62,6 +62,7 @@ class Daemon(Process):
         """When the last line of each log was written."""
         self.found = False
         """An exporter has seen this process in /proc, and not only its lines."""
+        self.starts: list[int] = []
         self._accounted_ms = 0
         self._ended_ms = 0
         self._retry = 0
@@ -163,6 +164,7 @@ class Daemon(Process):
             return
         self._reset()
         self.pid, self.started_ms, self.exists = next(self._pids), self.world.now_ms, True
+        self.starts.append(self.started_ms)
         self.found = False
         for log in self.renamed:
             self.new_files[log].append(len(self.logs[log]))

@@ -165,6 +165,7 @@ class ProcFiles:
             process.pid,
             argv=(f"/usr/bin/{process.name}", *process.arguments),
             environ={
+                "PATH": "/usr/bin",
                 **self._environment(process),
                 **({"LD_PRELOAD": "/lib/libvgpu.so"} if process.settings.limiter else {}),
             },

@@ -161,7 +161,7 @@ class Gpus:
             for one in ("busy", "active")
         )
         share = device.busy(1.0)
-        yield "mps_gpu_busy_seconds_total", share * busy, LAG_SECONDS + abs(self._stepped_ms)
+        yield "mps_gpu_busy_seconds_total", share * busy, 2.0 + abs(self._stepped_ms)
         for metric, name in GPM.items():
             ratio = device.metrics[metric] / 100 * share
             kind = name if name == "sm_occupancy" else f"{name}_active"

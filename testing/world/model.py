@@ -158,11 +158,8 @@ class World:
             self._set_clock(action.values["seconds"] * 1000)
         elif action.kind == "start_daemon":
             self._start_daemon(action)
-        elif action.kind == "start_direct":
-            self._start_direct(action)
-        elif action.kind == "end_direct":
-            if (direct := self.directs.pop(action.target, None)) is not None:
-                self.end_process(direct)
+        elif action.target.startswith("x"):
+            self._act_directly(action)
         elif action.kind == "start_client":
             self._start_client(action)
         elif action.target in self.clients:
@@ -232,7 +229,11 @@ class World:
         else:
             self._retry_unless(False, action)
 
-    def _start_direct(self, action: Action) -> None:
+    def _act_directly(self, action: Action) -> None:
+        """Start or end a process without MPS."""
+        if (ended := self.directs.pop(action.target, None)) is not None:
+            self.end_process(ended)
+            return
         number = int(action.target[1:])
         self.directs[action.target] = direct = Direct(
             pid=FIRST_DIRECT_PID + number,

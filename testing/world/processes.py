@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from testing.world.settings import Settings
+from testing.world.settings import NOTHING_SET, Settings
 
 if TYPE_CHECKING:
     from testing.world.daemon import Daemon
@@ -36,7 +36,7 @@ class Process:
     parent_pid: int = 1
     exists: bool = True
     stopped: bool = False
-    settings: Settings = Settings()
+    settings: Settings = NOTHING_SET
     groups: tuple[int, ...] = (0,)  # Its group, and its supplementary groups.
 
     @property

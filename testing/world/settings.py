@@ -5,16 +5,29 @@ from random import Random
 from typing import NamedTuple
 
 PERCENTAGES: Mapping[str, float | None] = {
-    **{"10": 0.1, "25%": 0.25, "50,5": 0.5, "0x32": 0.5, " 70": 0.7, "100": 1.0},
-    **{"0": None, "-5": None, "150": None, "half": None},
+    "10": 0.1,
+    "25%": 0.25,
+    "50,5": 0.5,
+    "0x32": 0.5,
+    " 70": 0.7,
+    "100": 1.0,
+    "0": None,
+    "-5": None,
+    "150": None,
+    "half": None,
 }
 """Percentage -> share of the SMs; None: CUDA ignores it (measured)."""
 MEMORY: Mapping[str, int | None] = {
-    **{"0=2G": 2 << 30, "0=300M": 300 << 20, "0=3g,0=1G": 1 << 30, "0=1T": 1 << 20},
-    **{"9=1G": None, "0=1G,GPU-9=1G": None},
+    "0=2G": 2 << 30,
+    "0=300M": 300 << 20,
+    "0=3g,0=1G": 1 << 30,
+    "0=1T": 1 << 20,
+    "9=1G": None,
+    "0=1G,GPU-9=1G": None,
 }
 """Limit -> bytes on the first GPU that the process sees; None: CUDA ignores it (measured)."""
 _ID, _POD = "5f" * 32, "0a1b2c3d-1111-2222-3333-0123456789ab"
+_IN_POD = f"kubepods-pod{_POD.replace('-', '_')}.slice/cri-containerd-{_ID}.scope"
 
 
 class Place(NamedTuple):
@@ -34,8 +47,7 @@ PLACES = (
         {"slurm_job_id": "4711", "systemd_unit": "slurmstepd.scope"},
     ),
     Place(
-        f"0::/kubepods.slice/kubepods-pod{_POD.replace('-', '_')}.slice/cri-containerd-{_ID}.scope\n",
-        {"pod_uid": _POD, "container_id": f"containerd://{_ID}"},
+        f"0::/kubepods.slice/{_IN_POD}\n", {"pod_uid": _POD, "container_id": f"containerd://{_ID}"}
     ),
     Place("0::/user.slice/user-1001.slice/session-3.scope\n", {"systemd_unit": "session-3.scope"}),
     Place(
@@ -73,6 +85,9 @@ class Settings(NamedTuple):
             "CUDA_MPS_CLIENT_PRIORITY": "1" if self.low_priority else None,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+NOTHING_SET = Settings()
 
 
 def choose(random: Random) -> Settings:
