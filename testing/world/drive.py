@@ -196,7 +196,7 @@ async def play(
             played.second = None  # later replies of the control tool are up to 15 s old
     if recorder is not None:
         recorder.close()
-        replayed = (await Player(path).to(snapshot.taken_at)).snapshot
+        replayed = (await Player(path).to_end()).snapshot
         text = gzip.decompress(path.read_bytes()).decode()
         known = {one.pid for one in world.daemons.values() if not one.truth.unknowable}
         both = [
