@@ -212,7 +212,7 @@ def untrue(world: World, text: str) -> Iterator[str]:
         found, place = world.known.get(int(number), []), int(number)
         known = {
             "server": any(SERVER_PROGRAM in one.name for one in found),
-            "process": bool(found) and not any(SERVER_PROGRAM in one.name for one in found),
+            "process": bool(found),
             "gpu": place < len(world.gpus),
         }
         if not known.get(kind.lower(), place in uids):

@@ -483,6 +483,8 @@ def _differences_from_lists(
         for server in shown.servers:
             what, mark = f"clients of {server.name}", f",{server.name},"
             found.append((what, server.clients_connected, lists.get(CLIENTS), mark))
+        meant, page = host.meant.get(daemon.pipe, {}), Page(text_of(snapshot))
+        yield from _differences_of_meaning(daemon, meant, page, hung=hung)
         for what, seen, text, mark in found:
             true = "unknown" if text is None else text.count(mark)
             absent = (seen is None and hung) or (seen == 0 and not daemon.servers)
@@ -491,6 +493,20 @@ def _differences_from_lists(
         total = make_status(snapshot, WebOptions()).totals.clients
         if total is not None and shown.servers and lists.get(CLIENTS) is None:
             yield f"{total} clients in total, not None"
+
+
+def _differences_of_meaning(
+    daemon: DaemonV3, meant: Mapping[str, list[list[Any]]], page: Page, *, hung: bool
+) -> Iterator[str]:
+    """Compare the page with what the last replies mean; after a hang, their values are absent."""
+    every = [sample for samples in meant.values() for sample in samples]
+    for name, labels, value in every:
+        seen = page.value(name, daemon=daemon.pipe, **labels)
+        if seen != value and not (seen is None and hung):
+            yield f"{name} {labels} is {seen}, not {value}"
+    for name in page.keys() & {name for name, *_ in every}:
+        if len(page.all(name, daemon=daemon.pipe)) > sum(one == name for one, *_ in every):
+            yield f"{name} has more samples than its list"
 
 
 # -- page, metrics, API and doctor

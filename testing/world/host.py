@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mps_exporter.mps.protocol_v3 import SERVERS
 from mps_exporter.observations import (
@@ -64,6 +65,8 @@ class WorldHost:
         self.lists: dict[str, dict[str, str | None]] = {}
         """Pipe directory of an MPS v3 daemon -> its replies since the last query of its servers,
         and None for each query to which none came."""
+        self.meant: dict[str, dict[str, list[list[Any]]]] = {}
+        """The same -> query -> metric, labels, and value of each sample that its reply means."""
         self.control = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
@@ -117,6 +120,8 @@ class WorldHost:
         if text is None:
             return ProcessResult(1, stderr=V3_USAGE.encode())
         lists[query] = text
+        meant = self.meant.setdefault(daemon.pipe, {})
+        meant[query] = [sample for of, *sample in daemon.samples() if of == query]
         return ProcessResult(0, text.encode())
 
     # -- processes

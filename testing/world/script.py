@@ -58,7 +58,7 @@ THEMES = {
     "collisions": 0.2,
     "kernel_log": 0.7,
     "nvml": 0.5,
-    "mps_v3": 0.05,
+    "mps_v3": 0.12,
     "direct": 0.4,
 }
 """Theme -> share of the worlds that have it."""
