@@ -29,7 +29,7 @@ FIELDS += (*range(173, 184), *range(269, 272))
 OF_ALL_LINKS = (138, 139)
 SHOWN = {"Utilization": (0,), "UtilizationRates": (0, 1), "BAR1": (0, 2), "Constraints": (0, 1)}
 """The places in a reply that are readings; of other lists the first."""
-MODELS = (((9, 0), 9, 128), ((8, 0), 7, 64), ((7, 0), 5, 64), ((6, 1), 4, 128), ((12, 0), 10, 128))
+MODELS = (((9, 0), 9, 128), ((8, 0), 7, 64), ((7, 0), 5, 64), ((12, 0), 10, 128))
 """Compute capability, NVML's number of the architecture, cores of an SM."""
 MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 GPM = dict(
