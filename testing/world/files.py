@@ -29,10 +29,12 @@ from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
 from testing.world.model import World
 from testing.world.processes import Process
+from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
 
 MEMORY = Path("/dev/shm")
 NAMES = {0: "root", 1001: "anna", 1002: "bert"}
 OPEN_GROUP = 7  # May pass the folder /tmp/closed.
+SHARE_WITH_DMEM = 0.4
 SHARE_IN_PIECES = 0.3
 SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
 
@@ -91,6 +93,11 @@ class ProcFiles:
         self._stepped_ms = 0
         passwd = self._folder / "passwd"
         passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
+        containers = self._folder / "containers"
+        containers.mkdir()
+        (containers / KUBELET_LINK).touch()
+        if world.random("dmem", "used").random() < SHARE_WITH_DMEM:
+            self._write_memory_of_groups()
         closed = self._folder / "root" / "tmp" / "closed"
         (closed / "mps").mkdir(parents=True)
         os.chown(closed, 0, OPEN_GROUP)
@@ -110,6 +117,20 @@ class ProcFiles:
         discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
         self._found: tuple[DaemonFacts, ...] = ()
         weakref.finalize(self, _remove, self._folder)
+
+    def _write_memory_of_groups(self) -> None:
+        """Write what the kernel's dmem controller shows of the control groups of clients."""
+        root = self._folder / "cgroups"
+        root.mkdir()
+        regions = [f"nvidia/0000{gpu.pci[4:]}.0/vidmem" for gpu in self._world.gpus]
+        (root / "dmem.capacity").write_text("".join(f"{one} 150754820096\n" for one in regions))
+        for place, found in zip(PLACES, MEMORY_OF_GROUPS, strict=False):
+            folder = root / place.path[1:]
+            folder.mkdir(parents=True)
+            for name, size in found.items():
+                text = "max" if size is None else size
+                lines = (f"{one} {text}\n" for one in regions)
+                (folder / f"dmem.{name}").write_text("".join(lines))
 
     def view(self, pid: int) -> ProcessView:
         """Return what `doctor --pid` reads."""

@@ -16,6 +16,7 @@ from testing.world.gpus import model_of, sms_of
 from testing.world.host import CLIENT_BYTES, SERVER_BYTES
 from testing.world.model import World
 from testing.world.processes import SMS, Client, Process
+from testing.world.settings import CONTAINER, MEMORY_OF_GROUPS, PLACES
 
 Labels = Mapping[str, object]
 ATTRIBUTES = ("container_id", "pod_uid", "slurm_job_id", "systemd_unit")
@@ -46,6 +47,8 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
             if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
                 yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
     if world.sight.nvml:
+        yield from _groups(page)
+        yield from _places(world, page)
         yield from _stranded(world, page)
     if world.sight.nvml and len(known) == len(world.daemons):
         for name, labels, value in _of_gpus(world):
@@ -84,6 +87,37 @@ def _limits(world: World, daemon: Daemon, page: Page) -> Iterator[str]:
         shown = page.value("mps_client_active_thread_ratio", **here)
         if shown is not None and abs(shown - ratio) > 1e-6:
             yield f"{shown} of the SMs for {client.pid}, not {ratio}"
+
+
+def _groups(page: Page) -> Iterator[str]:
+    """Compare the memory of control groups, if the host shows any, and their owners."""
+    for place, found in zip(PLACES, MEMORY_OF_GROUPS, strict=False):
+        expected = {
+            "memory_used_bytes": found["current"],
+            "memory_soft_limit_bytes": found["min"],
+            "memory_hard_limit_bytes": found["max"],
+            "memory_limited": found["max"] is not None,
+        }
+        for one in page.all("mps_cgroup_memory_used_bytes", cgroup=place.path):
+            for name, true in expected.items():
+                seen = page.value(f"mps_cgroup_{name}", **one.labels)
+                if seen != true:
+                    yield f"mps_cgroup_{name} {one.labels} is {seen}, not {true}"
+    known = {place.path: place.labels for place in PLACES[: len(MEMORY_OF_GROUPS)]}
+    for one in page.all("mps_cgroup_info"):
+        if not known.get(one.labels["cgroup"], {"": ""}).items() <= one.labels.items():
+            yield f"{one.labels}, not {known}"
+
+
+def _places(world: World, page: Page) -> Iterator[str]:
+    """Compare what clients belong to."""
+    for one in page.all("mps_client_cgroup_info"):
+        owners = world.known.get(int(one.labels["pid"]), [])
+        if one.labels["cgroup"] not in {process.settings.place.path for process in owners}:
+            yield f"{one.labels} of no client"
+    for one in page.all("mps_client_info", container_id=CONTAINER["container_id"]):
+        if page.value("mps_container_info", **CONTAINER) != 1:
+            yield f"no name of the container of {one.labels}"
 
 
 def _stranded(world: World, page: Page) -> Iterator[str]:

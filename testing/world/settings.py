@@ -26,7 +26,8 @@ MEMORY: Mapping[str, int | None] = {
     "0=1G,GPU-9=1G": None,
 }
 """Limit -> bytes on the first GPU that the process sees; None: CUDA ignores it (measured)."""
-_ID, _POD = "5f" * 32, "0a1b2c3d-1111-2222-3333-0123456789ab"
+_ID, _DOCKER = "5f" * 32, "6a" * 32
+_POD = "0a1b2c3d-1111-2222-3333-0123456789ab"
 _IN_POD = f"kubepods-pod{_POD.replace('-', '_')}.slice/cri-containerd-{_ID}.scope"
 
 
@@ -51,11 +52,25 @@ PLACES = (
     ),
     Place("0::/user.slice/user-1001.slice/session-3.scope\n", {"systemd_unit": "session-3.scope"}),
     Place(
-        f"4:memory:/docker/{_ID}\n1:name=systemd:/docker/{_ID}\n",
-        {"container_id": f"docker://{_ID}"},
+        f"4:memory:/docker/{_DOCKER}\n1:name=systemd:/docker/{_DOCKER}\n",
+        {"container_id": f"docker://{_DOCKER}"},
     ),
     Place("0::/system.slice/train.service\n", {"systemd_unit": "train.service"}),
 )
+
+
+KUBELET_LINK = f"train-0_ml_main-{_ID}.log"
+CONTAINER = {
+    "container_id": f"containerd://{_ID}",
+    "pod_namespace": "ml",
+    "pod_name": "train-0",
+    "container_name": "main",
+}
+MEMORY_OF_GROUPS = (
+    {"current": 5 << 30, "min": 1 << 30, "max": 8 << 30},
+    {"current": 3 << 30, "min": 0, "max": None},
+)
+"""Use, guarantee, and limit on each GPU, of the first control groups of PLACES."""
 
 
 class Settings(NamedTuple):
