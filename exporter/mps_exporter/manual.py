@@ -20,9 +20,8 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 QUESTIONS = ("docs/faq.md", "docs/sharing.md")
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 3.5
-"""Minimum weight of the words in the heading and of the sequences, if about GPUs or MPS."""
-WANTED_CUDA = 5.2  # The same, if only about CUDA or a library.
+WANTED_EVIDENCE = 3.5  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
+WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0
 """Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
@@ -38,8 +37,9 @@ _IGNORED = re.compile(
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"(gpu|(?<![a-z])mps|time.slicing|\bmig\b)|cuda|cudnn|cublas|nccl|nvidia|nvml|nvlink|daemon-ctr"
-    r"|torch|triton|rapids|\bjax|control daemon|active_thread|pinned_mem|\b(?:xid|ecc)\b"
+    r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
+    r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
+    r"|control daemon|active_thread|pinned_mem|\b(?:xid|ecc)\b"
 )
 """Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
 _APPLE = re.compile(
@@ -48,6 +48,7 @@ _APPLE = re.compile(
 _ERROR_NUMBER = re.compile("(?:cuda )?(?:error )?([0-9]+)")
 APPLE = "is-pytorchs-device-mps-nvidias-mps"
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_ERROR = re.compile(r"\bCUDA_ERROR_\w+|\bcudaError\w+")
 _ERROR_NAME = re.compile("cuda_?error|cuda_mps_|nccl$|xid$")
 
 
@@ -77,7 +78,7 @@ class ManualPage:
     @cached_property
     def heading(self) -> frozenset[str]:
         """Words of the title, of the name, and of what people type."""
-        typed = " ".join(_TYPED.findall(self.source))
+        typed = " ".join(_TYPED.findall(self.source) + _ERROR.findall(self.source))
         return frozenset(_words(f"{self.title} {_CAPITAL.sub(' ', self.name)} {typed}"))
 
     @cached_property
