@@ -26,7 +26,7 @@ WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the head
 WANTED_RUN = 10.0
 """Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
 
-_TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
+_TYPED = re.compile(r"(?<=<!-- typed: ).*?(?= -->)|\bCUDA_ERROR_\w+|\bcudaError\w+", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
@@ -48,7 +48,6 @@ _APPLE = re.compile(
 _ERROR_NUMBER = re.compile("(?:cuda )?(?:error )?([0-9]+)")
 APPLE = "is-pytorchs-device-mps-nvidias-mps"
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_ERROR = re.compile(r"\bCUDA_ERROR_\w+|\bcudaError\w+")
 _ERROR_NAME = re.compile("cuda_?error|cuda_mps_|nccl$|xid$")
 
 
@@ -77,8 +76,8 @@ class ManualPage:
 
     @cached_property
     def heading(self) -> frozenset[str]:
-        """Words of the title, of the name, and of what people type."""
-        typed = " ".join(_TYPED.findall(self.source) + _ERROR.findall(self.source))
+        """Words of the title, of the name, of what people type, and names of CUDA errors."""
+        typed = " ".join(_TYPED.findall(self.source))
         return frozenset(_words(f"{self.title} {_CAPITAL.sub(' ', self.name)} {typed}"))
 
     @cached_property
