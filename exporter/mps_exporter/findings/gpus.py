@@ -127,7 +127,7 @@ def mps_would_help(host: HostFacts, gpu: Gpu) -> Cases:
     "clients use all that their limits allow, and the rest of the GPU is idle.",
     "Raise the percentages: they reserve nothing, and clients share what is there. "
     "Measure the programs with and without.",
-    page="a-percentage-slows-programs-down-while-the-gpu-is-idle",
+    page="no-speed-up-with-mps",
 )
 def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     allowed, activity = gpu.sm_committed_ratio, gpu.reading("sm_activity")
