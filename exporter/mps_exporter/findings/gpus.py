@@ -239,11 +239,10 @@ def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
     # A daemon that has had no server may serve any GPU.
     unsure = [one for one in host.daemons if one.state != "absent" and not one.gpu_uuids]
     asking = [
-        _process_text(host, one, reached)
+        _process_text(host, one, _reached(one, _open_to(host.daemons, one.uid)))
         for one in gpu.direct_processes
         if _wanted(one) is not None and not _serving(host, gpu, one.uid)
-        if (reached := _reached(one, _open_to(host.daemons, one.uid))) == "no daemon runs"
-        or not _open_to(unsure, one.uid)
+        if not _open_to(unsure, one.uid)
     ]
     if asking:
         yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {join_some(asking)}.")
