@@ -42,6 +42,7 @@ class FakeProc:
         sockets: Sequence[str] = (),
         capabilities: int | None = None,
         real_uid: int | None = None,
+        groups: Sequence[int] = (0,),
         mount: int = HOST_MOUNT,
         users: str = INITIAL_USERS,
     ) -> Path:
@@ -54,6 +55,7 @@ class FakeProc:
             sees: The root directory of its mount namespace.
             sockets: Listening sockets in its network namespace.
             real_uid: None: uid.
+            groups: Its group, and its supplementary groups.
             capabilities: None: all of root, none of another user.
             mount: Number of its first mount.
             users: Its user namespace, as uid_map shows it.
@@ -78,6 +80,8 @@ class FakeProc:
         inner = "\t".join(str(number) for number in (pid, *namespace_pids))
         (here / "status").write_text(
             f"Name:\tx\nUid:\t{real_uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
+            f"Gid:\t{groups[0]}\t{groups[0]}\t{groups[0]}\t{groups[0]}\n"
+            f"Groups:\t{' '.join(map(str, groups[1:]))} \n"
             f"CapEff:\t{capabilities:016x}\n"
         )
         self._tell_where(here, mount, users)

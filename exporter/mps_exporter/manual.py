@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from mps_exporter.findings import ADVICE
@@ -19,27 +20,28 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 QUESTIONS = ("docs/faq.md", "docs/sharing.md")
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 5.2
-"""Minimum weight of the words in the heading and of the longest sequence, if about GPUs."""
+WANTED_EVIDENCE = 3.5  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
+WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0
 """Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
 
-_TYPED = re.compile(r"<!-- typed: (.*?) -->", re.DOTALL)
+_TYPED = re.compile(r"(?<=<!-- typed: ).*?(?= -->)|\bCUDA_ERROR_\w+|\bcudaError\w+", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _WORD = re.compile(r"[a-z0-9_]+")
 _NUMBER = re.compile(r"\b\d+\b")
 _IGNORED = re.compile(
-    r"(?<=[a-z]{3})(?:e?(?<!s)s|es?|ed|ing)\b|\b(?:an?|and|are|as|at|be|but|by|can|do|does|for|from"
+    r"(?<=[a-z]{3})(?:e?(?<!s)s|es?|ed|ing|ly)\b|\b(?:an?|and|are|as|at|be|but|by|can|do|does|for|from"
     r"|get|has|have|how|i|if|in|is|it|its|my|of|on|or|so|that|the|this|to|was|we|what|when|which"
     r"|will|with|you)\b"
 )
 _SUBJECT = re.compile(
-    r"cuda|cudnn|cublas|gpu|nccl|nvidia|nvml|nvlink|daemon-ctr|torch|triton|rapids"
-    r"|\bjax|(?<![a-z])mps|control daemon|active_thread|pinned_mem|time.slicing|\b(?:xid|mig|ecc)\b"
+    r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
+    r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
+    r"|control daemon|active_thread|pinned_mem|\b(?:xid|ecc)\b"
 )
-"""Words about GPUs. A text without them needs all its words in a title, or a long sequence."""
+"""Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
 _APPLE = re.compile(
     r"mps (?:backend|framework)|the mps device\b(?! pl)|mps:0|ends\.mps|mps_fall|apple"
 )
@@ -74,7 +76,7 @@ class ManualPage:
 
     @cached_property
     def heading(self) -> frozenset[str]:
-        """Words of the title, of the name, and of what people type."""
+        """Words of the title, of the name, of what people type, and names of CUDA errors."""
         typed = " ".join(_TYPED.findall(self.source))
         return frozenset(_words(f"{self.title} {_CAPITAL.sub(' ', self.name)} {typed}"))
 
@@ -133,7 +135,7 @@ def name_of(url: str | None) -> str | None:
     return name if name in pages() else None
 
 
-def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[ManualPage]:
+def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
     A page with the text as its title, or word for word, is better than others, else the page that
@@ -153,7 +155,9 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
     missing = len({word for word in asked if not counts[word] and not word.isdecimal()})
     whole = sum(weights.values()) + missing * math.log(1 + len(known)) / 2
     ranked = []
-    subject = _SUBJECT.search(text.lower()) and "amdgpu" not in text.lower()
+    pairs = {f" {a} {b} ": weights.get(a, 0.0) + weights.get(b, 0.0) for a, b in pairwise(words)}
+    subjects = [] if "amdgpu" in text.lower() else _SUBJECT.findall(text.lower())
+    least = WANTED_EVIDENCE if any(subjects) else WANTED_CUDA
     for page in known:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
@@ -161,10 +165,13 @@ def search(text: str, most: int = 5, wanted: float = WANTED_SHARE) -> list[Manua
         named = asked == set(_words(page.title)) or text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
         evidence = titled + run
-        enough = evidence >= WANTED_RUN or (evidence >= WANTED_EVIDENCE and found >= wanted * whole)
+        enough = evidence >= WANTED_RUN or (evidence >= least and found >= WANTED_SHARE * whole)
+        paired = sum(weight for pair, weight in pairs.items() if pair in page.sequence)
         heads = asked <= page.heading and whole >= WANTED_HEADING
-        if named or heads or run >= WANTED_RUN or (subject and enough):
-            ranked.append(((named, exact, found + 2 * titled + run, -len(page.words)), page))
+        perhaps = not sure and found >= WANTED_SHARE / 2 * whole > 0
+        if named or heads or run >= WANTED_RUN or (subjects and enough) or perhaps:
+            score = found + 2 * titled + run + 0.3 * paired
+            ranked.append(((named, exact, score, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
 
@@ -182,10 +189,11 @@ def explain(text: str) -> int:
             f"Nothing in the manual is about {text!r}. Give the error text as it is printed, "
             "an alert, a finding or an error number.\nmps-exporter doctor checks this host.\n"
         )
-        found = search(text, most=3, wanted=WANTED_SHARE / 2)
+        found = search(text, most=3, sure=False)
     else:
         print_output(found.pop(0).text.rstrip() + "\n")
     if found:
         others = "".join(f"  {page.name}: {page.title}\n" for page in found)
-        print_output(f"\nFurther pages (mps-exporter explain NAME):\n{others}")
+        which = "Further pages" if status == 0 else "Pages with some of its words"
+        print_output(f"\n{which} (mps-exporter explain NAME):\n{others}")
     return status

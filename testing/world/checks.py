@@ -1,6 +1,7 @@
 """What must be true of the exporter's state at any moment of any world."""
 
 import json
+import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -11,6 +12,8 @@ from typing import Any, Literal
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, findings, recent_incidents
+from mps_exporter.findings.timeline import describe_incident
+from mps_exporter.humanize import UserNames
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
@@ -23,6 +26,7 @@ from mps_exporter.web.status_page import render_page
 from testing.mps_logs import LOGS, numbers, summary
 from testing.outputs import ended_among, texts_of, texts_of_findings, words_of
 from testing.page import Page, text_of
+from testing.world.advice import advice_differences, doctor_differences, untrue, untrue_incident
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.host import WorldHost
@@ -137,7 +141,7 @@ def _comparable(facts: ProcessFacts | DaemonFacts, digits: int) -> str:
     """Return what the world knows of the facts, with the start in the kernel's ticks."""
     if isinstance(facts, ProcessFacts):
         started = round(facts.start_time_seconds, digits)
-        return str(replace(facts, start_time_seconds=started, pid_namespace=None, cgroup=None))
+        return str(replace(facts, start_time_seconds=started, pid_namespace=None))
     inner = [_comparable(one, digits) for one in sorted(facts.processes, key=lambda one: one.pid)]
     return f"{replace(facts, process=None, servers=())} {inner}"
 
@@ -232,6 +236,12 @@ def metrics(moment: Moment) -> Iterator[str]:
     """Metrics have the values of the world, in both formats."""
     if moment.looks:
         yield from differences(moment.world, moment.snapshot)
+        host = None if moment.collector is None else moment.collector._host
+        if isinstance(host, WorldHost):
+            yield from host.gpus.differences(Page(text_of(moment.snapshot)))
+            yield from advice_differences(moment.world, moment.snapshot)
+            if host.procfs is not None:
+                yield from doctor_differences(moment.world, moment.snapshot, host.procfs.view)
 
 
 def blame(moment: Moment) -> Iterator[str]:
@@ -278,6 +288,27 @@ def endings(moment: Moment) -> Iterator[str]:
         for source, text in texts:
             for pid, sentence in ended_among(healthy, text):
                 yield f"{source} ends {pid}: {sentence}"
+
+
+def texts(moment: Moment) -> Iterator[str]:
+    """Each process, user and GPU that a text names is the world's."""
+    if any("forged" in one.truth.unknowable for one in moment.world.daemons.values()):
+        return
+    for snapshot in filter(None, (moment.snapshot, moment.second)):
+        for source, text in texts_of_findings(snapshot):
+            yield from (f"{source}: {one} in {text}" for one in untrue(moment.world, text))
+        for daemon in snapshot.daemons:
+            for one in daemon.incidents:
+                text = describe_incident(one, UserNames(snapshot))
+                yield from (f"incident: {wrong} in {text}" for wrong in untrue(moment.world, text))
+
+
+def incidents(moment: Moment) -> Iterator[str]:
+    """Server, user, clients, times, and causes of incidents are the world's."""
+    for daemon, shown in _knowable(moment):
+        for one in shown.incidents:
+            for text in untrue_incident(moment.world, daemon, one):
+                yield f"{daemon.key}: {text} in {one}"
 
 
 # -- against itself
@@ -378,7 +409,9 @@ def restart(moment: Moment) -> Iterator[str]:
         # Zeros begin with the first line about a user, and with the list of a daemon's GPUs.
         if key[0].startswith(("mps_uid_", "mps_server_client_contexts")):
             before, after = before or None, after or None
-        if before != after and not _explained(moment, key, first, later):
+        known = before is not None and after is not None
+        same = math.isclose(before or 0.0, after or 0.0) if known else before == after
+        if not same and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
 
 
@@ -403,7 +436,17 @@ def _explained(
         return True  # a reply, or a timeout, is shown until the next query
     if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
         return True  # a process keeps the start that was read first
-    if name.startswith("mps_control_") or name.endswith("_active_thread_ratio"):
+    if name == "mps_gpu_client_memory_committed_bytes":
+        return moment.sight != EVERYTHING  # a sum of what can be seen
+    if name.startswith("mps_control_") or name.endswith(
+        (
+            "_active_thread_ratio",
+            "_active_ratio",
+            "_memory_limit_bytes",
+            "_sm_limit",
+            "_occupancy_ratio",
+        )
+    ):
         return key not in later or key not in first  # queried now and then
     if "_last_" in name or (name == "mps_advice" and ADVICE[labels[0]].kind == "blindness"):
         return True  # nothing shows when what had ended before an exporter's start
@@ -418,7 +461,7 @@ def absence(moment: Moment) -> Iterator[str]:
     yield from _differences_from_lists(moment.world, moment.second, moment.later)
     if moment.second is None:
         return
-    hidden = (*HIDDEN.get(moment.sight, ()), "mps_gpu_utilization_ratio")
+    hidden = HIDDEN.get(moment.sight, ())
     for family in render(moment.second, Build("", "", "")):
         if family.spec.name in hidden:
             yield f"{family.spec.name} is {family.samples} {moment.sight}"
@@ -440,6 +483,8 @@ def _differences_from_lists(
         for server in shown.servers:
             what, mark = f"clients of {server.name}", f",{server.name},"
             found.append((what, server.clients_connected, lists.get(CLIENTS), mark))
+        meant, page = host.meant.get(daemon.pipe, {}), Page(text_of(snapshot))
+        yield from _differences_of_meaning(daemon, meant, page, hung=hung)
         for what, seen, text, mark in found:
             true = "unknown" if text is None else text.count(mark)
             absent = (seen is None and hung) or (seen == 0 and not daemon.servers)
@@ -448,6 +493,20 @@ def _differences_from_lists(
         total = make_status(snapshot, WebOptions()).totals.clients
         if total is not None and shown.servers and lists.get(CLIENTS) is None:
             yield f"{total} clients in total, not None"
+
+
+def _differences_of_meaning(
+    daemon: DaemonV3, meant: Mapping[str, list[list[Any]]], page: Page, *, hung: bool
+) -> Iterator[str]:
+    """Compare the page with what the last replies mean; after a hang, their values are absent."""
+    every = [sample for samples in meant.values() for sample in samples]
+    for name, labels, value in every:
+        seen = page.value(name, daemon=daemon.pipe, **labels)
+        if seen != value and not (seen is None and hung):
+            yield f"{name} {labels} is {seen}, not {value}"
+    for name in page.keys() & {name for name, *_ in every}:
+        if len(page.all(name, daemon=daemon.pipe)) > sum(one == name for one, *_ in every):
+            yield f"{name} has more samples than its list"
 
 
 # -- page, metrics, API and doctor
@@ -506,6 +565,6 @@ def _labels(page: Page, metric: str, label: str) -> Counter[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemons, processes, counters, holders, waits, metrics, blame, endings),
+    *(daemons, processes, counters, holders, waits, metrics, blame, texts, incidents, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )

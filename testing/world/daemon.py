@@ -43,6 +43,9 @@ class Daemon(Process):
         self.pipe = f"{PIPE}-{number}" if number else PIPE
         self.multiuser: bool = setting.get("multiuser", False)
         self.gpus = tuple(Gpu(one) for one in setting.get("gpus", range(len(world.gpus))))
+        self.percentage: float = setting.get("percentage", 100.0)
+        self.limits: Mapping[str, str] = setting.get("limits", {})
+        """The defaults of its clients: ordinal of a GPU -> memory."""
         self._pids = count(FIRST_PID + PIDS_OF_A_DAEMON * number)
         self.truth = Truth()
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
@@ -59,6 +62,7 @@ class Daemon(Process):
         """When the last line of each log was written."""
         self.found = False
         """An exporter has seen this process in /proc, and not only its lines."""
+        self.starts: list[int] = []
         self._accounted_ms = 0
         self._ended_ms = 0
         self._retry = 0
@@ -160,6 +164,7 @@ class Daemon(Process):
             return
         self._reset()
         self.pid, self.started_ms, self.exists = next(self._pids), self.world.now_ms, True
+        self.starts.append(self.started_ms)
         self.found = False
         for log in self.renamed:
             self.new_files[log].append(len(self.logs[log]))
@@ -381,14 +386,19 @@ class Daemon(Process):
             }
             for ordinal, gpu in enumerate(self.gpus)
         ]
+        state = {
+            "devices": devices,
+            "default_percentage": self.percentage,
+            "default_limits": self.limits,
+        }
         server = self.server
         if server is None or not server.ready:
-            return {"devices": devices}
+            return state
         clients = [
             {"pid": one.pid, "contexts": _by_ordinal(one)} for one in server.clients if one.contexts
         ]
         shown = {"pid": server.pid, "state": server.state, "clients": clients}
-        return {"devices": devices, "servers": [shown]}
+        return state | {"servers": [shown | {"percentage": self.percentage, "limits": self.limits}]}
 
     # -- clients
 

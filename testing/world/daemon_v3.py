@@ -6,17 +6,24 @@ manual does not say is left out: how servers end, what they log, and what a faul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.merge.inputs import SERVER_PROGRAM
-from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
+from mps_exporter.mps import protocol_v3
 from testing import fake_mps_v3
 from testing.world.daemon import Daemon
-from testing.world.processes import Client, Process
+from testing.world.processes import SMS, Client, Process
 
 if TYPE_CHECKING:
     from testing.world.script import Action
+
+
+CHUNKS = 16
+NAMESPACES = {"default": "8G,unlimited,0", "small": "300M,25.00,1", "free": "unlimited,100.00,0"}
+ALLOWED = {"default": (None, 8 << 30, 0), "small": (0.25, 300 << 20, 1), "free": (1.0, None, 0)}
+"""Namespace -> share of the SMs, memory, and priority that its row means."""
+PARTITIONS = ("large,4,34,false,created,Kp8A", "-,1,8,-,unallocated,-")
 
 
 class DaemonV3(Daemon):
@@ -60,14 +67,80 @@ class DaemonV3(Daemon):
 
     def reply(self, query: str) -> str | None:
         """Return a list; None if this tool does not know the query."""
-        header, *_ = fake_mps_v3.MANUAL.get(query, "").splitlines(keepends=True) or (None,)
-        if header is None or query not in (SERVERS, CLIENTS):
-            return header
-        rows = [
-            f"uid_{one.uid},{one.uid},{one.pid},Ready,{self.pipe}/uid_{one.uid},-,-\n"
-            for one in self.servers
-        ]
-        if query == CLIENTS:
-            there = [one for one in self.served if one.exists]
-            rows = [f"{one.pid},uid_{one.uid},{one.gpus[0]},default,python3\n" for one in there]
-        return "".join((header, *rows))
+        header, *rest = fake_mps_v3.MANUAL.get(query, "").splitlines(keepends=True) or (None,)
+        if header is None:
+            return None
+        rows = self._rows(query)
+        return "".join((header, *(rest if rows is None else rows)))
+
+    def _rows(self, query: str) -> list[str] | None:
+        """Return the rows of a list; None if it is the manual's example."""
+        names = [(one, f"uid_{one.uid}") for one in self.servers]
+        gpus = list(enumerate(self.gpus))
+        match query:
+            case protocol_v3.SERVERS:
+                return [
+                    f"{name},{one.uid},{one.pid},Ready,{self.pipe}/{name},-,-\n"
+                    for one, name in names
+                ]
+            case protocol_v3.CLIENTS:
+                there = [one for one in self.served if one.exists]
+                return [
+                    f"{one.pid},uid_{one.uid},{one.gpus[0]},{self.namespace(one)},python3\n"
+                    for one in there
+                ]
+            case protocol_v3.NAMESPACES:
+                return [
+                    f"{space},{name},Ready,{row},{self.pipe}/{name}/{space}\n"
+                    for _, name in names
+                    for space, row in NAMESPACES.items()
+                ]
+            case protocol_v3.DEVICES:
+                return [
+                    f"{at},{name},{gpu.pci},{gpu.uuid},NVIDIA H200,{SMS},{CHUNKS},-\n"
+                    for _, name in names
+                    for at, gpu in gpus
+                ]
+            case protocol_v3.PARTITIONS:
+                return [
+                    f"{name},{gpu.uuid},{row}\n"
+                    for _, name in names
+                    for _, gpu in gpus
+                    for row in PARTITIONS
+                ]
+        return None
+
+    def namespace(self, client: Client) -> str:
+        return self.world.random(client.key, "namespace").choice(tuple(NAMESPACES))
+
+    def samples(self) -> Iterator[tuple[str, str, dict[str, object], float]]:
+        """Yield query, metric, labels, and value of each sample that the lists mean."""
+        for one in self.servers:
+            of = {"server_name": f"uid_{one.uid}"}
+            where = f"{self.pipe}/uid_{one.uid}"
+            info = {"server": one.pid, "uid": one.uid, "status": "Ready", "pipe_directory": where}
+            yield protocol_v3.SERVERS, "mps_named_server_info", of | info, 1
+            for name, (ratio, size, low) in ALLOWED.items():
+                space = of | {"namespace": name}
+                query = protocol_v3.NAMESPACES
+                limited = {"active_threads": ratio, "pinned_memory": size}
+                for limit, value in limited.items():
+                    labels = space | {"limit": limit}
+                    yield query, "mps_namespace_limited", labels, value is not None
+                if ratio is not None:
+                    yield query, "mps_namespace_active_thread_ratio", space, ratio
+                if size is not None:
+                    yield query, "mps_namespace_pinned_memory_limit_bytes", space, size
+                yield query, "mps_namespace_client_priority", space, low
+            for gpu in self.gpus:
+                here = of | {"uuid": gpu.uuid}
+                yield protocol_v3.DEVICES, "mps_server_device_sms", here, SMS
+                yield protocol_v3.DEVICES, "mps_server_device_chunks", here, CHUNKS
+                large, query = here | {"partition": "large"}, protocol_v3.PARTITIONS
+                yield query, "mps_sm_partition_sms", large, 34
+                yield query, "mps_sm_partition_chunks", large, 4
+                yield query, "mps_sm_partition_unallocated_sms", here, 8
+                yield query, "mps_sm_partition_unallocated_chunks", here, 1
+        for name in ("memacct", "context-share"):
+            labels = {"feature": name, "enabled": "true", "default": "true", "module": name}
+            yield protocol_v3.FEATURES, "mps_control_feature_info", labels, 1

@@ -1,8 +1,11 @@
 """Plays a world through the real collector, and checks it at seeded moments."""
 
-from collections.abc import Callable, Collection, Sequence
+import gzip
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from typing import get_args
@@ -10,18 +13,21 @@ from typing import get_args
 from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
-from mps_exporter.snapshot import RecordingHeader, Snapshot
+from mps_exporter.snapshot import ControlDaemon, RecordingHeader, Snapshot
 from mps_exporter.sources.recording import RecordingWriter
-from testing.mps_logs import LOGS
+from testing.mps_logs import LOGS, summary
+from testing.player import Player
 from testing.world.checks import (
     CHECKS,
     EVERYTHING,
+    RUNNING,
     SETTLING_SECONDS,
     Check,
     Moment,
     Sight,
     violations,
 )
+from testing.world.files import temporary_folder
 from testing.world.host import WorldHost
 from testing.world.model import START_MS, World
 from testing.world.script import Action, generate
@@ -33,6 +39,8 @@ CONFIRMING_MS = 1_500  # Longer than limits_timeouts_intervals.py's EXIT_CONFIRM
 EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.
+REPLAYED = 0.15  # Share of the worlds that are recorded and replayed.
+_UUID = re.compile(r"GPU-[0-9a-f-]{36}")
 SECOND, THOROUGH, LOOKS = 0.1, 0.03, 0.3
 """Share of the moments at which a second exporter starts, at which all texts are checked, and at
 which the page of metrics is."""
@@ -161,7 +169,11 @@ async def play(
 ) -> Result:
     """Play a world to the first moment at which something is violated, or to its end."""
     script = tuple(generate(seed, minutes, pace) if actions is None else actions)
-    played = Play(seed, script, on_observation)
+    recorder, anonymised = None, seed % 2 == 0
+    if Random(f"{seed}/replay").random() < REPLAYED:
+        path = temporary_folder() / "world.rec.gz"
+        recorder = RecordingWriter(path, _header("", anonymised=anonymised))
+    played = Play(seed, script, on_observation if recorder is None else recorder.add)
     world, random = played.world, Random(f"{seed}/scrapes")
     end_ms = START_MS + round(minutes * 60_000)
     previous, _ = await played.collect()
@@ -182,22 +194,61 @@ async def play(
         previous, moments = snapshot, moments + 1
         if played.sight != EVERYTHING:
             played.second = None  # later replies of the control tool are up to 15 s old
+    if recorder is not None:
+        recorder.close()
+        replayed = (await Player(path).to_end()).snapshot
+        text = gzip.decompress(path.read_bytes()).decode()
+        known = {one.pid for one in world.daemons.values() if not one.truth.unknowable}
+        both = [
+            sorted(_parts(daemon) for daemon in one.daemons if daemon.pid in known)
+            for one in (snapshot, replayed)
+        ]
+        found += tuple(_not_replayed(*both, text if anonymised else ""))
+        path.unlink()
     return Result(seed, found, world.lines, moments, script)
+
+
+def _not_replayed(
+    shown: Sequence[Sequence[str]], replayed: Sequence[Sequence[str]], anonymised: str
+) -> Iterator[str]:
+    """Yield what a replay shows differently, and names in an anonymised recording."""
+    for first, second in zip_longest(shown, replayed, fillvalue=()):
+        for one, other in zip_longest(first, second):
+            if one != other:
+                yield f"replay: {other}, not {one}"
+    for name in ("python3", "anna", "bert", "GPU-00000000", "log/d0"):
+        if name in anonymised:
+            yield f"replay: an anonymised recording has {name}"
+
+
+def _parts(daemon: ControlDaemon) -> tuple[str, ...]:
+    """Return what does not depend on the moments of the queries and of the polls."""
+    counted = summary(daemon.counters or {})
+    return (
+        str(daemon.pid),
+        *(_UUID.sub("", f"{one} {counted[one]}") for one in sorted(counted.keys() - {*RUNNING})),
+        str([(one.pid, [client.pid for client in one.clients]) for one in daemon.servers]),
+        str(daemon.waits),
+        *(_UUID.sub("", str(one)) for one in daemon.incidents),
+    )
 
 
 async def record(
     seed: int, minutes: float, actions: Sequence[Action], scenario: str, path: Path
 ) -> None:
     """Write what the exporter saw of a world; mps-exporter demo replays it."""
-    header = RecordingHeader(
+    writer = RecordingWriter(path, _header(scenario))
+    await play(seed, minutes, actions, on_observation=writer.add)
+    writer.close()
+
+
+def _header(scenario: str, *, anonymised: bool = False) -> RecordingHeader:
+    return RecordingHeader(
         scenario=scenario,
         machine="simulated host",
         driver_version="580",
         recorded_at=datetime.fromtimestamp(START_MS / 1000, UTC).isoformat(),
         started_at=START_MS / 1000,
         exporter_version="",
-        anonymised=False,
+        anonymised=anonymised,
     )
-    writer = RecordingWriter(path, header)
-    await play(seed, minutes, actions, on_observation=writer.add)
-    writer.close()

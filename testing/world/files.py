@@ -14,17 +14,27 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mps_exporter.observations import DaemonFacts, LogName, LogsObservation, ProcfsObservation
+from mps_exporter.observations import (
+    DaemonFacts,
+    LogName,
+    LogsObservation,
+    ProcessView,
+    ProcfsObservation,
+)
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
+from mps_exporter.sources.process_view import view_process
 from testing.fake_proc import BOOT_TIME, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
 from testing.world.model import World
 from testing.world.processes import Process
+from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
 
 MEMORY = Path("/dev/shm")
 NAMES = {0: "root", 1001: "anna", 1002: "bert"}
+OPEN_GROUP = 7  # May pass the folder /tmp/closed.
+SHARE_WITH_DMEM = 0.4
 SHARE_IN_PIECES = 0.3
 SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
 
@@ -83,6 +93,17 @@ class ProcFiles:
         self._stepped_ms = 0
         passwd = self._folder / "passwd"
         passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
+        containers = self._folder / "containers"
+        containers.mkdir()
+        (containers / KUBELET_LINK).touch()
+        if world.random("dmem", "used").random() < SHARE_WITH_DMEM:
+            self._write_memory_of_groups()
+        closed = self._folder / "root" / "tmp" / "closed"
+        (closed / "mps").mkdir(parents=True)
+        os.chown(closed, 0, OPEN_GROUP)
+        closed.chmod(0o710)
+        for folder in ("root", "root/tmp", "root/tmp/closed/mps"):
+            (self._folder / folder).chmod(0o755)
         self._discovery = discovery = DaemonDiscovery(
             str(self._proc.root),
             str(passwd),
@@ -94,11 +115,31 @@ class ProcFiles:
         for one in (discovery, discovery._processes):
             one._calls = AtOnce()  # type: ignore[assignment]
         discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
+        self._found: tuple[DaemonFacts, ...] = ()
         weakref.finalize(self, _remove, self._folder)
+
+    def _write_memory_of_groups(self) -> None:
+        """Write what the kernel's dmem controller shows of the control groups of clients."""
+        root = self._folder / "cgroups"
+        root.mkdir()
+        regions = [f"nvidia/0000{gpu.pci[4:]}.0/vidmem" for gpu in self._world.gpus]
+        (root / "dmem.capacity").write_text("".join(f"{one} 150754820096\n" for one in regions))
+        for place, found in zip(PLACES, MEMORY_OF_GROUPS, strict=False):
+            folder = root / place.path[1:]
+            folder.mkdir(parents=True)
+            for name, size in found.items():
+                text = "max" if size is None else size
+                lines = (f"{one} {text}\n" for one in regions)
+                (folder / f"dmem.{name}").write_text("".join(lines))
+
+    def view(self, pid: int) -> ProcessView:
+        """Return what `doctor --pid` reads."""
+        self._write()
+        return view_process(pid, self._found, str(self._proc.root))
 
     def discover(self) -> tuple[DaemonFacts, ...]:
         self._write()
-        found = self._discovery.discover((), search=True)
+        self._found = found = self._discovery.discover((), search=True)
         # No process of this machine holds their locks.
         self._discovery._found = tuple(
             replace(
@@ -144,7 +185,13 @@ class ProcFiles:
         self._proc.add(
             process.pid,
             argv=(f"/usr/bin/{process.name}", *process.arguments),
-            environ=self._environment(process),
+            environ={
+                "PATH": "/usr/bin",
+                **self._environment(process),
+                **({"LD_PRELOAD": "/lib/libvgpu.so"} if process.settings.limiter else {}),
+            },
+            cgroup=process.settings.place.cgroup,
+            groups=process.groups,
             uid=process.uid,
             parent=process.parent_pid,
             state="T" if process.stopped else "S",

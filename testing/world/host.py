@@ -2,19 +2,19 @@
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from mps_exporter.mps.protocol_v3 import SERVERS
 from mps_exporter.observations import (
     AddressRanges,
     DaemonFacts,
-    GpuObservation,
     GpuProcess,
     KernelLine,
     KernelObservation,
     LogName,
     LogsObservation,
     NvmlObservation,
-    Outcome,
     ProcessFacts,
     ProcfsObservation,
 )
@@ -28,8 +28,9 @@ from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.files import NAMES, LogFiles, ProcFiles
+from testing.world.gpus import Gpus
 from testing.world.model import World
-from testing.world.processes import Client, Process
+from testing.world.processes import Client, Direct, Process
 
 ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"
@@ -55,6 +56,7 @@ class WorldHost:
         if os.geteuid() == 0:
             self.procfs = ProcFiles(world, self._clock, self._environment)
         self.logs = LogFiles(world, hidden, history=history)
+        self.gpus = Gpus(world, self._clock)
         self._exits_seen = len(world.exits) if history else 0
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
         self._watched: set[int] = set()
@@ -63,6 +65,8 @@ class WorldHost:
         self.lists: dict[str, dict[str, str | None]] = {}
         """Pipe directory of an MPS v3 daemon -> its replies since the last query of its servers,
         and None for each query to which none came."""
+        self.meant: dict[str, dict[str, list[list[Any]]]] = {}
+        """The same -> query -> metric, labels, and value of each sample that its reply means."""
         self.control = ControlTool("tool", 2.0, 5.0, run=self._run, now=self.now, clock=self._clock)
 
     def now(self) -> float:
@@ -116,6 +120,8 @@ class WorldHost:
         if text is None:
             return ProcessResult(1, stderr=V3_USAGE.encode())
         lists[query] = text
+        meant = self.meant.setdefault(daemon.pipe, {})
+        meant[query] = [sample for of, *sample in daemon.samples() if of == query]
         return ProcessResult(0, text.encode())
 
     # -- processes
@@ -130,9 +136,9 @@ class WorldHost:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = process.daemon.pipe
             if len(process.gpus) < len(process.daemon.gpus):
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, process.gpus))
-            if process.percentage is not None:
-                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{process.percentage:g}"
-        return environment
+        if isinstance(process, Direct) and process.directory is not None:
+            environment["CUDA_MPS_PIPE_DIRECTORY"] = process.directory
+        return environment | process.settings.environment
 
     def _facts(self, process: Process) -> ProcessFacts:
         return ProcessFacts(
@@ -145,6 +151,8 @@ class WorldHost:
             parent_pid=process.parent_pid,
             namespace_pids=(process.pid,),
             mps_environment=self._environment(process),
+            cgroup=process.settings.place.cgroup,
+            limiter="HAMi-core" if process.settings.limiter else "",
         )
 
     def _daemons(self) -> tuple[DaemonFacts, ...]:
@@ -232,23 +240,10 @@ class WorldHost:
         del deadline_seconds
         if not self._world.sight.nvml:
             raise SourceError("no GPU here")
-        gpus = tuple(
-            GpuObservation(
-                gpu.index,
-                gpu.uuid,
-                name="NVIDIA H200",
-                pci_bus_id=f"0000{gpu.pci}.0",
-                sm_count=132,
-                compute_mode="default",
-                processes=tuple(self._gpu_processes(gpu.index)),
-            )
-            for gpu in self._world.gpus
-        )
+        found = self.gpus.read(lambda index: tuple(self._gpu_processes(index)))
         v3 = any(isinstance(one, DaemonV3) for one in self._world.daemons.values())
         driver = "615.71.09" if v3 else "580.159.04"
-        return NvmlObservation(
-            self.now(), Outcome.OK, driver_version=driver, cuda_version="13.0", gpus=gpus
-        )
+        return replace(found, driver_version=driver)
 
     def _gpu_processes(self, index: int) -> Iterator[GpuProcess]:
         """Yield the servers, and the clients that have a context here or lost it with a server."""
@@ -258,6 +253,8 @@ class WorldHost:
                 if index in here and server.ready:
                     yield GpuProcess(server.pid, "compute", SERVER_BYTES)
         for process in self._world.processes.values():
+            if isinstance(process, Direct) and process.gpu.index == index:
+                yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
             if isinstance(process, Client) and process.active_ms is not None:
                 used = [process.daemon.gpus[ordinal].index for ordinal in process.gpus]
                 if index in used and process.alive:

@@ -10,15 +10,16 @@ from random import Random
 from testing.mps_logs import EIGHT
 from testing.world.daemon import PIDS_OF_A_DAEMON, Daemon
 from testing.world.daemon_v3 import DaemonV3
-from testing.world.processes import Client, Gpu, Process
+from testing.world.processes import Client, Direct, Gpu, Process
 from testing.world.script import Action
+from testing.world.settings import choose
 from testing.world.truth import Truth
 
 START_MS = round(EIGHT * 1000)
 RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
-FIRST_CLIENT_PID = 200_000
+FIRST_CLIENT_PID, FIRST_DIRECT_PID = 200_000, 100_000
 
 
 @dataclass(eq=False)
@@ -46,7 +47,10 @@ class World:
         """Pipe directory -> daemon."""
         self.clients: dict[str, Client] = {}
         """Name -> client, including ended clients."""
+        self.directs: dict[str, Direct] = {}
         self.processes: dict[int, Process] = {}
+        self.known: dict[int, list[Process]] = {}
+        """PID -> all processes that had it."""
         """PID -> existing process."""
         self.gpus: tuple[Gpu, ...] = (Gpu(0),)
         self.exits: list[tuple[int, int]] = []
@@ -98,6 +102,7 @@ class World:
 
     def add(self, process: Process) -> None:
         self.processes[process.pid] = process
+        self.known.setdefault(process.pid, []).append(process)
 
     def end_process(self, process: Process) -> None:
         if process.exists:
@@ -153,6 +158,8 @@ class World:
             self._set_clock(action.values["seconds"] * 1000)
         elif action.kind == "start_daemon":
             self._start_daemon(action)
+        elif action.target.startswith("x"):
+            self._act_directly(action)
         elif action.kind == "start_client":
             self._start_client(action)
         elif action.target in self.clients:
@@ -211,7 +218,8 @@ class World:
             daemon=daemon,
             gpus=tuple(values.get("gpus", daemon.ordinals)),
             busy=values.get("busy", True),
-            percentage=values.get("percentage"),
+            settings=choose(self.random(action.target, "settings")),
+            groups=(100, *self.random(action.target, "groups").choice(((), (100, 7), (7, 8)))),
         )
         if daemon.may_arrive(client):  # often not: the rest is for a client that comes
             client.reservations = self._reservations(values.get("fork_of", action.target))
@@ -220,6 +228,24 @@ class World:
             daemon.accept(partial(daemon.arrive, client))
         else:
             self._retry_unless(False, action)
+
+    def _act_directly(self, action: Action) -> None:
+        """Start or end a process without MPS."""
+        if (ended := self.directs.pop(action.target, None)) is not None:
+            self.end_process(ended)
+            return
+        number = int(action.target[1:])
+        self.directs[action.target] = direct = Direct(
+            pid=FIRST_DIRECT_PID + number,
+            uid=action.values["uid"],
+            started_ms=self.now_ms,
+            name="python3",
+            settings=choose(self.random(action.target, "settings")),
+            groups=(100, *self.random(action.target, "groups").choice(((), (7, 8)))),
+            gpu=self.gpus[action.values["gpu"]],
+            directory=action.values["directory"],
+        )
+        self.add(direct)
 
     def _is_known(self, client: Client) -> bool:
         """Return whether its PID is in use, or its daemon still has it: that was not measured."""

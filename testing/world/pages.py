@@ -12,13 +12,16 @@ from mps_exporter.snapshot import Histogram, Snapshot
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon
 from testing.world.files import NAMES
+from testing.world.gpus import model_of, sms_of
 from testing.world.host import CLIENT_BYTES, SERVER_BYTES
 from testing.world.model import World
-from testing.world.processes import Client, Process
+from testing.world.processes import SMS, Client, Process
+from testing.world.settings import CONTAINER, MEMORY_OF_GROUPS, PLACES
 
 Labels = Mapping[str, object]
+ATTRIBUTES = ("container_id", "pod_uid", "slurm_job_id", "systemd_unit")
+LONGEST_QUERY_MS = 40_000
 Expected = tuple[str, Labels, float]
-SMS = 132
 
 
 def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
@@ -38,11 +41,14 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
             if seen is None or abs(seen - value) > 0.006:
                 yield f"{name} {daemon.pipe} {labels} is {seen}, not {value}"
         yield from _lines(daemon, page)
+        yield from _limits(world, daemon, page)
         names = [name for name, _, _ in expected]
         for name in set(names):
             if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
                 yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
     if world.sight.nvml:
+        yield from _groups(page)
+        yield from _places(world, page)
         yield from _stranded(world, page)
     if world.sight.nvml and len(known) == len(world.daemons):
         for name, labels, value in _of_gpus(world):
@@ -58,6 +64,60 @@ def _lines(daemon: Daemon, page: Page) -> Iterator[str]:
         read = page.value("mps_control_log_lines_total", daemon=daemon.pipe, log=log) or 0
         if not least <= read <= (most := daemon.logs[log].count(b"\n")):
             yield f"{read:g} lines of {daemon.pipe}, {log}, not {least} to {most}"
+
+
+def _limits(world: World, daemon: Daemon, page: Page) -> Iterator[str]:
+    """Compare the limits of clients: the lower of a client's own and the daemon's default."""
+    server = daemon.server
+    for client in server.clients if server is not None else ():
+        here = {"daemon": daemon.pipe, "pid": client.pid}
+        ratio = min(client.settings.ratio or 1.0, daemon.percentage / 100)
+        own = client.settings.bytes
+        for place, ordinal in enumerate(client.gpus if client.complete else ()):
+            uuid = daemon.gpus[ordinal].uuid
+            sms = sms_of(model_of(world, uuid), ratio) if world.sight.nvml else None
+            seen = page.value("mps_client_sm_limit", uuid=uuid, **here)
+            if seen is not None and seen != sms:
+                yield f"{seen} SMs for {client.pid}, not {sms}"
+            default = 1 << 30 if str(ordinal) in daemon.limits else None
+            known = [one for one in (default, None if place else own) if one is not None]
+            limit = page.value("mps_client_memory_limit_bytes", uuid=uuid, **here)
+            if limit not in (None, min(known, default=None), own):
+                yield f"{limit} bytes for {client.pid} on {uuid}, not {known}"
+        shown = page.value("mps_client_active_thread_ratio", **here)
+        if shown is not None and abs(shown - ratio) > 1e-6:
+            yield f"{shown} of the SMs for {client.pid}, not {ratio}"
+
+
+def _groups(page: Page) -> Iterator[str]:
+    """Compare the memory of control groups, if the host shows any, and their owners."""
+    for place, found in zip(PLACES, MEMORY_OF_GROUPS, strict=False):
+        expected = {
+            "memory_used_bytes": found["current"],
+            "memory_soft_limit_bytes": found["min"],
+            "memory_hard_limit_bytes": found["max"],
+            "memory_limited": found["max"] is not None,
+        }
+        for one in page.all("mps_cgroup_memory_used_bytes", cgroup=place.path):
+            for name, true in expected.items():
+                seen = page.value(f"mps_cgroup_{name}", **one.labels)
+                if seen != true:
+                    yield f"mps_cgroup_{name} {one.labels} is {seen}, not {true}"
+    known = {place.path: place.labels for place in PLACES[: len(MEMORY_OF_GROUPS)]}
+    for one in page.all("mps_cgroup_info"):
+        if not known.get(one.labels["cgroup"], {"": ""}).items() <= one.labels.items():
+            yield f"{one.labels}, not {known}"
+
+
+def _places(world: World, page: Page) -> Iterator[str]:
+    """Compare what clients belong to."""
+    for one in page.all("mps_client_cgroup_info"):
+        owners = world.known.get(int(one.labels["pid"]), [])
+        if one.labels["cgroup"] not in {process.settings.place.path for process in owners}:
+            yield f"{one.labels} of no client"
+    for one in page.all("mps_client_info", container_id=CONTAINER["container_id"]):
+        if page.value("mps_container_info", **CONTAINER) != 1:
+            yield f"no name of the container of {one.labels}"
 
 
 def _stranded(world: World, page: Page) -> Iterator[str]:
@@ -134,7 +194,11 @@ def _of_daemon(world: World, daemon: Daemon) -> Iterator[Expected]:
         of_client = {**of_server, "pid": client.pid}
         if not client.exists:
             continue
-        yield "mps_client_info", {**of_client, **_owner(client), "command": client.name}, 1
+        place = client.settings.place.labels
+        info = {**of_client, **_owner(client), **place, "command": client.name}
+        yield "mps_client_info", {**dict.fromkeys(ATTRIBUTES, ""), **info}, 1
+        if client.settings.low_priority:
+            yield "mps_client_priority", of_client, 1
         for ordinal in set(client.contexts.values()):
             where = {**of_client, "uuid": daemon.gpus[ordinal].uuid}
             count = list(client.contexts.values()).count(ordinal)

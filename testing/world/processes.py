@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from testing.world.settings import NOTHING_SET, Settings
+
 if TYPE_CHECKING:
     from testing.world.daemon import Daemon
+
+
+SMS = 132
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Process:
     parent_pid: int = 1
     exists: bool = True
     stopped: bool = False
+    settings: Settings = NOTHING_SET
+    groups: tuple[int, ...] = (0,)  # Its group, and its supplementary groups.
 
     @property
     def ready(self) -> bool:
@@ -42,12 +49,19 @@ class Process:
 
 
 @dataclass(eq=False, kw_only=True)
+class Direct(Process):
+    """A process that computes without MPS."""
+
+    gpu: Gpu
+    directory: str | None = None  # Its CUDA_MPS_PIPE_DIRECTORY.
+
+
+@dataclass(eq=False, kw_only=True)
 class Client(Process):
     key: str
     daemon: Daemon
     gpus: tuple[int, ...]  # Ordinals among the daemon's GPUs.
     busy: bool = True  # It waits for its kernels all the time, so it notices a fault at once.
-    percentage: float | None = None
     reservations: tuple[tuple[int, int], ...] = ()
     """Address ranges without access: one for each context, and its memory."""
     mapped_ms: int | None = None  # When an exporter had read its address ranges.

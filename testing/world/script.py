@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
+from testing.mps_logs import PIPE
+
 USERS = (1001, 1002, 1003)
 STRANGER = 1004  # A user without a daemon.
 
@@ -14,6 +16,8 @@ Kind = Literal[
     "kill_daemon",
     "quit",
     "start_client",
+    "start_direct",
+    "end_direct",
     "end_client",
     "fault",
     "terminate",
@@ -54,7 +58,8 @@ THEMES = {
     "collisions": 0.2,
     "kernel_log": 0.7,
     "nvml": 0.5,
-    "mps_v3": 0.05,
+    "mps_v3": 0.12,
+    "direct": 0.4,
 }
 """Theme -> share of the worlds that have it."""
 OF_DAEMONS: tuple[tuple[Kind, str, int], ...] = (
@@ -102,7 +107,22 @@ def generate(seed: int, minutes: float, pace: float = 1.0) -> tuple[Action, ...]
     daemons = gpus if plan.has("daemons") and not plan.has("mps_v3") else 1
     for number in range(daemons):
         actions += _daemon(plan, number, (number,) if daemons > 1 else tuple(range(gpus)), daemons)
+    if plan.has("direct"):
+        for number in range(round(plan.minutes)):
+            actions += _direct(plan, number, gpus)
     return tuple(sorted(replace(one, at=one.at / pace) for one in actions))
+
+
+def _direct(plan: Plan, number: int, gpus: int) -> Iterator[Action]:
+    """Yield a process without MPS, which may name a daemon's directory, or another one."""
+    name, start = f"x{number}", plan.moment(random := plan.random("x", number))
+    values = {
+        "uid": random.choice((*USERS, STRANGER)),
+        "gpu": random.randrange(gpus),
+        "directory": random.choice((None, PIPE, f"{PIPE}-1", "/tmp/none", "/tmp/closed/mps")),
+    }
+    yield Action(start, "start_direct", name, values)
+    yield Action(start + random.uniform(5.0, 120.0), "end_direct", name)
 
 
 def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Iterator[Action]:
@@ -113,6 +133,9 @@ def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Ite
     v3 = plan.has("mps_v3")
     multiuser = uid == 0 and not v3 and plan.has("users") and random.random() < 0.2
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser, "v3": v3}
+    default = plan.random(name, "default")
+    setting["percentage"] = default.choice((100.0, 100.0, 60.0))
+    setting["limits"] = default.choice(({}, {"0": "1G"}))
     yield Action(0.0, "start_daemon", name, setting)
     users = (uid, uid, uid, STRANGER) if uid else USERS if plan.has("users") else (0,)
     for client in range(round(plan.minutes * random.uniform(0.5, 6.0) / daemons)):
@@ -151,8 +174,6 @@ def _client(plan: Plan, name: str, users: tuple[int, ...], gpus: int) -> Iterato
     values: dict[str, Any] = {"uid": random.choice(users), "busy": random.random() < 0.7}
     if faults or random.random() < 0.7:
         values["gpus"] = (random.randrange(gpus),)
-    if random.random() < 0.1:
-        values["percentage"] = random.choice((10.0, 25.0, 50.0))
     if random.random() < 0.05:
         values["pid_of"] = f"{other}{random.randrange(20)}"
     if faults and random.random() < 0.05:

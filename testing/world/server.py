@@ -96,7 +96,11 @@ class Server(Process):
             f"Created anonymous shared memory region mps.shm.{self.uid}.{self.pid}",
             "CUDA MPS Server for Linux/Unix. Binary version: 13000",
             "Display Driver version: 580",
-            "Active Threads Percentage set to 100.0",
+            f"Active Threads Percentage set to {self.daemon.percentage}",
+            *(
+                f"Device pinned memory limit for device {one} set to 0x40000000 bytes"
+                for one in self.daemon.limits  # recordings/samples/thread-percentages
+            ),
             "Server Priority set to 0",
             "Server has started",
         )

@@ -73,7 +73,7 @@ def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     left = {one.pid for one in daemon.waits if not one.dead} - {0, *(one.pid for one in hung)}
     waiting = processes(sorted(left)) or "what waits in the queue"
     more += f" Do not kill {waiting}: a dead queue entry makes the next ghost."
-    seen = "that server. Its process is not visible (ps -C nvidia-cuda-mps-server lists all)"
+    seen = "that server. Its process is not visible (pgrep -af nvidia-cuda-mps-server lists all)"
     if may_be_ended(server):
         seen = f"server {server.pid} (with SIGKILL, after a look at its name) to free the queue"
     return f"End {seen}. Do not restart the daemon.{more}"
@@ -218,7 +218,7 @@ def server_in_fault(host: HostFacts, daemon: ControlDaemon, server: Server) -> C
         until, them = "the client that it hit has exited", "it"
         if len(hit) > 1:
             until, them = f"the {len(hit)} clients that it hit have exited", "them"
-        remedy = f"{those} cannot use the GPU any more: end {them}, and leave the others."
+        remedy = f"{those} cannot use the GPU any more: end {them} (at last by SIGKILL), no others."
     failed = (one for one in daemon.servers if one.state == "FAULT")
     yield Case(
         f"{capitalize(host.server(server))} is in FAULT after a fatal GPU error: it accepts no new "
@@ -239,7 +239,7 @@ def _torn_down(server: Server) -> list[Client]:
     "critical",
     "A GPU has fallen off the bus",
     "No program can use it, and programs that ran there are lost.",
-    "Drain the host, whose other programs may be healthy. Then a reset or a reboot may help.",
+    "End a ghost server, if any; drain the host (it waits for the lost programs, too); then reset.",
     alert="MpsGpuMissing",
     summary="A GPU that was present no longer responds.",
 )

@@ -127,7 +127,7 @@ def mps_would_help(host: HostFacts, gpu: Gpu) -> Cases:
     "clients use all that their limits allow, and the rest of the GPU is idle.",
     "Raise the percentages: they reserve nothing, and clients share what is there. "
     "Measure the programs with and without.",
-    page="a-percentage-slows-programs-down-while-the-gpu-is-idle",
+    page="no-speed-up-with-mps",
 )
 def limit_idles_gpu(_: HostFacts, gpu: Gpu) -> Cases:
     allowed, activity = gpu.sm_committed_ratio, gpu.reading("sm_activity")
@@ -236,10 +236,13 @@ def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
     page=NO_EFFECT,
 )
 def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
+    # A daemon that has had no server may serve any GPU.
+    unsure = [one for one in host.daemons if one.state != "absent" and not one.gpu_uuids]
     asking = [
-        _process_text(host, one, "no daemon runs")
+        _process_text(host, one, _reached(one, _open_to(host.daemons, one.uid)))
         for one in gpu.direct_processes
         if _wanted(one) is not None and not _serving(host, gpu, one.uid)
+        if not _open_to(unsure, one.uid)
     ]
     if asking:
         yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {join_some(asking)}.")

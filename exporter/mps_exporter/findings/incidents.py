@@ -68,7 +68,7 @@ def server_crashed(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
 @of_incident(
     "critical",
     "A server could not start",
-    "The daemon retries twenty times a second for as long as a client waits.",
+    "The daemon retries at once: six times, or for as long as a client waits.",
     alert="MpsServerCrashLooping",
     summary="MPS servers fail to start repeatedly; no client is served.",
     page="server-encountered-a-fatal-exception",
@@ -145,7 +145,7 @@ def _start_failure(
         text = "Its cause could not be seen. The last lines of server.log show what it did."
         causes = list(_possible_causes(daemon, snapshot, seen))
         if not causes:
-            remedy = "The daemon retries for as long as a client waits. server.log shows the cause."
+            remedy = "See the last lines of server.log."
             return text, remedy
         text += " Possible:"
     return f"{text} {'; '.join(cause for cause, _ in causes)}.", " ".join(do for _, do in causes)

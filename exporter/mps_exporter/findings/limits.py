@@ -38,8 +38,8 @@ def _memory_excess(own: int | None, default: int) -> str:
     "A running client keeps the limits that its server had when it connected. One that started "
     "before its daemon was configured has none, without a message.",
     "Its owner can start it again, if the default is meant for it. A server that was started "
-    "before keeps its own limits for new clients, too, until all of its clients have exited. "
-    "Configure a daemon before programs can start.",
+    "before keeps its own limits for new clients, too, also while it is idle; "
+    "set_active_thread_percentage and set_device_pinned_mem_limit change them.",
     page=NO_EFFECT,
 )
 def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:

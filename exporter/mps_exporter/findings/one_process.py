@@ -149,9 +149,7 @@ class Subject:
     def in_queue(self) -> HostFacts:
         """The host with the clients of others, and of their waits only the dead."""
         queues = tuple(
-            replace(
-                one, waits=tuple(wait for wait in one.waits if wait.dead or wait.pid == self.pid)
-            )
+            replace(one, waits=(*(w for w in one.waits if w.dead), *_waits_of(self.pid, one)))
             for one in self.snapshot.daemons
         )
         return replace(self.alone, snapshot=replace(self.snapshot, daemons=queues))
@@ -208,6 +206,12 @@ def _subject(
     return Subject(pid, snapshot, found, seen, view is None, alone, daemon)
 
 
+def _waits_of(pid: int, daemon: ControlDaemon) -> tuple[Wait, ...]:
+    """Return a process's waits; an ordinary user's log can claim that any process waits."""
+    owner = daemon.facts.user if daemon.facts.limited else None
+    return tuple(one for one in daemon.waits if one.pid == pid and owner in (None, one.uid))
+
+
 def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
     """Return the host without all other clients, waits, and processes on GPUs."""
     hosts, devices = [], []
@@ -216,8 +220,7 @@ def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
             replace(server, clients=tuple(one for one in server.clients if one.pid == pid))
             for server in daemon.servers
         ]
-        waits = [one for one in daemon.waits if one.pid == pid]
-        hosts.append(replace(daemon, servers=tuple(servers), waits=tuple(waits)))
+        hosts.append(replace(daemon, servers=tuple(servers), waits=_waits_of(pid, daemon)))
     for gpu in snapshot.gpus:
         direct = tuple(one for one in gpu.direct_processes if one.pid == pid)
         lost = tuple(one for one in gpu.stranded_pids or () if one == pid)

@@ -374,7 +374,7 @@ _reading(
     "mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_FIELDS} 197, {_GPM} 20"
 ).means(f"Bytes from the GPU over PCIe, protocol included. {_HOPPER}")
 _reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
-    "PCIe packets sent again, since the driver was loaded."
+    "PCIe packets sent again, since the GPU was reset."
 )
 _rare(
     "mps_gpu_pcie_errors_total",

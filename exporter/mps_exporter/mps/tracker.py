@@ -177,7 +177,7 @@ class DaemonTracker:
             _update_missing_since(server, now, alive(server.pid, server.started_at))
             server.note_missing_queued(alive)
             for client in server.clients:
-                if client.pid:
+                if client.pid and client.connected_at <= now:  # a replay repeats an older scan
                     _update_missing_since(client, now, alive(client.pid, client.connected_at))
         if not any(state.readable.values()):
             self.advance_to(now)

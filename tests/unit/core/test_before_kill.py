@@ -70,14 +70,6 @@ def test_a_queued_process_is_not_to_be_ended() -> None:
     assert not before_kill(77, snapshot(daemon(server(BUSY), waits=(dead,)))).in_danger
 
 
-def test_a_queue_that_cannot_be_seen_is_not_called_harmless() -> None:
-    """A v3 daemon shows no queue, and a container's daemon no PID of this host."""
-    hidden = snapshot(daemon(server(BUSY), waits=(Wait(0, 1002, NOW - 10, 1001),)))
-    assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
-    assert not before_kill(77, hidden, 1001).in_danger
-    assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
-
-
 def test_what_could_not_be_read_is_not_called_harmless() -> None:
     blind = snapshot(daemon(server(), logs=()))
     assert "server.log could not be read: not known" in before_kill(99, blind).text[0]
@@ -86,10 +78,14 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         advice = before_kill(11, host)
         assert advice.in_danger
         assert "others may be lost with it" in " ".join(advice.text)
-    for name in ("logs", "nvml"):
+    for name in ("logs", "nvml"):  # NVML lists no clients
         failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
-        found = before_kill(99, replace(HOST, collectors=failed))
-        assert found.in_danger == (name == "logs"), "NVML lists no clients"
+        assert before_kill(99, replace(HOST, collectors=failed)).in_danger == (name == "logs")
+    # A process in the queue of a container has no PID of this host; a v3 daemon shows no queue.
+    hidden = snapshot(daemon(server(BUSY), waits=(Wait(0, 1002, NOW - 10, 1001),)))
+    assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
+    assert not before_kill(77, hidden, 1001).in_danger
+    assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(

@@ -26,6 +26,11 @@ def test_what_no_page_is_about_is_not_found(text: str, capsys: pytest.CaptureFix
     assert "Nothing in the manual" in capsys.readouterr().out
 
 
+def test_pages_with_some_words_are_named_as_that(capsys: pytest.CaptureFixture[str]) -> None:
+    assert manual.explain("chroot: failed to run command 'sh': No such file or directory") == 1
+    assert "Pages with some of its words" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ADVICE)
 def test_each_finding_has_its_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     advice = ADVICE[name]
