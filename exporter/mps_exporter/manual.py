@@ -20,7 +20,7 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 QUESTIONS = ("docs/faq.md", "docs/sharing.md")
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 3.5  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
+WANTED_EVIDENCE = 3.0  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
 WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0
@@ -170,7 +170,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         heads = asked <= page.heading and whole >= WANTED_HEADING
         perhaps = not sure and found >= WANTED_SHARE / 2 * whole > 0
         if named or heads or run >= WANTED_RUN or (subjects and enough) or perhaps:
-            score = found + 2 * titled + run + 0.3 * paired
+            score = found + 2 * titled + run + 0.5 * paired
             ranked.append(((named, exact, score, -len(page.words)), page))
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 

@@ -13,7 +13,7 @@ from testing.world.daemon import Daemon
 from testing.world.files import NAMES, OPEN_GROUP
 from testing.world.gpus import mode_of, model_of
 from testing.world.model import World
-from testing.world.processes import Client, Direct, Process
+from testing.world.processes import SMS, Client, Direct, Process
 from testing.world.server import Server
 
 Expected = dict[tuple[str, str], set[int]]
@@ -36,6 +36,7 @@ def advice_differences(world: World, snapshot: Snapshot) -> Iterator[str]:
             subjects.add(gpu.uuid)
             known = {one.pipe_directory for one in snapshot.daemons if one.gpu_uuids}
             _of_gpu(world, gpu, known, expected)
+    yield from _unread(world, snapshot)
     seen: Expected = defaultdict(set)
     for one in findings(snapshot):
         key = one.advice.name, one.uuid or one.daemon
@@ -53,6 +54,12 @@ def advice_differences(world: World, snapshot: Snapshot) -> Iterator[str]:
             yield f"{key} is {'' if key in seen else 'not '}found: {texts}"
         elif (wrong := seen[key] - expected[key]) or (not seen[key] and expected[key]):
             yield f"{key} names {wrong}, not {expected[key]}"
+
+
+def _unread(world: World, snapshot: Snapshot) -> Iterator[str]:
+    texts = [one.evidence for one in findings(snapshot) if one.advice.name == "source_unreadable"]
+    if any("no GPU here" in text for text in texts) == world.sight.nvml:
+        yield f"source_unreadable: {texts}"
 
 
 OF_DAEMONS = (
@@ -126,6 +133,8 @@ def doctor_differences(
 ) -> Iterator[str]:
     """Yield what `doctor --pid` says wrongly about a process."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
+    served = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
+    seen_gpus = frozenset(served & {gpu.uuid for gpu in snapshot.gpus})
     ended = [pid for pid, _ in world.exits[-3:] if pid not in world.processes]
     for process in [*world.processes.values()][-8:]:
         if isinstance(process, Client | Direct):
@@ -140,7 +149,7 @@ def doctor_differences(
                 )
             for text in (
                 *_of_view(process, seen),
-                *_of_checks(process, checks, nvml=world.sight.nvml),
+                *_of_checks(process, checks, seen_gpus, nvml=world.sight.nvml),
             ):
                 yield f"doctor --pid {process.pid}: {text}"
     for pid in ended:
@@ -167,33 +176,50 @@ def _of_view(process: Client | Direct, seen: ProcessView) -> Iterator[str]:
         yield f"the path is {seen.path_error or 'open'}"
 
 
-def _of_checks(process: Client | Direct, checks: list[Check], *, nvml: bool) -> Iterator[str]:
+def _of_checks(
+    process: Client | Direct, checks: list[Check], seen_gpus: frozenset[str], *, nvml: bool
+) -> Iterator[str]:
     """Compare the conclusions about a process that works, waits, or runs without MPS."""
     wrong = {one.name for one in checks if one.outcome == "problem"}
     texts = " ".join(one.text for one in checks)
+    for used, limit, unit in _OF_AT_MOST.findall(texts):
+        if float(used) * 2**20 < 0.7 * float(limit) * _UNITS[unit]:
+            yield f"{used} MiB are not near the limit of {limit} {unit}"
     if isinstance(process, Direct):
-        if (
-            nvml
-            and "connection" not in wrong
-            and "directory" not in wrong
-            and "daemon" not in wrong
-        ):
+        if nvml and wrong.isdisjoint({"connection", "directory", "daemon"}):
             yield f"nothing is wrong with a process without MPS: {texts}"
         return
-    daemon, own = process.daemon, process.settings
+    daemon, server = process.daemon, process.daemon.server
     if daemon.truth.unknowable or daemon.frozen:
         return
-    server, ignored = daemon.server, own.percentage is not None and own.ratio is None
     if process.blocked and process in daemon.queue:
         if "connection" not in wrong:
             yield f"it does not wait: {texts}"
+        yield from _of_share(process, texts, seen_gpus)
     elif server is not None and process in server.clients and daemon.calm and server.calm:
         if process.complete and f"It has been a client of server {server.pid} for" not in texts:
             yield f"it is no client: {texts}"
-        if wrong - {"limits", "history"} or (ignored and "limits" not in wrong):
-            yield f"{wrong} of a client that works: {texts}"
-        if "limits" in wrong and not (ignored or own.memory is not None):
-            yield f"its limits are wrong: {texts}"
+        yield from _of_limits(process, wrong, texts)
+
+
+def _of_share(process: Client, texts: str, seen_gpus: frozenset[str]) -> Iterator[str]:
+    """Compare the warning of a share of fewer SMs than a context needs, before Hopper."""
+    daemon = process.daemon
+    share = min(process.settings.ratio or 1.0, daemon.percentage / 100)
+    uuids = [gpu.uuid for gpu in daemon.gpus]
+    old = {uuid for uuid in uuids if model_of(daemon.world, uuid)[0] < (9, 0)}
+    small, warned = share * SMS < 8, "less than 8: reported" in texts
+    if (warned and not (old and small)) or (small and old & seen_gpus and not warned):
+        yield f"{share} of the SMs of {old or uuids}: {texts}"
+
+
+def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:
+    own = process.settings
+    ignored = own.percentage is not None and own.ratio is None
+    if wrong - {"limits", "history"} or (ignored and "limits" not in wrong):
+        yield f"{wrong} of a client that works: {texts}"
+    if "limits" in wrong and not (ignored or own.memory is not None):
+        yield f"its limits are wrong: {texts}"
 
 
 # -- what texts say
@@ -201,6 +227,8 @@ def _of_checks(process: Client | Direct, checks: list[Check], *, nvml: bool) -> 
 
 _OWNED = re.compile(r"\bprocess (\d+) \(([^ ()]+) of ([^(),]+)[,)]", re.IGNORECASE)
 _OF_USER = re.compile(r"\b(root|anna|bert|user \d+)'s (server|process) (\d+)", re.IGNORECASE)
+_OF_AT_MOST = re.compile(r"It uses ([\d.]+) MiB of at most ([\d.]+) (MiB|GiB)")
+_UNITS = {"MiB": 2**20, "GiB": 2**30}
 _WITHOUT_DAEMON = re.compile(r"CUDA_MPS_PIPE_DIRECTORY is (\S+), where no daemon runs")
 _NUMBERED = re.compile(r"\b(server|process|user|GPU|UID) (\d+)\b", re.IGNORECASE)
 

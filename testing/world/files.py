@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 from mps_exporter.observations import (
     DaemonFacts,
@@ -21,9 +22,10 @@ from mps_exporter.observations import (
     ProcessView,
     ProcfsObservation,
 )
+from mps_exporter.sources import process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
-from mps_exporter.sources.process_view import view_process
+from mps_exporter.sources.processes import Processes
 from testing.fake_proc import BOOT_TIME, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
@@ -64,6 +66,12 @@ class AtOnce:
     def is_under_way(self, key: Hashable) -> bool:
         del key
         return False
+
+
+class ProcessesAtOnce(Processes):
+    def __init__(self, procfs: str) -> None:
+        super().__init__(procfs)
+        self._calls = AtOnce()  # type: ignore[assignment]
 
 
 def temporary_folder() -> Path:
@@ -135,7 +143,8 @@ class ProcFiles:
     def view(self, pid: int) -> ProcessView:
         """Return what `doctor --pid` reads."""
         self._write()
-        return view_process(pid, self._found, str(self._proc.root))
+        with mock.patch.object(process_view, "Processes", ProcessesAtOnce):
+            return process_view.view_process(pid, self._found, str(self._proc.root))
 
     def discover(self) -> tuple[DaemonFacts, ...]:
         self._write()

@@ -5,6 +5,7 @@ from random import Random
 from typing import NamedTuple
 
 PERCENTAGES: Mapping[str, float | None] = {
+    "1": 0.01,
     "10": 0.1,
     "25%": 0.25,
     "50,5": 0.5,
