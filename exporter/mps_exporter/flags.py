@@ -47,7 +47,7 @@ class Command:
     exit_statuses: str
 
 
-_SERVING = "0 stopped by a signal, 1 could not start or continue, 2 wrong usage."
+_SERVING = "0 ended as asked, 1 could not start or continue, 2 wrong usage."
 
 COMMANDS = {
     "serve": Command("Serve the metrics of this host. The default.", _SERVING),
@@ -410,7 +410,9 @@ class Settings:
     demo_list_chapters: bool = _option(False, _SWITCH, "List the chapters, and exit.")
     demo_speed: float = _option(1.0, _FACTOR, "Replay faster, or slower.")
     doctor_pid: int | None = _option(
-        None, _PROCESS_ID, "Explain why this process hangs, fails or runs without MPS."
+        None,
+        _PROCESS_ID,
+        "Why this process hangs, fails or bypasses MPS. Exit status: 0 well, 1 not, 3 unknown.",
     )
     doctor_user: int | None = _option(
         None, Kind("NAME", convert=_user), "Like --pid, for each process of a user."

@@ -124,9 +124,9 @@ INACTIVE.number("mps_client_state", BOTH_LOGS, lambda _since: 1.0, state=_STATES
     "1 for the state of a client that is not active (active: it has a context).",
     note="waiting: in the queue behind another user's server (`server` is empty). connecting: "
     "without a context, which may last long. creating_context: its context cannot be used yet. "
-    "torn_down: a fatal GPU error hit it, and it cannot use the GPU any more. Absent where "
-    "server.log cannot be read or does not name clients (drivers before 580), and for several "
-    "waiting clients with PID 0.",
+    "torn_down: a fatal GPU error hit it, and it cannot use the GPU any more. All but waiting are "
+    "absent where server.log cannot be read or does not name clients (drivers before 580), waiting "
+    "for clients with PID 0.",
 )
 INACTIVE.number(
     "mps_client_state_since_timestamp_seconds", BOTH_LOGS, lambda since: since, state=_STATES_SHOWN
@@ -169,7 +169,7 @@ DETAIL.number("mps_client_priority", f"{PROC}/PID/environ", lambda c: c.priority
 )
 SECTION.counted("mps_client_")
 DROPPED.number("mps_client_dropped_series", "this exporter", lambda count: count).means(
-    "Clients without metrics of their own, by --collector.clients or with a PID of 0."
+    "Clients without metrics of their own, by --collector.clients[.max] or with a PID of 0."
 )
 
 
@@ -178,7 +178,7 @@ USER = Scope(USERS, "daemon uid", _user_rows)
 WAITED_FOR = Scope(USERS, "daemon", daemon_rows)
 
 USER.number("mps_uid_waiting_clients", CONTROL_LOG, len).means(
-    "Clients now queued behind another user's server, and those that a ghost does not serve."
+    "Clients (also dead) behind another user's server, and those that a ghost does not serve."
 )
 USER.number(
     "mps_uid_waiting_since_timestamp_seconds",

@@ -33,7 +33,7 @@ FINDING.number(
     lambda one: one,
     advice=tuple(one.name for one in ADVICE.values() if one.kind not in ("news", "trace")),
     severity=get_args(Severity),
-).means("1 for each current finding, as on the status page.")
+).means("1 for each finding; mps-exporter doctor also finds what MPS left behind.")
 EXPORTER.info(
     "mps_exporter_build_info",
     "this exporter",

@@ -166,7 +166,7 @@ GPU.state(
     "nvmlDeviceGetComputeMode",
     nvml.COMPUTE_MODES,
     lambda g: g.observation.compute_mode,
-).means("Which processes may use the GPU; exclusive_process prevents processes from bypassing MPS.")
+).means("Which processes may use the GPU; exclusive_process: only MPS, while a server runs.")
 _reading("mps_gpu_persistence_mode", "persistence_mode", "nvmlDeviceGetPersistenceMode").means(
     "1 when the driver stays loaded while no process uses the GPU."
 )
@@ -271,7 +271,7 @@ _reading("mps_gpu_bar1_used_bytes", "bar1_used", "nvmlDeviceGetBAR1MemoryInfo").
 # Power
 
 _reading("mps_gpu_power_watts", "power", "nvmlDeviceGetPowerUsage").means(
-    "Power draw of the board, since Ampere as a mean over the last second."
+    "Power draw of the board, since Ampere but for A100 as a mean over the last second."
 )
 _reading(
     "mps_gpu_power_limit_watts",
@@ -325,8 +325,7 @@ _rare(
 
 _rare("mps_gpu_xid_errors_total", "xid_errors", "nvmlEventSetWait_v2", xid=()).means(
     "Errors that the driver reported, by Xid code.",
-    note="Absent while Xid events cannot be received: the driver reports none, or the GPU was lost "
-    "a minute ago.",
+    note="Absent while Xid events cannot be received, as of a GPU that is lost.",
 )
 _reading("mps_gpu_last_xid_timestamp_seconds", "last_xid_at", "nvmlEventSetWait_v2", xid=()).means(
     "When this Xid was last reported.", note="Remains while the GPU is lost."

@@ -72,7 +72,7 @@ _metric("mps_control_log_lost_bytes_total", BOTH_LOGS, log=_LOGS).means(
     "Bytes lost unread: the log grew too fast, or was truncated without a copy next to it."
 )
 _metric("mps_control_log_unrecognized_lines_total", BOTH_LOGS, log=_LOGS).means(
-    "Log lines that were not recognized: the driver has a new wording."
+    "Log lines that were not recognized: perhaps a new wording."
 )
 _metric("mps_control_log_query_lines_total", CONTROL_LOG).means(
     "Lines in control.log caused by queries, this exporter's included."
