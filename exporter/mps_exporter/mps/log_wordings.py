@@ -345,6 +345,7 @@ SERVER_LINES = Shapes(
         "server.limit_reached",
         r"Failed to accept new client\. Maximum number of clients \(<num>\) reached\.?",
     ),
+    ("server.limit_reached", r"Failed to accept new client\. Reached maximum number of .*", 0),
     (
         "server.refuse_in_teardown",
         r"Server teardown in progress\. Refusing to accept new client <who>",

@@ -238,8 +238,8 @@ class TrackedServer:
         self.clients.disconnect(pid, when)
 
     def limit_reached(self, limit: int, when: Moment) -> None:
-        """Count the refusal of a client: the GPU has as many contexts as it can serve."""
-        self.client_limit = limit
+        """Count the refusal of a client: too many contexts (limit), or device connections (0)."""
+        self.client_limit = limit or self.client_limit
         pid = self.clients.sole_new_client()
         self._count_refusal("context_limit", () if pid is None else (pid,), when)
 

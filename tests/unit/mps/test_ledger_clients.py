@@ -94,6 +94,7 @@ INVALID = "K300 Invalid CUDA_VISIBLE_DEVICES."
     [
         (f"{REFUSING} {{PID: 300, Context ID: 0}}", STATUS.format(807), "server_not_ready"),
         (FULL, STATUS.format(808), "context_limit"),
+        (FULL.replace("Max", "Reached max"), STATUS.format(809), "context_limit"),
         (INVALID, INVALID, "invalid_device"),
     ],
 )

@@ -145,6 +145,8 @@ MPS server requesting client {PID: 1244, Context ID: 1} to exit
 -> server.clients.request_termination (1244, 1)
 Client termination succeeded. -> server.clients.terminated
 Failed to accept new client. Maximum number of clients (48) reached. -> server.limit_reached (48,)
+Failed to accept new client. Reached maximum number of device connections.
+-> server.limit_reached (0,)
 Server teardown in progress. Refusing to accept new client {PID: 591, Context ID: 0}
 -> server.refuse_in_teardown (591, 0)
 Failed to accept client {PID: 591, Context ID: 0} with status 807
