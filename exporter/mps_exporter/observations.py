@@ -122,6 +122,7 @@ class ProcessView:
     frozen_group: str = ""
     shared_memory: str = ""
     default_mounted: bool = False  # For these four see ProcessFacts.
+    contained: bool = False  # The doctor itself sees the processes of a container only.
 
 
 @dataclass(frozen=True, slots=True)

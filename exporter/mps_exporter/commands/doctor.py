@@ -64,8 +64,13 @@ async def diagnose(settings: Settings) -> int:
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:
-        users = [Processes(settings.path_procfs).status(pid).uid if live else None for pid in pids]
-        ends = [before_kill(pid, snapshot, uid) for pid, uid in zip(pids, users, strict=True)]
+        seen = Processes(settings.path_procfs)
+        ends = [
+            before_kill(pid, snapshot, seen.status(pid).uid, contained=seen.is_contained)
+            if live
+            else before_kill(pid, snapshot)
+            for pid in pids
+        ]
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
         status = max(told)[0]
         text = "\n".join(text for one, text in told if one == status)

@@ -120,6 +120,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         closed_folder=walk.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
         leftover=walk.end is not None and is_left_over(walk.end),
+        contained=processes.is_contained,
         own_proc=_own_proc(base, facts.own_pid) if len(facts.namespace_pids) > 1 else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),

@@ -45,6 +45,7 @@ _LIMITER = re.compile(rb"[/=: ]lib(vgpu|nvshare|shimcuda)\.so\b")
 _NUMBERS = re.compile(rb"\n(Uid|Gid|Groups|NSpid|PPid):([\d \t]*)(?=\n)")
 _CAPABILITIES = re.compile(rb"\nCapEff:\t([0-9a-f]+)\n")
 
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the host's.
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
@@ -443,6 +444,11 @@ class Processes:
             self._boot_time, self._set_at = boot_time, now - boot_time
             self._earliest_boot_time = min(self._earliest_boot_time, boot_time)
         self._clock_distance = distance
+
+    @property
+    def is_contained(self) -> bool:
+        """Whether this program sees only the processes of a container, not those of the host."""
+        return self.root == "/proc" and self._namespace("self") not in (None, _FIRST_PID_NAMESPACE)
 
     def _namespace(self, pid: int | str) -> int | None:
         with suppress(OSError):

@@ -53,6 +53,7 @@ def test_a_fault_goes_on_over_a_client_with_contexts_on_two_gpus() -> None:
         (15, 0, "has no context on a GPU"),
         (99, 0, "is no client of MPS"),
         (634, 1, "its end takes down all its clients"),
+        (600, 1, "its end takes down all its servers and clients"),
     ],
 )
 def test_an_end_without_neighbours(pid: int, status: int, words: str) -> None:
@@ -86,6 +87,7 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
     assert not before_kill(77, hidden, 1001).in_danger
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
+    assert before_kill(99, HOST, contained=True).in_danger
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
