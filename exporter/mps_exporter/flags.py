@@ -423,7 +423,7 @@ class Settings:
     doctor_before_kill: tuple[int, ...] = _option(
         (),
         _PROCESS_ID,
-        "Show which programs would end with this process, and how to end it alone; of several, "
+        "Show which programs could end with this process, and how to end it alone; of several, "
         "those that endanger others. Exit status: 0 no other program is in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
