@@ -399,9 +399,7 @@ class Settings:
         False, _SWITCH, "Print the metrics once, without counters, and exit."
     )
     serve_textfile: str | None = _option(
-        None,
-        _PROM_FILE,
-        "Write the metrics to FILE (*.prom, for node_exporter's textfile collector), and exit.",
+        None, _PROM_FILE, "The same, into FILE (*.prom, for node_exporter's textfile collector)."
     )
     demo_file: str | None = _option(
         None, Kind(), "Your own recording instead of the built-in ones."
@@ -415,17 +413,17 @@ class Settings:
         "Why this process hangs, fails or bypasses MPS. Exit status: 0 well, 1 not, 3 unknown.",
     )
     doctor_user: int | None = _option(
-        None, Kind("NAME", convert=_user), "Like --pid, for each process of a user."
+        None,
+        Kind("NAME", convert=_user),
+        "Like --pid, for a user's processes that wait or use a GPU.",
     )
     doctor_job: str | None = _option(
-        None,
-        Kind("ID"),
-        "Like --pid, for each process of a Slurm job (number) or pod (NAMESPACE/NAME or its UID).",
+        None, Kind("ID"), "Like --user, of a Slurm job (number) or pod (NAMESPACE/NAME or its UID)."
     )
     doctor_before_kill: tuple[int, ...] = _option(
         (),
         _PROCESS_ID,
-        "Show which programs would end with this process, and how to end it alone; of several, "
+        "Show which programs could end with this process, and how to end it alone; of several, "
         "those that endanger others. Exit status: 0 no other program is in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")

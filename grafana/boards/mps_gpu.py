@@ -222,7 +222,7 @@ LINKS_AND_ERRORS = (
     events(
         "Memory and link errors",
         "Healthy: empty. Corrected memory errors (ECC) cost nothing, but many of them announce a "
-        "row remap; an uncorrected one ends the programs on the GPU. Steady replays or link errors "
+        "row remap; an uncorrected one ends programs on the GPU. Steady replays or link errors "
         "point at a riser, a cable or a slot. Each bar is those since the bar before.",
         Query(
             new_in_step('mps_gpu_ecc_errors_total{scope="volatile"}', "gpu, kind"),
