@@ -145,8 +145,7 @@ def _start_failure(
         text = "Its cause could not be seen. The last lines of server.log show what it did."
         causes = list(_possible_causes(daemon, snapshot, seen))
         if not causes:
-            remedy = "See the last lines of server.log."
-            return text, remedy
+            return text, "See the last lines of server.log."
         text += " Possible:"
     return f"{text} {'; '.join(cause for cause, _ in causes)}.", " ".join(do for _, do in causes)
 
