@@ -283,8 +283,10 @@ def untrue(world: World, text: str) -> Iterator[str]:
 
 
 OF_SERVERS = ("ghost", "ghost_ended", "server_crashed", "fault", "unfinished_work")
-OF_CLIENTS = ("wait_started", "wait_served", "wait_abandoned", "client_rejected")
-OF_CLIENTS += ("client_terminated", "ghost")
+OF_CLIENTS = (
+    *("wait_started", "wait_served", "wait_abandoned", "client_rejected"),
+    *("client_terminated", "ghost"),
+)
 
 
 def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str]:
@@ -292,7 +294,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
     servers = world.known.get(one.server_pid or 0, [])
     if one.server_pid and not any(SERVER_PROGRAM in server.name for server in servers):
         yield f"{one.server_pid} is no server"
-    if one.kind in OF_SERVERS and one.uid not in {None, *(server.uid for server in servers)}:
+    if one.kind in OF_SERVERS and one.uid not in (None, *(server.uid for server in servers)):
         yield f"the server's user is not {one.uid}"
     clients = [
         client
@@ -302,7 +304,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
     ]
     if {client.pid for client in clients} != set(one.pids):
         yield f"{one.pids} are not all its clients"
-    uids = {client.shown_uid for client in clients} or {one.uid}
+    uids: set[int | None] = {client.shown_uid for client in clients} or {one.uid}
     if one.kind in OF_CLIENTS and one.uid not in uids:
         yield f"{one.pids} are not of user {one.uid}"
     if world.stepped_ms:

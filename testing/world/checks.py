@@ -424,8 +424,9 @@ def restart(moment: Moment) -> Iterator[str]:
         # Zeros begin with the first line about a user, and with the list of a daemon's GPUs.
         if key[0].startswith(("mps_uid_", "mps_server_client_contexts")):
             before, after = before or None, after or None
-        known = before is not None and after is not None
-        same = math.isclose(before or 0.0, after or 0.0) if known else before == after
+        same = before == after
+        if before is not None and after is not None:
+            same = math.isclose(before, after)
         if not same and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
 

@@ -6,7 +6,7 @@ manual does not say is left out: how servers end, what they log, and what a faul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.merge.inputs import SERVER_PROGRAM
@@ -123,7 +123,7 @@ class DaemonV3(Daemon):
     def namespace(self, client: Client) -> str:
         return self.world.random(client.key, "namespace").choice(tuple(NAMESPACES))
 
-    def samples(self) -> Iterator[tuple[str, str, dict[str, object], float]]:
+    def samples(self) -> Iterator[tuple[str, str, Mapping[str, object], float]]:
         """Yield query, metric, labels, and value of each sample that the lists mean."""
         for one in self.servers:
             yield from self._of_server(one)
@@ -135,7 +135,7 @@ class DaemonV3(Daemon):
             labels = {"feature": name, "enabled": "true", "default": "true", "module": name}
             yield protocol_v3.FEATURES, "mps_control_feature_info", labels, 1
 
-    def _of_server(self, one: Process) -> Iterator[tuple[str, str, dict[str, object], float]]:
+    def _of_server(self, one: Process) -> Iterator[tuple[str, str, Mapping[str, object], float]]:
         of = {"server_name": f"uid_{one.uid}"}
         where = f"{self.pipe}/uid_{one.uid}"
         info = {"server": one.pid, "uid": one.uid, "status": "Ready", "pipe_directory": where}
