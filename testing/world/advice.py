@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mps_exporter.findings import findings, recent_incidents
+from mps_exporter.findings.before_kill import EndAdvice, before_kill
 from mps_exporter.findings.one_process import Check, check_process
 from mps_exporter.merge.inputs import SERVER_PROGRAM
 from mps_exporter.observations import ProcessView
@@ -149,6 +150,7 @@ def doctor_differences(
                 )
             for text in (
                 *_of_view(process, seen),
+                *_of_end(process, before_kill(process.pid, snapshot, process.uid)),
                 *_of_checks(process, checks, seen_gpus, nvml=world.sight.nvml),
             ):
                 yield f"doctor --pid {process.pid}: {text}"
@@ -202,13 +204,35 @@ def _of_checks(
         yield from _of_limits(process, wrong, texts)
 
 
+def _of_end(process: Client | Direct, told: EndAdvice) -> Iterator[str]:
+    """Compare what the end of a process would do to others."""
+    if isinstance(process, Direct) or process.daemon.truth.unknowable or process.daemon.frozen:
+        return
+    daemon, server = process.daemon, process.daemon.server
+    if process in daemon.queue and process.blocked:
+        if not told.in_danger or "waits in the queue" not in told.text[0]:
+            yield f"its end is no danger: {told}"
+    elif server is not None and process in server.clients and daemon.calm and server.calm:
+        reached, found = set(process.contexts.values()), set[int]()
+        for _ in daemon.gpus:
+            for other in server.clients:
+                if other is not process and reached.intersection(other.contexts.values()):
+                    reached |= {*other.contexts.values()}
+                    found.add(other.pid)
+        if set(told.neighbours) != found or told.in_danger != bool(found):
+            yield f"{found} can be lost with it, not {told}"
+        command = f"terminate_client {server.pid} {process.pid} |"
+        if not daemon.uid and not any(command in one.command for one in told.actions):
+            yield f"no command ends its work: {told.actions}"
+
+
 def _of_share(process: Client, texts: str, seen_gpus: frozenset[str]) -> Iterator[str]:
     """Compare the warning of a share of fewer SMs than a context needs, before Hopper."""
     daemon = process.daemon
     share = min(process.settings.ratio or 1.0, daemon.percentage / 100)
     uuids = [gpu.uuid for gpu in daemon.gpus]
     old = {uuid for uuid in uuids if model_of(daemon.world, uuid)[0] < (9, 0)}
-    small, warned = share * SMS < 8, "less than 8: reported" in texts
+    small, warned = share * SMS < 2, "reported to fail with error 46" in texts
     if (warned and not (old and small)) or (small and old & seen_gpus and not warned):
         yield f"{share} of the SMs of {old or uuids}: {texts}"
 
@@ -259,8 +283,10 @@ def untrue(world: World, text: str) -> Iterator[str]:
 
 
 OF_SERVERS = ("ghost", "ghost_ended", "server_crashed", "fault", "unfinished_work")
-OF_CLIENTS = ("wait_started", "wait_served", "wait_abandoned", "client_rejected")
-OF_CLIENTS += ("client_terminated", "ghost")
+OF_CLIENTS = (
+    *("wait_started", "wait_served", "wait_abandoned", "client_rejected"),
+    *("client_terminated", "ghost"),
+)
 
 
 def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str]:
@@ -268,7 +294,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
     servers = world.known.get(one.server_pid or 0, [])
     if one.server_pid and not any(SERVER_PROGRAM in server.name for server in servers):
         yield f"{one.server_pid} is no server"
-    if one.kind in OF_SERVERS and one.uid not in {None, *(server.uid for server in servers)}:
+    if one.kind in OF_SERVERS and one.uid not in (None, *(server.uid for server in servers)):
         yield f"the server's user is not {one.uid}"
     clients = [
         client
@@ -278,7 +304,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
     ]
     if {client.pid for client in clients} != set(one.pids):
         yield f"{one.pids} are not all its clients"
-    uids = {client.shown_uid for client in clients} or {one.uid}
+    uids: set[int | None] = {client.shown_uid for client in clients} or {one.uid}
     if one.kind in OF_CLIENTS and one.uid not in uids:
         yield f"{one.pids} are not of user {one.uid}"
     if world.stepped_ms:

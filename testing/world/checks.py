@@ -316,6 +316,11 @@ def incidents(moment: Moment) -> Iterator[str]:
 
 def monotony(moment: Moment) -> Iterator[str]:
     """No counter falls."""
+    if moment.looks and moment.previous is not None:
+        earlier, later = _counters(moment.previous), _counters(moment.snapshot)
+        for key in earlier.keys() & later.keys():
+            if later[key] < earlier[key]:
+                yield f"{key} fell from {earlier[key]} to {later[key]}"
     before = {} if moment.previous is None else _by_directory(moment.previous)
     for name, daemon in _by_directory(moment.snapshot).items():
         if name not in before:
@@ -324,6 +329,16 @@ def monotony(moment: Moment) -> Iterator[str]:
         for metric, value in numbers(before[name].counters or {}).items():
             if now.get(metric, 0.0) < value:
                 yield f"{metric} fell from {value} to {now.get(metric)}"
+
+
+def _counters(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (family.spec.name, labels): value
+        for family in render(snapshot, Build("", "", ""))
+        if family.spec.kind == "counter"
+        for labels, value in family.samples
+        if isinstance(value, float | int)
+    }
 
 
 def _by_directory(snapshot: Snapshot) -> dict[str, ControlDaemon]:
@@ -409,8 +424,9 @@ def restart(moment: Moment) -> Iterator[str]:
         # Zeros begin with the first line about a user, and with the list of a daemon's GPUs.
         if key[0].startswith(("mps_uid_", "mps_server_client_contexts")):
             before, after = before or None, after or None
-        known = before is not None and after is not None
-        same = math.isclose(before or 0.0, after or 0.0) if known else before == after
+        same = before == after
+        if before is not None and after is not None:
+            same = math.isclose(before, after)
         if not same and not _explained(moment, key, first, later):
             yield f"{key} is {after} {moment.sight}, not {before}"
 
@@ -436,6 +452,8 @@ def _explained(
         return True  # a reply, or a timeout, is shown until the next query
     if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
         return True  # a process keeps the start that was read first
+    if name in ("mps_container_info", "mps_cgroup_info") or name.startswith("mps_cgroup_memory"):
+        return True  # of the clients that are known
     if name == "mps_gpu_client_memory_committed_bytes":
         return moment.sight != EVERYTHING  # a sum of what can be seen
     if name.startswith("mps_control_") or name.endswith(

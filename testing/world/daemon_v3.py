@@ -6,7 +6,7 @@ manual does not say is left out: how servers end, what they log, and what a faul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mps_exporter.merge.inputs import SERVER_PROGRAM
@@ -20,9 +20,19 @@ if TYPE_CHECKING:
 
 
 CHUNKS = 16
-NAMESPACES = {"default": "8G,unlimited,0", "small": "300M,25.00,1", "free": "unlimited,100.00,0"}
-ALLOWED = {"default": (None, 8 << 30, 0), "small": (0.25, 300 << 20, 1), "free": (1.0, None, 0)}
-"""Namespace -> share of the SMs, memory, and priority that its row means."""
+NAMESPACES = {
+    "default": "8G,unlimited,0",
+    "small": "300M,25.00,1",
+    "free": "unlimited,100.00,0",
+    "odd": "8Q,12.50%,0",
+}
+ALLOWED = {
+    "default": (None, 8 << 30, 0),
+    "small": (0.25, 300 << 20, 1),
+    "free": (1.0, None, 0),
+    "odd": (0.125, -1, 0),
+}
+"""Namespace -> share of the SMs, memory (-1: not understood), and priority of its row."""
 PARTITIONS = ("large,4,34,false,created,Kp8A", "-,1,8,-,unallocated,-")
 
 
@@ -113,34 +123,44 @@ class DaemonV3(Daemon):
     def namespace(self, client: Client) -> str:
         return self.world.random(client.key, "namespace").choice(tuple(NAMESPACES))
 
-    def samples(self) -> Iterator[tuple[str, str, dict[str, object], float]]:
+    def samples(self) -> Iterator[tuple[str, str, Mapping[str, object], float]]:
         """Yield query, metric, labels, and value of each sample that the lists mean."""
         for one in self.servers:
-            of = {"server_name": f"uid_{one.uid}"}
-            where = f"{self.pipe}/uid_{one.uid}"
-            info = {"server": one.pid, "uid": one.uid, "status": "Ready", "pipe_directory": where}
-            yield protocol_v3.SERVERS, "mps_named_server_info", of | info, 1
-            for name, (ratio, size, low) in ALLOWED.items():
-                space = of | {"namespace": name}
-                query = protocol_v3.NAMESPACES
-                limited = {"active_threads": ratio, "pinned_memory": size}
-                for limit, value in limited.items():
-                    labels = space | {"limit": limit}
-                    yield query, "mps_namespace_limited", labels, value is not None
-                if ratio is not None:
-                    yield query, "mps_namespace_active_thread_ratio", space, ratio
-                if size is not None:
-                    yield query, "mps_namespace_pinned_memory_limit_bytes", space, size
-                yield query, "mps_namespace_client_priority", space, low
-            for gpu in self.gpus:
-                here = of | {"uuid": gpu.uuid}
-                yield protocol_v3.DEVICES, "mps_server_device_sms", here, SMS
-                yield protocol_v3.DEVICES, "mps_server_device_chunks", here, CHUNKS
-                large, query = here | {"partition": "large"}, protocol_v3.PARTITIONS
-                yield query, "mps_sm_partition_sms", large, 34
-                yield query, "mps_sm_partition_chunks", large, 4
-                yield query, "mps_sm_partition_unallocated_sms", here, 8
-                yield query, "mps_sm_partition_unallocated_chunks", here, 1
+            yield from self._of_server(one)
+        if self.servers:
+            part = {"reply": "namespace_list", "part": "value"}
+            odd = len(self.servers)
+            yield protocol_v3.NAMESPACES, "mps_control_reply_not_understood", part, odd
         for name in ("memacct", "context-share"):
             labels = {"feature": name, "enabled": "true", "default": "true", "module": name}
             yield protocol_v3.FEATURES, "mps_control_feature_info", labels, 1
+
+    def _of_server(self, one: Process) -> Iterator[tuple[str, str, Mapping[str, object], float]]:
+        of = {"server_name": f"uid_{one.uid}"}
+        where = f"{self.pipe}/uid_{one.uid}"
+        info = {"server": one.pid, "uid": one.uid, "status": "Ready", "pipe_directory": where}
+        yield protocol_v3.SERVERS, "mps_named_server_info", of | info, 1
+        for name, (ratio, size, low) in ALLOWED.items():
+            space = of | {"namespace": name}
+            query = protocol_v3.NAMESPACES
+            limited = {"active_threads": ratio, "pinned_memory": size}
+            for limit, value in limited.items():
+                labels = space | {"limit": limit}
+                if value != -1:
+                    yield query, "mps_namespace_limited", labels, value is not None
+            if ratio is not None:
+                yield query, "mps_namespace_active_thread_ratio", space, ratio
+            if size not in (None, -1):
+                yield query, "mps_namespace_pinned_memory_limit_bytes", space, size
+            yield query, "mps_namespace_client_priority", space, low
+        for gpu in self.gpus:
+            here = of | {"uuid": gpu.uuid}
+            yield protocol_v3.DEVICES, "mps_server_device_sms", here, SMS
+            if self.world.sight.nvml:
+                yield protocol_v3.DEVICES, "mps_gpu_served", {"uuid": gpu.uuid}, 1
+            yield protocol_v3.DEVICES, "mps_server_device_chunks", here, CHUNKS
+            large, query = here | {"partition": "large"}, protocol_v3.PARTITIONS
+            yield query, "mps_sm_partition_sms", large, 34
+            yield query, "mps_sm_partition_chunks", large, 4
+            yield query, "mps_sm_partition_unallocated_sms", here, 8
+            yield query, "mps_sm_partition_unallocated_chunks", here, 1

@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.findings import daemons as daemon_findings
+from mps_exporter.findings.finding import HostFacts
 from mps_exporter.limits_timeouts_intervals import END_TO_FAULT_SECONDS
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.metrics import exposition
@@ -56,6 +58,10 @@ def _running_waits(incidents: Incidents) -> tuple[Incident, ...]:
     every = _INCIDENTS(incidents)
     ended = {one.pids for one in every if one.kind == "wait_served"}
     return tuple(one for one in every if one.kind != "wait_started" or one.pids not in ended)
+
+
+def _late(incidents: Incidents) -> tuple[Incident, ...]:
+    return tuple(replace(one, at=one.at + 5.0) for one in _INCIDENTS(incidents))
 
 
 def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) -> Verdict:
@@ -145,6 +151,10 @@ DEFECTS: dict[str, Defect] = {
     "an ordinary user's log names any process": Defect(
         "blame", MergeContext, "process", lambda context, _daemon, pid: context.processes.get(pid)
     ),
+    "each server is called root's": Defect(
+        "texts", HostFacts, "server", lambda _host, server: f"root's server {server.pid}"
+    ),
+    "an incident is told five seconds late": Defect("incidents", Incidents, "snapshot", _late),
     "the API omits the waits": Defect("surfaces", status_api, "daemon_view", _view_without_waits),
 }
 

@@ -2,7 +2,8 @@
 
 import gzip
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -40,6 +41,7 @@ EVENTS = ("connections", "disconnections", "server_starts", "faults")
 MAX_SETTLING_MS = 60_000
 SCRAPE_MS = (1_000, 30_000)  # Interval between two moments.
 REPLAYED = 0.15  # Share of the worlds that are recorded and replayed.
+NAMES_OF_USERS = ("python3", "anna", "bert", "GPU-00000000", "log/d0", "train-0")
 _UUID = re.compile(r"GPU-[0-9a-f-]{36}")
 SECOND, THOROUGH, LOOKS = 0.1, 0.03, 0.3
 """Share of the moments at which a second exporter starts, at which all texts are checked, and at
@@ -169,14 +171,19 @@ async def play(
 ) -> Result:
     """Play a world to the first moment at which something is violated, or to its end."""
     script = tuple(generate(seed, minutes, pace) if actions is None else actions)
-    recorder, anonymised = None, seed % 2 == 0
-    if Random(f"{seed}/replay").random() < REPLAYED:
-        path = temporary_folder() / "world.rec.gz"
-        recorder = RecordingWriter(path, _header("", anonymised=anonymised))
-    played = Play(seed, script, on_observation if recorder is None else recorder.add)
+    recorder = None
+    if checks is CHECKS and Random(f"{seed}/replay").random() < REPLAYED:
+        recorder = Recorder(anonymised=seed % 2 == 0)
+
+    def observe(observation: Observation) -> None:
+        on_observation(observation)
+        if recorder is not None:
+            recorder.add(observation)
+
+    played = Play(seed, script, observe)
     world, random = played.world, Random(f"{seed}/scrapes")
     end_ms = START_MS + round(minutes * 60_000)
-    previous, _ = await played.collect()
+    previous = snapshot = (await played.collect())[0]
     found, moments = tuple[str, ...](), 0
     while world.now_ms - world.stepped_ms < end_ms and not found:
         await played.until(world.now_ms + random.randint(*SCRAPE_MS))
@@ -195,30 +202,37 @@ async def play(
         if played.sight != EVERYTHING:
             played.second = None  # later replies of the control tool are up to 15 s old
     if recorder is not None:
-        recorder.close()
-        replayed = (await Player(path).to_end()).snapshot
-        text = gzip.decompress(path.read_bytes()).decode()
-        known = {one.pid for one in world.daemons.values() if not one.truth.unknowable}
-        both = [
-            sorted(_parts(daemon) for daemon in one.daemons if daemon.pid in known)
-            for one in (snapshot, replayed)
-        ]
-        found += tuple(_not_replayed(*both, text if anonymised else ""))
-        path.unlink()
+        found += tuple([text async for text in recorder.differences(world, snapshot)])
     return Result(seed, found, world.lines, moments, script)
 
 
-def _not_replayed(
-    shown: Sequence[Sequence[str]], replayed: Sequence[Sequence[str]], anonymised: str
-) -> Iterator[str]:
-    """Yield what a replay shows differently, and names in an anonymised recording."""
-    for first, second in zip_longest(shown, replayed, fillvalue=()):
-        for one, other in zip_longest(first, second):
-            if one != other:
-                yield f"replay: {other}, not {one}"
-    for name in ("python3", "anna", "bert", "GPU-00000000", "log/d0"):
-        if name in anonymised:
-            yield f"replay: an anonymised recording has {name}"
+class Recorder:
+    """A recording of a world, which is compared with its replay."""
+
+    def __init__(self, *, anonymised: bool) -> None:
+        self._anonymised = anonymised
+        self._path = temporary_folder() / "world.rec.gz"
+        self._writer = RecordingWriter(self._path, _header("", anonymised=anonymised))
+        self.add = self._writer.add
+
+    async def differences(self, world: World, shown: Snapshot) -> AsyncIterator[str]:
+        """Yield what a replay shows differently, and names in an anonymised recording."""
+        self._writer.close()
+        replayed = (await Player(self._path).to_end()).snapshot
+        text = gzip.decompress(self._path.read_bytes()).decode()
+        shutil.rmtree(self._path.parent)
+        known = {one.pid for one in world.daemons.values() if not one.truth.unknowable}
+        first, second = (
+            sorted(_parts(daemon) for daemon in one.daemons if daemon.pid in known)
+            for one in (shown, replayed)
+        )
+        for daemons in zip_longest(first, second, fillvalue=()):
+            for one, other in zip_longest(*daemons):
+                if one != other:
+                    yield f"replay: {other}, not {one}"
+        for name in NAMES_OF_USERS if self._anonymised else ():
+            if name in text:
+                yield f"replay: an anonymised recording has {name}"
 
 
 def _parts(daemon: ControlDaemon) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
     """Yield each sample that is not what the world says, and each metric with other samples."""
     page = Page(text_of(snapshot))
     yield from _encodings(snapshot, page)
+    yield from _without_clients(snapshot)
     shown = {one.pipe_directory for one in snapshot.daemons}
     known = [
         one
@@ -42,6 +43,7 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
                 yield f"{name} {daemon.pipe} {labels} is {seen}, not {value}"
         yield from _lines(daemon, page)
         yield from _limits(world, daemon, page)
+        yield from _waiting(daemon, page)
         names = [name for name, _, _ in expected]
         for name in set(names):
             if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
@@ -58,12 +60,44 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
                 yield f"{name} {labels} is {seen}, not {value}"
 
 
+def _without_clients(snapshot: Snapshot) -> Iterator[str]:
+    for name, samples in Page(text_of(snapshot, clients="off")).items():
+        if name.startswith(("mps_client_", "mps_container_")) and any(
+            "pid" in one.labels or "container_id" in one.labels for one in samples
+        ):
+            yield f"{name} names clients, without --collector.clients"
+
+
 def _lines(daemon: Daemon, page: Page) -> Iterator[str]:
     """Compare the lines that were read with those before the collection, and after it."""
     for log, least in daemon.truth.lines.items():
         read = page.value("mps_control_log_lines_total", daemon=daemon.pipe, log=log) or 0
         if not least <= read <= (most := daemon.logs[log].count(b"\n")):
             yield f"{read:g} lines of {daemon.pipe}, {log}, not {least} to {most}"
+
+
+def _waiting(daemon: Daemon, page: Page) -> Iterator[str]:
+    """Compare the waits of clients and of users, and since when."""
+    waits, server = daemon.waits(), daemon.server
+    connected = {one.pid for one in server.clients} if server is not None else set()
+    since = "mps_client_state_since_timestamp_seconds"
+    seen = {
+        (int(one.labels["pid"]), round(one.value * 1000))
+        for one in page.all(since, daemon=daemon.pipe, state="waiting")
+    }
+    true = {(one.pid, one.since_ms) for one in waits if not one.dead and one.pid not in connected}
+    if seen != true:
+        yield f"{seen} wait, not {true}"
+    for uid in {one.uid for one in waits}:
+        mine, of = [one for one in waits if one.uid == uid], {"daemon": daemon.pipe, "uid": uid}
+        for name, value in (
+            ("waiting_clients", len(mine)),
+            ("waiting_since_timestamp_seconds", min(one.since_ms for one in mine) / 1000),
+            ("waiting_dead_clients", sum(one.dead for one in mine)),
+        ):
+            shown = page.value(f"mps_uid_{name}", **of)
+            if shown is None or abs(shown - value) > 0.001:
+                yield f"mps_uid_{name} of {uid} is {shown}, not {value}"
 
 
 def _limits(world: World, daemon: Daemon, page: Page) -> Iterator[str]:

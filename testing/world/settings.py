@@ -67,7 +67,7 @@ CONTAINER = {
     "pod_name": "train-0",
     "container_name": "main",
 }
-MEMORY_OF_GROUPS = (
+MEMORY_OF_GROUPS: tuple[Mapping[str, int | None], ...] = (
     {"current": 5 << 30, "min": 1 << 30, "max": 8 << 30},
     {"current": 3 << 30, "min": 0, "max": None},
 )

@@ -40,37 +40,6 @@ def test_neighbours_share_server_and_gpu_and_still_work() -> None:
     assert json.loads(status_of_end(advice, as_json=True)[1])["neighbours"] == [12]
 
 
-def test_a_fault_goes_on_over_a_client_with_contexts_on_two_gpus() -> None:
-    both = client(16, contexts={UUID: 1, OTHER_GPU: 1})
-    joined = server(BUSY, client(13, contexts={OTHER_GPU: 1}), both)
-    assert before_kill(11, snapshot(daemon(joined))).neighbours == (13, 16)
-
-
-@pytest.mark.parametrize(
-    ("pid", "status", "words"),
-    [
-        (13, 0, "the next CUDA process fails once with error 46"),
-        (15, 0, "has no context on a GPU"),
-        (99, 0, "is no client of MPS"),
-        (634, 1, "its end takes down all its clients"),
-        (600, 1, "its end takes down all its servers and clients"),
-    ],
-)
-def test_an_end_without_neighbours(pid: int, status: int, words: str) -> None:
-    found, text = status_of_end(before_kill(pid, HOST), as_json=False)
-    assert (found, words in text) == (status, True), text
-
-
-def test_a_queued_process_is_not_to_be_ended() -> None:
-    wait = Wait(77, 1002, NOW - 10, 1001)
-    advice = before_kill(77, snapshot(daemon(server(BUSY), waits=(wait,))))
-    assert advice.in_danger
-    assert not advice.actions
-    assert "after its turn the next client hangs the daemon" in advice.text[1]
-    dead = replace(wait, dead=True)
-    assert not before_kill(77, snapshot(daemon(server(BUSY), waits=(dead,)))).in_danger
-
-
 def test_what_could_not_be_read_is_not_called_harmless() -> None:
     blind = snapshot(daemon(server(), logs=()))
     assert "server.log could not be read: not known" in before_kill(99, blind).text[0]
@@ -88,6 +57,7 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert not before_kill(77, hidden, 1001).in_danger
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
     assert before_kill(99, HOST, contained=True).in_danger
+    assert before_kill(600, HOST).in_danger  # the daemon
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(

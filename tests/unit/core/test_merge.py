@@ -346,20 +346,6 @@ def test_an_ordinal_means_no_gpu_while_the_daemon_may_have_others() -> None:
         assert found.daemons[0].servers[0].clients[0].memory_limit_bytes == limits
 
 
-def test_limits_are_the_lower_of_the_client_s_and_the_server_s_when_it_connected() -> None:
-    memory = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-    low = client_facts(30, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", **{memory: "0=2G"})
-    server = LoggedServer(
-        clients=(logged_client(30, "GPU-a"), logged_client(31, "GPU-a", thread_ratio=1.0)),
-        attributes={"thread_ratio": 0.5, "memory_limits": {0: 3 * GIB}},
-    )
-    found = snapshot(low, client_facts(31), processes=ALL, server=server)
-    clients = found.daemons[0].servers[0].clients
-    assert [one.active_thread_ratio for one in clients] == [0.25, 1.0]
-    assert [one.memory_limit_bytes["GPU-a"] for one in clients] == [2 * GIB, 3 * GIB]
-    assert found.gpus[0].sm_committed_ratio == pytest.approx((32 + 132) / 132)
-
-
 def test_unreadable_limits_are_omitted_and_reported() -> None:
     secret = replace(client_facts(30), mps_environment=None)
     found = snapshot(secret, processes=ALL)

@@ -10,9 +10,7 @@ from mps_exporter.mps.cgroups import parse_dmem, unified_path
 from mps_exporter.observations import CgroupMemory, ContainerName, ProcfsObservation
 from mps_exporter.sources.anonymiser import Anonymiser
 from mps_exporter.sources.control_groups import container_names, memory_partitions
-from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.recording import make_converter
-from testing.fake_proc import FakeProc
 
 # ai-dynamo, "Per-GPU Compute and Memory Limits with MPS": dmem.capacity, and dmem.max of two GPUs
 CAPACITY = "nvidia/00000000:02:00.0/vidmem 102641958912\n"
@@ -148,19 +146,6 @@ def test_a_container_is_named_by_its_link(
     link(tmp_path / "containers", name)
     found = () if expected is None else (ContainerName(container, *expected, (7,)),)
     assert container_names(folder, {container: [7]}) == found
-
-
-def test_the_containers_of_processes_are_named(tmp_path: Path) -> None:
-    proc = FakeProc(tmp_path / "proc")
-    pod = "kubepods-podd52bd3cb_df62_4cb5_b293_7009055bcaff.slice"
-    cgroup = f"0::/kubepods.slice/{pod}/cri-containerd-{ID}.scope\n"
-    proc.add(4711, argv=["python"], cgroup=cgroup)
-    proc.add(4712, argv=["python"])
-    folder = tmp_path / "containers"
-    link(folder, f"train_batch_worker-{ID}.log")
-    link(folder, f"other_batch_worker-{OTHER}.log")
-    found = DaemonDiscovery(str(proc.root), container_logs=str(folder)).observe([4711, 4712])
-    assert found.containers == (NAMED,)
 
 
 def test_an_anonymised_recording_names_no_pod() -> None:

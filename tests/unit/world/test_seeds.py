@@ -39,6 +39,8 @@ DENSE = (
     (7500029, 5, 3),  # server.log was truncated while a client was connected, and read from then on
     (7600369, 5, 3),  # MPS v3: a daemon hung before it had replied, and its protocol was not known
     (9330025, 5, 4),  # the clock was set between a client's line and the first look at its process
+    (9500033, 5, 6),  # an ordinary user's log claimed that root's client waits there
+    (9600013, 5, 1),  # a GPU was called unserved before its daemon had had a server
     (7954091, 5, 5),  # the server had no free descriptor, and server.log had been truncated
 )
 """The same, with the actions of some minutes in one."""
