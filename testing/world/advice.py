@@ -258,7 +258,7 @@ _NUMBERED = re.compile(r"\b(server|process|user|GPU|UID) (\d+)\b", re.IGNORECASE
 
 
 def untrue(world: World, text: str) -> Iterator[str]:
-    """Yield the names and numbers in a text that are no process, user, or GPU of the world."""
+    """Yield the names and numbers in a text without a process, user, or GPU of the world."""
     uids = {one.uid for found in world.known.values() for one in found}
     for kind, number in _NUMBERED.findall(text):
         found, place = world.known.get(int(number), []), int(number)
