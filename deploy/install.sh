@@ -7,8 +7,10 @@
 #   --set NAME=VALUE     a setting of /etc/default/mps-exporter: MPS_EXPORTER_...; repeatable
 #   --least              run without the capabilities
 #   --slurm-epilog PATH  add the epilog for MPS clients to PATH, a folder of Slurm's Epilog=; where that is
-#                        one file, print the line to add to it
-#   --remove             remove the package with its settings and its user; needs no PACKAGE
+#                        one file, print the line to add to it. Next to PATH: mps-health.sh for
+#                        HealthCheckProgram=. Copy both to all nodes, also to those without the package
+#   --remove             remove the package with its settings and its user; needs no PACKAGE. What
+#                        --slurm-epilog wrote stays, as slurm.conf names it, and does nothing
 #   --help
 #
 # It needs root and systemd, and no network where Python 3.11 or newer is installed. A second run with the
@@ -131,7 +133,7 @@ done
 [ "$(id -u)" -eq 0 ] || fail 'this needs root'
 [ -r "$package" ] || fail "there is no package ${package:-(none was given)}"
 case $port in *[!0-9]*) fail "--port $port: not a number" ;; esac
-[ -z "$epilog" ] || [ -e "$epilog" ] || fail "--slurm-epilog: there is no $epilog"
+case $epilog in '' | /?*) ;; *) fail "--slurm-epilog $epilog: no absolute path" ;; esac
 before=$(all_settings)
 
 # Before the package: it starts the service.
@@ -153,16 +155,25 @@ is_installed "$package" || {
 printf '%s' "$wanted" | while read -r setting; do
   write_setting "$setting"
 done
-script=/usr/lib/mps-exporter/jobs/mps-slurm-epilog.sh
-# Where the package is gone, an epilog that fails would drain the node.
-guarded="[ ! -x $script ] || $script"
+# Slurm keeps a node out of service whose epilog or health check is missing or fails.
+guard() { # epilog|health
+  script=/usr/lib/mps-exporter/jobs/mps-slurm-$1.sh
+  echo "[ ! -x $script ] || $script"
+}
+write_guard() { # epilog|health FILE
+  printf '#!/bin/sh\n%s\n' "$(guard "$1")" >"$2"
+  chmod 755 "$2"
+}
+if [ -n "$epilog" ]; then
+  [ -e "$epilog" ] || mkdir -p "$epilog"
+  write_guard health "$(dirname "$epilog")/mps-health.sh"
+fi
 if [ -d "$epilog" ]; then
   # Slurm runs a folder from z to 0: this comes before any that ends processes.
   rm -f "$epilog"/*mps-exporter.sh
-  printf '#!/bin/sh\n%s\n' "$guarded" >"$epilog/zz-mps-exporter.sh"
-  chmod 755 "$epilog/zz-mps-exporter.sh"
-elif [ -n "$epilog" ] && ! grep -qF "$script" "$epilog"; then
-  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes: $guarded" >&2
+  write_guard epilog "$epilog/zz-mps-exporter.sh"
+elif [ -n "$epilog" ] && ! grep -qF mps-slurm-epilog.sh "$epilog"; then
+  echo "install.sh: $epilog is one file; add this line to it, before any that ends processes: $(guard epilog)" >&2
 fi
 if [ -n "$changed" ] || [ "$(all_settings)" != "$before" ] ||
   ! systemctl is-active --quiet mps-exporter.socket || ! systemctl is-active --quiet mps-exporter.service; then

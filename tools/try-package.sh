@@ -175,7 +175,7 @@ check 'and the log names a setting of others' inside sh -c 'journalctl -u mps-ex
 # shellcheck disable=SC2016  # a hash of a password, no variables
 inside sh -c 'mkdir /etc/slurm && echo "basic_auth_users: {a: \$2y\$10\$abcdefghijklmnopqrstuuu5cLGXyXcBLqrkSjqIIbOMTPlzgQNbm}" >/etc/slurm/web.yml'
 check 'the installer takes a password and an epilog' inside sh /root/install.sh --port 9401 \
-  --slurm-epilog /etc/slurm --set MPS_EXPORTER_WEB_CONFIG_FILE=/etc/slurm/web.yml /root/package.deb
+  --slurm-epilog /etc/slurm/epilog.d --set MPS_EXPORTER_WEB_CONFIG_FILE=/etc/slurm/web.yml /root/package.deb
 inside mv /root/settings /etc/default/mps-exporter
 inside systemctl restart mps-exporter.service
 started() { inside systemctl show --property InvocationID mps-exporter.service mps-exporter.socket; }
@@ -192,7 +192,7 @@ check 'mps-terminate, mps-run and mps-scancel are on PATH' inside sh -c \
 check 'and so are their man pages' inside sh -c \
   'cd /usr/share/man/man1 && gzip -t mps-exporter.1.gz mps-terminate.1.gz mps-run.1.gz mps-scancel.1.gz'
 check 'removed with its settings' inside sh /root/install.sh --remove
-check 'the epilog that is left does nothing' inside /etc/slurm/zz-mps-exporter.sh
+check 'what is left for Slurm does nothing' inside sh -c '/etc/slurm/epilog.d/zz-mps-exporter.sh && /etc/slurm/mps-health.sh'
 inside rm -r /etc/slurm
 
 check 'the first installation finds the port in use' inside apt-get install -y /root/package.deb

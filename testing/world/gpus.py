@@ -23,7 +23,7 @@ SCALES = {
 """NVML's unit in that of a metric, by the end of its name."""
 OF_THE_MODEL = ("MigMode", "Persistence", "Capability", "Architecture", "Cores", "EventReasons")
 NOT_NUMBERS = (*OF_THE_MODEL, "NumFans", "ComputeMode")
-"""Replies without a reading: parts of the names of their functions."""
+"""Parts of the names of functions whose replies differ from readings."""
 FIELDS = (29, 30, 31, 38, 45, 52, 59, *range(74, 83), 94, 142, 143, 144, 145, 160, 169)
 FIELDS += (*range(173, 184), *range(269, 272))
 OF_ALL_LINKS = (138, 139)

@@ -193,7 +193,7 @@ INSTALLER = ROOT / "deploy" / "install.sh"
         (["--port"], "--port needs a number"),
         (["nothing.deb"], "there is no package nothing.deb"),
         (["--port", "94o1", str(INSTALLER)], "--port 94o1: not a number"),
-        (["--slurm-epilog", "/nowhere", str(INSTALLER)], "there is no /nowhere"),
+        (["--slurm-epilog", "epilog.d", str(INSTALLER)], "epilog.d: no absolute path"),
     ],
 )
 def test_the_installer_refuses_what_it_cannot_do(arguments: list[str], why: str) -> None:
