@@ -121,8 +121,12 @@ def _name_of(
     """Return the finding about a process without MPS; "": none."""
     running = [one for one in world.daemons.values() if one.exists and one.uid in (0, direct.uid)]
     if not any(one in running for one in serving):
-        unsure = any(one.pipe not in known for one in running)
-        return "" if unsure or direct.directory is None else "daemon_missing"
+        if direct.directory is None:
+            return ""
+        if all(one.pipe in known for one in running):
+            return "daemon_missing"
+        reached = any(one.pipe == direct.directory for one in running)
+        return "" if reached else "pipe_directory_mismatch"
     if direct.directory is None:
         return "process_bypasses_mps"
     reached = any(one.pipe == direct.directory for one in running)

@@ -34,6 +34,12 @@ def _serving(host: HostFacts, gpu: Gpu, uid: int | None) -> list[ControlDaemon]:
     return [one for one in _open_to(host.daemons, uid) if one.pipe_directory in gpu.served_by]
 
 
+def _may_serve(host: HostFacts, gpu: Gpu, uid: int | None) -> list[ControlDaemon]:
+    """Return the daemons that serve a GPU to a user; else those without a server so far."""
+    unsure = [one for one in _open_to(host.daemons, uid) if not one.gpu_uuids]
+    return _serving(host, gpu, uid) or [one for one in unsure if one.state != "absent"]
+
+
 def _open_to(daemons: Iterable[ControlDaemon], uid: int | None) -> list[ControlDaemon]:
     return [one for one in daemons if not one.facts.limited or one.facts.user == uid]
 
@@ -236,13 +242,10 @@ def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
     page=NO_EFFECT,
 )
 def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
-    # A daemon that has had no server may serve any GPU.
-    unsure = [one for one in host.daemons if one.state != "absent" and not one.gpu_uuids]
     asking = [
         _process_text(host, one, _reached(one, _open_to(host.daemons, one.uid)))
         for one in gpu.direct_processes
-        if _wanted(one) is not None and not _serving(host, gpu, one.uid)
-        if not _open_to(unsure, one.uid)
+        if _wanted(one) is not None and not _may_serve(host, gpu, one.uid)
     ]
     if asking:
         yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {join_some(asking)}.")
@@ -275,7 +278,9 @@ def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
     """Yield the processes that use a served GPU without MPS for one reason (see _reached)."""
     those, serving = list[str](), dict[str, ControlDaemon]()
     for one in gpu.direct_processes:
-        found = _serving(host, gpu, one.uid)
+        # A directory without a daemon is wrong whichever GPUs a daemon serves.
+        serving_it = _may_serve if reached == "no daemon runs" else _serving
+        found = serving_it(host, gpu, one.uid)
         if found and _reached(one, _open_to(host.daemons, one.uid)) == reached:
             those.append(_process_text(host, one, reached))
             serving |= {daemon.pipe_directory: daemon for daemon in found}
