@@ -42,3 +42,27 @@ daemonset dra.yaml "MPS by NVIDIA's DRA driver: one control daemon for each clai
 daemonset plain.yaml 'MPS started on the node itself: /tmp/nvidia-mps and the like.' plain
 render pod-monitor.yaml 'For the Prometheus operator, in addition to any of the others.' \
   --show-only templates/podmonitor.yaml
+
+{
+  cat <<'END'
+# Values of kube-prometheus-stack: its own inhibition rules, and those of prometheus/alertmanager.yml
+# (Helm replaces lists). Made by deploy/render.sh.
+#
+# A critical MPS alert about one host says nothing about warnings on others: the stack's rules leave
+# them out. The stack sends alerts nowhere (receiver "null") until alertmanager.config has your route.
+alertmanager:
+  config:
+    inhibit_rules:
+      - source_matchers: [severity="critical", alertname!~"Mps.+"]
+        target_matchers: [severity=~"warning|info"]
+        equal: [namespace, alertname]
+      - source_matchers: [severity="warning", alertname!~"Mps.+"]
+        target_matchers: [severity="info"]
+        equal: [namespace, alertname]
+      - source_matchers: [alertname="InfoInhibitor"]
+        target_matchers: [severity="info"]
+        equal: [namespace]
+      - target_matchers: [alertname="InfoInhibitor"]
+END
+  sed '1,/^inhibit_rules:/d; /^receivers:/,$d; /^ *#/d; /^$/d; s/^/    /' "$here/../prometheus/alertmanager.yml"
+} >"$target/kube-prometheus-stack.yml"

@@ -14,6 +14,7 @@ import yaml
 
 from testing.commands import output_of
 from testing.prometheus_programs import program
+from testing.rule_files import RUNBOOK_BASE
 from tools.rules import usual_severity
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +142,7 @@ def test_the_plain_manifests_are_what_the_chart_gives(tmp_path: Path) -> None:
 def test_rules_in_the_cluster_are_the_rules_of_the_project() -> None:
     in_cluster = {
         one["metadata"]["name"].removeprefix("mps-exporter-"): one["spec"]
-        for one in rendered()
+        for one in rendered(f"prometheusRule.runbookUrl={RUNBOOK_BASE}")
         if one["kind"] == "PrometheusRule"
     }
     files = (ROOT / "prometheus" / "rules").glob("*.yml")
@@ -164,8 +165,8 @@ def alerts(*values: str) -> dict[str, dict[str, Any]]:
 SITES = {
     "kube-prometheus-stack": (
         "podMonitor: {additionalLabels: {release: prometheus, app.kubernetes.io/instance: own}}\n"
-        "prometheusRule: {additionalLabels: {release: prometheus}}",
-        ["release: prometheus", "instance: own", "scheme: http\n", "runbooks/MpsServerCrashed.md"],
+        "prometheusRule: {additionalLabels: {release: prometheus}, runbookUrl: https://w.e/}",
+        ["release: prometheus", "instance: own", "scheme: http\n", "w.e/MpsServerCrashed.md"],
     ),
     "Flux": (
         "namespaceOverride: gpu\nfullnameOverride: mps\ncommonLabels: {team: gpu}",
@@ -255,7 +256,7 @@ def test_the_notes_say_what_may_be_missing(
 
 
 def test_alerts_have_no_links_that_lead_nowhere() -> None:
-    text = template("dashboards.enabled=false", "prometheusRule.runbookUrl=")
+    text = template("dashboards.enabled=false")
     assert "runbook_url" not in text
     assert "dashboard_url" not in text
     assert "localhost:3000" not in text
