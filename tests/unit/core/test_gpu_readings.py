@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -106,29 +105,6 @@ def test_a_reading_with_the_labels_of_its_metric_is_shown(one: Reading) -> None:
     assert BY_QUANTITY[one.quantity].name in {
         family.spec.name for family in render(snapshot([one]), Build("", "", ""))
     }
-
-
-KIND, SCOPE, LOCATION = ("kind", "corrected"), ("scope", "volatile"), ("location", "dram")
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ((KIND, SCOPE, LOCATION), True),
-        ((LOCATION, SCOPE, KIND), True),
-        ((KIND, SCOPE), False),
-        ((KIND, SCOPE, LOCATION, ("bank", "1")), False),
-        ((KIND, SCOPE, ("place", "dram")), False),
-        ((KIND, SCOPE, KIND), False),
-        ((KIND, SCOPE, LOCATION, LOCATION), False),
-        ((), False),
-    ],
-)
-def test_a_reading_with_other_labels_has_no_metric(
-    labels: tuple[tuple[str, str], ...], expected: bool
-) -> None:
-    shown = ("corrected", "volatile", "dram")
-    assert label_values("ecc_errors", labels) == (shown if expected else None)
 
 
 def test_all_quantities_that_the_exporter_uses_exist() -> None:

@@ -77,15 +77,6 @@ def clients(daemon: ControlDaemon) -> dict[int, Client]:
     return {one.pid: one for server in daemon.servers for one in server.clients}
 
 
-def test_values_without_a_list_are_unknown() -> None:
-    found = merged(partitioning(without=NamedServer))
-    assert (found.servers, found.servers_count) == ((), None)
-    (server,) = merged(partitioning(TRAINING), process(40)).servers
-    assert (server.clients_connected, server.confirmed) == (None, False)
-    assert found.gpu_uuids == (A, B)
-    assert merged(partitioning(without=ServerDevice)).gpu_uuids == ()
-
-
 def test_a_daemon_serves_the_gpus_that_its_servers_may_use() -> None:
     allowed = NamedServer("training", 1000, 40, allowed_devices=(B, "GPU-elsewhere"))
     assert merged(partitioning(allowed, without=ServerDevice)).gpu_uuids == (B,)
@@ -128,13 +119,6 @@ def limited(namespace: str | None, devices: Any = DEVICES, **environment: str) -
     listed = NamespaceClient(51, "training", namespace, ("0",), "train")
     found = partitioning(listed, *NAMESPACES, *devices, without=None if devices else ServerDevice)
     return clients(merged(found, process(51, **environment)))[51]
-
-
-def test_a_client_has_the_limits_of_its_own_server_s_namespace() -> None:
-    one = limited("default")
-    assert (one.active_thread_ratio, one.memory_limit_bytes) == (0.5, {A: 2 * GIB})
-    assert (one.server_name, one.namespace, one.command) == ("training", "default", "python")
-    assert (one.contexts, one.gpu_uuids) == ({}, (A,))
 
 
 def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
@@ -187,14 +171,6 @@ def in_partition(
     carved = partition or SmPartition(A, "training", "created", "Kp8A", "large", sms=34)
     found = replace(partitioning(client, *NAMESPACES, carved), **more)
     return clients(merged(found, process(51, CUDA_MPS_SM_PARTITION=variable), listed=listed))[51]
-
-
-def test_a_client_in_a_partition_has_its_sms_and_no_share() -> None:
-    one = in_partition(f"{A}/Kp8A", "0")
-    assert (one.sm_partition, one.sm_partition_fault) == ("Kp8A", None)
-    assert (one.sm_limit, one.active_thread_ratio) == ({A: 34}, None)
-    unsaid = in_partition(f"{A}/Kp8A", "0", partition=SmPartition(A, "training", "created", "Kp8A"))
-    assert (unsaid.sm_limit, unsaid.active_thread_ratio) == ({}, None)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from mps_exporter.observations import (
     DaemonFacts,
     Exchange,
     GpuObservation,
-    GpuProcess,
     LogChunk,
     LogsObservation,
     LogState,
@@ -24,7 +23,6 @@ from mps_exporter.observations import (
     Outcome,
     ProcessFacts,
     ProcfsObservation,
-    Reading,
 )
 from mps_exporter.snapshot import RecordingHeader
 from mps_exporter.sources.recording import RecordingError, RecordingWriter, read_recording
@@ -40,56 +38,6 @@ HEADER = RecordingHeader(
     anonymised=False,
 )
 
-texts = st.text(max_size=20)
-moments = st.floats(1000, 2000, allow_nan=False)
-processes = st.builds(
-    ProcessFacts,
-    pid=st.integers(1, 9),
-    start_time_seconds=moments,
-    uid=st.none() | st.integers(0, 2**32),
-    user=st.none() | texts,
-    name=texts,
-    state=texts,
-    namespace_pids=st.tuples(st.integers(1, 9)),
-    cgroup=st.none() | texts,
-    mps_environment=st.none() | st.dictionaries(texts, texts, max_size=2),
-)
-observations: st.SearchStrategy[Observation] = st.one_of(
-    st.builds(
-        ProcfsObservation,
-        at=moments,
-        processes=st.dictionaries(st.integers(1, 9), processes),
-        daemons=st.tuples(st.builds(DaemonFacts, texts, texts, process=st.none() | processes)),
-        gone=st.tuples(st.integers(1, 9)),
-        error=st.none() | texts,
-    ),
-    st.builds(
-        ControlObservation,
-        at=moments,
-        pipe_directory=texts,
-        kind=st.just("probe"),
-        outcome=st.sampled_from(Outcome),
-        exchanges=st.tuples(
-            st.builds(Exchange, st.tuples(texts), st.sampled_from(Outcome), texts, texts)
-        ),
-    ),
-    st.builds(
-        NvmlObservation,
-        at=moments,
-        outcome=st.just(Outcome.OK),
-        gpus=st.tuples(
-            st.builds(
-                GpuObservation,
-                index=st.integers(0, 7),
-                uuid=texts,
-                processes=st.none()
-                | st.tuples(st.builds(GpuProcess, st.integers(1, 9), st.just("mps"), st.none())),
-                readings=st.tuples(st.builds(Reading, texts, st.floats(-1e18, 1e18))),
-            )
-        ),
-    ),
-)
-
 
 def written(path: Path, *seen: Observation, header: RecordingHeader = HEADER) -> Path:
     writer = RecordingWriter(path, header)
@@ -97,18 +45,6 @@ def written(path: Path, *seen: Observation, header: RecordingHeader = HEADER) ->
         writer.add(observation)
     writer.close()
     return path
-
-
-@settings(max_examples=60, deadline=None)
-@given(observation=observations)
-def test_what_was_written_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, observation: Observation
-) -> None:
-    path = written(tmp_path_factory.mktemp("r") / "x.rec.gz", observation)
-    recording = read_recording(path)
-    assert recording.header == HEADER
-    assert recording.observations == (observation,)
-    assert recording.ended_at == observation.at
 
 
 def chunk(at: float, data: bytes, log: str = "control") -> LogChunk:

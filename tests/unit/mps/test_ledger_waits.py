@@ -6,7 +6,7 @@ from mps_exporter.limits_timeouts_intervals import MAX_TIMELINE_SPANS, TIMELINE_
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline
-from testing.mps_logs import Logs, at, counted, incidents, more, read, script, start, summary
+from testing.mps_logs import Logs, at, counted, read, script, start, summary
 from testing.mps_script import HOLDER, arrives, leaves, pending, server_ends, server_starts
 
 
@@ -14,12 +14,6 @@ def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:04.000", 200, 1003)
     view = read(text)
     assert [(w.uid, w.since) for w in view.waits] == [(1003, at("00:04"))]
-    assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
-
-
-def test_waits_are_abandoned_when_the_daemon_exits() -> None:
-    view = read(HOLDER + pending("00:02.000", 200, 1002) + "00:09.000 C630 Exit with status 0\n")
-    assert view.waits == ()
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
 
 
@@ -58,23 +52,6 @@ def look(tracker: DaemonTracker, time: str, dead: set[int]) -> DaemonState:
     tracker.update_liveness(now, lambda pid, _at: pid not in dead)
     tracker.advance_to(now + 2.0)
     return tracker.state
-
-
-def test_a_waiting_client_died_when_it_was_first_missing() -> None:
-    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
-    for time in ("00:10", "00:09.300", "00:11"):  # a pidfd reports it after a scan
-        tracker.update_liveness(at(time), lambda pid, _at: pid != 200)
-    tracker.advance_to(at("00:12"))
-    (incident,) = incidents(tracker.state, "wait_abandoned")
-    assert (incident.at, incident.seconds) == (at("00:09.300"), 7.3)
-
-
-def test_a_pid_that_is_reused_before_its_exit_is_confirmed_begins_a_new_wait() -> None:
-    tracker = start(HOLDER + pending("00:02.000", 200, 1002))
-    tracker.update_liveness(at("00:10"), lambda pid, _at: pid != 200)
-    more(tracker, pending("00:10.500", 200, 1002))
-    (wait,) = tracker.state.waits
-    assert (wait.pid, wait.since, wait.dead) == (200, at("00:10.500"), False)
 
 
 def test_a_pid_that_never_connected_is_admitted_again() -> None:
@@ -127,15 +104,6 @@ def test_the_backoff_applies_only_while_a_client_waits() -> None:
     assert read(text).handover_backoff_seconds == 51.2
     text += leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
     assert read(text).handover_backoff_seconds is None
-
-
-def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
-    text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
-    text += server_starts("00:05.000", "00:05.300", 210, 1002)
-    logs = Logs(script(text).control, b"")
-    found = summary(start(logs, readable=("control",)).state.counters)
-    assert found["waits"] == {"1002": [1, 3.3]}
-    assert found["handovers"] == 1
 
 
 # ------------------------------------------------------------------ the last ten minutes
