@@ -2,20 +2,16 @@
 
 import asyncio
 import functools
-import json
 import os
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mps_exporter.daemon_registry import DaemonRecord
 from mps_exporter.findings import findings
-from mps_exporter.snapshot import Snapshot
 from testing.commands import output_of
-from tests.hardware.lab import CONTROL, Client, Daemon, Lab, exporter, run
+from tests.hardware.lab import CONTROL, Client, Daemon, Lab
 
 Scenario = Callable[[Lab], Awaitable[None]]
 SCENARIOS: dict[str, tuple[str, Scenario]] = {}
@@ -165,17 +161,6 @@ async def wait_served(lab: Lab, daemon: Daemon) -> None:
     lab.check("mps_client_losses_total", 0)
 
 
-async def _kill_in_the_queue(
-    lab: Lab, daemon: Daemon, how: signal.Signals = signal.SIGKILL, after: float = 0
-) -> None:
-    """End a client of user 1002 that waits for a server."""
-    dead = lab.client("spin", 3, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
-    await lab.run(after)
-    dead.kill(how)
-    await asyncio.to_thread(dead.process.wait, 5)
-
-
 async def _ghost_of(lab: Lab) -> int:
     """Wait for the ghost of a daemon, and give its PID."""
     await lab.until("mps_server_ghost", 1, seconds=30)
@@ -185,7 +170,11 @@ async def _ghost_of(lab: Lab) -> int:
 async def _ghost(lab: Lab, how: signal.Signals) -> None:
     daemon = lab.daemon()
     first = await lab.ready_client("spin", 5, uid=1001)
-    await _kill_in_the_queue(lab, daemon, how, after=1)
+    dead = lab.client("spin", 3, uid=1002)
+    await lab.until("mps_uid_waiting_clients", 1, uid=1002)
+    await lab.run(1)
+    dead.kill(how)
+    await asyncio.to_thread(dead.process.wait, 5)
     await lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
     await lab.left(first)
     ghost = await _ghost_of(lab)
@@ -211,75 +200,6 @@ for _signal in (signal.SIGTERM, signal.SIGKILL):
     )
 
 
-async def _deaf(lab: Lab, daemon: Daemon, how: signal.Signals, rounds: int) -> None:
-    first = await lab.ready_client("spin", 4, uid=1001)
-    await _kill_in_the_queue(lab, daemon, how)
-    await lab.until("mps_uid_waiting_dead_clients", 1, uid=1002)
-    again = lab.client("spin", 3, uid=1002)
-    await lab.until("mps_uid_waiting_clients", 2, uid=1002)
-    await lab.left(first)
-
-    ghost = await _ghost_of(lab)
-    (shown,) = lab.seen.snapshot.daemons
-    reported = max(one.at for one in shown.incidents if one.kind == "ghost")
-    late = lab.seen.snapshot.taken_at - reported
-    lab.note("seconds until the deaf server is named", ok=late <= 5, wanted="<= 5", got=late)
-    lab.check("mps_client_state", 1, server=ghost, pid=again.pid, state="connecting")
-    # control.log says 20 ms after server.log that it left the queue.
-    await lab.until("mps_uid_waiting_clients", 1, uid=1002, seconds=1)
-    lab.check("mps_uid_wait_seconds", 0, uid=1002)
-
-    commands = await _what_doctor_says(lab, daemon, ghost)
-    for command in commands[:1]:
-        subprocess.run(["sh", "-c", command], check=False)
-    try:
-        await asyncio.to_thread(again.process.wait, 5)
-    except subprocess.TimeoutExpired:
-        for command in commands[1:]:  # "what still hangs must be ended"
-            lab.note("carried out in addition", ok=True, wanted="", got=command)
-            subprocess.run(["sh", "-c", command], check=False)
-    third = lab.client("spin", 2, uid=1003)
-    await lab.ready(third, seconds=20)
-    ready = third.event("ready") is not None
-    lab.note("the new client is served", ok=ready, wanted=True, got=ready)
-    await lab.until("mps_server_clients", 1, seconds=20)
-    lab.check("mps_server_ghost", 0)
-    await lab.until("mps_uid_waits_abandoned_total", 2 * rounds, uid=1002)
-    lab.check("mps_uid_wait_seconds", 0, uid=1002)
-    await lab.until("mps_control_up", 1, seconds=40)
-    await lab.left(again, third)
-
-
-async def _what_doctor_says(lab: Lab, daemon: Daemon, ghost: int) -> list[str]:
-    """Run the doctor as a person would, and give its commands: first the one for the ghost."""
-    done = await run(*exporter("doctor", "--json"))
-    found = [
-        action["command"]
-        for one in json.loads(done.stdout or '{"findings": []}')["findings"]
-        if one["daemon"] == daemon.label and one["name"] == "ghost_server"
-        for action in one["actions"]
-        if action["heals"]
-    ]
-    named = [int(pid) for pid in re.findall(r"kill -9 (\d+)", " ".join(found))]
-    lab.equal("the doctor's remedy", named, [ghost])
-    return found
-
-
-@served(
-    "a queued client is killed and started again, five times: the deaf server, healed by doctor"
-)
-async def deaf_server(lab: Lab, daemon: Daemon) -> None:
-    for rounds in range(1, 6):
-        await _deaf(lab, daemon, (signal.SIGINT, signal.SIGKILL)[rounds % 2], rounds)
-    await lab.look()
-    lab.check("mps_client_losses_total", 0)
-
-
-def _state_of(lab: Lab, daemon: Daemon) -> DaemonRecord:
-    """What is known of a daemon without a collection."""
-    return lab.collector._daemons[daemon.label]
-
-
 @served("a queued client is killed while nobody scrapes; its ghost is killed when it comes")
 async def dead_between_scrapes(lab: Lab, daemon: Daemon) -> None:
     first = await lab.ready_client("spin", 8, uid=1001)
@@ -289,7 +209,7 @@ async def dead_between_scrapes(lab: Lab, daemon: Daemon) -> None:
     dead.kill()
     await asyncio.to_thread(dead.process.wait, 5)
     await asyncio.sleep(killed_at + 2.0 - time.time())  # no collection in between
-    view = _state_of(lab, daemon).state
+    view = lab.collector._daemons[daemon.label].state  # What is known without a collection.
     shown = [wait.pid for wait in view.waits if wait.dead]
     lab.equal("dead after 2 s without a scrape", shown, [dead.pid])
     ends = [one.at - killed_at for one in view.incidents.snapshot() if one.kind == "wait_abandoned"]
@@ -303,51 +223,6 @@ async def dead_between_scrapes(lab: Lab, daemon: Daemon) -> None:
     os.kill(ghost, signal.SIGKILL)
     await lab.until("mps_server_exits_total", 1, cause="ghost_ended")
     lab.check("mps_server_exits_total", 0, cause="crashed")
-
-
-def _offered(snapshot: Snapshot) -> list[str]:
-    return [each.command for one in findings(snapshot) for each in one.actions]
-
-
-@served("a ghost wedges the daemon and is killed: how soon mps_control_up falls and rises")
-async def wedge_times(lab: Lab, daemon: Daemon) -> None:
-    first = await lab.ready_client("spin", 3, uid=1001)
-    await _kill_in_the_queue(lab, daemon)
-    await lab.left(first)
-    ghost = await _ghost_of(lab)
-    third = lab.client("spin", 5, uid=1003)
-    await lab.until("mps_control_up", 0, seconds=30)
-    stuck_since = _state_of(lab, daemon).state.stuck_since
-    fell = None if stuck_since is None else lab.seen.snapshot.taken_at - stuck_since
-    lab.note("mps_control_up falls", ok=fell is not None and fell <= 3.0, wanted="<= 3 s", got=fell)
-    advised = [one for one in _offered(lab.seen.snapshot) if "kill -9" in one]
-    spared = bool(advised) and not any(str(daemon.pid) in command for command in advised)
-    lab.note("only the ghost is to be killed", ok=spared, wanted=ghost, got=advised)
-    await lab.run(6)
-    os.kill(ghost, signal.SIGKILL)
-    healed_at = time.time()
-    await lab.until("mps_control_up", 1, seconds=15)
-    rose = lab.seen.snapshot.taken_at - healed_at
-    lab.note("mps_control_up rises", ok=rose <= 1.0, wanted="<= 1 s", got=rose)
-    advised = [one for one in _offered(lab.seen.snapshot) if "kill" in one]
-    lab.note("nothing is to be killed", ok=not advised, wanted="nothing", got=advised)
-    await lab.ready(third, seconds=20)
-    await lab.until("mps_server_clients", 1, seconds=20)
-    lab.check("mps_server_exits_total", 1, cause="ghost_ended")
-    lab.check("mps_server_exits_total", 0, cause="crashed")
-    lab.facts["fell_after_seconds"], lab.facts["rose_after_seconds"] = fell, rose
-    await lab.left(third)
-
-
-async def _named(lab: Lab, done: Callable[[set[str]], bool], seconds: float) -> set[str]:
-    """Collect until the doctor names what is wanted; return the findings that it names."""
-    end = time.monotonic() + seconds
-    while True:
-        await lab.look()
-        named = {finding.advice.name for finding in findings(lab.seen.snapshot)}
-        if done(named) or time.monotonic() > end:
-            return named
-        await asyncio.sleep(0.2)
 
 
 def _note_time_of_end(lab: Lab, ends: list[float]) -> None:
@@ -373,7 +248,11 @@ async def served_after_death(lab: Lab) -> None:
     await lab.left(client)
     neighbour = [lab.client("spin", 12, mps=False) for _ in range(2)]
     await lab.ready(*neighbour)
-    named = await _named(lab, lambda named: "mps_would_help" in named, 10)
+    named, end = set[str](), time.monotonic() + 10
+    while "mps_would_help" not in named and time.monotonic() < end:
+        await asyncio.sleep(0.2)
+        await lab.look()
+        named = {finding.advice.name for finding in findings(lab.seen.snapshot)}
     helps = "mps_would_help" in named
     lab.note("MPS would help", ok=helps, wanted="mps_would_help", got=sorted(named))
     lab.check("mps_gpu_served", None)
@@ -749,53 +628,6 @@ async def quiet(lab: Lab) -> None:
     await lab.run(85)
     await lab.left(*clients)
     await lab.run(2)
-
-
-async def _advised(lab: Lab, *wanted: str, seconds: float = 6) -> None:
-    """Check that the doctor names these findings and, except for the lab's habits, no others."""
-    expected = set(wanted)
-    habits = {"not_exclusive_mode", "daemon_quit"}
-    named = await _named(lab, lambda named: named - habits == expected, seconds) - habits
-    lab.note("the doctor names", ok=named == expected, wanted=sorted(expected), got=sorted(named))
-
-
-@scenario("ten misconfigurations for the doctor")
-async def doctor(lab: Lab) -> None:
-    daemon = lab.daemon()
-    healthy = await lab.ready_client("idle", 60, uid=1001)
-    await lab.until("mps_server_clients", 1)
-    await _advised(lab)
-    unset = ("env", "-u", "CUDA_MPS_PIPE_DIRECTORY")
-    wrong: dict[str, dict[str, Any]] = {
-        "percentage_ignored": {"uid": 1001, "percentage": "lots"},
-        "memory_limit_ignored": {"uid": 1001, "memory_limit": "7=1G"},
-        "pipe_directory_mismatch": {"mps": False},
-        "process_bypasses_mps": {"before": unset},
-    }
-    for name, settings in wrong.items():
-        client = await lab.ready_client("idle", 60, **settings)
-        await _advised(lab, name)
-        client.kill()
-    queued = lab.client("idle", 3, uid=1002)
-    await _advised(lab, "several_users_one_daemon")
-    queued.kill()
-    await _advised(lab, "queued_client_dead")
-    healthy.kill()
-    await _advised(lab, "ghost_server", seconds=20)
-    ghost = [s for x in (await lab.look()).snapshot.daemons for s in x.servers if s.ghost]
-    for server in ghost:
-        os.kill(server.pid, signal.SIGKILL)
-    await _advised(lab)
-    sleeper = lab.python("sleeper.py", 60)
-    await lab.ready(sleeper)
-    await lab.until("mps_server_clients", 1)
-    os.kill(lab.server, signal.SIGKILL)
-    await _advised(lab, "stranded_client")
-    sleeper.kill()
-    await _advised(lab)
-    daemon.quit()
-    lab.start_in_foreground(lab.directories("front"))
-    await _advised(lab, "logs_unreadable")
 
 
 # ------------------------------------------------------------------------------- two GPUs
