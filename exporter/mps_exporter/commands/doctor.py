@@ -64,11 +64,9 @@ async def diagnose(settings: Settings) -> int:
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:
-        seen = Processes(settings.path_procfs)
+        seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
         ends = [
             before_kill(pid, snapshot, seen.status(pid).uid, contained=seen.is_contained)
-            if live
-            else before_kill(pid, snapshot)
             for pid in pids
         ]
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]

@@ -6,7 +6,6 @@ any more (measured on H200 with driver 580). A client's own fault takes down the
 lost client with contexts on two GPUs takes the fault to the second GPU, too (measured on two H100).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mps_exporter.findings.finding import Action, HostFacts, end_clients, permitted, quoted_path
@@ -71,11 +70,11 @@ def before_kill(
         if pid == daemon.pid:
             end = f"Process {pid} is the control daemon at {daemon.pipe_directory}: its end takes "
             end += "down all its servers and clients, and what waits in its queue."
-            lost = _pids(client for server in daemon.servers for client in server.clients)
+            lost = tuple(one.pid for server in daemon.servers for one in server.clients)
             return EndAdvice(pid, in_danger=True, text=(end,), neighbours=lost)
         for server in daemon.servers:
             if pid == server.pid and (server.confirmed or not limited):
-                named, lost = host.server(server), _pids(server.clients)
+                named, lost = host.server(server), tuple(one.pid for one in server.clients)
                 end = f"Process {pid} is {named}: its end takes down all its clients."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
@@ -88,10 +87,6 @@ def before_kill(
     if unread:
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
-
-
-def _pids(clients: Iterable[Client]) -> tuple[int, ...]:
-    return tuple(one.pid for one in clients)
 
 
 def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None) -> str:
@@ -137,8 +132,8 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
         )
     if actions := _in_order(daemon, client):
         text.append("In this order, its end takes no other program down:")
-    in_danger = bool(found) or not _shows_clients(daemon)
-    return EndAdvice(client.pid, in_danger, tuple(text), _pids(found), actions)
+    in_danger, pids = bool(found) or not _shows_clients(daemon), tuple(one.pid for one in found)
+    return EndAdvice(client.pid, in_danger, tuple(text), pids, actions)
 
 
 def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
