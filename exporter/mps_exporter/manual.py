@@ -178,7 +178,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
 def explain(text: str) -> int:
     """Print the page about a text, and the names of further pages; return the exit status."""
     advice = ADVICE.get(text.strip())
-    url = None if advice is None else advice.runbook_url or advice.docs_url
+    url = text.strip() if advice is None else advice.runbook_url or advice.docs_url
     page = name_of(url)
     found = search(page or text)
     status = 0 if found or advice else 1
