@@ -75,7 +75,8 @@ def before_kill(
         for server in daemon.servers:
             if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
-                end = f"Process {pid} is {named}: its end takes down all its clients."
+                what = "its end takes down all its clients" if lost else "it has no clients"
+                end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
                 return EndAdvice(pid, bool(lost), text, lost)
