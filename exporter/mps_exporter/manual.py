@@ -23,8 +23,7 @@ WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that 
 WANTED_EVIDENCE = 3.0  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
 WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
-WANTED_RUN = 10.0
-"""Weight of evidence, or without a word about GPUs of a sequence, that suffices in a long text."""
+WANTED_RUN = 10.0  # Weight of evidence, or of a sequence without a subject, that suffices.
 
 _TYPED = re.compile(r"(?<=<!-- typed: ).*?(?= -->)|\bCUDA_ERROR_\w+|\bcudaError\w+", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
@@ -55,8 +54,7 @@ _ERROR_NAME = re.compile("cuda_?error|cuda_mps_|nccl$|xid$")
 class ManualPage:
     """A page in Markdown."""
 
-    name: str
-    """File name without suffix, which for a runbook is the alert's name; anchor in QUESTIONS."""
+    name: str  # File name without suffix (of a runbook: the alert's name); anchor in QUESTIONS.
     folder: str  # Folder of the file; one of QUESTIONS for its sections.
     source: str
 
@@ -178,7 +176,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
 def explain(text: str) -> int:
     """Print the page about a text, and the names of further pages; return the exit status."""
     advice = ADVICE.get(text.strip())
-    url = None if advice is None else advice.runbook_url or advice.docs_url
+    url = text.strip() if advice is None else advice.runbook_url or advice.docs_url
     page = name_of(url)
     found = search(page or text)
     status = 0 if found or advice else 1

@@ -42,8 +42,12 @@ def test_each_finding_has_its_page(name: str, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("page", manual.pages().values(), ids=lambda page: page.name)
-def test_the_title_of_a_page_finds_it(page: manual.ManualPage) -> None:
+def test_title_and_link_find_a_page(
+    page: manual.ManualPage, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert manual.search(page.title)[0] == page
+    assert manual.explain(f"https://w.example/{page.name}.md") == 0
+    assert capsys.readouterr().out.startswith(f"# {page.title}\n")
 
 
 def test_links_of_a_page_lead_to_pages_or_to_the_web() -> None:
