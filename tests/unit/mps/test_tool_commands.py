@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
+from mps_exporter.mps.protocol_v3 import SERVERS, V2_PARTITIONS
 from mps_exporter.mps.tool_commands import (
     PROBE,
     Failure,
@@ -139,6 +139,10 @@ def test_failed_probes(more: dict[str, Any], kind: str) -> None:
         (V2_PARTITIONS, fake_mps_v3.LSPART_CAPTURE, "", None),
         (V2_PARTITIONS, "", "", "unparsable"),
         (V2_PARTITIONS, "", CANNOT_SEND, "refused"),
+        (SERVERS, fake_mps_v3.SERVER_DOCS, "", None),
+        *((SERVERS, text, "", None) for text in ("", "No servers")),
+        (SERVERS, 'Unknown command "server"', "", "unparsable"),
+        (SERVERS, CANNOT_SEND, "", "refused"),
     ],
 )
 def test_the_failure_of_another_query(
