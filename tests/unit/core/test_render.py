@@ -34,6 +34,7 @@ from testing.player import Player
 from tools import generate_docs
 
 BUILD = Build("1.0", "abc", "3.11")
+LEVELS: tuple[ClientSeries, ...] = ("full", "summary", "off")
 HEADER = RecordingHeader("a test", "a host", "580.3", "then", 0.0, "1.0", anonymised=True)
 
 
@@ -50,46 +51,22 @@ def test_an_empty_snapshot_has_only_the_build_info() -> None:
     assert set(found) == {"mps_exporter_build_info"}
 
 
-def _of_clients(level: ClientSeries) -> dict[str, int]:
-    """Series of single clients, by metric."""
-    client = hosts.client(
-        30, state="connecting", state_since=1.0, priority=1, server_name="training", cgroup="/job"
+def test_a_summary_of_clients_leaves_their_details_out() -> None:
+    client = hosts.client(30, state="connecting", state_since=1.0, priority=1)
+    daemon = daemon_at("/p", servers=(Server(20, clients=(client, replace(client, pid=31))),))
+    full, summary, off = (
+        {
+            one.spec.name: one.samples
+            for one in render(Snapshot(9.0, daemons=(daemon,)), BUILD, clients=level)
+        }
+        for level in LEVELS
     )
-    server = Server(20, uid=1001, clients=(client, replace(client, pid=31)))
-    wait = Wait(40, 1002, 4.0, 1001)
-    daemon = daemon_at("/p", servers=(server,), waits=(wait,), partitioning=Partitioning("3"))
-    container = ContainerName("containerd://c0ffee", "research", "train-0", "main")
-    snapshot = Snapshot(taken_at=9.0, daemons=(daemon,), containers=(container,))
-    found = render(snapshot, BUILD, clients=level)
-    dropped = [one.samples for one in found if one.spec.name == "mps_client_dropped_series"]
-    assert dropped == [((("/p",), 2 if level == "off" else 0),)]
-    return {
-        one.spec.name: len(one.samples)
-        for one in found
-        if one.spec.name.startswith(("mps_client_", "mps_container_"))
-        if one.spec.name != "mps_client_dropped_series"
+    assert {one.removeprefix("mps_client_") for one in full.keys() - summary.keys()} == {
+        *("start_time_seconds", "memory_limit_bytes", "sm_limit", "priority")
     }
-
-
-def test_client_series_are_full_summary_or_off() -> None:
-    summary = {
-        "mps_client_info": 2,
-        "mps_client_state": 3,
-        "mps_client_state_since_timestamp_seconds": 3,
-        "mps_client_contexts": 2,
-        "mps_client_memory_used_bytes": 2,
-        "mps_client_namespace_info": 2,
-        "mps_client_cgroup_info": 2,
-        "mps_container_info": 1,
-    }
-    assert _of_clients("summary") == summary
-    assert _of_clients("off") == {}
-    assert _of_clients("full") == summary | {
-        "mps_client_start_time_seconds": 2,
-        "mps_client_memory_limit_bytes": 2,
-        "mps_client_sm_limit": 2,
-        "mps_client_priority": 2,
-    }
+    dropped = "mps_client_dropped_series"
+    assert [one[dropped][0][1] for one in (full, summary, off)] == [0, 0, 2]
+    assert [one for one in off if one.startswith("mps_client_")] == [dropped]
 
 
 def test_a_replay_has_timestamps_of_the_viewer_s_clock() -> None:

@@ -19,20 +19,12 @@ def unit(name: str) -> Attribution:
     return Attribution(systemd_unit=name)
 
 
+# The simulator has more of them: testing/world/settings.py.
 EXAMPLES = {
-    "docker, cgroupfs, v1": (
-        f"11:devices:/docker/{A}\n1:name=systemd:/docker/{A}\n0::/system.slice/containerd.service",
-        Attribution(DOCKER),
-    ),
     "docker, v2": (f"0::/system.slice/docker-{A}.scope\n", Attribution(DOCKER)),
     "docker, rootless: its user names the group": (
         f"0::{USER}/user.slice/docker-{A}.scope\n",
         unit("user@1000.service"),
-    ),
-    "kubernetes, systemd, containerd": (
-        "0::/kubepods.slice/kubepods-besteffort.slice/"
-        f"kubepods-besteffort-pod{POD_}.slice/cri-containerd-{A}.scope\n",
-        Attribution(CONTAINERD, POD),
     ),
     "kubernetes, static pod": (
         "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-"
@@ -85,17 +77,12 @@ EXAMPLES = {
         f"0::/machine.slice/libpod-conmon-{A}.scope\n",
         Attribution(),
     ),
-    "slurm, v2": (
-        "0::/system.slice/slurmstepd.scope/job_1392969/step_0/user/task_0\n",
-        Attribution(slurm_job_id="1392969", systemd_unit="slurmstepd.scope"),
-    ),
     "slurm, v1": (
         "10:devices:/slurm/uid_2101171/job_280678/step_interactive/task_0\n"
         "1:name=systemd:/system.slice/slurmd.service\n",
         Attribution(slurm_job_id="280678", systemd_unit="slurmd.service"),
     ),
     "a directory called job_5 is no slurm job": ("0::/work/job_5/step_1\n", Attribution()),
-    "a service": ("0::/system.slice/nvidia-mps.service\n", unit("nvidia-mps.service")),
     "an instance of a template, escaped": (
         "0::/system.slice/system-jupyter.slice/jupyter@a\\x2db.service\n",
         unit("jupyter@a\\x2db.service"),

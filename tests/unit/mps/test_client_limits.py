@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from mps_exporter.mps.client_limits import (
     DaemonGpus,
     MemoryLimits,
-    ThreadPercentage,
     client_memory_limits,
     context_limit,
     parse_active_thread_percentage,
@@ -177,13 +176,6 @@ def test_sms_as_measured(case: tuple[str, str]) -> None:
     text, sms = case
     ratio = parse_active_thread_percentage(text).ratio
     assert sms_of_ratio(1.0 if ratio is None else ratio, 132, HOPPER) == int(sms)
-
-
-def test_a_percentage_of_100_or_more_or_of_nothing_does_not_limit() -> None:
-    for text in (None, "100"):
-        assert parse_active_thread_percentage(text) == ThreadPercentage()
-    for text in ("0", "200", "half"):
-        assert parse_active_thread_percentage(text) == ThreadPercentage(ignored=True)
 
 
 def test_rounding_of_other_architectures_is_not_known() -> None:

@@ -134,23 +134,6 @@ def test_a_refusal_may_tell_of_the_other_interface(
     assert other_interface(Exchange((command,), outcome, stderr=text)) == other
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (published.SERVER_DOCS, None),
-        ("", None),
-        ("No servers", None),
-        ('Unknown command "server"', "unparsable"),
-        ("Cannot find MPS control daemon process", "absent"),
-        ("Cannot send command to MPS control daemon process", "refused"),
-        ("Insufficient privileges for UID 60000.", "refused"),
-    ],
-)
-def test_a_run_is_judged_by_what_the_tool_says(text: str, kind: str | None) -> None:
-    failure = failure_of(Exchange((SERVERS,), Outcome.OK, text, return_code=0))
-    assert (failure.kind if failure is not None else None) == kind
-
-
 def test_its_answer_to_a_v3_query_leads_back_to_the_older_interface() -> None:
     """The text is what the tool of driver 580 printed on an H200."""
     text = Path(published.__file__).with_name("mps_580_versions.txt").read_text("utf-8")

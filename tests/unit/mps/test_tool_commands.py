@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_exporter.mps.protocol_v3 import V2_PARTITIONS
+from mps_exporter.mps.protocol_v3 import SERVERS, V2_PARTITIONS
 from mps_exporter.mps.tool_commands import (
     PROBE,
     Failure,
@@ -21,7 +21,7 @@ from mps_exporter.mps.tool_commands import (
     stdin_text,
 )
 from mps_exporter.observations import ControlObservation, Exchange, Outcome
-from testing import fake_mps_control, fake_mps_v3
+from testing import fake_mps_v3
 
 GIB = 1 << 30
 H200 = {0: "GPU-cd18ce24-f68b-0d05-0661-2061f87bf9c3"}
@@ -139,6 +139,10 @@ def test_failed_probes(more: dict[str, Any], kind: str) -> None:
         (V2_PARTITIONS, fake_mps_v3.LSPART_CAPTURE, "", None),
         (V2_PARTITIONS, "", "", "unparsable"),
         (V2_PARTITIONS, "", CANNOT_SEND, "refused"),
+        (SERVERS, fake_mps_v3.SERVER_DOCS, "", None),
+        *((SERVERS, text, "", None) for text in ("", "No servers")),
+        (SERVERS, 'Unknown command "server"', "", "unparsable"),
+        (SERVERS, CANNOT_SEND, "", "refused"),
     ],
 )
 def test_the_failure_of_another_query(
@@ -178,8 +182,20 @@ def test_what_is_not_the_state_of_a_server(stdout: str, kind: str) -> None:
     assert reply.kind == kind
 
 
-def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
-    limits = exchange(limit_commands(468, (0,)), "3G\n100.0\n1G\n")
+@pytest.mark.parametrize(
+    ("stdout", "own", "default"),
+    [
+        ("3G\n100.0\n1G\n", {0: 3 * GIB}, {0: GIB}),
+        ("3G\n100.0\n", {0: 3 * GIB}, {}),
+        ("100.0\n1G\n", {}, {0: GIB}),
+        ("100.0\n", {}, {}),
+    ],
+)
+def test_a_reconciliation_puts_the_exchanges_of_a_server_together(
+    stdout: str, own: dict[int, int], default: dict[int, int]
+) -> None:
+    """Without a limit, the tool prints no line."""
+    limits = exchange(limit_commands(468, (0,)), stdout)
     other = exchange(server_commands(9, map_devices=False), "0\n" + "Server 9 not found\n" * 4)
     hung = Exchange(server_commands(10, map_devices=False), Outcome.TIMEOUT)
     observation = ControlObservation(
@@ -189,92 +205,20 @@ def test_a_reconciliation_puts_the_exchanges_of_a_server_together() -> None:
         outcome=Outcome.TIMEOUT,
         exchanges=(asked(FIRST, map_devices=True), limits, other, hung),
     )
-    (first,) = server_replies(observation)
-    assert first.devices == H200
-    assert first.pinned_memory_limit_bytes == {0: 3 * GIB}
+    assert server_replies(observation) == [
+        ServerReply(
+            *(468, "ACTIVE", 1.0, (1135, 1132, 1133, 1134)),
+            contexts={0: {1135: 1, 1132: 2, 1134: 1, 1133: 1}},
+            devices=H200,
+            pinned_memory_limit_bytes=own,
+            default_pinned_memory_limit_bytes=default,
+            default_active_thread_ratio=1.0,
+            default_client_priority=0,
+        )
+    ]
 
 
 # ------------------------------------------------------------------------------ laws
-
-PIDS = st.integers(1, 4_194_304)
-AMOUNTS = st.integers(1, 4096).flatmap(lambda n: st.sampled_from([f"{n}G", f"{n}M"]))
-PERCENTAGES = st.integers(1, 1000).map(lambda tenths: tenths / 10)
-
-
-@st.composite
-def daemons(draw: st.DrawFn) -> dict[str, Any]:
-    ordinals = [str(number) for number in range(draw(st.integers(1, 4)))]
-    limits = st.dictionaries(st.sampled_from(ordinals), AMOUNTS)
-    client = st.fixed_dictionaries(
-        {
-            "pid": PIDS,
-            "contexts": st.dictionaries(
-                st.sampled_from(ordinals), st.lists(st.integers(1, 99), unique=True)
-            ),
-        }
-    )
-    server = st.fixed_dictionaries(
-        {
-            "pid": st.just(468),
-            "state": st.sampled_from(["INITIALIZING", "ACTIVE", "FAULT"]),
-            "percentage": PERCENTAGES,
-            "limits": limits,
-            "clients": st.lists(client, max_size=5, unique_by=lambda entry: str(entry["pid"])),
-        }
-    )
-    return {
-        "default_percentage": draw(PERCENTAGES),
-        "default_priority": draw(st.sampled_from([0, 1])),
-        "default_limits": draw(limits),
-        "devices": [
-            {"ordinal": int(o), "pci": f"0000:0{o}.00.00", "uuid": f"GPU-{o}", "name": "NVIDIA, X"}
-            for o in ordinals
-        ],
-        "servers": [draw(server)],
-    }
-
-
-def said(daemon: dict[str, Any], commands: tuple[str, ...]) -> Exchange:
-    records = [line for command in commands for line in fake_mps_control.reply(daemon, command)]
-    return exchange(commands, "".join(f"{record}\n" for record in records))
-
-
-def as_bytes(limits: dict[str, str]) -> dict[int, int]:
-    shifts = {"G": 30, "M": 20}
-    return {int(o): int(text[:-1]) << shifts[text[-1]] for o, text in limits.items()}
-
-
-@given(daemons(), st.booleans())
-def test_a_reply_contains_the_state_of_the_daemon(
-    daemon: dict[str, Any], one_exchange: bool
-) -> None:
-    server = daemon["servers"][0]
-    ordinals = tuple(device["ordinal"] for device in daemon["devices"])
-    if one_exchange:
-        commands = [server_commands(468, ordinals, map_devices=True)]
-    else:
-        commands = [server_commands(468, map_devices=True), limit_commands(468, ordinals)]
-    reply = parse_server(*(said(daemon, part) for part in commands))
-    assert reply == ServerReply(
-        server_pid=468,
-        state=server["state"],
-        active_thread_ratio=server["percentage"] / 100,
-        client_pids=tuple(client["pid"] for client in server["clients"]),
-        contexts={
-            ordinal: {
-                client["pid"]: len(client["contexts"][str(ordinal)])
-                for client in server["clients"]
-                if client["contexts"].get(str(ordinal))
-            }
-            for ordinal in ordinals
-        },
-        devices={device["ordinal"]: device["uuid"] for device in daemon["devices"]},
-        pinned_memory_limit_bytes=as_bytes(server["limits"]),
-        default_pinned_memory_limit_bytes=as_bytes(daemon["default_limits"]),
-        default_active_thread_ratio=daemon["default_percentage"] / 100,
-        default_client_priority=daemon["default_priority"],
-    )
-
 
 LINES = st.lists(st.sampled_from(FIRST.split("\n")) | st.text(max_size=20), max_size=12).map(
     "\n".join
