@@ -1,4 +1,4 @@
-"""The status page in a real browser, with the recordings of real incidents."""
+"""The status page in a real browser."""
 
 import json
 from collections.abc import AsyncIterator
@@ -12,7 +12,6 @@ from testing import snapshots as hosts
 from testing import waiting
 from testing.devtools import Page, browser
 from tests.browser.axe import script as axe_script
-from tests.browser.pictures import recorded
 from tests.unit.web.fakes import ROOTS, FakeBackend
 from tests.unit.web.serving import served
 
@@ -55,50 +54,6 @@ async def assert_well_made(page: Page, url: str) -> None:
             assert await violations(page) == []
     assert page.complaints == []
     assert {request.split("/")[2] for request in page.requests} == {url.split("/")[2]}
-
-
-INCIDENTS = (
-    ("limits", 8),
-    ("wait-served", 4),
-    ("wait-served", 9),
-    ("three-users", 2.5),
-    ("wait-abandoned-sigkill", 5),
-    ("wait-abandoned-sigkill", 10),
-    ("fault", 4.5),
-    ("fault-held", 6),
-    ("server-killed", 3),
-    ("daemon-killed", 4.5),
-    ("crash-loop", 2),
-    ("stopped", 7),
-    ("draining", 5),
-    ("context-limit", 5),
-    ("terminate-client", 2),
-    ("quiet", 30),
-    ("foreground", 3),
-)
-"""Recording and second. tests/golden contains the texts of the API."""
-
-
-async def test_the_page_shows_the_headline_of_each_incident(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.STATUS_REUSE_SECONDS", 0)
-    backend = FakeBackend()
-    await page.look(*PHONE)
-    async with served(backend) as (shown, _):
-        for name, seconds in INCIDENTS:
-            backend.snapshot = await recorded(name, seconds)
-            await page.open(f"http://{shown[0]}/")
-            status = await page.evaluate("fetch('/api/v1/status').then(reply => reply.json())")
-            headline = await page.evaluate("document.getElementById('headline').textContent")
-            assert headline == status["headline"]["text"], f"{name} at {seconds} s"
-            assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE[0], name
-            text = await page.evaluate(TEXT)
-            for finding in status["findings"]:
-                assert finding["text"] in text, name
-                assert (finding["remedy"] or "") in text, name
-            assert "This is a recording of another host" in text
-    assert page.complaints == []
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,10 @@ mps-fleet|Bad servers|A|fault-held|8|1002|-|1|0
 mps-fleet|Bad GPUs|A|made by hand|end|1002|-|2|0
 mps-fleet|Longest wait|A|wait-served|4|1002|uid=1002|3.2|1
 mps-fleet|Waiting|A|three-users|5.5|1002|-|mps_uid_waiting_clients|0
+mps-fleet|Users in the queue now|A|three-users|5.5|1002|uid=1003|4.6|1
+mps-fleet|Hosts, worst first|A|wait-served|4|1002|-|7|0
+mps-fleet|Hosts, worst first|A|fault-held|8|1002|-|12|0
+mps-fleet|Hosts, worst first|A|draining|8|1002|-|4|0
 mps-fleet|Lost in range|A|fault-held|end|1002|-|2|0
 mps-fleet|Waits of at most a minute, by day|A|made by hand|end|1002|-|0.75|0
 mps-fleet|GPU hours held, by user and day|A|made by hand|end|1002|uid=1001|0.05|0.02

@@ -126,6 +126,7 @@ def test_ages_in_a_replay_are_recorded_time_at_any_speed() -> None:
         page = page_of(replace(host, recording=RecordingInfo(began, speed, played_from=5000.0)))
         for words in ("36 s ago", "for 42 s", "connected for 5 min", "held 5 min"):
             assert words in page
+        assert "This is a recording of another host" in page
 
 
 # ---------------------------------------------------------------------- history
