@@ -142,13 +142,6 @@ def test_the_metrics_cannot_replace_another_page() -> None:
     assert all(any(page.startswith(path) for page in pages) for path in OWN_PATHS)
 
 
-def test_a_misspelt_variable_is_refused() -> None:
-    with pytest.raises(InvalidSettingError, match="unknown variable MPS_EXPORTER_LISTEN"):
-        parsed(MPS_EXPORTER_LISTEN=":1")
-    with pytest.raises(InvalidSettingError, match="unknown variable MPS_EXPORTER_WEB_PORT"):
-        parsed(MPS_EXPORTER_WEB_PORT="9401")
-
-
 @pytest.mark.parametrize(
     "variable",
     [

@@ -99,14 +99,6 @@ def test_unknown_readings_do_not_affect_the_others(several: list[Reading]) -> No
     assert text_page([*unknown, *known, *unknown]) == text_page(known)
 
 
-@settings(deadline=None)
-@given(fitting())
-def test_a_reading_with_the_labels_of_its_metric_is_shown(one: Reading) -> None:
-    assert BY_QUANTITY[one.quantity].name in {
-        family.spec.name for family in render(snapshot([one]), Build("", "", ""))
-    }
-
-
 def test_all_quantities_that_the_exporter_uses_exist() -> None:
     source = "".join(path.read_text("utf-8") for path in PROGRAM.rglob("*.py"))
     requested = set(re.findall(r'\.reading\(\s*"(\w+)"', source))

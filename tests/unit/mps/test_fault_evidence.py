@@ -137,6 +137,13 @@ def test_a_client_that_destroyed_a_context_and_runs_on_is_not_named() -> None:
     assert judged(evidence)[0] == "unknown"
 
 
+def test_memory_that_was_read_after_the_end_of_the_context_is_the_clients() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]))
+    lives(evidence, 477, OWN, at=FAULT_AT - 0.1)
+    ends(evidence, 477)
+    assert judged(evidence) == ("unfinished_work", [477], False)
+
+
 def test_the_smallest_range_is_right_and_a_range_of_all_names_no_client() -> None:
     evidence = evidence_of(xid("T1_1", OWN[0]))
     lives(evidence, 400, (0x7F6600000000, 0x7F6800000000))
@@ -161,6 +168,15 @@ def test_a_line_of_another_gpu_proves_nothing() -> None:
     assert judged(evidence) == ("unknown", [], False)
     assert evidence.judge(FAULT_AT, ("MIG-1",)).cause == "unfinished_work"
     assert evidence.judge(FAULT_AT, ()).cause == "unfinished_work"
+
+
+def test_several_clients_that_left_work_are_all_named() -> None:
+    evidence = evidence_of(xid("GCC", OWN[0]), xid("GCC", 0x7F1100000000))
+    lives(evidence, 477, OWN)
+    lives(evidence, 478, (0x7F1100000000, 0x7F1100200000))
+    ends(evidence, 477)
+    ends(evidence, 478)
+    assert judged(evidence) == ("unfinished_work", [477, 478], False)
 
 
 def test_ranges_are_forgotten_and_a_pid_may_be_used_again() -> None:

@@ -8,6 +8,8 @@ from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from testing.mps_logs import (
     EIGHT,
+    GPU,
+    GPU_TWO,
     PIPE,
     at,
     counts,
@@ -19,7 +21,7 @@ from testing.mps_logs import (
     summary,
     values,
 )
-from testing.mps_script import DAEMON, HOLDER, arrives, pending, server_starts
+from testing.mps_script import DAEMON, HOLDER, arrives, client, pending, server_starts
 
 FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
 
@@ -27,6 +29,12 @@ FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
 def only_server(tracker: DaemonTracker) -> TrackedServer:
     (server,) = tracker.state.servers
     return server
+
+
+def test_a_pid_that_connects_again_belongs_to_another_process() -> None:
+    found = counts(HOLDER + client("00:05.000", 100, 110))
+    assert found["connections"] == {"1001": 2}
+    assert found["sessions"] == {"1001": [1, 3.8]}
 
 
 UNNAMED = (
@@ -112,6 +120,18 @@ def test_unknown_lines_are_counted_and_numbers_outside_a_list(
     text = HOLDER + "".join(f"00:02.000 S110 {line}\n" for line in lines)
     found = values(read(text), "mps_control_log_unrecognized_lines_total")
     assert found["server",] == unrecognized
+
+
+def test_a_gpu_that_was_given_to_the_wrong_context_is_moved() -> None:
+    text = DAEMON + server_starts("00:01.001", "00:01.100", 110, 1001)
+    for pid in (100, 101):
+        for context in (0, 1):
+            text += f"00:01.200 S110 Client {{PID: {pid}, Context ID: {context}}} connected\n"
+    for pid, uuid in ((101, GPU_TWO), (100, GPU)):
+        text += f"00:01.300 S110 Device NVIDIA H200 (uuid {uuid}) is associated\n"
+        text += f"00:01.300 S110 Status of client {{PID: {pid}, Context ID: 1}} is ACTIVE\n"
+    found = {one.pid: one.contexts_by_gpu for one in only_server(start(text)).clients}
+    assert found == {100: {GPU: 1}, 101: {GPU_TWO: 1}}
 
 
 def test_of_an_ordinary_users_daemon_little_is_kept() -> None:

@@ -79,6 +79,19 @@ def test_a_server_that_the_daemon_no_longer_lists_vanishes() -> None:
 # ---------------------------------------------------------------- clocks
 
 
+@pytest.mark.parametrize("ahead", [0.0, 5.0, 3600.0])
+def test_a_child_of_the_daemon_lives_whatever_the_clock(ahead: float) -> None:
+    """Set back after the boot time was read, it makes all start times later than the stamps."""
+    tracker = start(HOLDER)
+    late = ProcessFacts(110, EIGHT + 1 + ahead, name="nvidia-cuda-mps-server", state="S")
+    client = ProcessFacts(100, EIGHT + 1 + ahead, state="S")
+    daemon = ProcessFacts(630, EIGHT + ahead, state="S", namespace_pids=(630,))
+    facts = DaemonFacts(PIPE, "/log", process=daemon, servers=(late,))
+    tracker.observe(at("00:10"), facts, {110: late, 100: client}, {100, 110})
+    tracker.add_logs(observation(at("00:40"), {}))
+    assert clients(tracker) == [100]
+
+
 # ---------------------------------------------------------------- logs that are read late
 
 

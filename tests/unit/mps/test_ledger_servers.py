@@ -21,6 +21,7 @@ from testing.mps_logs import (
     observation,
     read,
     script,
+    shown,
     start,
     summary,
     values,
@@ -40,7 +41,24 @@ from testing.mps_script import (
 KILLED = "00:05.000 C630 Server 110 exited with status 0\n"
 TRIED = "00:04.900 C630 Try shutting down server 110, backoff is enabled\n"
 DECLINED = "00:04.900 C630 Server 110 has 2 active worker threads. Server will not shutdown.\n"
+FINISHES = "00:04.900 S110 Waiting for current clients to finish\n"
+LEAVES = leaves("00:04.990", 100, 110)
 CONTROL_ONLY: tuple[LogName, ...] = ("control",)
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        (TRIED, "crashed"),
+        (LEAVES, "crashed"),
+        (FINISHES, "crashed"),
+        (FINISHES + LEAVES, "requested"),
+    ],
+)
+def test_only_a_server_that_finished_ends_orderly_without_its_last_line(
+    before: str, cause: str
+) -> None:
+    assert counts(HOLDER + before + KILLED)["server_exits"] == {cause: 1}
 
 
 def test_the_detail_of_a_crash_names_lost_lines() -> None:
@@ -64,6 +82,14 @@ def test_the_reason_of_a_failed_start_is_that_of_server_log() -> None:
 
 
 # ---------------------------------------------------------------- the daemon
+
+
+def test_a_daemon_seen_again_was_only_missed() -> None:
+    tracker = start(HOLDER)
+    tracker.update_liveness(at("00:05"), lambda _pid, _at: True, daemon=False)
+    tracker.update_liveness(at("00:05.500"), lambda _pid, _at: True, daemon=True)
+    tracker.advance_to(at("00:20"))
+    assert not tracker.state.daemon.died
 
 
 def test_a_reply_and_a_refused_command_are_no_events() -> None:
@@ -261,6 +287,14 @@ def test_without_any_log_nothing_is_counted_but_the_state_is_shown() -> None:
     assert "server_exits" not in summary(tracker.state.counters)
 
 
+def test_what_the_log_explains_is_not_changed_by_the_control_tool() -> None:
+    tracker = start(HOLDER)
+    before = shown(tracker.state)[0]
+    reconcile(tracker.state, at("00:02"), [], [ServerReply(110, state="FAULT", client_pids=(7,))])
+    tracker.advance_to(at("00:09"))
+    assert shown(tracker.state)[0] == before
+
+
 def test_a_reply_does_not_wait_indefinitely_for_an_idle_log() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}))
@@ -330,6 +364,19 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
     tracker.observe(at("00:10"), facts(), {}, [100])
     tracker.advance_to(at("00:12"))
     assert [server.ghost for server in tracker.state.servers] == [not lost]
+
+
+def test_a_server_that_ends_with_its_daemon_did_not_crash() -> None:
+    tracker = start(HOLDER)
+    tracker.observe(at("00:04"), facts(), {110: ProcessFacts(110, at("00:01"))}, [110])
+    tracker.observe(at("00:05"), facts(), {}, [110])
+    tracker.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
+    tracker.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
+    assert [server.pid for server in tracker.state.servers] == [110]
+    tracker.advance_to(at("00:07"))
+    found = summary(tracker.state.counters)
+    assert found["server_exits"] == {"daemon_died": 1}
+    assert found["losses"] == {"1001 daemon_died": 1}
 
 
 def test_daemons_without_logs_may_die_one_after_another() -> None:

@@ -17,6 +17,12 @@ def test_a_queued_pid_of_another_user_replaces_the_dead_client() -> None:
     assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
 
 
+def test_waits_are_abandoned_when_the_daemon_exits() -> None:
+    view = read(HOLDER + pending("00:02.000", 200, 1002) + "00:09.000 C630 Exit with status 0\n")
+    assert view.waits == ()
+    assert counted(view.counters, "mps_uid_waits_abandoned_total") == {(1002,): 1}
+
+
 def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
     text = HOLDER + pending("00:02.000", 200, 1002) + pending("00:02.100", 0, 1003)
     text += pending("00:02.200", 0, 1002) + pending("00:02.300", 0, 1002)
@@ -104,6 +110,15 @@ def test_the_backoff_applies_only_while_a_client_waits() -> None:
     assert read(text).handover_backoff_seconds == 51.2
     text += leaves("00:04.000", 100, 110) + server_ends("00:05.000", 110)
     assert read(text).handover_backoff_seconds is None
+
+
+def test_waits_with_only_control_log_end_when_the_server_is_ready() -> None:
+    text = HOLDER + pending("00:02.000", 200, 1002) + server_ends("00:05.000", 110)
+    text += server_starts("00:05.000", "00:05.300", 210, 1002)
+    logs = Logs(script(text).control, b"")
+    found = summary(start(logs, readable=("control",)).state.counters)
+    assert found["waits"] == {"1002": [1, 3.3]}
+    assert found["handovers"] == 1
 
 
 # ------------------------------------------------------------------ the last ten minutes

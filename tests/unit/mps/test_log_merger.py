@@ -29,6 +29,16 @@ def out(sequencer: LogMerger, now: float = NOW) -> list[LogEntry]:
     return list(sequencer.pop_ready(now))
 
 
+def test_entries_that_are_held_are_not_complete() -> None:
+    sequencer = merger()
+    line = "00:02.000 C630 NEW UI"
+    sequencer.add_chunk(chunk("control", line, at("00:02.400"), complete_until=at("00:02.400")))
+    sequencer.add_chunk(chunk("server", b"", at("00:02.500"), complete_until=at("00:02.500")))
+    assert sequencer.complete_until == at("00:02.000")
+    assert len(out(sequencer, at("00:02.500"))) == 1
+    assert sequencer.complete_until == pytest.approx(at("00:02.300"))
+
+
 def test_no_line_is_held_indefinitely() -> None:
     sequencer = merger("server")
     sequencer.add_chunk(chunk("control", "00:02.000 C630 NEW UI", at("00:02.100")))
@@ -70,6 +80,39 @@ def test_the_zone_of_the_stamps() -> None:
     sequencer = merger()
     sequencer.add_chunk(chunk("control", "00:01.000 C630 NEW UI", utc_offset_seconds=3600.0))
     assert out(sequencer)[0].at == at("00:01") - 3600.0
+
+
+def test_a_stamp_of_the_future_happened_when_it_was_read() -> None:
+    sequencer = merger("server")
+    sequencer.add_chunk(
+        chunk("control", "59:00.000 C630 NEW UI", at("00:10"), complete_until=at("00:10"))
+    )
+    sequencer.add_chunk(chunk("server", b"", at("00:11"), complete_until=at("00:11")))
+    (entry,) = out(sequencer, at("00:11"))
+    assert entry.at == at("00:10")
+
+
+def test_a_clock_set_back_stops_nothing() -> None:
+    sequencer = merger()
+    found: list[LogEntry] = []
+    for now, lines in [
+        (at("30:00"), "30:00.000 C630 NEW UI\n30:00.000 S110 Startup"),
+        (at("20:01"), "20:00.500 C630 UI closed\n20:00.400 S110 Exiting"),
+        (at("20:02"), "20:01.500 C630 NEW UI"),
+        (at("20:03"), ""),
+    ]:
+        for log in ("control", "server"):
+            sequencer.add_chunk(chunk(log, lines, now, complete_until=now))
+        found += out(sequencer, now)
+        if now == at("20:03"):
+            assert sequencer.complete_until == pytest.approx(at("20:02.900"))
+    assert [entry.event for entry in found] == [
+        Event("server_process"),
+        Event("ui_opened"),
+        Event("server_exiting"),
+        Event("ui_closed"),
+        Event("ui_opened"),
+    ]
 
 
 def test_a_line_without_stamp_belongs_to_the_one_before() -> None:
