@@ -1,7 +1,6 @@
 """Prometheus's own tools on our files, of the oldest release that we support and of version 3."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,30 +128,6 @@ def test_an_ordinary_users_daemon_raises_and_hides_no_other_alert(
         test["input_series"] += series
     (tmp_path / file.name).write_text(yaml.safe_dump(document))
     run(program("promtool"), "test", "rules", tmp_path / file.name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in SYNTHETIC
-        if ADVICE[name].alert and ADVICE[name].scope in ("daemon", "server")
-    ],
-)
-def test_the_host_of_a_users_finding_names_the_user(name: str, tmp_path: Path) -> None:
-    snapshot = SYNTHETIC[name]
-    daemons = tuple(
-        replace(one, facts=replace(one.facts, owner_uid=2001, limited=True))
-        for one in snapshot.daemons
-    )
-    page = page_of(text_of(replace(snapshot, daemons=daemons)))
-    found = list(fired(tmp_path, "gpu01", [page] * 3, 30.0, waiting=False))
-    labels = [one.labels for one in found if one.labels["alertname"] == ADVICE[name].alert]
-    assert labels
-    for one in labels:
-        assert one["daemon_uid"]
-        assert one["severity"] != "critical"
-        assert not one.get("uuid", "").startswith("GPU-")
 
 
 @PROMTOOLS

@@ -100,21 +100,6 @@ async def test_a_failing_daemon(host: Host, mode: str, outcome: Outcome, error: 
     assert error in (seen.error or "")
 
 
-async def test_a_tool_that_hangs_is_killed_at_the_deadline(host: Host) -> None:
-    host.daemon(mode="hang")
-    seen = await host.control(0.3).probe(host.facts, PATIENCE)
-    assert seen.outcome is Outcome.TIMEOUT
-    assert seen.exchanges[0].return_code is None
-    assert 0.3 <= seen.exchanges[0].duration_seconds < PATIENCE
-
-
-async def test_a_stuck_server_hangs_only_queries_about_it(host: Host) -> None:
-    set_daemon(host.pipe, servers=[{**SERVER, "stuck": True}])
-    assert (await host.control().probe(host.facts, PATIENCE)).outcome is Outcome.OK
-    seen = await host.control(0.3).reconcile(host.facts, [468], PATIENCE)
-    assert seen.outcome is Outcome.TIMEOUT
-
-
 @pytest.mark.parametrize(
     ("mode", "text", "error"),
     [

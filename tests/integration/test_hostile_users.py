@@ -302,27 +302,6 @@ def test_the_doctor_has_a_deadline_beside_a_process_that_cannot_be_read(host: Ow
         assert text in process.communicate(timeout=60)[0].decode()
 
 
-AS_TENANT = ("--bounding-set=-all", "--inh-caps=-all")
-
-
-@pytest.mark.parametrize("flags", [(), CONFIGURED])
-def test_root_of_a_container_does_not_take_the_place_of_roots_daemon(
-    host: OwnHost, flags: Sequence[str]
-) -> None:
-    """Its container has the pipe directory mounted, as that of each client."""
-    daemon = host.daemon()
-    host.serve(*flags)
-    wait_for(daemon.is_up)
-    ends(daemon)
-    host.outside(f"{PIPE}/control").unlink()  # its socket, which a new daemon replaces
-    container = inside("true", "--mount", "--pid", "--fork", "--mount-proc")
-    tenant = host.daemon(PIPE, "/tmp/tenant", inside=container, rights=AS_TENANT)
-    tenant.crash(7001)
-    for _ in range(3):
-        assert daemon.states == ["absent"]
-        assert not daemon.crashes
-
-
 RIGHTS = """
 import os, re, sys
 path = os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/rights.txt"

@@ -27,7 +27,7 @@ from mps_exporter.sources.daemon_directories import (
 )
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from testing.fake_host import held_lock
-from testing.fake_proc import ALL_CAPABILITIES, BOOT_TIME, HOST_NAMESPACE, FakeProc
+from testing.fake_proc import ALL_CAPABILITIES, BOOT_TIME, FakeProc
 from testing.threads import allow_one_thread
 from testing.waiting import PATIENCE_SECONDS
 
@@ -595,24 +595,6 @@ def test_a_child_of_a_users_daemon_is_read_each_minute_and_when_its_parent_ends(
     host.add(500, state="Z", environ=environment("/absent/1"), **user)
     host.add(501, environ=environment("/absent/2"), parent=1, **user)
     assert pipes() == ["/absent/2"]
-
-
-def test_facts_of_a_process(host: Host, tmp_path: Path) -> None:
-    passwd = tmp_path / "passwd"
-    passwd.write_text("ann:x:1001:1001::/:/bin/sh\n")
-    variables = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "HOME": "/root"}
-    more: dict[str, Any] = {"state": "T", "started": 12.34, "cgroup": "0::/system.slice/x\n"}
-    argv = ["/opt/bin/python3", "train.py"]
-    host.add(443, argv=argv, environ=variables, uid=1001, namespace_pids=[3], **more)
-    host.add(5, comm=b"odd (name)\xff", uid=4_000_000_001)
-    found = DaemonDiscovery(str(host.root), str(passwd)).observe([5, 443]).processes
-    facts = found[443]
-    assert facts.start_time_seconds == BOOT_TIME + 12.34
-    assert (facts.uid, facts.user, facts.name) == (1001, "ann", "python3")
-    assert (facts.state, facts.parent_pid, facts.namespace_pids) == ("T", 1, (443, 3))
-    assert (facts.pid_namespace, facts.cgroup) == (HOST_NAMESPACE, more["cgroup"])
-    assert facts.mps_environment == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
-    assert (found[5].user, found[5].name) == (None, "odd (name)\\xff")
 
 
 def test_a_file_that_cannot_be_read_is_absent(host: Host) -> None:

@@ -6,11 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mps_exporter.limits_timeouts_intervals import (
-    MAX_TICK_AGE_SECONDS,
     MIN_LOST_RETRY_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
@@ -23,27 +20,6 @@ from testing.nvml_host import COUNTERS, GPM, OPTIONS, gpu, only, opened, pass_ti
 from testing.waiting import wait_for
 
 # Counters
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(0.05, 9.0), min_size=1, max_size=12), st.integers(0, 6))
-def test_counters_do_not_depend_on_the_times_of_scrapes(gaps: list[float], turn: int) -> None:
-    library = FakeNvml(gpu(share=0.37))
-    with opened(library) as nvml:
-        begin = only(nvml.observe())
-        started = library.now
-        for number, gap in enumerate(gaps):
-            library.now += gap
-            if number % 7 == turn:
-                nvml.tick()
-            else:
-                nvml.observe()
-        library.now += 2 * MAX_TICK_AGE_SECONDS
-        end = only(nvml.observe())
-        took = library.now - started
-    assert end["busy_time"] - begin["busy_time"] == pytest.approx(0.37 * took, abs=0.2)
-    assert end["sm_active_time"] == pytest.approx(0.37 * took, rel=1e-6)
-    assert end["unobserved_time,busy"] == end["unobserved_time,active"] == 0
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0, 20.0, -3.0])

@@ -19,7 +19,6 @@ from mps_exporter.sources.processes import (
     parse_mps_environment,
     parse_stat,
     parse_status,
-    program_name,
 )
 from mps_exporter.sources.user_names import parse_passwd
 
@@ -53,14 +52,6 @@ def test_arguments() -> None:
     assert parse_arguments(b"a\0\0b\0") == ("a", "", "b")
     assert parse_arguments(b"\xff\0") == ("\\xff",)
     assert parse_arguments(b"") == ()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [(("/usr/bin/train", "-x"), "train"), (("./train/",), "train"), (("/",), ""), ((), "")],
-)
-def test_the_name_of_a_program(arguments: tuple[str, ...], name: str) -> None:
-    assert program_name(arguments) == name
 
 
 def test_of_the_environment_only_what_concerns_mps() -> None:
