@@ -17,8 +17,11 @@ from mps_exporter.observations import (
     ControlObservation,
     DaemonFacts,
     Exchange,
+    GpuObservation,
+    GpuProcess,
     NvmlObservation,
     Outcome,
+    ProcessFacts,
     ProcfsObservation,
 )
 from mps_exporter.snapshot import Snapshot
@@ -28,6 +31,8 @@ from testing.mps_script import HOLDER, arrives, pending
 from testing.scripted_host import ScriptedHost, look
 from testing.waiting import PATIENCE_SECONDS, until
 
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+
 
 @pytest.fixture
 def host() -> ScriptedHost:
@@ -35,6 +40,15 @@ def host() -> ScriptedHost:
 
 
 # ---------------------------------------------------------------- which replies are valid
+
+
+async def test_a_reply_from_the_future_is_not_valid(host: ScriptedHost) -> None:
+    collector = host.collector()
+    assert (await look(collector)).state == "answering"
+    host.wall -= 7200  # the clock is set back
+    host.hangs_on = "get_server_list"
+    host.passes(30)
+    assert (await look(collector)).state == "unresponsive"
 
 
 @pytest.mark.parametrize("searched", [True, False])
@@ -180,6 +194,19 @@ async def test_a_collection_with_a_hung_source_is_joined_only_for_a_while(
     long.cancel()
 
 
+async def test_a_scrape_without_nvml_leaves_the_stranded_clients(host: ScriptedHost) -> None:
+    processes = (GpuProcess(777, "compute", 1), GpuProcess(777, "mps", 1))
+    gpu = GpuObservation(index=0, uuid=UUID, processes=processes)
+    host.gpus = NvmlObservation(host.wall, Outcome.OK, gpus=(gpu,))
+    collector = host.collector()
+    seen = []
+    for _ in range(3):
+        seen.append((await collector.collect()).gpus[0].stranded_clients)
+        await collector.collect(collectors=("control", "logs"))
+        host.passes(15)
+    assert seen == [None, 1, 1]
+
+
 def finds(host: ScriptedHost, monkeypatch: pytest.MonkeyPatch, *found: DaemonFacts) -> None:
     async def discover(_deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         return found
@@ -209,6 +236,36 @@ async def test_a_daemon_from_before_a_reboot_is_absent(
     daemon = await look(collector)
     assert (daemon.state, daemon.servers) == ("absent", ())
     assert ("daemon_died" in {one.kind for one in daemon.incidents}) == readable
+
+
+async def test_two_daemons_that_share_a_log_directory_are_distinguished(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = host.collector()
+    await look(collector)
+    second = ProcessFacts(900, host.wall + 10, name="nvidia-cuda-mps-control", state="S")
+    other = replace(host.facts, pipe_directory="/tmp/mps1", process=second, servers=())
+    finds(host, monkeypatch, host.facts, other)
+    host.write(
+        script(
+            "02:10.000 C900 Starting control daemon using socket /tmp/mps1/control\n"
+            "02:11.001 C900 Starting new server 310 for user 1002\n"
+            "02:11.200 C900 NEW SERVER 310: Ready\n"
+        )
+    )
+    host.passes(15)
+    await collector.poll_logs()  # the tail is there before the next scrape
+    first = next(one for one in (await collector.collect()).daemons if one.pid == 630)
+    assert [server.pid for server in first.servers] == [110]
+    assert "daemon_died" not in {one.kind for one in first.incidents}
+
+
+async def test_counters_of_a_log_appear_once_it_was_readable(host: ScriptedHost) -> None:
+    collector, counted = host.collector(), list[set[str]]()
+    for host.readable in (("control",), ("control", "server"), ("control",)):
+        counted.append(set((await look(collector)).counters or ()))
+    assert "mps_server_exits_total" in counted[0]
+    assert ["mps_server_fault_recovery_seconds" in one for one in counted] == [False, True, True]
 
 
 async def test_a_daemon_of_a_job_ends_with_it(host: ScriptedHost) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -97,6 +98,29 @@ def test_unknown_readings_do_not_affect_the_others(several: list[Reading]) -> No
     unknown = [one for one in several if label_values(one.quantity, one.labels) is None]
     known = [Reading("power", 195.4), Reading("clock", 1.98e9, (("clock", "sm"),))]
     assert text_page([*unknown, *known, *unknown]) == text_page(known)
+
+
+KIND, SCOPE, LOCATION = ("kind", "corrected"), ("scope", "volatile"), ("location", "dram")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ((KIND, SCOPE, LOCATION), True),
+        ((LOCATION, SCOPE, KIND), True),
+        ((KIND, SCOPE), False),
+        ((KIND, SCOPE, LOCATION, ("bank", "1")), False),
+        ((KIND, SCOPE, ("place", "dram")), False),
+        ((KIND, SCOPE, KIND), False),
+        ((KIND, SCOPE, LOCATION, LOCATION), False),
+        ((), False),
+    ],
+)
+def test_a_reading_with_other_labels_has_no_metric(
+    labels: tuple[tuple[str, str], ...], expected: bool
+) -> None:
+    shown = ("corrected", "volatile", "dram")
+    assert label_values("ecc_errors", labels) == (shown if expected else None)
 
 
 def test_all_quantities_that_the_exporter_uses_exist() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from mps_exporter.commands.record import record
 from mps_exporter.flags import Settings, StartError
 from mps_exporter.hindsight import (
     AFTER_SECONDS,
+    ENCODE_INTERVAL_SECONDS,
     KEPT_SECONDS,
     MAX_FILES,
     Hindsight,
@@ -136,6 +138,24 @@ def test_the_state_from_before_the_kept_minutes_is_rebuilt(tmp_path: Path) -> No
     assert not any(one.at > found.ended_at for one in found.observations)
     incidents = [one.incidents for one in played(found).daemons]
     assert incidents == [one.incidents for one in played(FAULT).daemons]
+
+
+def test_no_source_has_a_hole(tmp_path: Path) -> None:
+    kept = Kept()
+    readings = [one for one in FAULT.observations if type(one).__name__ == "NvmlObservation"]
+    times = [FAULT.header.started_at + second for second in range(400)]
+    kept.encode(*(replace(readings[i % 2], at=at) for i, at in enumerate(times)))
+    found = asyncio.run(recording_at(kept, kept.now, tmp_path / "found.rec.gz"))
+    gaps = [b.at - a.at for a, b in pairwise(found.observations)]
+    assert max(gaps) <= 2 * ENCODE_INTERVAL_SECONDS
+
+
+def test_the_memory_is_bounded() -> None:
+    kept = Kept()
+    kept.ring._max_bytes = 64 << 10
+    for number in range(200):
+        kept.encode(*(replace(one, at=one.at + 40 * number) for one in FAULT.observations))
+        assert kept.ring._size <= 64 << 10
 
 
 def test_an_incident_is_written_with_the_minute_after_it(

@@ -77,6 +77,15 @@ def clients(daemon: ControlDaemon) -> dict[int, Client]:
     return {one.pid: one for server in daemon.servers for one in server.clients}
 
 
+def test_values_without_a_list_are_unknown() -> None:
+    found = merged(partitioning(without=NamedServer))
+    assert (found.servers, found.servers_count) == ((), None)
+    (server,) = merged(partitioning(TRAINING), process(40)).servers
+    assert (server.clients_connected, server.confirmed) == (None, False)
+    assert found.gpu_uuids == (A, B)
+    assert merged(partitioning(without=ServerDevice)).gpu_uuids == ()
+
+
 def test_a_daemon_serves_the_gpus_that_its_servers_may_use() -> None:
     allowed = NamedServer("training", 1000, 40, allowed_devices=(B, "GPU-elsewhere"))
     assert merged(partitioning(allowed, without=ServerDevice)).gpu_uuids == (B,)
@@ -119,6 +128,13 @@ def limited(namespace: str | None, devices: Any = DEVICES, **environment: str) -
     listed = NamespaceClient(51, "training", namespace, ("0",), "train")
     found = partitioning(listed, *NAMESPACES, *devices, without=None if devices else ServerDevice)
     return clients(merged(found, process(51, **environment)))[51]
+
+
+def test_a_client_has_the_limits_of_its_own_server_s_namespace() -> None:
+    one = limited("default")
+    assert (one.active_thread_ratio, one.memory_limit_bytes) == (0.5, {A: 2 * GIB})
+    assert (one.server_name, one.namespace, one.command) == ("training", "default", "python")
+    assert (one.contexts, one.gpu_uuids) == ({}, (A,))
 
 
 def test_without_a_limit_of_the_namespace_all_sms_are_left() -> None:
