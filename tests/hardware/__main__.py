@@ -11,9 +11,7 @@ import tests.hardware.cost
 import tests.hardware.hangs
 import tests.hardware.hostile
 import tests.hardware.jobs
-import tests.hardware.program
-import tests.hardware.sharing
-import tests.hardware.unmet  # noqa: F401 - they put their scenarios on the list
+import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
 from mps_exporter.logging import configure
 from tests.hardware.lab import build, lab, machine
 from tests.hardware.scenarios import DOUBLE, SCENARIOS

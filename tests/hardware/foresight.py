@@ -2,7 +2,7 @@
 
 Bounds of the clients' SMs against loads whose use is known, and who is lost when a client ends with
 GPU work in flight, against doctor --before-kill. Needs nvcc, root, and 4 minutes. --parts two-gpus:
-on a host with two GPUs; --parts lengths: ends while kernels of different lengths run, 6 minutes.
+on a host with two GPUs.
 """
 
 import argparse
@@ -68,7 +68,6 @@ TWO_GPU_ENDS: list[Shape] = [
     (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("eachidle")], 1),
     (Place("device", "1"), [Place("rate", "0"), Place("idle", "0"), Place("each")], 1),
 ]
-LENGTHS = (1, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)  # Milliseconds of a kernel.
 TWO_GPU_SECONDS = 200.0  # No round begins later than this after the start.
 PRINTED = ("same", "users", "milliseconds", "leaver", "others", "lost")
 PULSE_SECONDS = 0.3
@@ -199,9 +198,6 @@ def chosen(parts: str) -> tuple[dict[str, list[Load]], list[Shape]]:
     """Return the loads for bounds, and the shapes of ends."""
     loads = dict(LOADS) if "bounds" in parts else {}
     shapes = list(ends_on_one_gpu()) if "ends" in parts else []
-    if "lengths" in parts:
-        for milliseconds in LENGTHS * 5:
-            shapes.append((Place("device"), [Place("rate"), Place("idle")], 1, milliseconds))
     if "two-gpus" in parts and machine()[0].startswith("1 x"):
         print("two-gpus: skipped: one GPU")
     elif "two-gpus" in parts:

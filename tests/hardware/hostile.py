@@ -13,10 +13,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from testing.page import Page
-from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, run, serving
-from tests.hardware.program import PORT, page_of_program, scrape
+from tests.hardware.lab import CONTROL, Daemon, Lab, as_user, exporter, get, run, serving
 from tests.hardware.scenarios import scenario
 
+PORT = 9477
 _UNIT = "sys_ptrace,+dac_read_search"
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "root": (),
@@ -30,6 +30,17 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "ordinary": tuple(as_user(1500)),
 }
 """How the exporter is started: as root, with the rights of the systemd unit, without any."""
+
+
+def scrape() -> Page:
+    return Page(get(PORT, "/metrics"))
+
+
+async def page_of_program(before: tuple[str, ...]) -> Page:
+    """Run mps-exporter for 3 s, by another program if need be, and scrape it."""
+    with serving(PORT, "--mps.min-query-interval=0s", before=before):
+        await asyncio.sleep(3)
+        return await asyncio.to_thread(scrape)
 
 
 def _owners(directory: Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mps_exporter.findings import findings
 from testing.commands import output_of
 from tests.hardware.lab import CONTROL, Client, Daemon, Lab
 
@@ -229,34 +228,6 @@ def _note_time_of_end(lab: Lab, ends: list[float]) -> None:
     """Check the only end of this kind; `ends` are seconds after the kill."""
     ok = len(ends) == 1 and 0.0 <= ends[0] <= 0.1
     lab.note("time of the end", ok=ok, wanted="one, 0 to 0.1 s after the kill", got=ends)
-
-
-@scenario("a daemon is killed: its GPU is not served any more, and MPS would help again")
-async def served_after_death(lab: Lab) -> None:
-    daemon = lab.daemon()
-    client = await lab.ready_client("spin", 20, uid=1001)
-    await lab.until("mps_server_clients", 1)
-    lab.check("mps_gpu_served", 1)
-    killed_at = time.time()
-    daemon.kill()
-    await lab.until("mps_gpu_served", None, seconds=5)
-    await lab.until("mps_server_exits_total", 1, cause="daemon_died")
-    died = [
-        i.at - killed_at for i in lab.seen.snapshot.daemons[0].incidents if i.kind == "daemon_died"
-    ]
-    _note_time_of_end(lab, died)
-    await lab.left(client)
-    neighbour = [lab.client("spin", 12, mps=False) for _ in range(2)]
-    await lab.ready(*neighbour)
-    named, end = set[str](), time.monotonic() + 10
-    while "mps_would_help" not in named and time.monotonic() < end:
-        await asyncio.sleep(0.2)
-        await lab.look()
-        named = {finding.advice.name for finding in findings(lab.seen.snapshot)}
-    helps = "mps_would_help" in named
-    lab.note("MPS would help", ok=helps, wanted="mps_would_help", got=sorted(named))
-    lab.check("mps_gpu_served", None)
-    await lab.left(*neighbour)
 
 
 @served("short clients of 1001 overtake a waiting client of 1002")
