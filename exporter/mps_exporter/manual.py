@@ -175,6 +175,8 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
 
 def explain(text: str) -> int:
     """Print the page about a text, and the names of further pages; return the exit status."""
+    if (words := text.split())[1:] and all(word in ADVICE or word in pages() for word in words):
+        return max(map(explain, words))
     advice = ADVICE.get(text.strip())
     url = text.strip() if advice is None else advice.runbook_url or advice.docs_url
     page = name_of(url)

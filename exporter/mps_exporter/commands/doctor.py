@@ -65,10 +65,12 @@ async def diagnose(settings: Settings) -> int:
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
-        ends = [
-            before_kill(pid, snapshot, seen.status(pid).uid, contained=seen.is_contained)
-            for pid in pids
-        ]
+        hidden = "what is outside this container" if seen.is_contained else ""
+        ends = []
+        for pid in pids:
+            uid = seen.status(pid).uid
+            why = f"/proc/{pid}" if live and uid is None else hidden
+            ends.append(before_kill(pid, snapshot, uid, why))
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
         status = max(told)[0]
         text = "\n".join(text for one, text in told if one == status)

@@ -45,12 +45,8 @@ class EndAdvice:
     actions: tuple[Action, ...] = ()  # The commands, in their order.
 
 
-def before_kill(
-    pid: int, snapshot: Snapshot, uid: int | None = None, *, contained: bool = False
-) -> EndAdvice:
-    """Return what the end of a process would do to others. uid: its user; None: not known.
-
-    contained: only processes of a container are seen, maybe not the daemon and its queue.
+def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None, why: str = "") -> EndAdvice:
+    """Return what the end of a process would do to others. uid: its user; why: what is not seen.
 
     An ordinary user's daemon serves only that user, may name any process, and comes last.
     """
@@ -61,21 +57,23 @@ def before_kill(
     for daemon in sorted(may_serve, key=lambda one: one.facts.limited):
         limited = daemon.facts.limited
         if any(wait.pid == pid and not wait.dead for wait in daemon.waits):
+            ghost = any(server.ghost for server in daemon.servers)
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
                 "A process that dies in the queue stays in it: after its turn the next client "
-                "hangs the daemon, and every other program waits. End it once it has been served.",
+                "hangs the daemon, and every other program waits. "
+                f"End {'the ghost server first' if ghost else 'it once it has been served'}.",
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         if pid == daemon.pid:
-            end = f"Process {pid} is the control daemon at {daemon.pipe_directory}: its end takes "
-            end += "down all its servers and clients, and what waits in its queue."
-            lost = tuple(one.pid for server in daemon.servers for one in server.clients)
-            return EndAdvice(pid, in_danger=True, text=(end,), neighbours=lost)
+            end = f"Process {pid} is a control daemon: its end takes down its servers and clients."
+            return EndAdvice(pid, in_danger=True, text=(end,))
         for server in daemon.servers:
             if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
                 what = "its end takes down all its clients" if lost else "it has no clients"
+                if server.ghost:  # measured: kill -9 of it heals, also its own client
+                    what, lost = "no client works on this ghost, and its end frees the daemon", ()
                 end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
@@ -84,8 +82,7 @@ def before_kill(
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
     end = f"Process {pid} is no client of MPS: its end takes no other program down."
-    unread = "what is outside this container" if contained else _unread(snapshot, may_serve, uid)
-    if unread:
+    if unread := why or _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
 

@@ -56,8 +56,10 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
     assert not before_kill(77, hidden, 1001).in_danger
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
-    assert before_kill(99, HOST, contained=True).in_danger
+    assert before_kill(99, HOST, None, "a host").in_danger
     assert before_kill(600, HOST).in_danger  # the daemon
+    assert not before_kill(634, snapshot(daemon(server(BUSY, ghost=True)))).in_danger
+    assert before_kill(634, snapshot(daemon(server(BUSY)))).in_danger
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
