@@ -32,8 +32,11 @@ done
 # shellcheck disable=SC2016
 on_node='
 "$1" --slurm-job "$2" || exit
-ends=$(grep -lE "slurm.*/job_$2(/|\$)" /proc/[0-9]*/cgroup 2>/dev/null |
-  sed -n "s|^/proc/\([0-9]*\)/cgroup|--before-kill=\1|p")
+ends=
+for file in $(grep -lE "slurm.*/job_$2(/|\$)" /proc/[0-9]*/cgroup 2>/dev/null); do
+  pid=${file%/cgroup}
+  [ ! -d "$pid" ] || ends="$ends --before-kill=${pid##*/}"
+done
 [ -n "$ends" ] || { echo "mps-scancel: no process is in a control group of job $2" >&2; exit 1; }
 told=$(mps-exporter doctor $ends) || { echo "$told" >&2; exit 1; }'
 

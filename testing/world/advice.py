@@ -43,12 +43,9 @@ def advice_differences(world: World, snapshot: Snapshot) -> Iterator[str]:
         key = one.advice.name, one.uuid or one.daemon
         seen[key] |= {int(pid) for pid in re.findall(r"\b[12]\d{5}\b", one.evidence)}
     keys = {key for key in (*seen, *expected) if key[0] in judged and key[1] in subjects}
+    unsure = len(world.gpus) > 1 or not world.sight.nvml
     for key in sorted(keys):
-        if (
-            key == ("memory_limit_ignored", key[1])
-            and key not in seen
-            and (len(world.gpus) > 1 or not world.sight.nvml)
-        ):
+        if key[0] == "memory_limit_ignored" and key not in seen and unsure:
             continue  # Not all of the daemon's GPUs, or their order, are known.
         if (key in seen) != (key in expected):
             texts = [one.evidence for one in findings(snapshot) if one.advice.name == key[0]]
@@ -160,7 +157,7 @@ def doctor_differences(
                 yield f"doctor --pid {process.pid}: {text}"
     for pid in ended:
         checks = check_process(pid, snapshot, found, view(pid))
-        if f"No process {pid} is there" not in checks[0].text or len(checks) < 1:
+        if f"No process {pid} is there" not in checks[0].text:
             yield f"doctor --pid {pid}: {checks[0].text}"
 
 

@@ -66,11 +66,8 @@ async def diagnose(settings: Settings) -> int:
     if pids := settings.doctor_before_kill:
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
         hidden = "what is outside this container" if seen.is_contained else ""
-        ends = []
-        for pid in pids:
-            uid = seen.status(pid).uid
-            why = f"/proc/{pid}" if live and uid is None else hidden
-            ends.append(before_kill(pid, snapshot, uid, why))
+        # Harmless, too: a process that has exited since mps-scancel listed it.
+        ends = [before_kill(pid, snapshot, seen.status(pid).uid, hidden) for pid in pids]
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
         status = max(told)[0]
         text = "\n".join(text for one, text in told if one == status)

@@ -8,6 +8,7 @@ lost client with contexts on two GPUs takes the fault to the second GPU, too (me
 
 from dataclasses import dataclass
 
+from mps_exporter.findings import finding
 from mps_exporter.findings.finding import Action, HostFacts, end_clients, permitted, quoted_path
 from mps_exporter.humanize import UserNames, capitalize, count, join_some
 from mps_exporter.snapshot import Client, ControlDaemon, Server, Snapshot
@@ -56,13 +57,13 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None, why: str =
     ]
     for daemon in sorted(may_serve, key=lambda one: one.facts.limited):
         limited = daemon.facts.limited
+        ghosts = [one for one in daemon.servers if one.ghost and finding.may_be_ended(one)]
         if any(wait.pid == pid and not wait.dead for wait in daemon.waits):
-            ghost = any(server.ghost for server in daemon.servers)
             queued = (
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
                 "A process that dies in the queue stays in it: after its turn the next client "
                 "hangs the daemon, and every other program waits. "
-                f"End {'the ghost server first' if ghost else 'it once it has been served'}.",
+                f"End {'the ghost server first' if ghosts else 'it once it has been served'}.",
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         if pid == daemon.pid:
@@ -72,7 +73,7 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None, why: str =
             if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
                 what = "its end takes down all its clients" if lost else "it has no clients"
-                if server.ghost:  # measured: kill -9 of it heals, also its own client
+                if server in ghosts:  # measured: the client that hangs on it gets error 46
                     what, lost = "no client works on this ghost, and its end frees the daemon", ()
                 end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
@@ -95,7 +96,8 @@ def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None) -
         return "server.log"
     # In a container's daemon, a process that waits has no PID of this host.
     hidden = (not wait.pid and uid in (None, wait.uid) for one in daemons for wait in one.waits)
-    return "the queue of a daemon" * (any(hidden) or not all(one.shows_waits for one in daemons))
+    blind = any(hidden) or not all(one.shows_waits for one in daemons)
+    return "the queue of a daemon" if blind else ""
 
 
 def _shows_clients(daemon: ControlDaemon) -> bool:
@@ -140,8 +142,8 @@ def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
     path = quoted_path(daemon.pipe_directory)
     if not (_gpus_of(client) and kill and path) or daemon.facts.has_own_pid_namespace:
         return ()
-    v3 = daemon.protocol == "3"
-    words = f"{'client terminate' if v3 else f'terminate_client {client.server_pid}'} {client.pid}"
-    tool = f"echo {words} | CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control"
+    v2 = f"terminate_client {client.server_pid}"
+    words = "client terminate" if daemon.protocol == "3" else v2
+    tool = f"echo {words} {client.pid} | CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control"
     first = Action(tool, "root, or the user of the process", "ends its GPU work; prints 0")
     return permitted([first, *kill], daemon.facts)

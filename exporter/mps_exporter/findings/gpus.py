@@ -279,8 +279,7 @@ def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
     those, serving = list[str](), dict[str, ControlDaemon]()
     for one in gpu.direct_processes:
         # A directory without a daemon is wrong whichever GPUs a daemon serves.
-        serving_it = _may_serve if reached == "no daemon runs" else _serving
-        found = serving_it(host, gpu, one.uid)
+        found = (_may_serve if reached == "no daemon runs" else _serving)(host, gpu, one.uid)
         if found and _reached(one, _open_to(host.daemons, one.uid)) == reached:
             those.append(_process_text(host, one, reached))
             serving |= {daemon.pipe_directory: daemon for daemon in found}

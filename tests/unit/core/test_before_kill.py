@@ -58,8 +58,9 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
     assert before_kill(99, HOST, None, "a host").in_danger
     assert before_kill(600, HOST).in_danger  # the daemon
-    assert not before_kill(634, snapshot(daemon(server(BUSY, ghost=True)))).in_danger
-    assert before_kill(634, snapshot(daemon(server(BUSY)))).in_danger
+    for ghost, confirmed in ((True, True), (True, False), (False, True)):
+        end = before_kill(634, snapshot(daemon(server(BUSY, ghost=ghost, confirmed=confirmed))))
+        assert end.in_danger != (ghost and confirmed)
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
@@ -79,8 +80,10 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
     assert "of /tmp/alice" in before_kill(96, host, 2001).text[0]
     assert before_kill(97, host, 2001).in_danger
     assert "could not be read: not known" in before_kill(95, host, 2001).text[0]
-    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=host))
     proc = FakeProc(tmp_path)
+    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=HOST))
+    assert not await doctor.diagnose(Settings(doctor_before_kill=(94,), path_procfs=str(tmp_path)))
+    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=host))
     for uid, status in ((1001, 0), (2001, 1)):
         proc.add(95, uid=uid)
         settings = Settings(doctor_before_kill=(13, 95), path_procfs=str(tmp_path))

@@ -84,6 +84,7 @@ def test_a_server_that_writes_nothing_to_the_log_that_is_read_is_no_ghost() -> N
 REFUSING = "S110 Server teardown in progress. Refusing to accept new client"
 STATUS = "S110 Failed to accept client {{PID: 300, Context ID: 0}} with status {}"
 FULL = "S110 Failed to accept new client. Maximum number of clients (48) reached."
+DEVICES = "S110 Failed to accept new client. Reached maximum number of device connections"
 BLAMED = "Client {PID: 100, Context: 1} encountered a fatal GPU error."
 INVALID = "K300 Invalid CUDA_VISIBLE_DEVICES."
 
@@ -94,7 +95,7 @@ INVALID = "K300 Invalid CUDA_VISIBLE_DEVICES."
     [
         (f"{REFUSING} {{PID: 300, Context ID: 0}}", STATUS.format(807), "server_not_ready"),
         (FULL, STATUS.format(808), "context_limit"),
-        (FULL.replace("Max", "Reached max"), STATUS.format(809), "context_limit"),
+        (DEVICES, STATUS.format(809), "context_limit"),
         (INVALID, INVALID, "invalid_device"),
     ],
 )
