@@ -109,7 +109,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         walk = _Walk()  # the default directory need not exist
     on_host = bool(_is_same_file(str(base / "root"), "/"))
     daemon = _same_directory(walk.end, daemons)
-    children = b" ".join(map(_bytes_of, base.glob("task/*/children"))).split()
+    children = _bytes_of(base / "task" / str(pid) / "children").split()  # of its main thread
     return ProcessView(
         pid,
         uid=status.uid,
