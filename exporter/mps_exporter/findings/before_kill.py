@@ -82,7 +82,7 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None, why: str =
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
-    end = f"Process {pid} is no client of MPS: its end takes no other program down."
+    end = f"Process {pid} is no client of MPS, as far as is seen: its end ends no other program."
     if unread := why or _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
