@@ -107,7 +107,7 @@ def _hung_on(server: Server) -> list[Client]:
     "A control daemon does not answer",
     "Every process that starts to use CUDA now hangs in cuInit.",
     alert="MpsControlDaemonUnresponsive",
-    summary="An MPS control daemon hangs; every CUDA program that starts hangs with it.",
+    summary="An MPS control daemon hangs; CUDA programs that start for it hang, too.",
     page=HANGS,
 )
 def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
