@@ -159,7 +159,7 @@ DETAIL.add(
     {"gpu": (), "uuid": (), "bound": ("high", "low")},
 ).means(
     "SM-seconds of the client: at least low, at most high. They rise equally while it is alone on "
-    "the GPU. Hopper and later.",
+    "the GPU. Since Hopper.",
     note="high: its limit, or the GPU's use if that is less. low: the GPU's use less the limits of "
     "all others; it does not rise while processes come and go, or without server.log. Not seen: a "
     "process without MPS between two collections, a limit that a program changes at its start.",
