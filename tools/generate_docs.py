@@ -44,8 +44,8 @@ def metrics_page() -> Iterator[str]:
     """docs/metrics.md: every metric of the catalogue."""
     yield from ("# Metrics", "", MADE, "")
     yield (
-        "A value that is not available is absent, never 0. Units are base units and part of the "
-        "name; ratios are 0 to 1, times Unix timestamps. Names ending in `_total` are counters, "
+        "A value that is not available is absent, never 0. Ratios are 0 to 1, times Unix "
+        "timestamps. Names ending in `_total` are counters, "
         "which start at 0 with the exporter unless the GPU or its driver counts. "
         "Names ending in `_info` have the value 1. All others are gauges unless marked. "
         "What seldom changes on a GPU is read every 5 s, minute or hour."
