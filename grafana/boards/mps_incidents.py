@@ -100,9 +100,8 @@ AXIS = (
     ),
     events(
         "Clients refused, by cause",
-        "Healthy: empty. context_limit: the server was full. server_not_ready: mostly, it was "
-        "recovering from a fault. invalid_device, credentials: the program asked for what it may "
-        "not have.",
+        "Healthy: empty. context_limit: the server was full. server_not_ready: mostly, after a "
+        "fault. invalid_device, credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
         none=NONE,

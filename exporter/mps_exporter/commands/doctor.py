@@ -31,7 +31,6 @@ from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import Processes
 
 MEASURING_SECONDS = 0.55  # Minimum time between two collections, to measure GPU activity.
-
 CONFIRMING_SECONDS = 1.5
 """Time from the start of the first collection to the second: a process must look stranded for 1 s
 before it is reported, and a server be 1 s old for queries."""
