@@ -141,7 +141,7 @@ DETAIL.by_gpu(
     "mps_client_memory_limit_bytes", f"{PROC}/PID/environ, {TOOL}", lambda c: c.memory_limit_bytes
 ).means(
     "Device memory that MPS allows the client: the lower of its own limit and the server's. Absent "
-    "without a limit, or where its GPU is not known."
+    "without a known limit."
 )
 DETAIL.number(
     "mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio_unless_in_sms
