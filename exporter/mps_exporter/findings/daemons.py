@@ -107,7 +107,7 @@ def _hung_on(server: Server) -> list[Client]:
     "A control daemon does not answer",
     "Every process that starts to use CUDA now hangs in cuInit.",
     alert="MpsControlDaemonUnresponsive",
-    summary="An MPS control daemon hangs; every CUDA program that starts hangs with it.",
+    summary="An MPS control daemon hangs; CUDA programs that start for it hang, too.",
     page=HANGS,
 )
 def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
@@ -218,7 +218,7 @@ def server_in_fault(host: HostFacts, daemon: ControlDaemon, server: Server) -> C
         until, them = "the client that it hit has exited", "it"
         if len(hit) > 1:
             until, them = f"the {len(hit)} clients that it hit have exited", "them"
-        remedy = f"{those} cannot use the GPU any more: end {them} (at last by SIGKILL), no others."
+        remedy = f"{those} cannot use the GPU any more: end only {them} (SIGTERM, then SIGKILL)."
     failed = (one for one in daemon.servers if one.state == "FAULT")
     yield Case(
         f"{capitalize(host.server(server))} is in FAULT after a fatal GPU error: it accepts no new "

@@ -70,7 +70,7 @@ def server_crashed(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
     "A server could not start",
     "The daemon retries at once: six times, or for as long as a client waits.",
     alert="MpsServerCrashLooping",
-    summary="MPS servers fail to start repeatedly; no client is served.",
+    summary="MPS servers fail to start repeatedly; clients that wait for them are not served.",
     page="server-encountered-a-fatal-exception",
 )
 def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) -> Cases:
