@@ -44,18 +44,19 @@ def metrics_page() -> Iterator[str]:
     """docs/metrics.md: every metric of the catalogue."""
     yield from ("# Metrics", "", MADE, "")
     yield (
-        "A value that is not available is absent, never 0. Units are base units and part of the "
-        "name; ratios are 0 to 1, times Unix timestamps. Names ending in `_total` are counters, "
-        "which start at 0 with the exporter unless described otherwise: earlier log lines are not "
-        "counted. Names ending in `_info` have the value 1. All others are gauges unless marked. "
+        "A value that is not available is absent, not 0; a counter stays, even if its log cannot "
+        "be read (`mps_control_log_readable`). Ratios are fractions, times Unix timestamps. Names "
+        "ending in `_total` are counters, which start at 0 with the exporter unless the GPU or "
+        "its driver counts. Names ending in `_info` have the value 1. All others are gauges "
+        "unless marked. "
         "What seldom changes on a GPU is read every 5 s, minute or hour."
     )
     yield ""
     yield (
         "`daemon` is the pipe directory of a control daemon, `server` the PID of an MPS server, "
         "`pid` the PID of a client in the host's PID namespace, `gpu` NVML's index; a metric with "
-        "`gpu` also has `uuid`, the full UUID. A label of an info metric is empty if its value is "
-        "not known. Values of a label are listed where it first occurs in a section. A state set "
+        "`gpu` also has `uuid`, the full UUID. A label of an info metric is empty without a known "
+        "value. Values of a label are listed where it first occurs in a section. A state set "
         'has a sample for each state: `mps_control_state{mps_control_state="answering"}`. The '
         "series of a sparse metric begin when they are first not 0."
     )

@@ -54,8 +54,8 @@ COMMANDS = {
     "demo": Command("Serve recordings of a real host. Needs no GPU.", _SERVING),
     "doctor": Command(
         "Diagnose this host once, and print how to fix each problem.",
-        "0 nothing is wrong, 1 warnings, 2 something critical, 3 the host could not be diagnosed "
-        "(wrong usage, an unreadable recording, a full disk).",
+        "0 no warning, 1 warnings, 2 something critical, 3 not diagnosed (wrong usage, an "
+        "unreadable recording, a full disk).",
     ),
     "top": Command(
         "Show who holds MPS, who waits, and what the clients use, each second, in a terminal.",

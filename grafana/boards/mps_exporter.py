@@ -45,7 +45,7 @@ WHICH = table(
     "Healthy: all reachable, one version, nothing missing, below 2 % of a core and a scrape far "
     "below its timeout (10 s by default). Failing: sources that cannot be read now. Unread limits: "
     "clients whose limits may not be read. Not exported: clients beyond the limit on series. "
-    "Nothing rotates the logs, and only copytruncate works. When unknown lines grow after an "
+    "MPS does not rotate the logs, and only copytruncate works. When unknown lines grow after an "
     "update, the new driver words its log differently, and incidents may be missed. A recording is "
     "replayed where Recording names one: its values are not live. Gone: no longer a target, though "
     "it was in this time range. At most 100 exporters, unreachable and failing ones first.",

@@ -36,7 +36,7 @@ TILES = strip(
     tile(
         "Bad daemons",
         "Healthy: 0. Unhealthy control daemons: they are absent, hang, refuse, or are draining "
-        "after `quit`. While a daemon hangs, CUDA programs that start hang too.",
+        "after `quit`. While a daemon hangs, CUDA programs that start for it hang too.",
         "sum(1 - mps_control_up)",
         steps=style.at_most(1),
         of="count(mps_control_up)",
@@ -44,7 +44,7 @@ TILES = strip(
     tile(
         "Bad servers",
         "Healthy: 0. Servers that refuse new clients after a fault, and ghosts: started for a "
-        "client that died in the queue; the daemon hangs until they are killed.",
+        "client that died in the queue; the next client hangs the daemon until they are killed.",
         f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
         steps=style.at_most(1),
         of="count(mps_server_info)",
@@ -82,7 +82,7 @@ HOST_TABLE = table(
     "Hosts, worst first",
     "Healthy: all green. The worst that is known about each host: its state, its firing alerts, "
     "and what it lost in the last 15 minutes; at most 100 hosts, worst first. Idle share: of the "
-    "time, in which a user waited and nobody was connected, because of a hand-over. Grey: "
+    "time, in which a user waited and nobody was connected. Grey: "
     "unreachable. Violet: gone from Prometheus's targets.",
     (
         f"topk(100, {shared.HOST_STATE} or {shared.GONE})",

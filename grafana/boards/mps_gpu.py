@@ -33,14 +33,13 @@ TILES = strip(
     BAD_GPUS,
     events_tile(
         "ECC errors",
-        "Healthy: 0. Uncorrected memory errors in this time range; each cost a program its result.",
+        "Healthy: 0. Uncorrected memory errors in this time range.",
         UNCORRECTED,
         f"0 * count({UNCORRECTED})",
     ),
     events_tile(
         "Xid errors",
-        "Healthy: 0. Errors that the driver reported in this time range. A fatal error of a "
-        "client comes with one.",
+        "Healthy: 0. Errors that the driver reported in this time range.",
         "mps_gpu_xid_errors_total",
         "0 * count(mps_gpu_up)",
         steps=style.noticed_from(1),
@@ -48,7 +47,7 @@ TILES = strip(
     tile(
         "Headroom",
         "Healthy: 10 degrees and more. How far the hottest GPU is from its slowdown temperature; "
-        "at 0 the hardware halves the clocks.",
+        "at 0 the hardware slows down.",
         'min(min by (instance, uuid) (mps_gpu_temperature_limit_celsius{limit="slowdown"})'
         ' - max by (instance, uuid) (mps_gpu_temperature_celsius{sensor="gpu"}))',
         style.CELSIUS,
@@ -203,7 +202,7 @@ LINKS_AND_ERRORS = (
     graph(
         "PCIe and NVLink traffic",
         "For information: both directions together. Programs that are slow while PCIe is near the "
-        "link's speed wait for data; NVLink is what GPUs send each other directly.",
+        "link's speed may wait for data; NVLink is what GPUs send each other directly.",
         Query(
             f"max by ({GPU}) (rate(mps_gpu_pcie_receive_bytes_total[$__rate_interval]))"
             f" + max by ({GPU}) (rate(mps_gpu_pcie_transmit_bytes_total[$__rate_interval]))",
@@ -222,7 +221,7 @@ LINKS_AND_ERRORS = (
     events(
         "Memory and link errors",
         "Healthy: empty. Corrected memory errors (ECC) cost nothing, but many of them announce a "
-        "row remap; an uncorrected one ends programs on the GPU. Steady replays or link errors "
+        "row remap; an uncorrected one can end programs on the GPU. Steady replays or link errors "
         "point at a riser, a cable or a slot. Each bar is those since the bar before.",
         Query(
             new_in_step('mps_gpu_ecc_errors_total{scope="volatile"}', "gpu, kind"),

@@ -183,7 +183,7 @@ PER_GPU = (
     graph(
         "SMs of each user, between",
         "For information: each user's clients use at most as many SMs as the solid line says, and "
-        "at least as many as the dotted one; under MPS no tool measures the use of one client. "
+        "at least as many as the dotted one; MPS does not report the use of one client. "
         "Equal while the user is alone. Mean of 5 minutes, from a recording rule of this project; "
         "Hopper and later.",
         Query(_SMS % "high", "uid {{uid}}, at most"),
@@ -257,7 +257,7 @@ BOARD = Board(
                     "Processes on the GPUs",
                     "Healthy: clients of MPS, and no direct process with them: a direct process "
                     "takes turns with all clients together. Several direct processes and a wide "
-                    "gap between utilization and SM activity (dashboard GPU): MPS would let them "
+                    "gap between utilization and SM activity (dashboard GPU): MPS could let them "
                     "run at once.",
                     Query(
                         'sum by (kind) (mps_gpu_processes{kind!~"mps_server|graphics"}) > 0',

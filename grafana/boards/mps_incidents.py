@@ -50,7 +50,7 @@ TILES = strip(
     shared.events_tile(
         "Start errors",
         "Healthy: 0. Servers that ended before they were ready, in this time range. Dozens within "
-        "a minute are a crash loop: whoever waits for that server hangs.",
+        "a minute are a crash loop.",
         START_FAILED,
     ),
     shared.events_tile(
@@ -93,15 +93,15 @@ AXIS = (
         "Clients lost, by cause",
         "Healthy: empty. Programs that were lost: their server crashed, their daemon died, by "
         "their own fault, by another client's, by unfinished work of a client that ended, by a "
-        "fault whose cause is not proved, or because an administrator ended them.",
+        "fault whose cause is not proved, or terminated through the daemon.",
         Query(new_in_step(LOSSES, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
         none=NONE,
     ),
     events(
         "Clients refused, by cause",
-        "Healthy: empty. context_limit: the server was full. server_not_ready: it was recovering "
-        "from a fault. invalid_device, credentials: the program asked for what it may not have.",
+        "Healthy: empty. context_limit: the server was full. server_not_ready: mostly, after a "
+        "fault. invalid_device, credentials: the program asked for what it may not have.",
         Query(new_in_step(REJECTIONS, "instance, cause"), "{{instance}} · {{cause}}"),
         overrides=CAUSES_ALIKE,
         none=NONE,

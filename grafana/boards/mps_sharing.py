@@ -88,8 +88,7 @@ TILES = (
         ),
         tile(
             "Time lost",
-            "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected, "
-            "because the daemon was backing off before it replaced an idle server.",
+            "Healthy: 0 s. GPU time in this range in which a user waited and nobody was connected.",
             grown_in_range("mps_uid_handover_idle_seconds_total", ""),
             style.DURATION,
             style.noticed_from(1),

@@ -263,8 +263,8 @@ BOARD = Board(
             (
                 events(
                     "Lost or refused, by cause",
-                    "Healthy: empty. Programs that MPS took down or refused. neighbour_fault and "
-                    "server_crashed were not this user's fault.",
+                    "Healthy: empty. Programs that MPS took down or refused. neighbour_fault: "
+                    "another client's pointer.",
                     Query(
                         new_in_step(f"mps_client_losses_total{_MINE}", "cause"), "lost: {{cause}}"
                     ),

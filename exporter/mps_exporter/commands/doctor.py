@@ -17,7 +17,7 @@ from typing import Any
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.collector import Collector
 from mps_exporter.commands import doctor_report
-from mps_exporter.findings import recent_incidents
+from mps_exporter.findings import ADVICE, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process, pids_of
 from mps_exporter.flags import InvalidSettingError, Settings, StartError
@@ -31,13 +31,9 @@ from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.processes import Processes
 
 MEASURING_SECONDS = 0.55  # Minimum time between two collections, to measure GPU activity.
-
 CONFIRMING_SECONDS = 1.5
 """Time from the start of the first collection to the second: a process must look stranded for 1 s
 before it is reported, and a server be 1 s old for queries."""
-
-
-# ------------------------------------------------------------------------- two collections
 
 
 async def collect_twice(settings: Settings) -> Snapshot:
@@ -53,21 +49,23 @@ async def collect_twice(settings: Settings) -> Snapshot:
         await host.close()
 
 
-# --------------------------------------------------------------------------------- doctor
-
-
 async def diagnose(settings: Settings) -> int:
     """Diagnose the host or a recording, print the report, and return the exit status."""
     check = settings.doctor_check
     if check is not None and check not in doctor_report.CHECKS:
-        raise InvalidSettingError(f"--check: no finding {check!r}; see docs/troubleshooting.md")
+        names = [one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check]
+        of_alert = f"of this alert: {', '.join(names)}" if names else "see docs/troubleshooting.md"
+        raise InvalidSettingError(f"--check: no finding {check!r}; {of_alert}")
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
         hidden = "what is outside this container" if seen.is_contained else ""
         # Harmless, too: a process that has exited since mps-scancel listed it.
-        ends = [before_kill(pid, snapshot, seen.status(pid).uid, hidden) for pid in pids]
+        uids = [(pid, seen.status(pid).uid) for pid in pids]
+        ends = [
+            before_kill(pid, snapshot, uid, hidden, gone=live and uid is None) for pid, uid in uids
+        ]
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
         status = max(told)[0]
         text = "\n".join(text for one, text in told if one == status)

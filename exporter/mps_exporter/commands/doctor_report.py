@@ -120,7 +120,7 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
         yield f"  the driver is held open by {', '.join(holders)}"
     yield ""
     yield "Control daemons" if snapshot.daemons else "Control daemons: none found"
-    for daemon in snapshot.daemons:
+    for daemon in sorted(snapshot.daemons, key=lambda one: one.state == "absent"):
         yield from _daemon_lines(daemon, snapshot, paint)
     yield ""
     yield from _found(seen, paint)

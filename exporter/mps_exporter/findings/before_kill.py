@@ -46,7 +46,9 @@ class EndAdvice:
     actions: tuple[Action, ...] = ()  # The commands, in their order.
 
 
-def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None, why: str = "") -> EndAdvice:
+def before_kill(
+    pid: int, snapshot: Snapshot, uid: int | None = None, why: str = "", *, gone: bool = False
+) -> EndAdvice:
     """Return what the end of a process would do to others. uid: its user; why: what is not seen.
 
     An ordinary user's daemon serves only that user, may name any process, and comes last.
@@ -82,7 +84,8 @@ def before_kill(pid: int, snapshot: Snapshot, uid: int | None = None, why: str =
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
-    end = f"Process {pid} is no client of MPS: its end takes no other program down."
+    what = "is not seen (has it exited?)" if gone else "is no client of MPS, as far as is seen"
+    end = f"Process {pid} {what}: its end ends no other program."
     if unread := why or _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))

@@ -70,7 +70,7 @@ def server_crashed(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
     "A server could not start",
     "The daemon retries at once: six times, or for as long as a client waits.",
     alert="MpsServerCrashLooping",
-    summary="MPS servers fail to start repeatedly; no client is served.",
+    summary="MPS servers fail to start repeatedly; clients that wait for them are not served.",
     page="server-encountered-a-fatal-exception",
 )
 def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) -> Cases:
@@ -231,10 +231,7 @@ def long_socket_path(directories: Iterable[str]) -> str:
     longest = max((control_socket_bytes(one) for one in directories), default=0)
     if longest <= SOCKET_PATH_BYTES:
         return ""
-    return (
-        f"the path of its control socket has {longest} bytes; a socket's path has at most "
-        f"{SOCKET_PATH_BYTES}."
-    )
+    return f"the path of its control socket has {longest} bytes, of at most {SOCKET_PATH_BYTES}."
 
 
 @of_leftovers(

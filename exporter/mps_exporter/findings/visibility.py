@@ -73,7 +73,7 @@ of them."""
     "file open; only copying and truncating does.",
     "Empty it in place, as its user (truncate). Then set up logrotate with copytruncate.",
     alert="MpsControlLogLarge",
-    summary="An MPS log file is larger than 1 GiB; nothing rotates it.",
+    summary="An MPS log file is larger than 1 GiB; MPS does not rotate it.",
 )
 def log_large(_: HostFacts, daemon: ControlDaemon) -> Cases:
     for log in daemon.logs:
@@ -162,8 +162,8 @@ def _takes_no_queries(daemon: ControlDaemon) -> bool:
     "The logs of a daemon cannot be followed",
     "Crashes, faults and waits cannot be detected from any other source.",
     alert="MpsExporterLogsUnreadable",
-    summary="The log of an MPS daemon cannot be read; crashes, faults and waits there are not "
-    "detected.",
+    summary="The log of an MPS daemon cannot be read; crashes, faults and waits there may go "
+    "undetected.",
 )
 def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Cases:
     shut = [log for log in daemon.logs if not log.readable]
@@ -174,10 +174,7 @@ def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if any(log.log == "control" for log in shut):
         hidden = "Waits, crashes and faults of this daemon are not detected."
     text = f"{'; '.join(map(_unreadable, shut))}. {hidden}"
-    remedy = (
-        "Let the exporter's user read the log directory, or set the right one with "
-        "--mps.log-directory."
-    )
+    remedy = "Let the exporter's user read the log directory, or set --mps.log-directory."
     if facts.foreground:
         text = (
             f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "

@@ -60,7 +60,7 @@ def merge_daemon(
         **own,
         protocol="3" if inputs.speaks_v3 else "2" if probe is not None else None,
         visible_devices=inputs.visible_devices(),
-        query_duration_seconds=sum(durations) if durations else None,
+        query_duration_seconds=sum(durations) or None,
         query_failures=inputs.query_failures,
         queries=inputs.queries,
         **_default_limits(inputs),

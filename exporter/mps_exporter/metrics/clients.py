@@ -141,7 +141,7 @@ DETAIL.by_gpu(
     "mps_client_memory_limit_bytes", f"{PROC}/PID/environ, {TOOL}", lambda c: c.memory_limit_bytes
 ).means(
     "Device memory that MPS allows the client: the lower of its own limit and the server's. Absent "
-    "without a limit, or where its GPU is not known."
+    "without a known limit."
 )
 DETAIL.number(
     "mps_client_active_thread_ratio", f"{PROC}/PID/environ, {TOOL}", _ratio_unless_in_sms
@@ -159,7 +159,7 @@ DETAIL.add(
     {"gpu": (), "uuid": (), "bound": ("high", "low")},
 ).means(
     "SM-seconds of the client: at least low, at most high. They rise equally while it is alone on "
-    "the GPU. Hopper and later.",
+    "the GPU. Since Hopper.",
     note="high: its limit, or the GPU's use if that is less. low: the GPU's use less the limits of "
     "all others; it does not rise while processes come and go, or without server.log. Not seen: a "
     "process without MPS between two collections, a limit that a program changes at its start.",

@@ -71,7 +71,7 @@ LOG.number("mps_control_log_size_bytes", "stat", lambda log: log.size_bytes, log
 )
 SECTION.counted("mps_control_")
 LOG.number("mps_control_log_readable", "open", lambda log: log.readable, log=_LOGS).means(
-    "1 when the log can be followed; at 0 incidents cannot be detected."
+    "1 when the log can be followed; at 0 incidents may go undetected."
 )
 
 
@@ -111,6 +111,6 @@ SERVER.by_gpu("mps_server_memory_used_bytes", "NVML", lambda s: s.memory_used_by
     "Device memory of the server process itself."
 )
 SERVER.number("mps_server_ghost", f"{BOTH_LOGS}, {PROC}", lambda s: s.ghost).means(
-    "1 when it was started for a client that had died in the queue: the daemon hangs on it."
+    "1 when it was started for a client that had died in the queue: the next hangs the daemon."
 )
 SERVERS.counted("mps_server_")

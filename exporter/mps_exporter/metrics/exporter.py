@@ -62,7 +62,7 @@ EXPORTER.number(
     "mps_exporter_kernel_log_readable",
     "/dev/kmsg",
     lambda p: None if p.snapshot.kernel_log is None else p.snapshot.kernel_log.readable,
-).means("1 when the kernel log is being read, which proves who caused a fatal GPU error.")
+).means("1 when the kernel log is being read, which can prove who caused a fatal GPU error.")
 EXPORTER.each(
     "mps_exporter_ignored_processes",
     PROC,
@@ -70,7 +70,7 @@ EXPORTER.each(
     uid=(),
 ).means(
     "Processes of MPS's programs, and clients, that are left out: a user has more than 8 daemons, "
-    "24 processes or 256 clients. The 32 users with most of them."
+    "24 processes or 256 clients, or all users too many. The 32 users with most of them."
 )
 RECORDING.info(
     "mps_exporter_recording_info",

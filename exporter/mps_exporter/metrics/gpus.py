@@ -108,9 +108,7 @@ READINGS = Scope(GPUS, "gpu uuid", _reading_rows)
 
 _GPM = "nvmlGpmMetricsGet"
 _FIELDS = "nvmlDeviceGetFieldValues"
-_HOPPER = "Hopper and later."
-_MEAN = f"mean of a second. {_HOPPER}"
-_INTEGRATED = f"without gaps. {_HOPPER}"
+_HOPPER = "Since Hopper."
 
 
 def _reading(
@@ -208,43 +206,44 @@ _rare(
     note="PCIe traffic in the unobserved time of active is in no counter.",
 )
 _reading("mps_gpu_graphics_active_ratio", "graphics_activity", f"{_GPM} 1").means(
-    f"Share of the time with any graphics or compute work, {_MEAN}"
+    f"Share of the time with any graphics or compute work. {_HOPPER}",
+    note="Like the ratios below, a mean of 1 s (of a MIG instance, 5 s).",
 )
 _reading("mps_gpu_sm_active_ratio", "sm_activity", f"{_GPM} 2").means(
-    f"Mean share of the SMs that had work: the GPU's true utilization, {_MEAN}"
+    f"Mean share of the SMs that had work. {_HOPPER}"
 )
 _reading("mps_gpu_sm_occupancy_ratio", "sm_occupancy", f"{_GPM} 3").means(
-    f"Warps resident on the SMs over the most that fit, {_MEAN}"
+    f"Warps resident on the SMs over the most that fit. {_HOPPER}"
 )
 _reading("mps_gpu_integer_active_ratio", "integer_activity", f"{_GPM} 4").means(
-    f"Share of the cycles with integer instructions, {_MEAN}"
+    f"Share of the cycles with integer instructions. {_HOPPER}"
 )
 _reading("mps_gpu_tensor_active_ratio", "tensor_activity", f"{_GPM} 5").means(
-    f"Share of the cycles with tensor instructions, {_MEAN}"
+    f"Share of the cycles with tensor instructions. {_HOPPER}"
 )
 _reading("mps_gpu_dram_active_ratio", "dram_activity", f"{_GPM} 10").means(
-    f"Device memory bandwidth in use over the maximum, {_MEAN}"
+    f"Device memory bandwidth in use over the maximum. {_HOPPER}"
 )
 _reading("mps_gpu_fp64_active_ratio", "fp64_activity", f"{_GPM} 11").means(
-    f"Share of the cycles with 64-bit floating point instructions without tensor cores, {_MEAN}"
+    f"Share of the cycles with 64-bit float instructions outside tensor cores. {_HOPPER}"
 )
 _reading("mps_gpu_fp32_active_ratio", "fp32_activity", f"{_GPM} 12").means(
-    f"Share of the cycles with 32-bit floating point instructions without tensor cores, {_MEAN}"
+    f"Share of the cycles with 32-bit float instructions outside tensor cores. {_HOPPER}"
 )
 _reading("mps_gpu_fp16_active_ratio", "fp16_activity", f"{_GPM} 13").means(
-    f"Share of the cycles with 16-bit floating point instructions without tensor cores, {_MEAN}"
+    f"Share of the cycles with 16-bit float instructions outside tensor cores. {_HOPPER}"
 )
 _reading(
     "mps_gpu_graphics_active_seconds_total", "graphics_active_time", f"{_GPM} 1, integrated"
-).means(f"Time with any graphics or compute work, {_INTEGRATED}")
+).means(f"Time with any graphics or compute work. {_HOPPER}")
 _reading("mps_gpu_sm_active_seconds_total", "sm_active_time", f"{_GPM} 2, integrated").means(
-    f"Time in which the SMs had work, as a mean over all SMs, {_INTEGRATED}"
+    f"Time in which the SMs had work, as a mean over all SMs. {_HOPPER}"
 )
 _reading(
     "mps_gpu_tensor_active_seconds_total", "tensor_active_time", f"{_GPM} 5, integrated"
-).means(f"Time in which the tensor cores had work, as a mean over all SMs, {_INTEGRATED}")
+).means(f"Time in which the tensor cores had work, as a mean over all SMs. {_HOPPER}")
 _reading("mps_gpu_dram_active_seconds_total", "dram_active_time", f"{_GPM} 10, integrated").means(
-    f"Time that the memory traffic would have taken at full bandwidth, {_INTEGRATED}"
+    f"Time that the memory traffic would have taken at full bandwidth. {_HOPPER}"
 )
 
 # Memory
@@ -280,7 +279,7 @@ _reading(
     limit=("enforced", "requested", "default", "min", "max"),
 ).means("enforced: in force; requested: by the administrator; min and max: what may be requested.")
 _reading("mps_gpu_energy_joules_total", "energy", "nvmlDeviceGetTotalEnergyConsumption").means(
-    "Energy used since the driver was loaded; its rate is the mean power."
+    "Energy used, as the driver counts; its rate is the mean power."
 )
 _reading(
     "mps_gpu_temperature_celsius",
@@ -319,7 +318,7 @@ _rare(
     "clock_event_time",
     f"{_FIELDS} 74-81, 269-271",
     reason=nvml.CLOCK_EVENT_SECONDS_REASONS,
-).means("Time with lowered clocks by reason, since the driver was loaded; reasons overlap.")
+).means("Time with lowered clocks by reason, as the driver counts; reasons overlap.")
 
 # Health
 
@@ -349,7 +348,7 @@ _reading("mps_gpu_row_remap_pending", "row_remap_pending", f"{_FIELDS} 144").mea
     "1 when a row will be replaced at the next reset of the GPU."
 )
 _reading("mps_gpu_row_remap_failure", "row_remap_failure", f"{_FIELDS} 145").means(
-    "1 when a row could not be replaced: the board needs replacement."
+    "1 when a row could not be replaced."
 )
 _rare(
     "mps_gpu_retired_pages",
@@ -373,14 +372,14 @@ _reading(
     "mps_gpu_pcie_transmit_bytes_total", "pcie_transmit_bytes", f"{_FIELDS} 197, {_GPM} 20"
 ).means(f"Bytes from the GPU over PCIe, protocol included. {_HOPPER}")
 _reading("mps_gpu_pcie_replays_total", "pcie_replays", f"{_FIELDS} 94").means(
-    "PCIe packets sent again, since the GPU was reset."
+    "PCIe packets sent again, as the GPU counts."
 )
 _rare(
     "mps_gpu_pcie_errors_total",
     "pcie_errors",
     f"{_FIELDS} 169, 173-183",
     kind=nvml.PCIE_ERROR_KINDS,
-).means("PCIe errors by kind, since the driver was loaded. Kinds overlap.")
+).means("PCIe errors by kind, as the GPU counts. Kinds overlap.")
 _reading(
     "mps_gpu_pcie_link_generation",
     "pcie_link_generation",
@@ -394,10 +393,10 @@ _reading(
     of=("current", "max"),
 ).means("PCIe lanes of the link.")
 _reading("mps_gpu_nvlink_receive_bytes_total", "nvlink_receive_bytes", f"{_FIELDS} 139").means(
-    "Payload bytes received over all NVLink links, since the driver was loaded."
+    "Payload bytes received over all NVLink links, as the GPU counts."
 )
 _reading("mps_gpu_nvlink_transmit_bytes_total", "nvlink_transmit_bytes", f"{_FIELDS} 138").means(
-    "Payload bytes sent over all NVLink links, since the driver was loaded."
+    "Payload bytes sent over all NVLink links, as the GPU counts."
 )
 _reading("mps_gpu_nvlink_links", "nvlink_links", f"{_FIELDS} 165", state=nvml.NVLINK_STATES).means(
     "NVLink links by state.", note="Absent while a link that answered before does not answer."
@@ -408,7 +407,7 @@ _rare(
     f"{_FIELDS} 38, 45, 52, 59, 160-163",
     kind=nvml.NVLINK_ERROR_KINDS,
 ).means(
-    "NVLink errors by kind over all links, since the driver was loaded.",
+    "NVLink errors by kind over all links, as the GPU counts.",
     note="A kind is absent while a link that answered before does not answer.",
 )
 _reading(

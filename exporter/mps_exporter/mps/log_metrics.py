@@ -69,7 +69,7 @@ _metric("mps_control_starts_total", CONTROL_LOG).means(
 )
 _metric("mps_control_log_lines_total", BOTH_LOGS, log=_LOGS).means("Log lines read.")
 _metric("mps_control_log_lost_bytes_total", BOTH_LOGS, log=_LOGS).means(
-    "Bytes lost unread: the log grew too fast, or was truncated without a copy next to it."
+    "Bytes not read: the log was too long, grew too fast, or was truncated without a copy."
 )
 _metric("mps_control_log_unrecognized_lines_total", BOTH_LOGS, log=_LOGS).means(
     "Log lines that were not recognized: perhaps a new wording."
@@ -84,8 +84,8 @@ _metric("mps_server_startup_seconds", CONTROL_LOG).means(
     "Time from a server's start until it is Ready."
 )
 _metric("mps_server_exits_total", BOTH_LOGS, cause=EXIT_CAUSES).means(
-    "Server exits by cause. requested: the log shows an orderly exit; the logged exit status "
-    "proves nothing. ghost_ended: a ghost server ended without one."
+    "Server exits by cause. requested: an orderly exit. ghost_ended: of a ghost server. The exit "
+    "status that MPS logs proves nothing."
 )
 _metric("mps_server_last_exit_timestamp_seconds", BOTH_LOGS, cause=EXIT_CAUSES).means(
     "When a server last exited for this cause."
@@ -136,7 +136,7 @@ _metric("mps_uid_handovers_total", CONTROL_LOG).means(
     "Times a waiting user's server became ready after another user's."
 )
 _metric("mps_uid_handover_idle_seconds_total", BOTH_LOGS).means(
-    "Time in which a client waited and none was connected: the daemon's back-off."
+    "Time in which a client waited and none was connected."
 )
 _metric("mps_uid_holding_seconds_total", BOTH_LOGS, uid=()).means(
     "Time in which the user's server had at least one client."

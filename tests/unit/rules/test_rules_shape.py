@@ -123,13 +123,11 @@ def test_a_generated_link_chooses_the_gpu() -> None:
 
 @PAGES
 def test_a_runbook_belongs_to_an_alert_and_has_all_sections(page: Path) -> None:
-    severities = {rule.severity for rule in alerts() if rule.alert == page.stem}
+    assert any(rule.alert == page.stem for rule in alerts())
     text = page.read_text()
     assert text.startswith(f"# {page.stem}\n")
     headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
     assert headings == ["Meaning", "Confirm", "Do", "Do not"]
-    assert severities
-    assert all(severity in text.splitlines()[2] for severity in severities)
     there = "[Kubernetes](" in text or "in Kubernetes" in text
     assert there or "```sh" not in text, "where its commands are run there"
 
