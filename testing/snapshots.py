@@ -19,6 +19,8 @@ from mps_exporter.snapshot import (
     TimelineSpan,
     Wait,
 )
+from mps_exporter.sources.nvml.pynvml_api import Code
+from mps_exporter.sources.nvml.session import REMEDIES
 
 NOW = 1_795_000_000.0
 UUID = "GPU-00000001-0000-4000-8000-000000000001"
@@ -226,11 +228,7 @@ def full(gpus: int = 8, clients: int = 48) -> Snapshot:
 def without_gpu() -> Snapshot:
     """A host without a driver, and without MPS."""
     failed = CollectorResult(
-        "nvml",
-        success=False,
-        duration_seconds=0.001,
-        error="libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
-        "NVIDIA runtime mount it (capability utility)",
+        "nvml", success=False, duration_seconds=0.001, error=REMEDIES[Code.LIBRARY_NOT_FOUND]
     )
     names: tuple[CollectorName, ...] = ("process", "logs", "control")
     others = (CollectorResult(name, success=True, duration_seconds=0.002) for name in names)
@@ -240,12 +238,7 @@ def without_gpu() -> Snapshot:
 def logs_unreadable() -> Snapshot:
     """Clients share a GPU, and neither log can be read."""
     logs = tuple(
-        replace(
-            log,
-            path=f"/var/log/nvidia-mps/{log.log}.log",
-            readable=False,
-            error="Permission denied",
-        )
+        replace(log, path=f"/var/log/mps/{log.log}.log", readable=False, error="Permission denied")
         for log in daemon().logs
     )
     found = tuple(CollectorResult(name, success=True, duration_seconds=0.01) for name in COLLECTORS)

@@ -150,7 +150,7 @@ def _by_severity() -> dict[str, list[str]]:
 
 def _lists(lines: dict[str, list[str]]) -> Iterator[str]:
     for severity, points in lines.items():
-        yield from ("", f"### {severity}", "", *points)
+        yield from ("", f"**{severity}**", "", *points)
     yield ""
 
 

@@ -13,7 +13,7 @@ FOLDER=$1 URL=${2%/} KEY=$3
 shift 3
 export LC_ALL=C
 for tool in dpkg-scanpackages gpg createrepo_c; do
-  have "$tool" || fail "$tool is missing"
+  have "$tool" || fail "$tool is missing (dpkg-scanpackages: package dpkg-dev)"
 done
 
 sign() { gpg --batch --yes --local-user "$KEY" --armor "$@"; }

@@ -30,7 +30,7 @@ seen = json.load(sys.stdin)
 critical = [
     one for one in seen["findings"] if one["severity"] == "critical" and not one["ordinary_user"]
 ]
-gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
+gpus = subprocess.run("nvidia-smi -L", shell=True, capture_output=True, text=True).stdout.splitlines()
 if sys.argv[1] != "1" and len(gpus) > 1:
     of_gpus = {one["uuid"] or one["gpu"] for one in critical if one["gpu"]}
     if len(of_gpus) < len(gpus):

@@ -1,7 +1,6 @@
 """The manual that the package contains: pages, their search, and ``mps-exporter explain``.
 
-In a checkout the pages are prometheus/runbooks, docs/symptoms and the sections of QUESTIONS; a
-package has copies of them.
+In a checkout the pages are in FOLDERS, and sections of QUESTIONS; a package has copies of them.
 """
 
 import math
@@ -18,7 +17,7 @@ from mps_exporter.findings.finding import DOCS
 from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
-QUESTIONS = ("docs/faq.md", "docs/sharing.md")
+QUESTIONS = ("docs/alerts.md", "docs/slurm.md", "docs/faq.md", "docs/sharing.md")
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 3.0  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
 WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
@@ -28,6 +27,7 @@ WANTED_RUN = 10.0  # Weight of evidence, or of a sequence without a subject, tha
 _TYPED = re.compile(r"(?<=<!-- typed: ).*?(?= -->)|\bCUDA_ERROR_\w+|\bcudaError\w+", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_SECTION = re.compile(r"^### (.+?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[a-z0-9_]+")
 _NUMBER = re.compile(r"\b\d+\b")
 _IGNORED = re.compile(
@@ -121,7 +121,7 @@ def pages() -> dict[str, ManualPage]:
     ]
     for name in QUESTIONS:
         file = _place(name)  # not there in a .pyz that was not unpacked
-        for text in file.read_text("utf-8").split("\n### ")[1:] if file.is_file() else ():
+        for text in _SECTION.findall(file.read_text("utf-8")) if file.is_file() else ():
             anchor = re.sub(r"[^\w -]", "", text.partition("\n")[0].lower()).replace(" ", "-")
             found.append(ManualPage(anchor, name, f"# {text}"))
     return {page.name: page for page in found}

@@ -117,6 +117,7 @@ class ProcessView:
     missing_libraries: tuple[str, ...] = ()  # The debug variables that name a missing file.
     oom_kills: int | None = None
     """Processes of its control group that the kernel killed when memory ran out."""
+    children: tuple[int, ...] = ()  # Without the doctor; empty on a kernel that does not list them.
     parent_pid: int | None = None
     tracer: str = ""
     frozen_group: str = ""

@@ -91,6 +91,7 @@ class Wait:
     since: float
     behind_uid: int | None  # User of the server that holds the GPU.
     dead: bool = False  # The process is gone, not its entry in the queue.
+    overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
 
 
 @dataclass(frozen=True, slots=True)

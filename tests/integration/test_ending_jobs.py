@@ -515,6 +515,7 @@ OWN = r"IDLE+DRAIN ThreadsPerCore=1\n   Reason=mps-exporter: ghost [root@now]"
     ("findings", "gpus", "setting", "state", "expected"),
     [
         ([NODE], 2, "", "IDLE", DRAINED),
+        ([NODE], 0, "", "IDLE", DRAINED),
         ([ONE_GPU], 1, "", "IDLE", DRAINED),
         ([ONE_GPU], 2, "", "IDLE", LOOKED),
         ([ONE_GPU], 2, "1", "IDLE", DRAINED),
@@ -538,15 +539,14 @@ def test_a_node_is_drained_and_resumed(
     """With None, a source could not be read."""
     unread = {"nvml": "no answer"} if findings is None else {}
     report = json.dumps({"findings": findings or [], "not_seen": unread})
-    listed = "GPU\n" * gpus
     programs = {
         "mps-exporter": f"env | grep -q 'MPS_PIPE_DIRECTORY=/a b$' && cat <<'END'\n{report}\nEND",
-        "nvidia-smi": f"printf '{listed}'",
+        "nvidia-smi": "echo GPU\n" * gpus,
         "scontrol": f"echo scontrol \"$@\" >>'{tmp_path}/calls'\nprintf '   State={state}\\n'",
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        (tmp_path / name).chmod(0o755 if text else 0o644)  # without a GPU: not there
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURMD_NODENAME": "n1",

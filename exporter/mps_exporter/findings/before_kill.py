@@ -84,8 +84,8 @@ def before_kill(
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
-    what = "is not seen here (has it exited? another PID?)" if gone else "is no client of MPS"
-    end = f"Process {pid} {what}: its end takes no other program down."
+    what = "is not seen (has it exited?)" if gone else "is no client of MPS, as far as is seen"
+    end = f"Process {pid} {what}: its end ends no other program."
     if unread := why or _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))

@@ -187,9 +187,9 @@ def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:
             f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
             f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: after "
             "an entry's turn the next client hangs the daemon.",
-            "Nothing is lost yet; do not restart the daemon. When the running server exits, the "
-            f"daemon starts a server for {host.user(dead[0].uid)} that serves no client: it is "
-            "reported as a ghost, with the command that ends it, and then the queue continues. "
+            "Nothing is lost yet: tell who runs the daemon, and do not restart it. When the server "
+            f"exits, the daemon starts one for {host.user(dead[0].uid)} that serves no client: it "
+            "is reported as a ghost, with the command that ends it, and then the queue continues. "
             "Until then a new process of this user would hang too.",
         )
 
@@ -417,10 +417,11 @@ def several_users_one_daemon(host: HostFacts, daemon: ControlDaemon) -> Cases:
     idle = holder is None or (holder.clients_connected == 0 and not ghost)
     age = humanize.age(host.age(first.since))
     text = f"{host.user(first.uid)} has waited {age} {_behind(host, first, holder)}"
-    if len(alive) == 2:
-        text += ", and one more client waits"
-    elif len(alive) > 2:
-        text += f", and {len(alive) - 1} more clients wait"
+    if others := len(alive) - 1:
+        text += f", and {count(others, 'more client waits', 'more clients wait')}"
+    if first.overtaken_by and not (ghost or idle):
+        clients = count(first.overtaken_by, "newer client")
+        text += f". Since then {clients} got in first: it waits as long as more keep coming"
     if idle and daemon.state == "answering":
         text += ". Meanwhile no client is connected: the daemon has not yet replaced the server"
     yield Case(
@@ -455,14 +456,15 @@ def _wait_remedy(
     if len(clients) > humanize.MAX_NAMED_PIDS:
         programs = f"{len(clients)} programs"
     first, other = host.user(alive[0].uid), host.user(alive[0].behind_uid)
+    stop = "to start no more programs, and " if alive[0].overtaken_by else ""
     # The pause doubles as long as the server has clients.
     pause = daemon.handover_backoff_seconds if idle else None
     at_most = humanize.age(pause or policy.MAX_BACKOFF_SECONDS)
     served = (
         f"{capitalize(first)} is served within {at_most}."
         if idle
-        else f"Ask {other} when {programs} will be done: {first} is served up to {at_most} after "
-        f"the last client of {other} has left."
+        else f"Ask {other} {stop}when {programs} will be done: {first} is served up to {at_most} "
+        f"after the last client of {other} has left."
     )
     if any(wait.dead for wait in daemon.waits):
         served = "When it is served is not known: a process died in the queue."

@@ -231,10 +231,7 @@ def long_socket_path(directories: Iterable[str]) -> str:
     longest = max((control_socket_bytes(one) for one in directories), default=0)
     if longest <= SOCKET_PATH_BYTES:
         return ""
-    return (
-        f"the path of its control socket has {longest} bytes; a socket's path has at most "
-        f"{SOCKET_PATH_BYTES}."
-    )
+    return f"the path of its control socket has {longest} bytes, of at most {SOCKET_PATH_BYTES}."
 
 
 @of_leftovers(

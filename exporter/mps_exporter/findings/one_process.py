@@ -282,11 +282,8 @@ def _directory_checks(one: Subject) -> Checks:
         remedy = "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients."
         yield problem(humanize.capitalize(long), remedy, WITHOUT_MPS, one.command_to_use_daemon)
     elif view.path_error is not None:
-        remedy, command = (
-            "Set the directory of a daemon, or mount it into the process's container; then start "
-            "it again.",
-            {"command": one.command_to_use_daemon},
-        )
+        remedy = "Set a daemon's directory, or mount it into the container; then start it again."
+        command = {"command": one.command_to_use_daemon}
         if view.closed_folder is not None:
             # The server runs as the process's user, but with the daemon's group (see view_daemon).
             # No command for a directory that the process chose: no daemon has it.
@@ -325,8 +322,7 @@ def _foreign_proc_checks(one: Subject) -> Checks:
         yield problem(
             "It has a PID namespace of its own, and sees the /proc of another: CUDA fails with "
             "error 304 (cudaErrorOperatingSystem).",
-            "Mount its own /proc (unshare --mount-proc; every container engine does), or share the "
-            "PID namespace.",
+            "Mount its own /proc (unshare --mount-proc), or share the PID namespace.",
             "cuda-error-304-operating-system",
         )
 
@@ -337,8 +333,7 @@ def _variable_checks(one: Subject) -> Checks:
     # A process with a context has set the variable itself.
     if visible is not None and not one.working and client_limits.visible_gpus(visible, known) == ():
         yield problem(
-            f"Its CUDA_VISIBLE_DEVICES is {printable(repr(visible))}, which names no GPU: it sees "
-            "none.",
+            f"Its CUDA_VISIBLE_DEVICES is {printable(repr(visible))}, which names no GPU.",
             "A UUID of nvidia-smi -L, or an ordinal among the GPUs of its daemon; or unset it for "
             "all GPUs. Then start it again.",
             _NO_VISIBLE_GPU,
@@ -463,10 +458,11 @@ def _connection_checks(one: Subject) -> Checks:
         if not all(each.success for each in results):
             why = printable(results[0].error or "no answer", 400)
             context = f"Whether it has a context on a GPU is not known: no GPU was read ({why})."
+        started = humanize.processes(one.view.children)
         yield warning(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
-            f"See what it printed; py-spy dump --pid {one.pid}, or cat /proc/{one.pid}/stack as "
-            "root.",
+            f"{f'It has started {started}: try --pid with these. ' if started else ''}See what it "
+            f"printed, and cat /proc/{one.pid}/wchan; as root: py-spy dump --pid {one.pid}.",
         )
 
 
@@ -500,8 +496,7 @@ def _context_limit_checks(one: Subject) -> Checks:
             if server.contexts.get(uuid, 0) >= limit:
                 yield problem(
                     f"Server {server.pid} has {limit} of at most {limit} contexts on "
-                    f"{gpu_name(uuid, one.snapshot)}: a process that starts now is refused (error "
-                    "46 or 808).",
+                    f"{gpu_name(uuid, one.snapshot)}: a new one is refused (error 46 or 808).",
                     "Let some of its clients end, or start a second daemon with a directory of "
                     "its own; then start the process again.",
                     _TOO_MANY,

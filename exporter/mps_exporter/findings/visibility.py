@@ -174,10 +174,7 @@ def logs_unreadable(_: HostFacts, daemon: ControlDaemon) -> Cases:
     if any(log.log == "control" for log in shut):
         hidden = "Waits, crashes and faults of this daemon are not detected."
     text = f"{'; '.join(map(_unreadable, shut))}. {hidden}"
-    remedy = (
-        "Let the exporter's user read the log directory, or set the right one with "
-        "--mps.log-directory."
-    )
+    remedy = "Let the exporter's user read the log directory, or set --mps.log-directory."
     if facts.foreground:
         text = (
             f"The daemon {name} runs in the foreground (-f) and writes no log files: waits, "

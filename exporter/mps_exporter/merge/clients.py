@@ -297,7 +297,7 @@ def merge_listed_client(
         client,
         contexts={},
         gpu_uuids=listed.devices,
-        command=client.command or listed.command,
+        command=client.command or (listed.command or "").partition(" ")[0] or None,
         server_name=listed.server_name,
         namespace=listed.namespace,
         # An entry for a GPU that the client does not see voids the namespace's limit, too

@@ -90,9 +90,9 @@ class DaemonState:
     @property
     def waits(self) -> tuple[Wait, ...]:
         waits = [
-            Wait(entry.pid, entry.uid, entry.since, entry.behind_uid, entry.dead)
-            for entry in self.queue
-            if entry.blocked
+            Wait(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by)
+            for one in self.queue
+            if one.blocked
         ]
         for server in self.servers:
             waits += server.ghost_waits()
@@ -198,7 +198,7 @@ class DaemonState:
     def _is_idle_while_waiting(self) -> bool:
         if any(server.occupied or server.clients.admissions for server in self.servers):
             return False
-        return self.queue.has_blocked_clients()
+        return bool(self.queue.blocked_clients())
 
     def _occupants(self) -> set[Occupant]:
         """Return the spans that are open now, for the timeline."""

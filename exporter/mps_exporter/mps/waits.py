@@ -31,6 +31,7 @@ class QueuedClient:
     dead: bool = False  # Its process has exited, and the logs have been read up to then.
     sent_at: float = 0.0  # Time at which the daemon sent it to a server.
     for_context: bool = False  # The daemon sent it a second time, for a context.
+    overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
 
     def block(self, behind_uid: int | None, when: Moment) -> None:
         """Record that another user's server holds the GPU."""
@@ -118,14 +119,16 @@ class ClientQueue:
             if entry.uid != uid:
                 entry.block(uid, when)
 
-    def has_blocked_clients(self, at: float = 0.0) -> bool:
-        """Return whether another user's client waits whose process was not gone by this time."""
-        return any(e.blocked and not e.dead and (e.missing_since or NEVER) > at for e in self)
+    def blocked_clients(self, at: float = 0.0) -> list[QueuedClient]:
+        """Return other users' clients that wait, and whose processes were not gone by this time."""
+        return [e for e in self if e.blocked and not e.dead and (e.missing_since or NEVER) > at]
 
     def count_overtake(self, uid: int, when: Moment) -> None:
         """Count the admission of the running user's client, if another user's client waits."""
-        if self.has_blocked_clients(when.at):
+        if overtaken := self.blocked_clients(when.at):
             when.increment("mps_uid_overtakes_total", uid=uid)
+        for entry in overtaken:
+            entry.overtaken_by += 1
 
 
 class Admissions:

@@ -243,8 +243,8 @@ _MANUAL_TEMPLATE = """<!DOCTYPE html>
 <main>{{ body | safe }}</main></body></html>
 """
 _MANUAL_INDEX = (
-    "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n\n"
-    "## FAQ\n\n{}\n\n## Sharing a GPU\n\n{}\n"
+    "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n{}\n\n"
+    "## FAQ\n\n{}\n{}\n\n## Sharing a GPU\n\n{}\n"
 )
 
 

@@ -194,7 +194,7 @@ def test_a_path_that_is_too_long_is_why_no_daemon_runs_there() -> None:
     assert "kubectl" in short.remedy
     assert f"{long} (" in other.evidence
     assert fits not in other.evidence
-    assert "has 108 bytes; a socket's path has at most 107." in other.evidence
+    assert "has 108 bytes, of at most 107." in other.evidence
     assert other.remedy.startswith("Set a shorter CUDA_MPS_PIPE_DIRECTORY")
 
 

@@ -552,7 +552,10 @@ def test_a_process_that_sees_the_proc_of_another_namespace(
         (there / "1" / "stat").write_text(seen)
     assert view_process(11, [], str(tmp_path / "proc")).own_proc is None, "no procfs is there"
     (there / "stat").touch()
-    assert view_process(11, [], str(tmp_path / "proc")).own_proc is own
+    (base / "task" / "11").mkdir(parents=True)
+    (base / "task" / "11" / "children").write_text(f"12 {os.getpid()} 13 ")
+    found = view_process(11, [], str(tmp_path / "proc"))
+    assert (found.own_proc, found.children) == (own, (12, 13))
 
 
 def doctor(*words: str) -> int:
@@ -590,7 +593,8 @@ def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
 def test_a_failed_reading_of_the_gpus_has_its_reason(snapshot: Snapshot) -> None:
     failed = CollectorResult("nvml", False, 0.1, error="libnvidia-ml.so.1 was not found")
     host = replace(snapshot, gpus=(), collectors=(failed,))
-    found = answer(host, 77, process_using(host.daemons[0].pipe_directory))
+    found = answer(host, 77, process_using(host.daemons[0].pipe_directory, children=(78, 79)))
+    assert found.remedy.startswith("It has started processes 78 and 79: try --pid with these.")
     assert "no GPU was read (libnvidia-ml.so.1 was not found)" in found.text
 
 

@@ -272,8 +272,7 @@ def test_an_empty_list_is_none_and_no_reply_is_unknown(query: str) -> None:
     ],
 )
 def test_no_command_removes_anything_but_itself(command: str, understood: bool) -> None:
-    text = REPLIES[CLIENTS].replace("python -m serve", command)
-    metrics = with_reply(CLIENTS, text)
+    metrics = with_reply(CLIENTS, REPLIES[CLIENTS].replace("python -m serve", command))
     found = seen(metrics)
     assert bool(found.pop("left out")) is not understood
     assert found == {key: value for key, value in TRUTH.items() if key != "left out"}
@@ -295,14 +294,15 @@ def test_rows_that_contradict_each_other_are_left_out() -> None:
 
 
 def test_long_lists() -> None:
-    more = "".join(f"{3_200_000 + n},onyx,0,default,x\n" for n in range(1500))
+    more = "".join(f"{3_200_000 + n},onyx,0,default,x --key=1\n" for n in range(1500))
     metrics = with_reply(CLIENTS, REPLIES[CLIENTS] + more)
-    found, said = seen(metrics), metrics.snapshot.daemons[0].partitioning
-    assert len(said.rows(NamespaceClient)) == 1024
+    found, (daemon,) = seen(metrics), metrics.snapshot.daemons
+    assert len(daemon.partitioning.rows(NamespaceClient)) == 1024
+    assert {one.command for one in daemon.servers[1].clients} == {"python", "x"}  # no arguments
     assert found["left out"] == {("client_list", "row"): 5 + 1500 - 1024}
     assert (found["clients"], found["namespaces"]) == ({}, {})
     more = "".join(f"n{n},opal,Ready,-,-,0,/x\n" for n in range(600))
-    namespaces = {**TRUTH["namespaces"], **{("opal", f"n{n}"): 0 for n in range(600)}}
+    namespaces = TRUTH["namespaces"] | {("opal", f"n{n}"): 0 for n in range(600)}
     check(NAMESPACES, REPLIES[NAMESPACES] + more, namespaces=namespaces)
 
 

@@ -46,7 +46,9 @@ def test_overtakers_with_pid_0_are_counted_by_their_first_connection() -> None:
     for second in ("03", "04"):
         text += f"00:{second}.000 C630 User did not send valid credentials\n"
         text += f"00:{second}.000 {arrival}00:{second}.010 {arrival}00:{second}.020 {arrival}"
-    assert counted(read(text).counters, "mps_uid_overtakes_total") == {(1001,): 2}
+    found = read(text)
+    assert counted(found.counters, "mps_uid_overtakes_total") == {(1001,): 2}
+    assert [one.overtaken_by for one in found.waits] == [2]
 
 
 # ---------------------------------------------------------------- /proc knows more

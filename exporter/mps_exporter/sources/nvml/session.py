@@ -49,8 +49,8 @@ XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError.
 
 REMEDIES: dict[int, str] = {
     Code.LIBRARY_NOT_FOUND: (
-        "libnvidia-ml.so.1 was not found: install the NVIDIA driver; in a container, let the "
-        "NVIDIA runtime mount it (NVIDIA_DRIVER_CAPABILITIES=utility)"
+        "libnvidia-ml.so.1 was not found: no NVIDIA driver (a login node? run this where the GPUs "
+        "are), or a container without the NVIDIA runtime (NVIDIA_DRIVER_CAPABILITIES=utility)"
     ),
     Code.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded: modprobe nvidia",
     Code.LIB_RM_VERSION_MISMATCH: (
