@@ -58,7 +58,7 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
     assert before_kill(99, HOST, None, "a host").in_danger
     gone = before_kill(99, HOST, gone=True)
-    assert (gone.in_danger, "not seen here" in gone.text[0]) == (False, True)
+    assert (gone.in_danger, "is not seen" in gone.text[0]) == (False, True)
     assert before_kill(600, HOST).in_danger  # the daemon
     for ghost, confirmed in ((True, True), (True, False), (False, True)):
         end = before_kill(634, snapshot(daemon(server(BUSY, ghost=ghost, confirmed=confirmed))))
