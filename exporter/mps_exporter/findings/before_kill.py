@@ -145,8 +145,8 @@ def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
     path = quoted_path(daemon.pipe_directory)
     if not (_gpus_of(client) and kill and path) or daemon.facts.has_own_pid_namespace:
         return ()
-    v2 = f"terminate_client {client.server_pid}"
-    words = "client terminate" if daemon.protocol == "3" else v2
-    tool = f"echo {words} {client.pid} | CUDA_MPS_PIPE_DIRECTORY={path} nvidia-cuda-mps-control"
-    first = Action(tool, "root, or the user of the process", "ends its GPU work; prints 0")
+    word = "client terminate" if daemon.protocol == "3" else f"terminate_client {client.server_pid}"
+    tool = f"CUDA_MPS_PIPE_DIRECTORY={path} timeout 5 nvidia-cuda-mps-control"
+    command = f"echo {word} {client.pid} | {tool}"
+    first = Action(command, "root, or the user of the process", "ends its GPU work; prints 0")
     return permitted([first, *kill], daemon.facts)

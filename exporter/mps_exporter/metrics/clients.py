@@ -121,7 +121,7 @@ DETAIL.number("mps_client_start_time_seconds", SERVER_LOG, lambda c: c.connected
     "When the client connected."
 )
 INACTIVE.number("mps_client_state", BOTH_LOGS, lambda _since: 1.0, state=_STATES_SHOWN).means(
-    "1 for the state of a client that is not active (active: it has a context).",
+    "1 for the state of a client that is not active (active: it has or had a context).",
     note="waiting: in the queue behind another user's server (`server` is empty). connecting: "
     "without a context, which may last long. creating_context: its context cannot be used yet. "
     "torn_down: a fatal GPU error hit it, and it cannot use the GPU any more. All but waiting are "
