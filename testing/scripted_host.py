@@ -149,7 +149,7 @@ class ScriptedHost:
             raise SourceError("no GPU here")
         return replace(self.gpus, at=self.wall, outcome=Outcome.OK)
 
-    async def tick_gpus(self) -> None:
+    async def wait_for_next_poll(self) -> None:
         """Nothing between collections."""
 
 

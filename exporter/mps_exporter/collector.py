@@ -470,7 +470,7 @@ class Collector:
 
     async def run_between_collections(self) -> None:
         """Follow the logs until cancelled; search for daemons first, so that no line is missed."""
-        sample_at = search_at = 0.0
+        search_at = 0.0
         while True:
             try:
                 if not self._daemons and time.monotonic() >= search_at:
@@ -485,11 +485,7 @@ class Collector:
                 self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
-            if time.monotonic() >= sample_at:
-                sample_at = time.monotonic() + policy.TICK_INTERVAL_SECONDS
-                with contextlib.suppress(SourceTimeoutError):  # a collection reports it
-                    await self._host.tick_gpus()
-            await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+            await self._host.wait_for_next_poll()
 
     def _publish(self) -> None:
         for record in self._daemons.values():

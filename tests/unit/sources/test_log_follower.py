@@ -107,6 +107,18 @@ async def test_a_later_poll_returns_late_data(site: Site) -> None:
     assert found["a"] + found["then"] == "first\nsecond\n"
 
 
+async def test_a_wait_ends_when_a_log_changes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
+    site.add("a")
+    await site.poll()
+    checks = iter(range(100))
+    site.logs.wait_for_change(lambda: next(checks) > 50)  # the log is new
+    site.logs.wait_for_change(lambda: next(checks) == 3 and site.write("a", "news") is not None)
+    assert next(checks) == 4
+    site.logs.wait_for_change(lambda: next(checks) == 7)
+    assert next(checks) == 8
+
+
 async def test_logs_of_ordinary_users_are_read_once_in_an_interval(site: Site) -> None:
     site.add("a", user=2001)
     site.add("b")
