@@ -34,10 +34,6 @@ _NAME = re.compile(r"(?<=, name=)(?:.*(?=, (?:channel|Ch) )|.*)")
 _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
 
 
-_Request = tuple[Account, Callable[[], AddressRanges | None]]
-"""The user of a process, and the function that reads its ranges."""
-
-
 def parse_record(record: bytes) -> tuple[float, str] | None:
     """Return when the kernel wrote an Xid line (seconds since the boot) and the line.
 
@@ -64,7 +60,8 @@ class KernelEvidence:
             self._error = f"{path} cannot be opened: {error.strerror}"
         self._calls = BlockingCalls[AddressRanges | None]()
         self._processes = Processes(procfs)
-        self.requested: dict[Hashable, _Request] = {}  # PID -> the read of its ranges.
+        self.requested: dict[Hashable, tuple[Account, Callable[[], AddressRanges | None]]] = {}
+        """PID -> the user of the process, and the function that reads its ranges."""
         self._budget = UserTokenBuckets(
             policy.MAX_USER_MAPS_BYTES, policy.USER_MAPS_BYTES_PER_SECOND
         )

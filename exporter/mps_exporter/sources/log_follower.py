@@ -119,15 +119,15 @@ class LogFollower:
         chunks = tuple(chunk for part in parts.values() for chunk in part.chunks)
         return LogsObservation(self.clock(), chunks, tuple(states))
 
-    def wait_for_change(self, is_due: Callable[[], bool]) -> None:
-        """Wait for one interval of polls, then for more until `is_due` or a log has changed."""
+    def wait_for_change(self, is_due: Callable[[], bool], until: float) -> bool:
+        """Return whether to poll: immediately if a log has changed or `is_due`, else at `until`."""
         while True:
             time.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
             tails = [tail for logs in self._daemons.copy().values() for tail in logs.tails()]
             files = [tail.descriptor for tail in tails if tail.descriptor is not None]
             before, self._stats = self._stats, [os.fstat(one) for one in files]
-            if before != self._stats or is_due():
-                return
+            if (poll := before != self._stats or is_due()) or time.monotonic() >= until:
+                return poll
 
     async def close(self) -> None:
         """Close all files that are not being read."""

@@ -211,8 +211,9 @@ class ReplayHost:
             raise SourceError("the recording holds nothing of NVML yet")
         return found
 
-    async def wait_for_next_poll(self) -> None:
+    async def wait_for_next_poll(self) -> bool:
         await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+        return True
 
 
 # ---------------------------------------------------------------------- playlists
