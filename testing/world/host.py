@@ -261,5 +261,5 @@ class WorldHost:
                     yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
                     yield GpuProcess(process.pid, "mps", CLIENT_BYTES)
 
-    async def tick_gpus(self) -> None:
-        """Nothing between collections."""
+    async def wait_for_next_poll(self) -> bool:
+        return False
