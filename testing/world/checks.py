@@ -87,6 +87,8 @@ Check = Callable[[Moment], Iterator[str]]
 def violations(moment: Moment, checks: Collection[Check]) -> Iterator[str]:
     """Return each difference between the exporter's state and the truth."""
     for check in checks:
+        if moment.world.obstructed and check in OF_READINGS:
+            continue
         for text in check(moment):
             yield f"{check.__name__}: {text}"
 
@@ -588,3 +590,5 @@ CHECKS: tuple[Check, ...] = (
     *(daemons, processes, counters, holders, waits, metrics, blame, texts, incidents, endings),
     *(monotony, verdicts, growth, restart, absence, surfaces),
 )
+OF_READINGS = (daemons, processes, metrics, verdicts, restart, absence)
+"""The checks that no reading may fail."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mps_exporter.observations import LogName
 from testing import fake_mps_control
 from testing.mps_logs import LOGS, PIPE
+from testing.world.obstacles import LINES, SOMETIMES, Obstacles
 from testing.world.processes import Client, Gpu, Process
 from testing.world.server import Server
 from testing.world.truth import Truth, WaitTruth
@@ -48,6 +49,9 @@ class Daemon(Process):
         """The defaults of its clients: ordinal of a GPU -> memory."""
         self._pids = count(FIRST_PID + PIDS_OF_A_DAEMON * number)
         self.truth = Truth()
+        if world.obstructed:
+            self.truth.unknowable.add("readings fail")
+        self._obstacles = Obstacles(world.seed, key, there=world.obstructed)
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
         self.served: list[Client] = []
         """All clients that had a context, oldest first."""
@@ -125,6 +129,8 @@ class Daemon(Process):
             component = "Control" if log == "control" else "Server"
             if text.startswith(("Startup", "Connecting to", "Initializing")):
                 component = "Other"
+            if (random := self._obstacles.random(SOMETIMES)) is not None:
+                self.logs[log] += random.choice(LINES)
             self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
         self.written_ms[log] = self.world.now_ms
         news = any(text.startswith(("NEW CLIENT", "Client")) for text in texts)

@@ -7,12 +7,11 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 from unittest import mock
 
 from mps_exporter.observations import (
@@ -30,6 +29,7 @@ from testing.fake_proc import BOOT_TIME, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
 from testing.world.model import World
+from testing.world.obstacles import OFTEN, AtOnce, Obstacles
 from testing.world.processes import Process
 from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
 
@@ -39,33 +39,6 @@ OPEN_GROUP = 7  # May pass the folder /tmp/closed.
 SHARE_WITH_DMEM = 0.4
 SHARE_IN_PIECES = 0.3
 SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
-
-
-class AtOnce:
-    """The interface sources/blocking.BlockingCalls, without threads."""
-
-    old: Collection[Hashable] = ()
-
-    def start(self, calls: Mapping[Hashable, tuple[object, Callable[[], Any]]]) -> None:
-        self._results, self.errors = dict[Hashable, Any](), dict[Hashable, OSError]()
-        for key, (_, function) in calls.items():
-            try:
-                self._results[key] = function()
-            except OSError as error:
-                self.errors[key] = error
-
-    def wait(self, seconds: float, users_seconds: float = 0.0) -> None:
-        """Nothing is under way."""
-
-    async def wait_async(self, seconds: float, users_seconds: float) -> None:
-        """Nothing is under way."""
-
-    def results(self, keys: Iterable[Hashable]) -> dict[Hashable, Any]:
-        return {key: self._results[key] for key in keys if key in self._results}
-
-    def is_under_way(self, key: Hashable) -> bool:
-        del key
-        return False
 
 
 class ProcessesAtOnce(Processes):
@@ -93,8 +66,10 @@ class ProcFiles:
         world: World,
         clock: Callable[[], float],
         environment: Callable[[Process], Mapping[str, str]],
+        obstacles: Obstacles,
     ) -> None:
         self._world, self._environment = world, environment
+        self._obstacles = obstacles
         self._folder = temporary_folder()
         self._proc = FakeProc(self._folder / "proc")
         self._written: dict[int, tuple[Process, bool]] = {}
@@ -121,8 +96,8 @@ class ProcFiles:
             clock=clock,
         )
         for one in (discovery, discovery._processes):
-            one._calls = AtOnce()  # type: ignore[assignment]
-        discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
+            one._calls = AtOnce(obstacles)  # type: ignore[assignment]
+        discovery._checks = discovery._users_calls = AtOnce(obstacles)  # type: ignore[assignment]
         self._found: tuple[DaemonFacts, ...] = ()
         weakref.finalize(self, _remove, self._folder)
 
@@ -191,14 +166,13 @@ class ProcFiles:
             pipe = root / process.pipe[1:]
             pipe.mkdir(parents=True, exist_ok=True)
             os.chown(pipe, process.uid, process.uid)
+        environment = {"PATH": "/usr/bin", **self._environment(process)}
+        if process.settings.limiter:
+            environment["LD_PRELOAD"] = "/lib/libvgpu.so"
         self._proc.add(
             process.pid,
             argv=(f"/usr/bin/{process.name}", *process.arguments),
-            environ={
-                "PATH": "/usr/bin",
-                **self._environment(process),
-                **({"LD_PRELOAD": "/lib/libvgpu.so"} if process.settings.limiter else {}),
-            },
+            environ=None if self._obstacles.random(OFTEN) else environment,
             cgroup=process.settings.place.cgroup,
             groups=process.groups,
             uid=process.uid,
@@ -220,7 +194,9 @@ class _Written:
 class LogFiles:
     """The daemons' logs, rotated as the operators do, and read by the exporter's LogFollower."""
 
-    def __init__(self, world: World, hidden: Collection[LogName], *, history: bool) -> None:
+    def __init__(
+        self, world: World, hidden: Collection[LogName], obstacles: Obstacles, *, history: bool
+    ) -> None:
         self._world = world
         self._history = history
         self._hidden = hidden
@@ -232,7 +208,7 @@ class LogFiles:
             clock=lambda: world.now_ms / 1000,
             monotonic=lambda: (world.now_ms - world.stepped_ms) / 1000,
         )
-        self._follower._calls = AtOnce()  # type: ignore[assignment]
+        self._follower._calls = AtOnce(obstacles)  # type: ignore[assignment]
         weakref.finalize(self, _remove, self._folder, self._follower)
 
     @property

@@ -9,6 +9,7 @@ from mps_exporter.sources.nvml.pynvml_api import ListedProcess
 from testing.fake_nvml import EPOCH, FakeDevice, FakeNvml, recorded
 from testing.page import Page
 from testing.world.model import World
+from testing.world.obstacles import CODES, OFTEN, Obstacles
 from testing.world.processes import SMS, Gpu
 
 SCALES = {
@@ -67,8 +68,8 @@ def sms_of(model: Model, ratio: float) -> int | None:
 class Gpus:
     """The driver's readings of a host's GPUs, and the exporter's session with NVML."""
 
-    def __init__(self, world: World, clock: Callable[[], float]) -> None:
-        self._world, self._clock = world, clock
+    def __init__(self, world: World, clock: Callable[[], float], obstacles: Obstacles) -> None:
+        self._world, self._clock, self._obstacles = world, clock, obstacles
         self._library = library = FakeNvml()
         self._numbers: dict[str, set[int]] = {}
         """UUID -> the different numbers that the driver replies."""
@@ -97,6 +98,9 @@ class Gpus:
                     for one in found
                     if one.kind == kind
                 ]
+        library.failing.clear()
+        if (random := self._obstacles.random(OFTEN)) is not None:
+            library.fail(random.choice(sorted(library.calls) or [""]), random.choice(CODES))
         return self._session.observe()
 
     def _device(self, gpu: Gpu) -> FakeDevice:

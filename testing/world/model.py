@@ -19,6 +19,7 @@ START_MS = round(EIGHT * 1000)
 RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
+OBSTRUCTED = 14  # Interval of the worlds in which readings fail.
 FIRST_CLIENT_PID, FIRST_DIRECT_PID = 200_000, 100_000
 
 
@@ -38,6 +39,8 @@ class World:
 
     def __init__(self, seed: int, actions: Sequence[Action]) -> None:
         self.seed = seed
+        self.obstructed = seed % OBSTRUCTED == OBSTRUCTED - 1
+        """Readings fail: only what holds for any reading is checked."""
         self.now_ms = START_MS
         self.stepped_ms = 0
         """Sum of the changes of the clock."""
