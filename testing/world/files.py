@@ -25,10 +25,10 @@ from mps_exporter.sources import process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.processes import Processes
-from testing.fake_proc import BOOT_TIME, FakeProc
+from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
-from testing.world.model import World
+from testing.world.model import DEBUGGER_PID, World
 from testing.world.obstacles import OFTEN, AtOnce, Obstacles
 from testing.world.processes import Process
 from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
@@ -72,7 +72,7 @@ class ProcFiles:
         self._obstacles = obstacles
         self._folder = temporary_folder()
         self._proc = FakeProc(self._folder / "proc")
-        self._written: dict[int, tuple[Process, bool]] = {}
+        self._written: dict[int, tuple[Process, str]] = {}
         self._stepped_ms = 0
         passwd = self._folder / "passwd"
         passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
@@ -118,7 +118,8 @@ class ProcFiles:
     def view(self, pid: int) -> ProcessView:
         """Return what `doctor --pid` reads."""
         self._write()
-        with mock.patch.object(process_view, "Processes", ProcessesAtOnce):
+        groups = str(self._folder / "cgroups")
+        with mock.patch.multiple(process_view, Processes=ProcessesAtOnce, CGROUPS=groups):
             return process_view.view_process(pid, self._found, str(self._proc.root))
 
     def discover(self) -> tuple[DaemonFacts, ...]:
@@ -156,9 +157,9 @@ class ProcFiles:
             self._proc.remove(pid)
             del self._written[pid]
         for pid, process in world.processes.items():
-            if self._written.get(pid) != (process, process.stopped):
+            if self._written.get(pid) != (process, process.halted):
                 self._add(process)
-                self._written[pid] = process, process.stopped
+                self._written[pid] = process, process.halted
 
     def _add(self, process: Process) -> None:
         root = self._folder / "root"
@@ -166,6 +167,13 @@ class ProcFiles:
             pipe = root / process.pipe[1:]
             pipe.mkdir(parents=True, exist_ok=True)
             os.chown(pipe, process.uid, process.uid)
+        place = process.settings.place
+        if place.holds_only(process.pid):
+            group = self._folder / "cgroups" / place.path[1:]
+            group.mkdir(parents=True, exist_ok=True)
+            frozen = int(process.halted == "frozen")
+            (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
+            (group / "cgroup.freeze").write_text(f"{frozen}\n")
         environment = {"PATH": "/usr/bin", **self._environment(process)}
         if process.settings.limiter:
             environment["LD_PRELOAD"] = "/lib/libvgpu.so"
@@ -173,11 +181,14 @@ class ProcFiles:
             process.pid,
             argv=(f"/usr/bin/{process.name}", *process.arguments),
             environ=None if self._obstacles.random(OFTEN) else environment,
-            cgroup=process.settings.place.cgroup,
+            cgroup=place.cgroup,
             groups=process.groups,
             uid=process.uid,
             parent=process.parent_pid,
-            state="T" if process.stopped else "S",
+            state=process.letter,
+            namespace_pids=process.inner_pids,
+            pid_namespace=HOST_NAMESPACE + process.namespace,
+            tracer=DEBUGGER_PID if process.halted == "t" else 0,
             started=(process.started_ms - self._world.stepped_ms) / 1000 - BOOT_TIME,
             sees=root,
         )

@@ -29,7 +29,7 @@ from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.gpus import Gpus
-from testing.world.model import World
+from testing.world.model import DEBUGGER_PID, World
 from testing.world.obstacles import Obstacles
 from testing.world.processes import Client, Direct, Process
 
@@ -151,9 +151,9 @@ class WorldHost:
             uid=process.uid,
             user=NAMES.get(process.uid),
             name=process.name,
-            state="T" if process.stopped else "S",
+            state=process.letter,
             parent_pid=process.parent_pid,
-            namespace_pids=(process.pid,),
+            namespace_pids=(process.pid, *process.inner_pids),
             mps_environment=self._environment(process),
             cgroup=process.settings.place.cgroup,
             limiter="HAMi-core" if process.settings.limiter else "",
@@ -162,13 +162,17 @@ class WorldHost:
     def _daemons(self) -> tuple[DaemonFacts, ...]:
         return tuple(self._daemon_facts(one) for one in self._world.daemons.values() if one.exists)
 
+    def _with_tracer(self, process: Process) -> ProcessFacts:
+        tracer = f"{DEBUGGER_PID} (gdb)" if process.halted == "t" else ""
+        return replace(self._facts(process), tracer=tracer)
+
     def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
         return DaemonFacts(
             daemon.pipe,
             daemon.log_directory,
-            process=self._facts(daemon),
+            process=self._with_tracer(daemon),
             protocol=daemon.protocol,
-            servers=tuple(map(self._facts, daemon.servers)),
+            servers=tuple(map(self._with_tracer, daemon.servers)),
             owner_uid=daemon.uid,
             log_owners=(daemon.uid,),
             limited=daemon.uid != 0,

@@ -38,6 +38,9 @@ class Place(NamedTuple):
     cgroup: str = "0::/\n"
     labels: Mapping[str, str] = {}
 
+    def holds_only(self, pid: int) -> bool:
+        return self.path.endswith(f"0{pid:x}.scope")
+
     @property
     def path(self) -> str:
         return self.cgroup.partition("0::")[2].strip()
@@ -106,11 +109,20 @@ class Settings(NamedTuple):
 NOTHING_SET = Settings()
 
 
-def choose(random: Random) -> Settings:
-    return Settings(
+def _container(pid: int) -> Place:
+    """Return the control group of a container with one process."""
+    number = f"{pid:064x}"
+    return Place(
+        f"0::/system.slice/docker-{number}.scope\n", {"container_id": f"docker://{number}"}
+    )
+
+
+def choose(random: Random, pid: int) -> Settings:
+    chosen = Settings(
         random.choice((None, None, *PERCENTAGES)),
         random.choice((None, None, None, *MEMORY)),
         random.random() < 0.2,
         random.random() < 0.1,
         random.choice((Place(), *PLACES)),
     )
+    return chosen._replace(place=_container(pid)) if random.random() < 0.3 else chosen
