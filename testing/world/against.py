@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from mps_exporter.commands.doctor_report import checks_as_text, status_of_end
 from mps_exporter.findings import findings, recent_incidents
@@ -28,6 +29,7 @@ from testing.world.model import START_MS
 
 ROOT = Path(__file__).parents[2]
 _OF_THIS_RUN = re.compile(r"[\w/]*/world-\w+|collector_duration_seconds{\S* \S+|\bread in \d+ ms")
+REPORTS: tuple[Mapping[str, Any], ...] = ({}, {"doctor_job": "4711"}, {"doctor_user": 1001})
 PROCESSES = 8  # The doctor explains at most this number.
 
 
@@ -57,6 +59,8 @@ def _shown(moment: Moment) -> Iterator[tuple[str, str]]:
     if isinstance(host, WorldHost) and host.procfs is not None:
         snapshot = moment.snapshot
         found = (*findings(snapshot), *recent_incidents(snapshot))
+        for about in REPORTS if moment.looks else ():
+            yield f"doctor {about}", host.procfs.report(snapshot, **about)
         for pid in sorted(moment.world.processes)[-PROCESSES:] if moment.looks else ():
             view = host.procfs.view(pid)
             checks = check_process(pid, snapshot, found, view)

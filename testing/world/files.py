@@ -7,13 +7,17 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 from unittest import mock
 
+from mps_exporter.commands import doctor
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.observations import (
     DaemonFacts,
     LogName,
@@ -21,6 +25,7 @@ from mps_exporter.observations import (
     ProcessView,
     ProcfsObservation,
 )
+from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
@@ -122,6 +127,17 @@ class ProcFiles:
         with mock.patch.multiple(process_view, Processes=ProcessesAtOnce, CGROUPS=groups):
             return process_view.view_process(pid, self._found, str(self._proc.root))
 
+    def report(self, snapshot: Snapshot, **about: Any) -> str:
+        """Return what `doctor` prints about the host, or with --user or --job about processes."""
+        procfs, folder = str(self._proc.root), str(self._folder)
+        settings = Settings(path_procfs=procfs, record_directory=folder, **about)
+        at_once = partial(mock.patch.multiple, doctor, port_lines=list, _read_in_time=_read)
+        with mock.patch.object(process_view, "CGROUPS", f"{folder}/cgroups"), at_once():
+            try:
+                return doctor._report(snapshot, settings, procfs)[1]
+            except StartError as error:
+                return str(error)
+
     def discover(self) -> tuple[DaemonFacts, ...]:
         self._write()
         self._found = found = self._discovery.discover((), search=True)
@@ -187,11 +203,15 @@ class ProcFiles:
             parent=process.parent_pid,
             state=process.letter,
             namespace_pids=process.inner_pids,
-            pid_namespace=HOST_NAMESPACE + process.namespace,
+            pid_namespace=HOST_NAMESPACE + process.pid_namespace,
             tracer=DEBUGGER_PID if process.halted == "t" else 0,
             started=(process.started_ms - self._world.stepped_ms) / 1000 - BOOT_TIME,
             sees=root,
         )
+
+
+def _read(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
+    return {name: read() for name, read in reads.items()}
 
 
 @dataclass

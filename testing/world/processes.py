@@ -54,7 +54,7 @@ class Process:
         return (7,) if "container_id" in self.settings.place.labels else ()
 
     @property
-    def namespace(self) -> int:
+    def pid_namespace(self) -> int:
         """Number of its PID namespace; 0: the host's."""
         return self.pid if self.inner_pids else 0
 

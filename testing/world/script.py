@@ -121,9 +121,8 @@ def generate(seed: int, minutes: float, pace: float = 1.0) -> tuple[Action, ...]
         random = plan.random(kind)
         for _ in range(random.randint(1, 2)):
             values = {"gpu": random.randrange(gpus), "seconds": random.randint(10, 60)}
-            if kind == "xid":
-                values["text"] = random.choice(XIDS)
-            actions.append(Action(plan.moment(random), kind, "host", values))
+            text = {"text": random.choice(XIDS)} if kind == "xid" else {}
+            actions.append(Action(plan.moment(random), kind, "host", {**values, **text}))
     daemons = gpus if plan.has("daemons") and not plan.has("mps_v3") else 1
     for number in range(daemons):
         actions += _daemon(plan, number, (number,) if daemons > 1 else tuple(range(gpus)), daemons)

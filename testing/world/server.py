@@ -46,8 +46,8 @@ class Server(Process):
         return self.daemon.inner_pids_of(self)
 
     @property
-    def namespace(self) -> int:
-        return self.daemon.namespace
+    def pid_namespace(self) -> int:
+        return self.daemon.pid_namespace
 
     @property
     def ready(self) -> bool:
