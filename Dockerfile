@@ -26,6 +26,10 @@ RUN python -m venv --without-pip /opt/mps-exporter \
 
 COPY pyproject.toml README.md LICENSE ./
 COPY exporter exporter
+# The manual, and the programs that end jobs: the wheel has them, too.
+COPY docs docs
+COPY prometheus/runbooks prometheus/runbooks
+COPY deploy/jobs deploy/jobs
 COPY deploy/image/sbom.py sbom.py
 RUN pip wheel --no-build-isolation --no-deps --wheel-dir /wheels . \
  && pip --python /opt/mps-exporter/bin/python install --no-index --no-deps /wheels/*.whl

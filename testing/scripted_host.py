@@ -149,8 +149,8 @@ class ScriptedHost:
             raise SourceError("no GPU here")
         return replace(self.gpus, at=self.wall, outcome=Outcome.OK)
 
-    async def tick_gpus(self) -> None:
-        """Nothing between collections."""
+    async def wait_for_next_poll(self) -> bool:
+        return False
 
 
 async def look(collector: Collector, **arguments: Any) -> ControlDaemon:

@@ -376,7 +376,8 @@ class Collector:
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
         record.record_query(probe)
-        if _confirmed_absent(probe, record.facts):
+        ran = any(exchange.return_code is not None for exchange in probe.exchanges)
+        if record.facts.process is None and probe.outcome is Outcome.ABSENT and ran:
             record.tracker.update_liveness(probe.at, lambda *_: None, daemon=False)
         # A daemon without a process may be absent: that is not a failure.
         if probe.outcome is not Outcome.ABSENT or record.facts.process is not None:
@@ -470,14 +471,14 @@ class Collector:
 
     async def run_between_collections(self) -> None:
         """Follow the logs until cancelled; search for daemons first, so that no line is missed."""
-        sample_at = search_at = 0.0
+        search_at, poll = 0.0, True
         while True:
             try:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + policy.DAEMON_SEARCH_INTERVAL_SECONDS
                     timeout = policy.DAEMON_SEARCH_TIMEOUT_SECONDS
                     self._update_daemons(await self._host.discover(timeout))
-                while await self.poll_logs():
+                while poll and await self.poll_logs():
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
@@ -485,11 +486,7 @@ class Collector:
                 self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
-            if time.monotonic() >= sample_at:
-                sample_at = time.monotonic() + policy.TICK_INTERVAL_SECONDS
-                with contextlib.suppress(SourceTimeoutError):  # a collection reports it
-                    await self._host.tick_gpus()
-            await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+            poll = await self._host.wait_for_next_poll()
 
     def _publish(self) -> None:
         for record in self._daemons.values():
@@ -515,9 +512,3 @@ def _raise_for_outcome(observation: ControlObservation) -> None:
     text = observation.error or f"{observation.pipe_directory}: {observation.outcome}"
     late = observation.outcome is Outcome.TIMEOUT
     raise SourceTimeoutError(text) if late else SourceError(text)
-
-
-def _confirmed_absent(probe: ControlObservation, facts: DaemonFacts) -> bool:
-    """Return whether no process was found, and the tool ran and found no daemon."""
-    ran = any(exchange.return_code is not None for exchange in probe.exchanges)
-    return facts.process is None and probe.outcome is Outcome.ABSENT and ran

@@ -139,7 +139,7 @@ until their pods are removed."""
 
 # -------------------------------------------------------------------- logs
 
-LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between polls of the logs.
+LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between checks for changed logs, and their polls.
 LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
 USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1  # Part of that timeout for logs of ordinary users.
 LOG_UNREADABLE_AFTER_SECONDS = 5.0  # Duration of a read after which its log is unreadable.

@@ -86,5 +86,5 @@ class Host(Protocol):
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """Read all GPUs."""
 
-    async def tick_gpus(self) -> None:
-        """Update the GPUs' running integrals between two collections."""
+    async def wait_for_next_poll(self) -> bool:
+        """Update the GPUs' running integrals; return after a time whether to poll the logs."""

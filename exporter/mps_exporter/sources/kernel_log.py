@@ -34,10 +34,6 @@ _NAME = re.compile(r"(?<=, name=)(?:.*(?=, (?:channel|Ch) )|.*)")
 _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
 
 
-_Request = tuple[Account, Callable[[], AddressRanges | None]]
-"""The user of a process, and the function that reads its ranges."""
-
-
 def parse_record(record: bytes) -> tuple[float, str] | None:
     """Return when the kernel wrote an Xid line (seconds since the boot) and the line.
 
@@ -64,7 +60,8 @@ class KernelEvidence:
             self._error = f"{path} cannot be opened: {error.strerror}"
         self._calls = BlockingCalls[AddressRanges | None]()
         self._processes = Processes(procfs)
-        self._requested: dict[Hashable, _Request] = {}  # PID -> the read of its ranges.
+        self.requested: dict[Hashable, tuple[Account, Callable[[], AddressRanges | None]]] = {}
+        """PID -> the user of the process, and the function that reads its ranges."""
         self._budget = UserTokenBuckets(
             policy.MAX_USER_MAPS_BYTES, policy.USER_MAPS_BYTES_PER_SECOND
         )
@@ -72,16 +69,16 @@ class KernelEvidence:
     def read(self, clients: Mapping[int, int | None]) -> KernelObservation:
         """Return what is new, and begin to read the ranges of clients; see Host.read_kernel()."""
         lines = tuple(self._new_lines())
-        found = self._calls.results(self._requested)
+        found = self._calls.results(self.requested)
         for pid in (*found, *self._calls.errors):
-            self._requested.pop(pid, None)
-        waiting = Counter(owner for owner, _ in self._requested.values())
+            self.requested.pop(pid, None)
+        waiting = Counter(owner for owner, _ in self.requested.values())
         for pid, uid in clients.items():
             owner = self._processes.account(pid)
             if owner is None or waiting[owner] < policy.MAX_MAPS_WAITING_PER_USER:
                 waiting[owner] += 1
-                self._requested[pid] = owner, partial(self._read_ranges, pid, uid)
-        self._calls.start(self._requested)
+                self.requested[pid] = owner, partial(self._read_ranges, pid, uid)
+        self._calls.start(self.requested)
         ranges = tuple(one for one in found.values() if one is not None and one.ranges)
         return KernelObservation(time.time(), not self._error, self._error, lines, ranges)
 

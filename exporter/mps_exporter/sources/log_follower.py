@@ -49,7 +49,7 @@ class _DaemonLogs:
 
     def directories(self) -> list[tuple[str, tuple[LogTail, ...]]]:
         """Return the names of servers with a directory ("": the daemon's), and the logs there."""
-        named = [(name, (tail,)) for name, tail in self.named_servers.items()]
+        named = [(name, (tail,)) for name, tail in self.named_servers.copy().items()]
         return [("", (self.control, self.server)), *named]
 
     def tails(self) -> Iterator[LogTail]:
@@ -76,6 +76,7 @@ class LogFollower:
         self._calls = BlockingCalls[LogsObservation | None]()
         self._read_at: dict[str, float] = {}
         """Pipe directory -> when its logs were last read, or first requested."""
+        self._stats: list[os.stat_result] = []  # Sizes and times of the logs at the last check.
         self._transitions = TransitionLogger(_log)
 
     async def poll(
@@ -117,6 +118,16 @@ class LogFollower:
             raise SourceTimeoutError(f"the logs were not read within {seconds:.3g} s")
         chunks = tuple(chunk for part in parts.values() for chunk in part.chunks)
         return LogsObservation(self.clock(), chunks, tuple(states))
+
+    def wait_for_change(self, is_due: Callable[[], bool], until: float) -> bool:
+        """Return whether to poll: immediately if a log has changed or `is_due`, else at `until`."""
+        while True:
+            time.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+            tails = [tail for logs in self._daemons.copy().values() for tail in logs.tails()]
+            files = [tail.descriptor for tail in tails if tail.descriptor is not None]
+            before, self._stats = self._stats, [os.fstat(one) for one in files]
+            if (poll := before != self._stats or is_due()) or time.monotonic() >= until:
+                return poll
 
     async def close(self) -> None:
         """Close all files that are not being read."""

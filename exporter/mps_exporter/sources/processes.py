@@ -517,7 +517,7 @@ class ProcessWatch:
         self._descriptors: dict[int, int] = {}
         self._ended: dict[int, float] = {}
         self._unwatched: set[int] = set()
-        self._new_exits: dict[int, float] = {}
+        self.new_exits: dict[int, float] = {}
 
     def watch_only(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
         """Watch these processes only; return the new ones, and those without a descriptor."""
@@ -532,7 +532,7 @@ class ProcessWatch:
 
     def take_exited(self) -> dict[int, float]:
         """Return the processes that ended since the last call, and when (Unix time)."""
-        exits, self._new_exits = self._new_exits, {}
+        exits, self.new_exits = self.new_exits, {}
         return exits
 
     def close(self) -> None:
@@ -560,7 +560,7 @@ class ProcessWatch:
         self._end(pid)
 
     def _end(self, pid: int) -> None:
-        self._ended[pid] = self._new_exits[pid] = self._now()
+        self._ended[pid] = self.new_exits[pid] = self._now()
 
     def _close(self, pid: int) -> None:
         descriptor = self._descriptors.pop(pid)

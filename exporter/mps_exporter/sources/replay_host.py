@@ -5,6 +5,7 @@ and programs: an anonymised recording contains numbers of users and replacements
 measured value is changed.
 """
 
+import asyncio
 import json
 import math
 import time
@@ -210,8 +211,9 @@ class ReplayHost:
             raise SourceError("the recording holds nothing of NVML yet")
         return found
 
-    async def tick_gpus(self) -> None:
-        """Do nothing: a recording loses nothing between collections."""
+    async def wait_for_next_poll(self) -> bool:
+        await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
+        return True
 
 
 # ---------------------------------------------------------------------- playlists

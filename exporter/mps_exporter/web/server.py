@@ -20,9 +20,6 @@ from mps_exporter.web import WEB_CONFIG
 from mps_exporter.web.guard import Connections
 from mps_exporter.web.options import WebOptions
 
-DCGM_PORT = 9400
-FIRST_SYSTEMD_FD = 3
-
 _log = logging.getLogger(__name__)
 
 
@@ -105,7 +102,7 @@ def _reason(address: str, error: Exception) -> str:
             return "another program listens there, or it is given twice"
         owner = (
             f"{port} is also the default port of NVIDIA's dcgm-exporter, which may be running here"
-            if port == str(DCGM_PORT)
+            if port == "9400"
             else "another program listens there, or it is given twice"
         )
         return (
@@ -160,7 +157,7 @@ def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
             "--web.systemd-socket: systemd handed over no socket; start the .socket unit, not the "
             ".service, or leave the flag out"
         )
-    return [_inherited(FIRST_SYSTEMD_FD + number) for number in range(int(count))]
+    return [_inherited(3 + number) for number in range(int(count))]  # see sd_listen_fds(3)
 
 
 def _inherited(descriptor: int) -> socket.socket:

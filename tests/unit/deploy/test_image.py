@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import requires
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_what_it_copies_is_there_and_let_through_to_the_build() -> None:
         for source in sources:
             assert (ROOT / source).exists()
             assert let_through & {source, *map(str, Path(source).parents)}
+
+
+def test_all_that_the_wheel_contains_is_copied() -> None:
+    copied = {word for one in instructions("COPY") for word in one.split()[:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for name in (*wheel["force-include"], *wheel["shared-data"], *wheel["shared-scripts"]):
+        assert copied & {name, *map(str, Path(name).parents)}, name
 
 
 def test_the_lock_of_the_build_backend_is_whole() -> None:
@@ -89,25 +98,18 @@ def entry(tmp_path: Path) -> Entry:
     (tmp_path / "entrypoint").write_text(script)
 
     def run(bounding: str, *, uid: int = 64730, no_new_privileges: int = 0) -> object:
-        (tmp_path / "status").write_text(
-            f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
-        )
-        return output_of(
-            "/bin/sh",
-            tmp_path / "entrypoint",
-            "serve",
-            "--log.level=warn",
-            env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TEST_UID": str(uid)},
-            check=True,
-        )
+        status = f"Name:\tsh\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new_privileges}\n"
+        (tmp_path / "status").write_text(status)
+        words = ("/bin/sh", tmp_path / "entrypoint", "serve", "--log.level=warn")
+        variables = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TEST_UID": str(uid)}
+        return output_of(*words, env=variables, check=True)
 
     return run  # type: ignore[return-value]
 
 
 def test_a_container_without_added_rights_starts_the_exporter_as_it_is(entry: Entry) -> None:
     result = entry(DOCKERS_DEFAULT)
-    assert result.stdout == "bin/mps-exporter serve --log.level=warn\n"
-    assert result.stderr == ""
+    assert (result.stdout, result.stderr) == ("bin/mps-exporter serve --log.level=warn\n", "")
 
 
 @pytest.mark.parametrize(
@@ -124,12 +126,8 @@ def test_added_rights_are_handed_on_and_no_others(
     entry: Entry, bounding: str, handed_on: str
 ) -> None:
     words = entry(bounding).stdout.split()
-    assert words[:4] == [
-        "libexec/setpriv",
-        f"--inh-caps={handed_on}",
-        f"--ambient-caps={handed_on}",
-        "--",
-    ]
+    rights = [f"--inh-caps={handed_on}", f"--ambient-caps={handed_on}"]
+    assert words[:4] == ["libexec/setpriv", *rights, "--"]
     assert words[4].endswith("/bin/mps-exporter")
     assert words[5:] == ["serve", "--log.level=warn"]
 

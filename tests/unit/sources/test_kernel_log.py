@@ -114,7 +114,7 @@ def answers(evidence: KernelEvidence) -> dict[int, AddressRanges]:
 
     def all_read() -> bool:
         found.update({one.pid: one for one in evidence.read({}).ranges})
-        return not evidence._requested
+        return not evidence.requested
 
     wait_for(all_read)
     return found

@@ -71,7 +71,7 @@ async def test_descriptors_are_limited_and_closed(
     assert watch.watch_only([12]) == (set(), set())
     assert watch.watch_only([12, 13]) == ({13}, set())
     pipes.end(12)
-    await until(lambda: bool(watch._new_exits))
+    await until(lambda: bool(watch.new_exits))
     assert watch.take_exited().keys() == {12}
     assert watch.take_exited() == {}
     watch.close()
@@ -95,7 +95,7 @@ async def test_a_reused_pid_is_watched_again(pipes: Pipes) -> None:
     watch = ProcessWatch(pipes.open)
     watch.watch_only([10])
     pipes.end(10)
-    await until(lambda: bool(watch._new_exits))
+    await until(lambda: bool(watch.new_exits))
     assert watch.watch_only([10]) == (set(), set())
     watch.watch_only([])  # its exit is known
     assert watch.watch_only([10]) == ({10}, set())

@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 from pathlib import Path
@@ -15,16 +16,13 @@ def test_wrong_addresses(address: str) -> None:
         listen([address])
 
 
-def test_a_taken_port_names_the_likely_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_names_the_likely_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
         with pytest.raises(ListenError, match="another program listens there") as other:
             listen([f"127.0.0.1:{port}"])
-        monkeypatch.setattr(server, "DCGM_PORT", port)
-        with pytest.raises(ListenError, match="dcgm-exporter") as dcgm:
-            listen([f"127.0.0.1:{port}"])
     assert "--web.listen-address" in str(other.value)
-    assert "--web.listen-address" in str(dcgm.value)
+    assert "dcgm-exporter" in server._reason(":9400", OSError(errno.EADDRINUSE, "in use"))
 
 
 def test_an_address_of_another_host() -> None:
@@ -93,17 +91,16 @@ def test_systemd_handed_over_nothing() -> None:
 
 
 def test_sockets_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def inherit(descriptor: int) -> list[socket.socket]:
-        monkeypatch.setattr(server, "FIRST_SYSTEMD_FD", descriptor)
-        return from_systemd({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"})
-
     with socket.create_server(("127.0.0.1", 0)) as one:
         address = display_address(one)
-        (inherited,) = inherit(one.detach())
+        inherited = server._inherited(one.detach())
         assert display_address(inherited) == address
         assert not inherited.get_inheritable()
         server.close_sockets([inherited])
     with socket.socket() as one, (tmp_path / "file").open("w") as file:
         for descriptor in (one.detach(), file.fileno()):
             with pytest.raises(ListenError, match="not a listening stream socket"):
-                inherit(descriptor)
+                server._inherited(descriptor)
+    monkeypatch.setattr(server, "_inherited", lambda descriptor: descriptor)
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"}
+    assert list[object](from_systemd(environment)) == [3, 4]

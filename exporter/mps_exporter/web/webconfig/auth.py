@@ -62,11 +62,9 @@ class Passwords:
         """Return whether this user has this password; ``address`` is the address of the client."""
         hashed = users.get(user)
         digest = self._digest(user, hashed, password)
-        if self._is_known(user, digest):
+        if hmac.compare_digest(self._verified.get(user, b""), digest):
             return True
         async with self._addresses.setdefault(network_of(address), asyncio.Semaphore()):
-            if self._is_known(user, digest):
-                return True
             loop = asyncio.get_running_loop()
             matches = await loop.run_in_executor(
                 self._thread, has_hash, hashed or dummy_hash(users), password
@@ -77,9 +75,6 @@ class Passwords:
                 return True
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return False
-
-    def _is_known(self, user: str, digest: bytes) -> bool:
-        return hmac.compare_digest(self._verified.get(user, b""), digest)
 
     def _digest(self, user: str, hashed: str | None, password: bytes) -> bytes:
         name = user.encode("utf-8", "surrogateescape")
