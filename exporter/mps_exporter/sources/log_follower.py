@@ -94,8 +94,8 @@ class LogFollower:
         began, names = self._monotonic(), {one.pipe_directory for one in daemons}
         interval = policy.LOG_POLL_INTERVAL_SECONDS
         self._read_at = {name: self._read_at.get(name, began - interval) for name in names}
-        read = {name for name, at in self._read_at.items() if at > began - interval}
-        daemons = [one for one in daemons if not one.limited or one.pipe_directory not in read]
+        due = {name for name, at in self._read_at.items() if at <= began - interval}
+        daemons = [one for one in daemons if not one.limited or one.pipe_directory in due]
         seconds = min(deadline_seconds, policy.LOG_POLL_TIMEOUT_SECONDS)
         limits = _byte_limits(daemons)
         calls: dict[Hashable, tuple[Hashable | None, Callable[[], LogsObservation | None]]] = {
@@ -188,8 +188,8 @@ class LogFollower:
             os.scandir(f"/proc/self/fd/{directory}") as entries,
         ):
             some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
-            found = (entry.name for entry in some if _is_server(entry))
-            names = set(islice(found, policy.MAX_SERVER_LOGS))
+            folders = (one.name for one in some if one.is_dir(follow_symlinks=False))
+            names = set(islice(filter(_SERVER_NAME.fullmatch, folders), policy.MAX_SERVER_LOGS))
         for gone in logs.named_servers.keys() - names:
             logs.named_servers.pop(gone).close()
         for name in names - logs.named_servers.keys():
@@ -232,10 +232,6 @@ def _byte_limits(daemons: Sequence[DaemonFacts]) -> dict[Hashable, int]:
     share = min(policy.MAX_USER_LOG_POLL_BYTES, share)
     least = policy.MIN_USER_LOG_POLL_BYTES
     return {user: max(least, share // (2 * count)) for user, count in users.items()}
-
-
-def _is_server(entry: os.DirEntry[str]) -> bool:
-    return bool(_SERVER_NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
 
 
 def _joined_state(

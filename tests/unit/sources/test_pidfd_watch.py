@@ -19,10 +19,6 @@ from testing.fake_proc import FakeProc
 from testing.waiting import until
 
 
-def child() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "3600"])
-
-
 class Pipes:
     """Stand-ins for pidfds: pipes, readable when their process ends."""
 
@@ -54,7 +50,7 @@ async def pipes() -> AsyncIterator[Pipes]:
 
 
 async def test_a_missing_process_has_ended() -> None:
-    with child() as one:
+    with subprocess.Popen(["sleep", "3600"]) as one:
         one.kill()
     watch = ProcessWatch(pidfd_opener("/proc"), now=lambda: 7.0)
     assert watch.watch_only([one.pid]) == ({one.pid}, set())

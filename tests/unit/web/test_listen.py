@@ -65,16 +65,13 @@ def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
-
     server.close_sockets(listen([f"unix:{path}"]))
-
     assert not path.exists()
 
 
 def test_no_file_is_ever_replaced(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-
     with pytest.raises(ListenError, match="no socket is there"):
         listen([f"unix:{path}"])
     assert path.read_text() == "data"
