@@ -76,7 +76,7 @@ class LogFollower:
         self._calls = BlockingCalls[LogsObservation | None]()
         self._read_at: dict[str, float] = {}
         """Pipe directory -> when its logs were last read, or first requested."""
-        self._stats: list[os.stat_result] = []  # Sizes and times of the logs at the last check.
+        self._seen: list[tuple[int, int]] = []  # Sizes and times of the logs at the last check.
         self._transitions = TransitionLogger(_log)
 
     async def poll(
@@ -124,9 +124,10 @@ class LogFollower:
         while True:
             time.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
             tails = [tail for logs in self._daemons.copy().values() for tail in logs.tails()]
-            files = [tail.descriptor for tail in tails if tail.descriptor is not None]
-            before, self._stats = self._stats, [os.fstat(one) for one in files]
-            if (poll := before != self._stats or is_due()) or time.monotonic() >= until:
+            files = [os.fstat(tail.descriptor) for tail in tails if tail.descriptor is not None]
+            # A rename changes st_ctime, too; the exporter's own reads change st_atime.
+            before, self._seen = self._seen, [(one.st_size, one.st_ctime_ns) for one in files]
+            if (poll := before != self._seen or is_due()) or time.monotonic() >= until:
                 return poll
 
     async def close(self) -> None:

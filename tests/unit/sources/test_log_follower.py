@@ -109,6 +109,18 @@ async def test_a_later_poll_returns_late_data(site: Site) -> None:
     assert found["a"] + found["then"] == "first\nsecond\n"
 
 
+async def test_a_wait_ends_when_a_log_changes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
+    site.add("a")
+    await site.poll()
+    checks = iter(range(100))
+    for end, polls in ((math.inf, True), (0.0, False), (math.inf, True)):  # the log is new
+        assert site.logs.wait_for_change(lambda: next(checks) == 5, end) == polls
+    site.write("a", "news")
+    assert site.logs.wait_for_change(lambda: next(checks) > 50, math.inf)
+    assert next(checks) == 6
+
+
 async def test_logs_of_ordinary_users_are_read_once_in_an_interval(site: Site) -> None:
     site.add("a", user=2001)
     site.add("b")
@@ -200,17 +212,17 @@ async def test_a_quiet_host_is_polled_for_lines_exits_and_maps(
     monkeypatch.setattr(policy, "TICK_INTERVAL_SECONDS", 0.1)
     host = LiveHost(Settings(collector_nvml=False))
     assert await host.wait_for_next_poll()  # the first
-    monkeypatch.setattr(host, "_polled_at", math.inf)
-    assert not await host.wait_for_next_poll()
-    for reason in cast("list[dict[int, object]]", [host._watch.new_exits, host._kernel.requested]):
-        reason[1] = None
-        assert await host.wait_for_next_poll()
-        reason.clear()
     (tmp_path / "control.log").write_text("line\n")
     for waits in ((True, True), (False,)):  # the log is new, its lines may wait; no line
         await host.poll_logs([DaemonFacts("/a", str(tmp_path), log_owners=OWN)], PATIENCE_SECONDS)
         monkeypatch.setattr(host, "_polled_at", math.inf)
         assert [await host.wait_for_next_poll() for _ in waits] == list(waits)
+    for reason in cast("list[dict[int, object]]", [host._watch.new_exits, host._kernel.requested]):
+        reason[1] = None
+        assert await host.wait_for_next_poll()
+        reason.clear()
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", 0.0)
+    assert await host.wait_for_next_poll()  # the check hangs
     await host.close()
 
 
