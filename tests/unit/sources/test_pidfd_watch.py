@@ -37,16 +37,13 @@ class Pipes:
     def end(self, pid: int) -> None:
         os.close(self.writers.pop(pid))
 
-    def close(self) -> None:
-        for pid in list(self.writers):
-            self.end(pid)
-
 
 @pytest.fixture
 async def pipes() -> AsyncIterator[Pipes]:
     made = Pipes()
     yield made
-    made.close()
+    for pid in list(made.writers):
+        made.end(pid)
 
 
 async def test_a_missing_process_has_ended() -> None:

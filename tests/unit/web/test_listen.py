@@ -19,9 +19,8 @@ def test_wrong_addresses(address: str) -> None:
 def test_a_taken_port_names_the_likely_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
-        with pytest.raises(ListenError, match="another program listens there") as other:
+        with pytest.raises(ListenError, match=r"another program listens there.*--web\.listen-addr"):
             listen([f"127.0.0.1:{port}"])
-    assert "--web.listen-address" in str(other.value)
     assert "dcgm-exporter" in server._reason(":9400", OSError(errno.EADDRINUSE, "in use"))
 
 
