@@ -117,7 +117,7 @@ DEFECTS: dict[str, Defect] = {
     ),
     "a server for which others wait is a ghost": Defect(
         *("blame", TrackedServer, "is_ghost"),
-        property(lambda server: server.daemon.queue.has_blocked_clients()),
+        property(lambda server: bool(server.daemon.queue.blocked_clients())),
     ),
     "counting begins again with each server": Defect(
         "monotony", Servers, "remove", _remove_and_count_anew
