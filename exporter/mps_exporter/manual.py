@@ -38,7 +38,8 @@ _IGNORED = re.compile(
 _SUBJECT = re.compile(
     r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
     r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
-    r"|control daemon|active_thread|pinned_mem|\b(?:xid|ecc)\b"
+    r"|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
+    r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode"
 )
 """Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
 _APPLE = re.compile(
@@ -77,6 +78,11 @@ class ManualPage:
         """Words of the title, of the name, of what people type, and names of CUDA errors."""
         typed = " ".join(_TYPED.findall(self.source))
         return frozenset(_words(f"{self.title} {_CAPITAL.sub(' ', self.name)} {typed}"))
+
+    @cached_property
+    def names(self) -> list[set[str]]:
+        typed = [self.title, *_TYPED.findall(self.source)]
+        return [set(_words(name)) for name in ";".join(typed).split(";")]
 
     @cached_property
     def sequence(self) -> str:
@@ -160,7 +166,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
-        named = asked == set(_words(page.title)) or text.strip().lower() == page.name.lower()
+        named = asked in page.names or text.strip().lower() == page.name.lower()
         exact = f" {' '.join(words)} " in page.sequence
         evidence = titled + run
         enough = evidence >= WANTED_RUN or (evidence >= least and found >= WANTED_SHARE * whole)
