@@ -39,7 +39,7 @@ _SUBJECT = re.compile(
     r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
     r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
     r"|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
-    r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode"
+    r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode|server \d"
 )
 """Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
 _APPLE = re.compile(
