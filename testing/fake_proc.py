@@ -45,6 +45,7 @@ class FakeProc:
         groups: Sequence[int] = (0,),
         mount: int = HOST_MOUNT,
         users: str = INITIAL_USERS,
+        tracer: int = 0,
     ) -> Path:
         """Start a process, or replace it by another; return its directory.
 
@@ -59,6 +60,7 @@ class FakeProc:
             capabilities: None: all of root, none of another user.
             mount: Number of its first mount.
             users: Its user namespace, as uid_map shows it.
+            tracer: PID of its debugger.
         """
         uid = os.geteuid() if uid is None else uid
         real_uid = uid if real_uid is None else real_uid
@@ -82,7 +84,7 @@ class FakeProc:
             f"Name:\tx\nUid:\t{real_uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{inner}\n"
             f"Gid:\t{groups[0]}\t{groups[0]}\t{groups[0]}\t{groups[0]}\n"
             f"Groups:\t{' '.join(map(str, groups[1:]))} \n"
-            f"CapEff:\t{capabilities:016x}\n"
+            f"CapEff:\t{capabilities:016x}\nTracerPid:\t{tracer}\n"
         )
         self._tell_where(here, mount, users)
         (here / "cgroup").write_text(cgroup)

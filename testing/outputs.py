@@ -81,7 +81,7 @@ _HARMLESS = re.compile(
     r"|\bkill -CONT\b[\d ]*|\bend only what the error hit\b"
     r"|\b(?:at|in|to|by|until|before|after) (?:the|its|an) end\b|\bthe end of\b|\bits end took\b"
     r"|\b(?:ask|wait for|waits for|let)\b[^.;]*?\bend\b"
-    r"|\bto end\b",
+    r"|\bto end\b|\bend a ghost server, if any\b",
     re.IGNORECASE,
 )
 _NO_PID = re.compile(

@@ -114,7 +114,8 @@ def processes(pids: Sequence[int], pods: Mapping[int, str] = MappingProxyType({}
 
 
 def process(pid: int, program: str | None, user: str) -> str:
-    return f"process {pid} ({printable(program or 'an unknown program')} of {user})"
+    named = f"process {pid}" if pid else "a process without a known PID"
+    return f"{named} ({printable(program or 'an unknown program')} of {user})"
 
 
 def join_some(texts: Sequence[str], most: int = 5) -> str:

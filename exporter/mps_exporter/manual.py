@@ -171,7 +171,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         heads = asked <= page.heading and whole >= WANTED_HEADING
         perhaps = not sure and found >= WANTED_SHARE / 2 * whole > 0
         if named or heads or run >= WANTED_RUN or (subjects and enough) or perhaps:
-            score = found + 2 * titled + run + 0.5 * paired
+            score = round(found + 2 * titled + run + 0.5 * paired, 6)  # sums of sets differ
             ranked.append(((named, exact, score, -len(page.words)), page))
     if not ranked and "mps" in asked and FIRST in pages():
         return [pages()[FIRST]]

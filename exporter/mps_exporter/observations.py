@@ -131,7 +131,7 @@ class DaemonConditions:
     """The facts in /proc and /sys about a control daemon whose servers cannot start."""
 
     closed: Mapping[int, ClosedFolder] = field(default_factory=dict)
-    """User -> folder on the path to the pipe or log directory, in the daemon's root, that is closed
+    """User -> folder on the path to the pipe directory, in the daemon's root, that is closed
     to a server of this user."""
     oom_kills: int | None = None  # See ProcessView, for the daemon's control group.
     memory_limit_bytes: int | None = None

@@ -1,6 +1,7 @@
 """Play simulated MPS hosts, and print what is violated with its shortest history.
 
 python -m testing.world [--seed N] [--seeds K] [--minutes M] [--pace P] [--jobs J] [--defects]
+                        [--against REVISION]
 """
 
 import argparse
@@ -9,12 +10,14 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from testing.world.against import comparing, outputs_of, writing
+from testing.world.checks import CHECKS, Check
 from testing.world.defects import DEFECTS, put_back
 from testing.world.drive import Result, play, record
 from testing.world.script import Action
@@ -32,18 +35,26 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--defects", action="store_true", help="put known defects back, and search for each"
     )
+    parser.add_argument("--against", help="compare with the exporter of this git revision")
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser.parse_args()
 
 
-def _play(seed: int, minutes: float, pace: float) -> Result:
-    return asyncio.run(play(seed, minutes, pace=pace))
+def _play(
+    seed: int, minutes: float, pace: float, make: Callable[[Path], Check] | None, folder: Path
+) -> Result:
+    checks = CHECKS if make is None else (make(folder / f"{seed}.jsonl"),)
+    return asyncio.run(play(seed, minutes, checks=checks, pace=pace))
 
 
-def _results(options: argparse.Namespace, minutes: float) -> Generator[Result]:
+def _results(
+    options: argparse.Namespace, minutes: float, make: Callable[[Path], Check] | None = None
+) -> Generator[Result]:
     """Play the worlds, in this many processes."""
     seeds = range(options.seed, options.seed + options.seeds)
-    one = partial(_play, minutes=minutes, pace=options.pace)
+    folder = options.write or options.folder
+    one = partial(_play, minutes=minutes, pace=options.pace, make=make, folder=folder)
     if options.jobs == 1:
         yield from map(one, seeds)
         return
@@ -88,6 +99,20 @@ def _search_worlds(options: argparse.Namespace) -> int:
     return 1 if violated else 0
 
 
+def _compare(options: argparse.Namespace) -> int:
+    """Print the first difference of each world from another revision's; or write one's outputs."""
+    if options.write:
+        return sum(bool(one.violations) for one in _results(options, options.minutes, writing))
+    differ = 0
+    with outputs_of(options.against) as options.write:
+        for one in _results(options, options.minutes, comparing):
+            differ += bool(one.violations)
+            for text in one.violations:
+                print(f"seed {one.seed}: {text.partition(': ')[2]}")
+    print(f"{differ} of {options.seeds} worlds differ from {options.against}")
+    return 1 if differ else 0
+
+
 def _search_defects(options: argparse.Namespace) -> int:
     """Print the first seed that finds each defect."""
     missed = 0
@@ -106,4 +131,5 @@ def _search_defects(options: argparse.Namespace) -> int:
 if __name__ == "__main__":
     logging.disable()
     chosen = _arguments()
-    sys.exit(_search_defects(chosen) if chosen.defects else _search_worlds(chosen))
+    search = _search_defects if chosen.defects else _search_worlds
+    sys.exit(_compare(chosen) if chosen.against else search(chosen))

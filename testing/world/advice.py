@@ -13,7 +13,7 @@ from mps_exporter.snapshot import Gpu, Incident, Snapshot
 from testing.world.daemon import Daemon
 from testing.world.files import NAMES, OPEN_GROUP
 from testing.world.gpus import mode_of, model_of
-from testing.world.model import World
+from testing.world.model import DEBUGGER_PID, World
 from testing.world.processes import SMS, Client, Direct, Process
 from testing.world.server import Server
 
@@ -33,7 +33,8 @@ def advice_differences(world: World, snapshot: Snapshot) -> Iterator[str]:
     judged = set(OF_DAEMONS)
     if world.sight.nvml and len(subjects) == len(world.daemons):
         judged |= {*OF_GPUS}
-        for gpu in snapshot.gpus:
+        uuids = {one.uuid for one in world.gpus}
+        for gpu in [one for one in snapshot.gpus if one.uuid in uuids]:
             subjects.add(gpu.uuid)
             known = {one.pipe_directory for one in snapshot.daemons if one.gpu_uuids}
             _of_gpu(world, gpu, known, expected)
@@ -43,7 +44,7 @@ def advice_differences(world: World, snapshot: Snapshot) -> Iterator[str]:
         key = one.advice.name, one.uuid or one.daemon
         seen[key] |= {int(pid) for pid in re.findall(r"\b[12]\d{5}\b", one.evidence)}
     keys = {key for key in (*seen, *expected) if key[0] in judged and key[1] in subjects}
-    unsure = len(world.gpus) > 1 or not world.sight.nvml
+    unsure = len(snapshot.gpus) != 1 or snapshot.gpus[0].observation.lost
     for key in sorted(keys):
         if key[0] == "memory_limit_ignored" and key not in seen and unsure:
             continue  # Not all of the daemon's GPUs, or their order, are known.
@@ -94,6 +95,9 @@ def _of_daemon(daemon: Daemon, expected: Expected) -> None:
 
 def _of_gpu(world: World, gpu: Gpu, known: Collection[str], expected: Expected) -> None:
     uuid, index = gpu.uuid, int(gpu.index)
+    if gpu.observation.lost:
+        expected["gpu_lost", uuid].clear()
+        return
     serving = [one for one in world.daemons.values() if one.pipe in gpu.served_by]
     of_root = [one for one in serving if one.uid == 0]
     mode = mode_of(world, uuid)
@@ -136,6 +140,7 @@ def doctor_differences(
     """Yield what `doctor --pid` says wrongly about a process."""
     found = (*findings(snapshot), *recent_incidents(snapshot))
     served = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
+    nvml = world.sight.nvml and not any(gpu.observation.lost for gpu in snapshot.gpus)
     seen_gpus = frozenset(served & {gpu.uuid for gpu in snapshot.gpus})
     ended = [pid for pid, _ in world.exits[-3:] if pid not in world.processes]
     for process in [*world.processes.values()][-8:]:
@@ -152,7 +157,7 @@ def doctor_differences(
             for text in (
                 *_of_view(process, seen),
                 *_of_end(process, before_kill(process.pid, snapshot, process.uid)),
-                *_of_checks(process, checks, seen_gpus, nvml=world.sight.nvml),
+                *_of_checks(process, checks, seen_gpus, nvml=nvml),
             ):
                 yield f"doctor --pid {process.pid}: {text}"
     for pid in ended:
@@ -166,12 +171,15 @@ def _of_view(process: Client | Direct, seen: ProcessView) -> Iterator[str]:
     closed = directory == "/tmp/closed/mps" and OPEN_GROUP not in process.groups
     known = {
         "uid": process.uid,
-        "state": "T" if process.stopped else "S",
+        "state": process.letter,
+        "tracer": f"{DEBUGGER_PID} (gdb)" if process.halted == "t" else "",
         "command": process.name,
         "parent_pid": process.parent_pid,
         "pipe_directory": directory or "/tmp/nvidia-mps",
         "names_directory": directory is not None,
     }
+    if bool(seen.frozen_group) != (process.halted == "frozen"):
+        yield f"the frozen group is {seen.frozen_group}"
     for name, true in known.items():
         if getattr(seen, name) != true:
             yield f"{name} is {getattr(seen, name)}, not {true}"
@@ -241,7 +249,9 @@ def _of_share(process: Client, texts: str, seen_gpus: frozenset[str]) -> Iterato
 def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:
     own = process.settings
     ignored = own.percentage is not None and own.ratio is None
-    if wrong - {"limits", "history"} or (ignored and "limits" not in wrong):
+    if ("process" in wrong) != process.stopped:
+        yield f"it is halted: {process.halted}: {texts}"
+    if wrong - {"limits", "history", "process"} or (ignored and "limits" not in wrong):
         yield f"{wrong} of a client that works: {texts}"
     if "limits" in wrong and not (ignored or own.memory is not None):
         yield f"its limits are wrong: {texts}"
@@ -262,23 +272,21 @@ def untrue(world: World, text: str) -> Iterator[str]:
     """Yield the names and numbers in a text without a process, user, or GPU of the world."""
     uids = {one.uid for found in world.known.values() for one in found}
     for kind, number in _NUMBERED.findall(text):
-        found, place = world.known.get(int(number), []), int(number)
+        found, place = world.named(int(number)), int(number)
         known = {
             "server": any(SERVER_PROGRAM in one.name for one in found),
             "process": bool(found),
-            "gpu": place < len(world.gpus),
+            "gpu": place <= len(world.gpus),  # One more may be divided.
         }
         if not known.get(kind.lower(), place in uids):
             yield f"{kind} {number}"
     running = {one.pipe for one in world.daemons.values() if one.exists and one.uid == 0}
     yield from running.intersection(_WITHOUT_DAEMON.findall(text))
     for pid, name, user in _OWNED.findall(text):
-        if not any(
-            one.name == name and user in _users(one) for one in world.known.get(int(pid), [])
-        ):
+        if not any(one.name == name and user in _users(one) for one in world.named(int(pid))):
             yield f"process {pid} is no {name} of {user}"
     for user, kind, pid in _OF_USER.findall(text):
-        shown = {name for one in world.known.get(int(pid), []) for name in _users(one)}
+        shown = {name for one in world.named(int(pid)) for name in _users(one)}
         if user.lower() not in shown and not _multiuser(world, int(pid)):
             yield f"{kind} {pid} is not {user}'s"
 
@@ -292,7 +300,7 @@ OF_CLIENTS = (
 
 def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str]:
     """Yield what is wrong about an incident of a daemon of which everything can be known."""
-    servers = world.known.get(one.server_pid or 0, [])
+    servers = world.named(one.server_pid or 0)
     if one.server_pid and not any(SERVER_PROGRAM in server.name for server in servers):
         yield f"{one.server_pid} is no server"
     if one.kind in OF_SERVERS and one.uid not in (None, *(server.uid for server in servers)):
@@ -335,7 +343,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
 
 
 def _multiuser(world: World, pid: int) -> bool:
-    return any(isinstance(one, Client) and one.daemon.multiuser for one in world.known[pid])
+    return any(isinstance(one, Client) and one.daemon.multiuser for one in world.named(pid))
 
 
 def _users(process: Process) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mps_exporter.observations import LogName
 from testing import fake_mps_control
 from testing.mps_logs import LOGS, PIPE
+from testing.world.obstacles import LINES, SOMETIMES, Obstacles
 from testing.world.processes import Client, Gpu, Process
 from testing.world.server import Server
 from testing.world.truth import Truth, WaitTruth
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
     from testing.world.model import World
     from testing.world.script import Action
 
-FIRST_PID, PIDS_OF_A_DAEMON = 1_000, 10_000
+FIRST_PID, PIDS_OF_A_DAEMON, FIRST_OF_OTHERS = 1_000, 10_000, 100_000
+_PID = re.compile(
+    r"(?<=PID: )\d+|(?<=server )\d+|(?<=SERVER )\d+|(?<=Server )\d+"
+    r"|(?<=CLIENT )\d+|(?<=process )\d+|^\d{6}$"
+)
 FIRST_BACKOFF_MS, LAST_BACKOFF_MS = 200, 51_200
 FORBIDDEN_STARTS = 6
 CONFIRMED_AFTER_MS = 1_600
@@ -46,8 +52,15 @@ class Daemon(Process):
         self.percentage: float = setting.get("percentage", 100.0)
         self.limits: Mapping[str, str] = setting.get("limits", {})
         """The defaults of its clients: ordinal of a GPU -> memory."""
-        self._pids = count(FIRST_PID + PIDS_OF_A_DAEMON * number)
+        self._first_pid = FIRST_PID + PIDS_OF_A_DAEMON * number
+        self._pids = count(self._first_pid)
         self.truth = Truth()
+        self._contained = setting.get("contained", False)
+        if self._contained:  # recordings/own-pid-namespace: its clients are all "0"
+            self.truth.unknowable.add("its clients have no PID")
+        if world.obstructed:
+            self.truth.unknowable.add("readings fail")
+        self._obstacles = Obstacles(world.seed, key, there=world.obstructed)
         self.logs: dict[LogName, bytearray] = {log: bytearray() for log in LOGS}
         self.served: list[Client] = []
         """All clients that had a context, oldest first."""
@@ -79,6 +92,20 @@ class Daemon(Process):
         self._gave_up = 0
         """Callers that did not wait for a reply."""
         self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def inner_pids(self) -> tuple[int, ...]:
+        return self.inner_pids_of(self)
+
+    def inner_pids_of(self, process: Process) -> tuple[int, ...]:
+        """Return the PID in the container of the daemon, if it runs in one."""
+        return (process.pid - self._first_pid + 1,) if self._contained else ()
+
+    def _own(self, pid: int) -> int:
+        """Return the PID of a process as the daemon sees it; 0: in no namespace of its own."""
+        if not self._contained or pid < 1:
+            return pid
+        return max(0, pid - self._first_pid + 1) if pid < FIRST_OF_OTHERS else 0
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -120,11 +147,15 @@ class Daemon(Process):
     def say(self, log: LogName, *texts: str, pid: int | None = None) -> None:
         seconds, milliseconds = divmod(self.world.now_ms, 1000)
         stamp = f"{_day_and_time(seconds)}.{milliseconds:03d}"
-        writer = self.pid if pid is None else pid
+        writer = self._own(self.pid if pid is None else pid)
+        if self._contained:
+            texts = tuple(_PID.sub(lambda one: str(self._own(int(one[0]))), one) for one in texts)
         for text in texts:
             component = "Control" if log == "control" else "Server"
             if text.startswith(("Startup", "Connecting to", "Initializing")):
                 component = "Other"
+            if (random := self._obstacles.random(SOMETIMES)) is not None:
+                self.logs[log] += random.choice(LINES)
             self.logs[log] += f"[{stamp} {component} {writer:5d}] {text}\n".encode()
         self.written_ms[log] = self.world.now_ms
         news = any(text.startswith(("NEW CLIENT", "Client")) for text in texts)
@@ -221,7 +252,7 @@ class Daemon(Process):
                     return False
                 self._die()
             case _ if (stopped := self if action.kind == "stop_daemon" else server) is not None:
-                stopped.stopped = True
+                stopped.halted = action.values["how"]
                 self.after(action.values["seconds"] * 1000, partial(self._resume, stopped))
         return True
 
@@ -232,7 +263,7 @@ class Daemon(Process):
 
     def _resume(self, process: Process) -> None:
         """Continue a stopped process: callers that gave up are noticed (recordings/stopped)."""
-        process.stopped = False
+        process.halted = ""
         if self.exists:
             self._notice_given_up()
             self.stuck = False
@@ -364,7 +395,7 @@ class Daemon(Process):
         """Return the replies to one run of the control tool; None if it does not reply."""
         server = self.server
         silent = server is not None and (server.ghost or server.stopped)
-        if server is not None and silent and _asks(commands, server.pid):
+        if server is not None and silent and _asks(commands, self._own(server.pid)):
             self.stuck = True
         if self.stuck or self.quitting or self.busy or self.stopped:
             self._gave_up += 1
@@ -395,9 +426,11 @@ class Daemon(Process):
         if server is None or not server.ready:
             return state
         clients = [
-            {"pid": one.pid, "contexts": _by_ordinal(one)} for one in server.clients if one.contexts
+            {"pid": self._own(one.pid), "contexts": _by_ordinal(one)}
+            for one in server.clients
+            if one.contexts
         ]
-        shown = {"pid": server.pid, "state": server.state, "clients": clients}
+        shown = {"pid": self._own(server.pid), "state": server.state, "clients": clients}
         return state | {"servers": [shown | {"percentage": self.percentage, "limits": self.limits}]}
 
     # -- clients
@@ -470,9 +503,10 @@ class Daemon(Process):
     def act_on_client(self, client: Client, action: Action) -> bool:
         """Run an action on a client that exists; return False if its outcome was not measured."""
         server = self.server
-        if self.frozen:
+        if self.frozen or (client.halted and action.values.get("how") != "SIGKILL"):
             return False
         if action.kind == "end_client" and client.alive:
+            client.halted = ""
             return self._end_client(client, action.values)
         if not client.alive or client.lost:
             return True
@@ -484,14 +518,27 @@ class Daemon(Process):
         (ordinal, *others) = client.contexts.values()
         if others or not server.may_fault(ordinal):
             return True
-        if action.kind == "fault":
-            server.own_fault(client, action.values["pointer"])
-        elif action.kind == "terminate":
-            command = f"Cmd:terminate_client {server.pid} {client.pid}"
-            self.say("control", "Accepting connection...", "NEW UI", command)
-            server.terminate(client)
-            self.say("control", "0", "UI closed")
+        match action.kind:
+            case "halt":
+                self._halt(client, action.values)
+            case "fault":
+                server.own_fault(client, action.values["pointer"])
+            case "terminate":
+                self._terminate(server, client)
         return True
+
+    def _terminate(self, server: Server, client: Client) -> None:
+        command = f"Cmd:terminate_client {server.pid} {client.pid}"
+        self.say("control", "Accepting connection...", "NEW UI", command)
+        server.terminate(client)
+        self.say("control", "0", "UI closed")
+
+    def _halt(self, client: Client, values: Mapping[str, Any]) -> None:
+        """Halt a client that uses its GPU now and then: MPS does not notice."""
+        if not client.busy:
+            alone = client.settings.place.holds_only(client.pid)
+            client.halted = values["how"] if alone or values["how"] != "frozen" else "T"
+            self.after(values["seconds"] * 1000, partial(setattr, client, "halted", ""))
 
     def _end_client(self, client: Client, values: Mapping[str, Any]) -> bool:
         server, killed = self.server, values.get("how", "exit") != "exit"

@@ -4,6 +4,7 @@ import gzip
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -15,6 +16,7 @@ from mps_exporter.collector import Collector
 from mps_exporter.flags import Settings
 from mps_exporter.observations import Observation
 from mps_exporter.snapshot import ControlDaemon, RecordingHeader, Snapshot
+from mps_exporter.sources.host import SourceError, SourceTimeoutError
 from mps_exporter.sources.recording import RecordingWriter
 from testing.mps_logs import LOGS, summary
 from testing.player import Player
@@ -105,8 +107,9 @@ class Play:
 
     async def _poll(self) -> None:
         for collector in filter(None, (self.exporter, self.second)):
-            await collector.watch_processes()
-            await collector.poll_logs()
+            with suppress(SourceError, SourceTimeoutError):  # of an obstructed world
+                await collector.watch_processes()
+                await collector.poll_logs()
 
     def _is_due(self) -> bool:
         """Return whether there was a recent event, or none since a poll after one."""

@@ -10,11 +10,14 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
 
+from mps_exporter.commands import doctor
+from mps_exporter.flags import Settings, StartError
 from mps_exporter.observations import (
     DaemonFacts,
     LogName,
@@ -22,14 +25,16 @@ from mps_exporter.observations import (
     ProcessView,
     ProcfsObservation,
 )
+from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.processes import Processes
-from testing.fake_proc import BOOT_TIME, FakeProc
+from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
-from testing.world.model import World
+from testing.world.model import DEBUGGER_PID, World
+from testing.world.obstacles import OFTEN, AtOnce, Obstacles
 from testing.world.processes import Process
 from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
 
@@ -39,33 +44,6 @@ OPEN_GROUP = 7  # May pass the folder /tmp/closed.
 SHARE_WITH_DMEM = 0.4
 SHARE_IN_PIECES = 0.3
 SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
-
-
-class AtOnce:
-    """The interface sources/blocking.BlockingCalls, without threads."""
-
-    old: Collection[Hashable] = ()
-
-    def start(self, calls: Mapping[Hashable, tuple[object, Callable[[], Any]]]) -> None:
-        self._results, self.errors = dict[Hashable, Any](), dict[Hashable, OSError]()
-        for key, (_, function) in calls.items():
-            try:
-                self._results[key] = function()
-            except OSError as error:
-                self.errors[key] = error
-
-    def wait(self, seconds: float, users_seconds: float = 0.0) -> None:
-        """Nothing is under way."""
-
-    async def wait_async(self, seconds: float, users_seconds: float) -> None:
-        """Nothing is under way."""
-
-    def results(self, keys: Iterable[Hashable]) -> dict[Hashable, Any]:
-        return {key: self._results[key] for key in keys if key in self._results}
-
-    def is_under_way(self, key: Hashable) -> bool:
-        del key
-        return False
 
 
 class ProcessesAtOnce(Processes):
@@ -93,11 +71,13 @@ class ProcFiles:
         world: World,
         clock: Callable[[], float],
         environment: Callable[[Process], Mapping[str, str]],
+        obstacles: Obstacles,
     ) -> None:
         self._world, self._environment = world, environment
+        self._obstacles = obstacles
         self._folder = temporary_folder()
         self._proc = FakeProc(self._folder / "proc")
-        self._written: dict[int, tuple[Process, bool]] = {}
+        self._written: dict[int, tuple[Process, str]] = {}
         self._stepped_ms = 0
         passwd = self._folder / "passwd"
         passwd.write_text("".join(f"{name}:x:{uid}:\n" for uid, name in NAMES.items()))
@@ -121,8 +101,8 @@ class ProcFiles:
             clock=clock,
         )
         for one in (discovery, discovery._processes):
-            one._calls = AtOnce()  # type: ignore[assignment]
-        discovery._checks = discovery._users_calls = AtOnce()  # type: ignore[assignment]
+            one._calls = AtOnce(obstacles)  # type: ignore[assignment]
+        discovery._checks = discovery._users_calls = AtOnce(obstacles)  # type: ignore[assignment]
         self._found: tuple[DaemonFacts, ...] = ()
         weakref.finalize(self, _remove, self._folder)
 
@@ -143,8 +123,20 @@ class ProcFiles:
     def view(self, pid: int) -> ProcessView:
         """Return what `doctor --pid` reads."""
         self._write()
-        with mock.patch.object(process_view, "Processes", ProcessesAtOnce):
+        groups = str(self._folder / "cgroups")
+        with mock.patch.multiple(process_view, Processes=ProcessesAtOnce, CGROUPS=groups):
             return process_view.view_process(pid, self._found, str(self._proc.root))
+
+    def report(self, snapshot: Snapshot, **about: Any) -> str:
+        """Return what `doctor` prints about the host, or with --user or --job about processes."""
+        procfs, folder = str(self._proc.root), str(self._folder)
+        settings = Settings(path_procfs=procfs, record_directory=folder, **about)
+        at_once = partial(mock.patch.multiple, doctor, port_lines=list, _read_in_time=_read)
+        with mock.patch.object(process_view, "CGROUPS", f"{folder}/cgroups"), at_once():
+            try:
+                return doctor._report(snapshot, settings, procfs)[1]
+            except StartError as error:
+                return str(error)
 
     def discover(self) -> tuple[DaemonFacts, ...]:
         self._write()
@@ -181,9 +173,9 @@ class ProcFiles:
             self._proc.remove(pid)
             del self._written[pid]
         for pid, process in world.processes.items():
-            if self._written.get(pid) != (process, process.stopped):
+            if self._written.get(pid) != (process, process.halted):
                 self._add(process)
-                self._written[pid] = process, process.stopped
+                self._written[pid] = process, process.halted
 
     def _add(self, process: Process) -> None:
         root = self._folder / "root"
@@ -191,22 +183,35 @@ class ProcFiles:
             pipe = root / process.pipe[1:]
             pipe.mkdir(parents=True, exist_ok=True)
             os.chown(pipe, process.uid, process.uid)
+        place = process.settings.place
+        if place.holds_only(process.pid):
+            group = self._folder / "cgroups" / place.path[1:]
+            group.mkdir(parents=True, exist_ok=True)
+            frozen = int(process.halted == "frozen")
+            (group / "cgroup.events").write_text(f"populated 1\nfrozen {frozen}\n")
+            (group / "cgroup.freeze").write_text(f"{frozen}\n")
+        environment = {"PATH": "/usr/bin", **self._environment(process)}
+        if process.settings.limiter:
+            environment["LD_PRELOAD"] = "/lib/libvgpu.so"
         self._proc.add(
             process.pid,
             argv=(f"/usr/bin/{process.name}", *process.arguments),
-            environ={
-                "PATH": "/usr/bin",
-                **self._environment(process),
-                **({"LD_PRELOAD": "/lib/libvgpu.so"} if process.settings.limiter else {}),
-            },
-            cgroup=process.settings.place.cgroup,
+            environ=None if self._obstacles.random(OFTEN) else environment,
+            cgroup=place.cgroup,
             groups=process.groups,
             uid=process.uid,
             parent=process.parent_pid,
-            state="T" if process.stopped else "S",
+            state=process.letter,
+            namespace_pids=process.inner_pids,
+            pid_namespace=HOST_NAMESPACE + process.pid_namespace,
+            tracer=DEBUGGER_PID if process.halted == "t" else 0,
             started=(process.started_ms - self._world.stepped_ms) / 1000 - BOOT_TIME,
             sees=root,
         )
+
+
+def _read(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
+    return {name: read() for name, read in reads.items()}
 
 
 @dataclass
@@ -220,7 +225,9 @@ class _Written:
 class LogFiles:
     """The daemons' logs, rotated as the operators do, and read by the exporter's LogFollower."""
 
-    def __init__(self, world: World, hidden: Collection[LogName], *, history: bool) -> None:
+    def __init__(
+        self, world: World, hidden: Collection[LogName], obstacles: Obstacles, *, history: bool
+    ) -> None:
         self._world = world
         self._history = history
         self._hidden = hidden
@@ -232,7 +239,7 @@ class LogFiles:
             clock=lambda: world.now_ms / 1000,
             monotonic=lambda: (world.now_ms - world.stepped_ms) / 1000,
         )
-        self._follower._calls = AtOnce()  # type: ignore[assignment]
+        self._follower._calls = AtOnce(obstacles)  # type: ignore[assignment]
         weakref.finalize(self, _remove, self._folder, self._follower)
 
     @property

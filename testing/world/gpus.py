@@ -5,10 +5,11 @@ from typing import Any
 
 from mps_exporter.observations import GpuProcess, NvmlObservation
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import ListedProcess
+from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess
 from testing.fake_nvml import EPOCH, FakeDevice, FakeNvml, recorded
 from testing.page import Page
 from testing.world.model import World
+from testing.world.obstacles import CODES, OFTEN, Obstacles
 from testing.world.processes import SMS, Gpu
 
 SCALES = {
@@ -43,6 +44,9 @@ COUNTED = ("graphics", "sm", "tensor", "dram")
 TRAFFIC = {20: "transmit", 21: "receive"}
 LISTS = {"Compute": "compute", "MPSCompute": "mps", "Graphics": "graphics"}
 SINCE_THE_BOOT = 1000.0  # The driver's buffer of samples is full.
+SHARE_WITH_MIG = 0.2
+INSTANCES = ("MIG-00000000-aaaa", "MIG-00000001-bbbb")
+MEMORY = {"total": 17 << 30, "free": 12 << 30, "reserved": 0}
 LAG_SECONDS = 0.5  # The driver samples every 0.2 s.
 
 
@@ -67,8 +71,8 @@ def sms_of(model: Model, ratio: float) -> int | None:
 class Gpus:
     """The driver's readings of a host's GPUs, and the exporter's session with NVML."""
 
-    def __init__(self, world: World, clock: Callable[[], float]) -> None:
-        self._world, self._clock = world, clock
+    def __init__(self, world: World, clock: Callable[[], float], obstacles: Obstacles) -> None:
+        self._world, self._clock, self._obstacles = world, clock, obstacles
         self._library = library = FakeNvml()
         self._numbers: dict[str, set[int]] = {}
         """UUID -> the different numbers that the driver replies."""
@@ -83,13 +87,16 @@ class Gpus:
         library.now = self._clock() + SINCE_THE_BOOT
         if not library.gpus:
             library.gpus = list(map(self._device, world.gpus))
+            if world.random("mig", "mode").random() < SHARE_WITH_MIG:
+                library.gpus.append(self._divided())
             self._since = library.now
             library.clock_steps.append((-1.0, world.now_ms / 1000 - library.now - EPOCH))
             self._stepped_ms = world.stepped_ms
         if step_ms := world.stepped_ms - self._stepped_ms:
             library.clock_steps.append((library.now, step_ms / 1000))
             self._stepped_ms = world.stepped_ms
-        for gpu, device in zip(world.gpus, library.gpus, strict=True):
+        for gpu, device in zip(world.gpus, library.gpus, strict=False):
+            device.gone = Code.GPU_IS_LOST if gpu.uuid in world.lost_gpus else None
             found = listed(gpu.index)
             for name, kind in LISTS.items():
                 device.processes[name] = [
@@ -97,6 +104,9 @@ class Gpus:
                     for one in found
                     if one.kind == kind
                 ]
+        library.failing.clear()
+        if (random := self._obstacles.random(OFTEN)) is not None:
+            library.fail(random.choice(sorted(library.calls) or [""]), random.choice(CODES))
         return self._session.observe()
 
     def _device(self, gpu: Gpu) -> FakeDevice:
@@ -135,22 +145,48 @@ class Gpus:
         metrics = {one: random.uniform(1, 100) for one in (*GPM, *TRAFFIC)}
         return FakeDevice(gpu.uuid, replies, lambda now: now * share, metrics)
 
+    def _divided(self) -> FakeDevice:
+        """Return a GPU without a daemon, in two MIG instances."""
+        reply = {**recorded(), "nvmlDeviceGetMigMode()": [1, 1]}
+        instances = {}
+        for slot, uuid in enumerate(INSTANCES):
+            ids = {"nvmlDeviceGetGpuInstanceId()": slot + 7, "nvmlDeviceGetComputeInstanceId()": 0}
+            replies = {**recorded(), **ids, "memory()": {**MEMORY, "used": 5 << 30}}
+            instances[slot] = FakeDevice(
+                uuid, replies, lambda now: now / 4, dict.fromkeys(GPM, 50.0)
+            )
+            instances[slot].processes = {"Compute": [ListedProcess(70 + slot, 1 << 20)]}
+        reply["nvmlDeviceGetMaxMigDeviceCount()"] = 7
+        return FakeDevice("GPU-divided", reply, instances=instances)
+
     def differences(self, page: Page) -> Iterator[str]:
         """Yield the replies that are not on the page, and the readings that are wrong."""
-        for device in self._library.gpus:
-            shown = set[int]()
-            for name, samples in page.items():
-                scale = next((one for end, one in SCALES.items() if name.endswith(end)), 1.0)
-                here = (
-                    one.value / scale for one in samples if one.labels.get("uuid") == device.uuid
-                )
-                shown |= {round(value) for value in here if value < 1e12}
-            if missing := self._numbers[device.uuid] - shown:
-                yield f"no metric of {device.uuid} is {missing}"
-            for name, true, slack in self._of_time(device, page):
-                seen = page.value(name, uuid=device.uuid)
-                if seen is not None and abs(seen - true) > slack:
-                    yield f"{name} of {device.uuid} is {seen}, not {true}"
+        gpus = self._library.gpus[: len(self._world.gpus)]
+        divided = [one.uuid for one in self._library.gpus if one not in gpus]
+        for uuid in (*divided, *(INSTANCES if divided else ())):
+            if page.value("mps_gpu_info", uuid=uuid) != 1:
+                yield f"{uuid} is not shown"
+        for device in gpus:
+            if page.value("mps_gpu_up", uuid=device.uuid):
+                yield from self._of_device(device, page)
+            elif page.value("mps_gpu_up", uuid=device.uuid) is None:
+                yield f"{device.uuid} is not shown"
+
+    def _of_device(self, device: FakeDevice, page: Page) -> Iterator[str]:
+        if device.uuid in self._world.lost_gpus:
+            yield f"{device.uuid} is lost, and not shown so"
+            return
+        shown = set[int]()
+        for name, samples in page.items():
+            scale = next((one for end, one in SCALES.items() if name.endswith(end)), 1.0)
+            here = (one.value / scale for one in samples if one.labels.get("uuid") == device.uuid)
+            shown |= {round(value) for value in here if value < 1e12}
+        if missing := self._numbers[device.uuid] - shown:
+            yield f"no metric of {device.uuid} is {missing}"
+        for name, true, slack in self._of_time(device, page):
+            seen = page.value(name, uuid=device.uuid)
+            if seen is not None and abs(seen - true) > slack:
+                yield f"{name} of {device.uuid} is {seen}, not {true}"
 
     def _of_time(self, device: FakeDevice, page: Page) -> Iterator[tuple[str, float, float]]:
         """Yield metric, value, and greatest error of what the exporter computes from samples."""

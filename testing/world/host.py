@@ -29,7 +29,8 @@ from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.gpus import Gpus
-from testing.world.model import World
+from testing.world.model import DEBUGGER_PID, World
+from testing.world.obstacles import Obstacles
 from testing.world.processes import Client, Direct, Process
 
 ABSENT = b"Cannot find MPS control daemon process\n"
@@ -52,11 +53,12 @@ class WorldHost:
         """
         self._world = world
         self._history = history
+        self._obstacles = Obstacles(world.seed, f"{history}", there=world.obstructed)
         self.procfs: ProcFiles | None = None
         if os.geteuid() == 0:
-            self.procfs = ProcFiles(world, self._clock, self._environment)
-        self.logs = LogFiles(world, hidden, history=history)
-        self.gpus = Gpus(world, self._clock)
+            self.procfs = ProcFiles(world, self._clock, self._environment, self._obstacles)
+        self.logs = LogFiles(world, hidden, self._obstacles, history=history)
+        self.gpus = Gpus(world, self._clock, self._obstacles)
         self._exits_seen = len(world.exits) if history else 0
         self._kernel_lines_seen = len(world.kernel_lines) if history else 0
         self._watched: set[int] = set()
@@ -88,6 +90,8 @@ class WorldHost:
     ) -> ProcessResult:
         del rights
         world = self._world
+        if (failed := self._obstacles.run()) is not None:
+            return failed
         daemon = world.daemons[environment["CUDA_MPS_PIPE_DIRECTORY"]]
         if isinstance(daemon, DaemonV3):
             return self._list(daemon, " ".join(argv[1:]), timeout_seconds)
@@ -147,9 +151,9 @@ class WorldHost:
             uid=process.uid,
             user=NAMES.get(process.uid),
             name=process.name,
-            state="T" if process.stopped else "S",
+            state=process.letter,
             parent_pid=process.parent_pid,
-            namespace_pids=(process.pid,),
+            namespace_pids=(process.pid, *process.inner_pids),
             mps_environment=self._environment(process),
             cgroup=process.settings.place.cgroup,
             limiter="HAMi-core" if process.settings.limiter else "",
@@ -158,13 +162,17 @@ class WorldHost:
     def _daemons(self) -> tuple[DaemonFacts, ...]:
         return tuple(self._daemon_facts(one) for one in self._world.daemons.values() if one.exists)
 
+    def _with_tracer(self, process: Process) -> ProcessFacts:
+        tracer = f"{DEBUGGER_PID} (gdb)" if process.halted == "t" else ""
+        return replace(self._facts(process), tracer=tracer)
+
     def _daemon_facts(self, daemon: Daemon) -> DaemonFacts:
         return DaemonFacts(
             daemon.pipe,
             daemon.log_directory,
-            process=self._facts(daemon),
+            process=self._with_tracer(daemon),
             protocol=daemon.protocol,
-            servers=tuple(map(self._facts, daemon.servers)),
+            servers=tuple(map(self._with_tracer, daemon.servers)),
             owner_uid=daemon.uid,
             log_owners=(daemon.uid,),
             limited=daemon.uid != 0,
@@ -182,12 +190,14 @@ class WorldHost:
 
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         del deadline_seconds
+        self._obstacles.fail("/proc")
         for daemon in self._world.daemons.values():
             daemon.found |= daemon.exists and not self._history
         return self._daemons() if self.procfs is None else self.procfs.discover()
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         del deadline_seconds
+        self._obstacles.fail("/proc")
         return self.truth(pids) if self.procfs is None else self.procfs.observe(pids)
 
     async def exit_observations(
@@ -210,6 +220,7 @@ class WorldHost:
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
         del deadline_seconds
+        self._obstacles.fail("the logs")
         found = await self.logs.poll(daemons)
         for chunk in found.chunks:
             if (at := last_activity(chunk)) is not None:
@@ -238,6 +249,7 @@ class WorldHost:
 
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         del deadline_seconds
+        self._obstacles.fail("NVML")
         if not self._world.sight.nvml:
             raise SourceError("no GPU here")
         found = self.gpus.read(lambda index: tuple(self._gpu_processes(index)))

@@ -19,7 +19,8 @@ START_MS = round(EIGHT * 1000)
 RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
-FIRST_CLIENT_PID, FIRST_DIRECT_PID = 200_000, 100_000
+OBSTRUCTED = 14  # Interval of the worlds in which readings fail.
+FIRST_CLIENT_PID, FIRST_DIRECT_PID, DEBUGGER_PID = 200_000, 100_000, 50
 
 
 @dataclass(eq=False)
@@ -38,6 +39,8 @@ class World:
 
     def __init__(self, seed: int, actions: Sequence[Action]) -> None:
         self.seed = seed
+        self.obstructed = seed % OBSTRUCTED == OBSTRUCTED - 1
+        """Readings fail: only what holds for any reading is checked."""
         self.now_ms = START_MS
         self.stepped_ms = 0
         """Sum of the changes of the clock."""
@@ -51,14 +54,20 @@ class World:
         self.processes: dict[int, Process] = {}
         self.known: dict[int, list[Process]] = {}
         """PID -> all processes that had it."""
-        """PID -> existing process."""
+        self.contained: dict[int, list[Process]] = {}
+        """The same, of PIDs in containers."""
         self.gpus: tuple[Gpu, ...] = (Gpu(0),)
+        self.lost_gpus: set[str] = set()
+        """UUIDs of the GPUs that the driver has lost; what clients do then was not measured."""
+        self.foreign_xids: list[int] = []
+        """Times of the lines in the kernel log that no MPS client has caused."""
         self.exits: list[tuple[int, int]] = []
         """PID and time of each process that exited."""
         self.kernel_lines: list[tuple[int, str]] = []
         self.sight = Sight()
         self._numbers = count()
         self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self.add(Process(DEBUGGER_PID, 0, START_MS, "gdb"))
         for action in sorted(actions):
             self.at(START_MS + round(action.at * 1000), partial(self._act, action))
         self.advance(START_MS)
@@ -103,6 +112,12 @@ class World:
     def add(self, process: Process) -> None:
         self.processes[process.pid] = process
         self.known.setdefault(process.pid, []).append(process)
+        for pid in process.inner_pids:
+            self.contained.setdefault(pid, []).append(process)
+
+    def named(self, pid: int) -> list[Process]:
+        """Return the processes that may be meant by a PID."""
+        return [*self.known.get(pid, ()), *self.contained.get(pid, ())]
 
     def end_process(self, process: Process) -> None:
         if process.exists:
@@ -150,12 +165,8 @@ class World:
 
     def _act(self, action: Action) -> None:
         """Run an action, later if its outcome at this moment was never measured."""
-        if action.kind == "host":
-            self.gpus = tuple(Gpu(index) for index in range(action.values.get("gpus", 1)))
-            for name in ("kernel_log", "nvml", "collisions"):
-                setattr(self.sight, name, action.values.get(name, False))
-        elif action.kind == "clock_step":
-            self._set_clock(action.values["seconds"] * 1000)
+        if action.target == "host":
+            self._act_on_host(action)
         elif action.kind == "start_daemon":
             self._start_daemon(action)
         elif action.target.startswith("x"):
@@ -168,6 +179,27 @@ class World:
                 self._retry_unless(client.daemon.act_on_client(client, action), action)
         elif (daemon := self._daemon(action.target)) is not None:
             self._retry_unless(daemon.act(action), action)
+
+    def _act_on_host(self, action: Action) -> None:
+        match action.kind:
+            case "host":
+                self.gpus = tuple(Gpu(index) for index in range(action.values.get("gpus", 1)))
+                for name in ("kernel_log", "nvml", "collisions"):
+                    setattr(self.sight, name, action.values.get(name, False))
+            case "clock_step":
+                self._set_clock(action.values["seconds"] * 1000)
+            case _:
+                self._act_on_gpu(self.gpus[action.values["gpu"]], action)
+
+    def _act_on_gpu(self, gpu: Gpu, action: Action) -> None:
+        """Lose a GPU for some time, or report an error of which no MPS client is the cause."""
+        text = action.values.get("text", "79, GPU has fallen off the bus.")
+        self.kernel_lines.append((self.now_ms, f"NVRM: Xid (PCI:{gpu.pci}): {text}"))
+        if action.kind == "xid":
+            self.foreign_xids.append(self.now_ms)
+            return
+        self.lost_gpus.add(gpu.uuid)
+        self.after(action.values["seconds"] * 1000, partial(self.lost_gpus.discard, gpu.uuid))
 
     def _set_clock(self, step_ms: int) -> None:
         """Set the wall clock; /proc counts starts since the boot, so they move with it.
@@ -218,7 +250,7 @@ class World:
             daemon=daemon,
             gpus=tuple(values.get("gpus", daemon.ordinals)),
             busy=values.get("busy", True),
-            settings=choose(self.random(action.target, "settings")),
+            settings=choose(self.random(action.target, "settings"), pid),
             groups=(100, *self.random(action.target, "groups").choice(((), (100, 7), (7, 8)))),
         )
         if daemon.may_arrive(client):  # often not: the rest is for a client that comes
@@ -242,7 +274,7 @@ class World:
             uid=action.values["uid"],
             started_ms=self.now_ms,
             name="python3",
-            settings=choose(self.random(action.target, "settings")),
+            settings=choose(self.random(action.target, "settings"), FIRST_DIRECT_PID + number),
             groups=(100, *self.random(action.target, "groups").choice(((), (7, 8)))),
             gpu=self.gpus[action.values["gpu"]],
             directory=action.values["directory"],

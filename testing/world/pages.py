@@ -1,6 +1,6 @@
 """What the metrics of a host must be, computed from the world and not from the exporter."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -35,29 +35,42 @@ def differences(world: World, snapshot: Snapshot) -> Iterator[str]:
         for one in world.daemons.values()
         if one.exists and one.pipe in shown and not one.truth.unknowable
     ]
+    lost = [one.uuid for one in snapshot.gpus if one.observation.lost]
     for daemon in known:
-        expected = list(_of_daemon(world, daemon))
-        for name, labels, value in expected:
-            seen = page.value(name, daemon=daemon.pipe, **labels)
-            if seen is None or abs(seen - value) > 0.006:
-                yield f"{name} {daemon.pipe} {labels} is {seen}, not {value}"
-        yield from _lines(daemon, page)
-        yield from _limits(world, daemon, page)
-        yield from _waiting(daemon, page)
-        names = [name for name, _, _ in expected]
-        for name in set(names):
-            if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
-                yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
+        yield from _differences_of_daemon(world, daemon, page, lost)
     if world.sight.nvml:
         yield from _groups(page)
         yield from _places(world, page)
         yield from _stranded(world, page)
     if world.sight.nvml and len(known) == len(world.daemons):
         for name, labels, value in _of_gpus(world):
+            if labels["uuid"] in lost:
+                continue
             seen = page.value(name, **labels)
             unknown = name == "mps_gpu_served" and seen is None  # The daemon has not replied yet.
             if seen != value and not unknown:
                 yield f"{name} {labels} is {seen}, not {value}"
+
+
+def _differences_of_daemon(
+    world: World, daemon: Daemon, page: Page, lost: Collection[str]
+) -> Iterator[str]:
+    expected = [
+        one
+        for one in _of_daemon(world, daemon)
+        if "_memory_used_" not in one[0] or one[1]["uuid"] not in lost
+    ]
+    for name, labels, value in expected:
+        seen = page.value(name, daemon=daemon.pipe, **labels)
+        if seen is None or abs(seen - value) > 0.006:
+            yield f"{name} {daemon.pipe} {labels} is {seen}, not {value}"
+    yield from _lines(daemon, page)
+    yield from _limits(world, daemon, page)
+    yield from _waiting(daemon, page)
+    names = [name for name, _, _ in expected]
+    for name in set(names):
+        if (count := len(page.all(name, daemon=daemon.pipe))) != names.count(name):
+            yield f"{name} has {count} samples of {daemon.pipe}, not {names.count(name)}"
 
 
 def _without_clients(snapshot: Snapshot) -> Iterator[str]:

@@ -35,9 +35,28 @@ class Process:
     name: str = ""
     parent_pid: int = 1
     exists: bool = True
-    stopped: bool = False
+    halted: str = ""  # "T": by a signal, "t": by a debugger, "frozen": with its control group.
     settings: Settings = NOTHING_SET
     groups: tuple[int, ...] = (0,)  # Its group, and its supplementary groups.
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.halted)
+
+    @property
+    def letter(self) -> str:
+        """Letter in /proc/PID/stat."""
+        return self.halted if len(self.halted) == 1 else "S"
+
+    @property
+    def inner_pids(self) -> tuple[int, ...]:
+        """Its PID in the PID namespace of its container."""
+        return (7,) if "container_id" in self.settings.place.labels else ()
+
+    @property
+    def pid_namespace(self) -> int:
+        """Number of its PID namespace; 0: the host's."""
+        return self.pid if self.inner_pids else 0
 
     @property
     def ready(self) -> bool:

@@ -21,6 +21,7 @@ Kind = Literal[
     "end_client",
     "fault",
     "terminate",
+    "halt",
     "kill_server",
     "stop_daemon",
     "stop_server",
@@ -30,6 +31,8 @@ Kind = Literal[
     "rename",
     "exhaust",
     "clock_step",
+    "lose_gpu",
+    "xid",
 ]
 
 
@@ -60,8 +63,18 @@ THEMES = {
     "nvml": 0.5,
     "mps_v3": 0.12,
     "direct": 0.4,
+    "gpus": 0.4,
 }
 """Theme -> share of the worlds that have it."""
+XIDS = (
+    "43, pid=77, name=-, Ch 00000008",
+    "13, pid='<unknown>', name=<unknown>, Graphics Exception: ESR 0x404490=0x80000001",
+    "31, pid=77, name=-, channel 0x0000000e, intr 00000000. MMU Fault: ENGINE GRAPHICS "
+    "GPC5 GPCCLIENT_T1_11 faulted @ 0x7f12_34567000. Fault is of type FAULT_PDE "
+    "ACCESS_TYPE_VIRT_WRITE",
+    "31",
+)
+"""Lines of the kernel log about no MPS client."""
 OF_DAEMONS: tuple[tuple[Kind, str, int], ...] = (
     ("kill_server", "deaths", 2),
     ("quit", "operators", 1),
@@ -104,6 +117,12 @@ def generate(seed: int, minutes: float, pace: float = 1.0) -> tuple[Action, ...]
     if clock.random() < 0.1:
         at, seconds = plan.moment(clock), clock.choice((-300, -3, 3, 300, 3600))
         actions.append(Action(at, "clock_step", "host", {"seconds": seconds}))
+    for kind in ("lose_gpu", "xid") if plan.has("gpus") else ():
+        random = plan.random(kind)
+        for _ in range(random.randint(1, 2)):
+            values = {"gpu": random.randrange(gpus), "seconds": random.randint(10, 60)}
+            text = {"text": random.choice(XIDS)} if kind == "xid" else {}
+            actions.append(Action(plan.moment(random), kind, "host", {**values, **text}))
     daemons = gpus if plan.has("daemons") and not plan.has("mps_v3") else 1
     for number in range(daemons):
         actions += _daemon(plan, number, (number,) if daemons > 1 else tuple(range(gpus)), daemons)
@@ -133,6 +152,7 @@ def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Ite
     v3 = plan.has("mps_v3")
     multiuser = uid == 0 and not v3 and plan.has("users") and random.random() < 0.2
     setting = {"uid": uid, "gpus": gpus, "multiuser": multiuser, "v3": v3}
+    setting["contained"] = not (uid or v3) and plan.random(name, "contained").random() < 0.1
     default = plan.random(name, "default")
     setting["percentage"] = default.choice((100.0, 100.0, 60.0))
     setting["limits"] = default.choice(({}, {"0": "1G"}))
@@ -150,7 +170,7 @@ def _daemon(plan: Plan, number: int, gpus: tuple[int, ...], daemons: int) -> Ite
         moments = [plan.moment(random) for _ in range(random.randint(0, most))]
         for count, at in enumerate(moments):
             chosen = plan.random(name, kind, count)
-            values: dict[str, Any] = {"seconds": chosen.randint(3, 30)}
+            values: dict[str, Any] = {"seconds": chosen.randint(3, 30), "how": chosen.choice("Tt")}
             if kind in ("hide_log", "truncate", "rename"):
                 values["log"] = chosen.choice(("control", "server"))
             yield Action(at, kind, name, values)
@@ -185,6 +205,10 @@ def _client(plan: Plan, name: str, users: tuple[int, ...], gpus: int) -> Iterato
         yield Action(random.uniform(start, end), "fault", name, {"pointer": pointer})
     if plan.has("operators") and random.random() < 0.1:
         yield Action(random.uniform(start, end), "terminate", name)
+    halts = plan.random(name, "halts")
+    if plan.has("stops") and halts.random() < 0.4:
+        ways = {"how": halts.choice(("T", "t", "frozen")), "seconds": halts.randint(5, 60)}
+        yield Action(halts.uniform(start, end), "halt", name, ways)
     how = random.choice(("exit", "SIGTERM", "SIGKILL")) if plan.has("deaths") else "exit"
     work = faults and random.random() < 0.2
     yield Action(end, "end_client", name, {"how": how, "work": work})

@@ -42,6 +42,14 @@ class Server(Process):
         self._handover_counted = False
 
     @property
+    def inner_pids(self) -> tuple[int, ...]:
+        return self.daemon.inner_pids_of(self)
+
+    @property
+    def pid_namespace(self) -> int:
+        return self.daemon.pid_namespace
+
+    @property
     def ready(self) -> bool:
         return self.ready_ms is not None
 
@@ -424,6 +432,7 @@ class Server(Process):
         ]
         proved = all(one.mapped_ms is not None and one.mapped_ms < fault.at_ms for one in near)
         owners = [one for one in self.daemon.served if one.reserves(address)]
+        proved &= all(abs(at_ms - fault.at_ms) > 3_000 for at_ms in self.world.foreign_xids)
         if provable and not (proved and culprit in near and owners == [culprit]):
             self.truth.allow("losses", len(losses))
             self.truth.allow("unfinished_exits", 1)

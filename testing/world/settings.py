@@ -38,6 +38,9 @@ class Place(NamedTuple):
     cgroup: str = "0::/\n"
     labels: Mapping[str, str] = {}
 
+    def holds_only(self, pid: int) -> bool:
+        return self.path.endswith(f"0{pid:x}.scope")
+
     @property
     def path(self) -> str:
         return self.cgroup.partition("0::")[2].strip()
@@ -81,6 +84,7 @@ class Settings(NamedTuple):
     memory: str | None = None
     low_priority: bool = False
     limiter: bool = False
+    connections: str | None = None
     place: Place = Place()
 
     @property
@@ -98,6 +102,7 @@ class Settings(NamedTuple):
         values = {
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": self.percentage,
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": self.memory,
+            "CUDA_DEVICE_MAX_CONNECTIONS": self.connections,
             "CUDA_MPS_CLIENT_PRIORITY": "1" if self.low_priority else None,
         }
         return {name: value for name, value in values.items() if value is not None}
@@ -106,11 +111,22 @@ class Settings(NamedTuple):
 NOTHING_SET = Settings()
 
 
-def choose(random: Random) -> Settings:
-    return Settings(
+def _container(pid: int) -> Place:
+    """Return the control group of a container with one process."""
+    number = f"{pid:064x}"
+    return Place(
+        f"0::/system.slice/docker-{number}.scope\n", {"container_id": f"docker://{number}"}
+    )
+
+
+def choose(random: Random, pid: int) -> Settings:
+    chosen = Settings(
         random.choice((None, None, *PERCENTAGES)),
         random.choice((None, None, None, *MEMORY)),
         random.random() < 0.2,
         random.random() < 0.1,
-        random.choice((Place(), *PLACES)),
+        place=random.choice((Place(), *PLACES)),
     )
+    if random.random() < 0.1:
+        chosen = chosen._replace(connections=random.choice(("2", "8", "many")))
+    return chosen._replace(place=_container(pid)) if random.random() < 0.3 else chosen

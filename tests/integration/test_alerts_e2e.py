@@ -170,7 +170,7 @@ hangs possible=ControlDaemonDown,ControlDaemonUnresponsive,HandoverIdle
   tickets ClientsRejected daemon=unknown-visible-device cause=invalid_device uid=0 :
     1 client.*a GPU that this daemon does not
   tickets ClientsRejected daemon=refused-by-a-server-in-fault cause=server_not_ready uid=0 :
-    1 client.*recovering
+    1 client.*not ready
   tickets ClientsRejected daemon=server-full cause=context_limit uid=0 :
     1 client.*no client context left
   pager ControlDaemonUnresponsive daemon=daemon-stopped mps_control_state=unresponsive :

@@ -158,8 +158,8 @@ def _remedy_of_unknown_cause(daemon: ControlDaemon) -> str:
             "may also be draining, which looks the same (its control.log then has Cmd:quit, and it "
             "exits when its last client does). Ask root to run mps-exporter doctor."
         )
-    last = daemon.handover
-    sent = "" if last is None else f" The last that it did was for process {last.pid}."
+    last = daemon.handover.pid if daemon.handover is not None else 0
+    sent = f" The last that it did was for process {last}." if last else ""
     clients = sum(server.clients_connected or 0 for server in daemon.servers)
     lost = f"its {count(clients, 'client')}" if clients else "its clients"
     return (

@@ -73,11 +73,12 @@ def not_exclusive_mode(host: HostFacts, gpu: Gpu) -> Cases:
 )
 def exclusive_without_daemon(host: HostFacts, gpu: Gpu) -> Cases:
     seen = gpu.observation
-    unread = any(one.name == "process" and not one.success for one in host.snapshot.collectors)
     # An ordinary user's daemon serves no other user.
     users = {one.pipe_directory for one in host.daemons if one.facts.limited}
     runs = {one.pipe_directory for one in host.daemons if one.state != "absent"} | {*gpu.served_by}
-    if seen.compute_mode == "exclusive_process" and not (seen.lost or unread or runs - users):
+    if seen.compute_mode == "exclusive_process" and not (
+        seen.lost or _may_be_more(host) or runs - users
+    ):
         command = f"nvidia-smi -i {gpu.index} -c DEFAULT"
         action = Action(command, "root", "lets several processes use the GPU")
         yield Case(
@@ -243,11 +244,11 @@ def daemon_not_reached(host: HostFacts, gpu: Gpu) -> Cases:
 )
 def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
     asking = [
-        _process_text(host, one, _reached(one, _open_to(host.daemons, one.uid)))
+        _process_text(host, one, _reached(host, one))
         for one in gpu.direct_processes
         if _wanted(one) is not None and not _may_serve(host, gpu, one.uid)
     ]
-    if asking:
+    if asking and not _may_be_more(host):
         yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {join_some(asking)}.")
 
 
@@ -280,7 +281,7 @@ def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
     for one in gpu.direct_processes:
         # A directory without a daemon is wrong whichever GPUs a daemon serves.
         found = (_may_serve if reached == "no daemon runs" else _serving)(host, gpu, one.uid)
-        if found and _reached(one, _open_to(host.daemons, one.uid)) == reached:
+        if found and _reached(host, one) == reached:
             those.append(_process_text(host, one, reached))
             serving |= {daemon.pipe_directory: daemon for daemon in found}
     if those:
@@ -300,15 +301,20 @@ def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
         yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
 
 
-def _reached(process: ProcessFacts, daemons: Iterable[ControlDaemon]) -> str:
+def _may_be_more(host: HostFacts) -> bool:
+    """Return whether there may be a daemon that is not known."""
+    return any(one.name == "process" and not one.success for one in host.snapshot.collectors)
+
+
+def _reached(host: HostFacts, process: ProcessFacts) -> str:
     if (wanted := _wanted(process)) is None:
         return "no directory"
     runs = any(
         wanted.rstrip("/") in _client_directories(one)
-        for one in daemons
+        for one in _open_to(host.daemons, process.uid)
         if one.pid is not None or one.state not in (None, "absent")
     )
-    return "a daemon runs" if runs else "no daemon runs"
+    return "a daemon runs" if runs else "unknown" if _may_be_more(host) else "no daemon runs"
 
 
 def _wanted(process: ProcessFacts) -> str | None:

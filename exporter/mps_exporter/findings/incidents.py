@@ -326,9 +326,9 @@ def process_not_reaped(host: HostFacts) -> Cases:
 def directory_left(host: HostFacts) -> Cases:
     if left := [one for one in host.leftovers.directories if not one.promised_by]:
         those = [f"{shown_path(one.path)} (of user {one.owner_uid})" for one in left]
-        remedy = "A new daemon of the same user, or of root, takes it over."
+        remedy = "A new daemon takes it over, if its user may write there."
         if any(one.owner_uid for one in left):
-            remedy += " Another user's daemon cannot use it: its user has to remove it first."
+            remedy += " Else the owner has to remove it first."
         commands = [
             f"sudo -u '#{one.owner_uid}' rm -r {path}"
             for one in left

@@ -455,9 +455,12 @@ def _connection_checks(one: Subject) -> Checks:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
         context += "it, or hangs elsewhere."
         results = [each for each in one.snapshot.collectors if each.name == "nvml"]
-        if not all(each.success for each in results):
-            why = printable(results[0].error or "no answer", 400)
-            context = f"Whether it has a context on a GPU is not known: no GPU was read ({why})."
+        unread = [gpu.index for gpu in one.snapshot.gpus if gpu.observation.processes is None]
+        if unread or not all(each.success for each in results):
+            why = f"the processes of GPU {', '.join(unread)} were not read"
+            if not unread:
+                why = f"no GPU was read ({printable(results[0].error or 'no answer', 400)})"
+            context = f"Whether it has a context on a GPU is not known: {why}."
         started = humanize.processes(one.view.children)
         yield warning(
             f"It is no client of a daemon that was seen, and waits for none. {context}",

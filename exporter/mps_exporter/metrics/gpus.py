@@ -169,7 +169,7 @@ _reading("mps_gpu_persistence_mode", "persistence_mode", "nvmlDeviceGetPersisten
     "1 when the driver stays loaded while no process uses the GPU."
 )
 _reading("mps_gpu_mig_mode", "mig_mode", "nvmlDeviceGetMigMode").means(
-    "1 when the GPU is divided into MIG instances."
+    "1 when MIG is enabled on the GPU."
 )
 _reading("mps_gpu_performance_state", "performance_state", "nvmlDeviceGetPerformanceState").means(
     "Performance state, 0 (fastest) to 15 (slowest)."

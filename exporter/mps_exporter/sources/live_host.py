@@ -117,8 +117,7 @@ class LiveHost:
         new, without = self._watch.watch_only(watched)
         self._new |= new
         self._exited |= self._watch.take_exited()
-        interval = policy.EXIT_POLL_INTERVAL_SECONDS
-        if without and time.monotonic() - self._scanned_at >= interval:
+        if without and time.monotonic() - self._scanned_at >= policy.EXIT_POLL_INTERVAL_SECONDS:
             self._scanned_at = time.monotonic()
             await self._scan_for_exits(without, deadline_seconds)
         if not self._new and not self._exited:
@@ -198,10 +197,9 @@ class LiveHost:
 
 def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
     """Return the start times of these processes; None: exited. Unknown processes are missing."""
-    found: dict[int, float | None] = dict.fromkeys(set(observation.gone).intersection(pids))
-    for pid, facts in observation.processes.items():
-        found[pid] = None if facts.ended else facts.start_time_seconds
-    return found
+    there = observation.processes.items()
+    found = {pid: None if one.ended else one.start_time_seconds for pid, one in there}
+    return dict.fromkeys(set(observation.gone).intersection(pids)) | found
 
 
 def _with_own_logs(daemon: DaemonFacts, procfs: str) -> DaemonFacts:

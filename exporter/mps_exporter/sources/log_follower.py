@@ -76,7 +76,7 @@ class LogFollower:
         self._calls = BlockingCalls[LogsObservation | None]()
         self._read_at: dict[str, float] = {}
         """Pipe directory -> when its logs were last read, or first requested."""
-        self._stats: list[os.stat_result] = []  # Sizes and times of the logs at the last check.
+        self._seen: list[tuple[int, int]] = []  # Sizes and times of the logs at the last check.
         self._transitions = TransitionLogger(_log)
 
     async def poll(
@@ -94,8 +94,8 @@ class LogFollower:
         began, names = self._monotonic(), {one.pipe_directory for one in daemons}
         interval = policy.LOG_POLL_INTERVAL_SECONDS
         self._read_at = {name: self._read_at.get(name, began - interval) for name in names}
-        read = {name for name, at in self._read_at.items() if at > began - interval}
-        daemons = [one for one in daemons if not one.limited or one.pipe_directory not in read]
+        due = {name for name, at in self._read_at.items() if at <= began - interval}
+        daemons = [one for one in daemons if not one.limited or one.pipe_directory in due]
         seconds = min(deadline_seconds, policy.LOG_POLL_TIMEOUT_SECONDS)
         limits = _byte_limits(daemons)
         calls: dict[Hashable, tuple[Hashable | None, Callable[[], LogsObservation | None]]] = {
@@ -124,9 +124,10 @@ class LogFollower:
         while True:
             time.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
             tails = [tail for logs in self._daemons.copy().values() for tail in logs.tails()]
-            files = [tail.descriptor for tail in tails if tail.descriptor is not None]
-            before, self._stats = self._stats, [os.fstat(one) for one in files]
-            if (poll := before != self._stats or is_due()) or time.monotonic() >= until:
+            files = [os.fstat(tail.descriptor) for tail in tails if tail.descriptor is not None]
+            # A rename changes st_ctime, too; the exporter's own reads change st_atime.
+            before, self._seen = self._seen, [(one.st_size, one.st_ctime_ns) for one in files]
+            if (poll := before != self._seen or is_due()) or time.monotonic() >= until:
                 return poll
 
     async def close(self) -> None:
@@ -188,8 +189,8 @@ class LogFollower:
             os.scandir(f"/proc/self/fd/{directory}") as entries,
         ):
             some = islice(entries, policy.MAX_LOG_DIRECTORY_ENTRIES)
-            found = (entry.name for entry in some if _is_server(entry))
-            names = set(islice(found, policy.MAX_SERVER_LOGS))
+            folders = (one.name for one in some if one.is_dir(follow_symlinks=False))
+            names = set(islice(filter(_SERVER_NAME.fullmatch, folders), policy.MAX_SERVER_LOGS))
         for gone in logs.named_servers.keys() - names:
             logs.named_servers.pop(gone).close()
         for name in names - logs.named_servers.keys():
@@ -232,10 +233,6 @@ def _byte_limits(daemons: Sequence[DaemonFacts]) -> dict[Hashable, int]:
     share = min(policy.MAX_USER_LOG_POLL_BYTES, share)
     least = policy.MIN_USER_LOG_POLL_BYTES
     return {user: max(least, share // (2 * count)) for user, count in users.items()}
-
-
-def _is_server(entry: os.DirEntry[str]) -> bool:
-    return bool(_SERVER_NAME.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
 
 
 def _joined_state(

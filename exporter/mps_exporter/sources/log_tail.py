@@ -503,9 +503,7 @@ class LogTail:
         size = found.st_size
         self._check_position(descriptor, size)
         self._size_bytes = size
-        wanted = min(size - self._offset, self.limits.poll_bytes)
-        if max_bytes is not None:
-            wanted = min(wanted, max_bytes)
+        wanted = min(size - self._offset, max_bytes or self.limits.poll_bytes)
         if self._history_until > self._offset:
             wanted = min(wanted, self._history_until - self._offset)
         data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
@@ -536,23 +534,21 @@ class LogTail:
         )
         self._restarted, self._lost_bytes = False, 0
         if copy is not None and self._copy is None:
-            self._restart_at(0)
-            self._history_until = 0
+            self._restart()
         return chunk
 
     def _check_position(self, descriptor: int, size: int) -> None:
         """Restart after a truncation; skip data of a log that is far behind."""
         if not self._contains_position(descriptor, size):
             self._lost_bytes += max(0, self._size_bytes - self._offset)
-            self._restart_at(0)
-            self._history_until = 0
+            self._restart()
         if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
             position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
             self._lost_bytes += position - self._offset
-            self._restart_at(position)
+            self._offset, self._restarted, self._fingerprint = position, True, b""
 
-    def _restart_at(self, offset: int) -> None:
-        self._offset, self._restarted, self._fingerprint = offset, True, b""
+    def _restart(self) -> None:
+        self._offset, self._restarted, self._fingerprint, self._history_until = 0, True, b"", 0
 
     def _cut_at_clock_change(self, data: bytes, mtime: float, fallback: LogZone | None) -> bytes:
         """Infer the zone, and return the lines before a change of the clocks."""
@@ -570,10 +566,7 @@ def _mount_of(descriptor: int) -> bytes | None:
     Device numbers do not show it: an overlay's files and directories may have different numbers.
     """
     with open(f"/proc/self/fdinfo/{descriptor}", "rb") as lines:  # noqa: PTH123 - a descriptor
-        for line in lines:
-            if line.startswith(b"mnt_id:"):
-                return line
-    return None
+        return next((line for line in lines if line.startswith(b"mnt_id:")), None)
 
 
 def error_text(error: OSError) -> str:

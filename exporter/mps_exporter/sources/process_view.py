@@ -148,21 +148,20 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     A server has its client's user, the daemon's group, and none of the client's groups. On an H200
     servers of root's daemon ended at once below root's folder of mode 0701 or 0705, through which
     the client passed, and below a folder of mode 0710 that was open to the client's group; they ran
-    with 0711, and with 0710 for a client in root's group. Whether a server keeps the daemon's
-    supplementary groups was not measured: a folder that is open to these is not reported as closed.
+    with 0711, and with 0710 for a client in root's group; a closed way to the logs did no harm.
+    Whether a server keeps the daemon's supplementary groups was not measured: a folder that is open
+    to these is not reported as closed.
     """
     if facts.process is None:
         return DaemonConditions()
     base = Path(procfs, str(facts.process.pid))
     status = parse_status(_bytes_of(base / "status"))
     closed: dict[int, ClosedFolder] = {}
-    for uid in uids:
-        for directory in (facts.pipe_directory, facts.log_directory):
-            if uid and directory:
-                user = _User(uid, status.group, status.supplementary_groups)
-                walk = _walk_as(str(base / "root"), directory, user)
-                if walk.closed is not None:
-                    closed.setdefault(uid, walk.closed)
+    for uid in filter(None, uids):
+        user = _User(uid, status.group, status.supplementary_groups)
+        walk = _walk_as(str(base / "root"), facts.pipe_directory, user)
+        if walk.closed is not None:
+            closed[uid] = walk.closed
     cgroup = facts.process.cgroup
     limit = group_file(cgroup, "memory.max", CGROUPS).strip()
     return DaemonConditions(

@@ -135,10 +135,11 @@ def made_up_daemon(folder: Path) -> DaemonFacts:
     """A daemon in a made-up /proc, whose pipe directory is behind a folder of mode 0700."""
     base = folder / "proc" / "9"
     (base / "root" / "run" / "pipe").mkdir(parents=True)
-    (base / "root" / "log").mkdir()
-    (base / "root" / "run").chmod(0o700)
+    (base / "root" / "var" / "log").mkdir(parents=True)
+    for way in ("run", "var"):  # the way to the logs may be closed
+        (base / "root" / way).chmod(0o700)
     process = ProcessFacts(9, 0.0, cgroup="0::/pods/mps\n")
-    return DaemonFacts("/run/pipe", "/log", process=process)
+    return DaemonFacts("/run/pipe", "/var/log", process=process)
 
 
 def test_the_way_of_a_server_and_its_host_memory(

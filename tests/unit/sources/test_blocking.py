@@ -136,11 +136,3 @@ async def test_a_cancelled_caller_leaves_the_call_inside(gate: Gate) -> None:
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert calls.is_under_way("disk")
-
-
-async def test_calls_of_ordinary_users_are_waited_for_shortly(gate: Gate) -> None:
-    calls = BlockingCalls[str]()
-    calls_of_round: RoundCalls = {"a": (ALICE, gate), "b": (None, at_once)}
-    calls.start(calls_of_round)
-    await calls.wait_async(PATIENCE_SECONDS * 10, 0.01)
-    assert calls.results(calls_of_round) == {"b": "now"}

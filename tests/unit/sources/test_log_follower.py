@@ -71,10 +71,10 @@ class Site:
             found[name] = found.get(name, "") + chunk.data.decode()
         return {name: text for name, text in found.items() if text}
 
-    async def returned(self, *names: str) -> None:
-        """Wait until the reads of these daemons are done."""
-        calls = self.logs._calls
-        await until(lambda: not any(calls.is_under_way(f"/{name}") for name in names))
+    async def returned(self, name: str, gate: threading.Event) -> None:
+        """Open a gate, and wait until the read of this daemon is done."""
+        gate.set()
+        await until(lambda: not self.logs._calls.is_under_way(f"/{name}"))
 
     async def lose(self, name: str, deadline_seconds: float = 0.05) -> threading.Event:
         """Begin a read of this daemon that hangs."""
@@ -102,23 +102,10 @@ async def test_a_later_poll_returns_late_data(site: Site) -> None:
     with pytest.raises(SourceTimeoutError, match=r"not read within 0\.01 s"):
         await site.poll(0.01)
     site.write("a", "second")
-    gate.set()
-    await site.returned("a")
+    await site.returned("a", gate)
     found = await site.poll() | {"then": ""}
     found["then"] = "".join((await site.poll()).values())
     assert found["a"] + found["then"] == "first\nsecond\n"
-
-
-async def test_a_wait_ends_when_a_log_changes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
-    site.add("a")
-    await site.poll()
-    checks = iter(range(100))
-    for end, polls in ((math.inf, True), (0.0, False), (math.inf, True)):  # the log is new
-        assert site.logs.wait_for_change(lambda: next(checks) == 5, end) == polls
-    site.write("a", "news")
-    assert site.logs.wait_for_change(lambda: next(checks) > 50, math.inf)
-    assert next(checks) == 6
 
 
 async def test_logs_of_ordinary_users_are_read_once_in_an_interval(site: Site) -> None:
@@ -130,8 +117,7 @@ async def test_logs_of_ordinary_users_are_read_once_in_an_interval(site: Site) -
     assert await site.poll() == {"b": "news\n"}
     site.logs.seconds += policy.LOG_POLL_INTERVAL_SECONDS
     gate = await site.lose("a", 0.01)  # what is late is in the next poll
-    gate.set()
-    await site.returned("a")
+    await site.returned("a", gate)
     assert await site.poll() == {"a": "news\n"}
 
 
@@ -143,14 +129,11 @@ async def test_a_late_result_is_complete_only_until_it_was_read(site: Site) -> N
     began = site.logs.now
     gate = await site.lose("a")
     site.logs.now += 0.2
-    gate.set()
-    await site.returned("a")
+    await site.returned("a", gate)
     found = await site.logs.poll(site.targets, PATIENCE_SECONDS)
     assert found.at == site.logs.now
-    assert {chunk.log: chunk.complete_until for chunk in found.chunks} == {
-        "control": began,
-        "server": began,
-    }
+    until_by_log = {chunk.log: chunk.complete_until for chunk in found.chunks}
+    assert until_by_log == {"control": began, "server": began}
 
 
 async def test_a_hanging_read_delays_the_others_once(site: Site) -> None:
@@ -161,8 +144,7 @@ async def test_a_hanging_read_delays_the_others_once(site: Site) -> None:
         site.write(name, "news")
     for _ in range(2):  # a wait for it would never end
         assert "a" not in await site.poll(PATIENCE_SECONDS * 10)
-    gate.set()
-    await site.returned("a")
+    await site.returned("a", gate)
     found = (await site.poll()).get("a", "") + (await site.poll()).get("a", "")
     assert found == "news\n"
 
@@ -175,8 +157,7 @@ async def test_logs_of_ordinary_users_do_not_delay_others(
     site.add("roots")
     gate = site.hang("hers")
     assert await site.poll(PATIENCE_SECONDS * 10) == {"roots": "first\n"}
-    gate.set()
-    await site.returned("hers")
+    await site.returned("hers", gate)
     assert await site.poll() == {"hers": "first\n"}
 
 
@@ -196,8 +177,7 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
     error = "reading it does not return: the file system does not answer"
     for _ in range(2):
         assert await states() == {"control": error, "server": error}
-    gate.set()
-    await site.returned("a")
+    await site.returned("a", gate)
     assert await states() == {"control": None, "server": "no such file"}
     told = [one.message for one in caplog.records if "daemon's logs" in one.message]
     assert told == ["reading a daemon's logs does not return", "a daemon's logs are read again"]
@@ -210,21 +190,23 @@ async def test_a_quiet_host_is_polled_for_lines_exits_and_maps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(policy, "TICK_INTERVAL_SECONDS", 0.1)
     host = LiveHost(Settings(collector_nvml=False))
     assert await host.wait_for_next_poll()  # the first
-    monkeypatch.setattr(host, "_polled_at", math.inf)
-    assert not await host.wait_for_next_poll()
-    reasons = [host._watch.new_exits, host._kernel.requested]
-    for reason in cast("list[dict[int, object]]", reasons):
-        reason[1] = None
-        assert await host.wait_for_next_poll()
-        reason.clear()
     (tmp_path / "control.log").write_text("line\n")
     for waits in ((True, True), (False,)):  # the log is new, its lines may wait; no line
         await host.poll_logs([DaemonFacts("/a", str(tmp_path), log_owners=OWN)], PATIENCE_SECONDS)
         monkeypatch.setattr(host, "_polled_at", math.inf)
         assert [await host.wait_for_next_poll() for _ in waits] == list(waits)
+    (tmp_path / "control.log").write_text("line\nnext\n")
+    assert await host.wait_for_next_poll()
+    for reason in cast("list[dict[int, object]]", [host._watch.new_exits, host._kernel.requested]):
+        reason[1] = None
+        assert await host.wait_for_next_poll()
+        reason.clear()
+    monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", 0.0)
+    assert await host.wait_for_next_poll()  # the check hangs
     await host.close()
 
 

@@ -19,10 +19,6 @@ from testing.fake_proc import FakeProc
 from testing.waiting import until
 
 
-def child() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "3600"])
-
-
 class Pipes:
     """Stand-ins for pidfds: pipes, readable when their process ends."""
 
@@ -41,20 +37,17 @@ class Pipes:
     def end(self, pid: int) -> None:
         os.close(self.writers.pop(pid))
 
-    def close(self) -> None:
-        for pid in list(self.writers):
-            self.end(pid)
-
 
 @pytest.fixture
 async def pipes() -> AsyncIterator[Pipes]:
     made = Pipes()
     yield made
-    made.close()
+    for pid in list(made.writers):
+        made.end(pid)
 
 
 async def test_a_missing_process_has_ended() -> None:
-    with child() as one:
+    with subprocess.Popen(["sleep", "3600"]) as one:
         one.kill()
     watch = ProcessWatch(pidfd_opener("/proc"), now=lambda: 7.0)
     assert watch.watch_only([one.pid]) == ({one.pid}, set())

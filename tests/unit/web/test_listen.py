@@ -19,9 +19,8 @@ def test_wrong_addresses(address: str) -> None:
 def test_a_taken_port_names_the_likely_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
         port = owner.getsockname()[1]
-        with pytest.raises(ListenError, match="another program listens there") as other:
+        with pytest.raises(ListenError, match=r"another program listens there.*--web\.listen-addr"):
             listen([f"127.0.0.1:{port}"])
-    assert "--web.listen-address" in str(other.value)
     assert "dcgm-exporter" in server._reason(":9400", OSError(errno.EADDRINUSE, "in use"))
 
 
@@ -65,16 +64,13 @@ def test_the_socket_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
-
     server.close_sockets(listen([f"unix:{path}"]))
-
     assert not path.exists()
 
 
 def test_no_file_is_ever_replaced(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-
     with pytest.raises(ListenError, match="no socket is there"):
         listen([f"unix:{path}"])
     assert path.read_text() == "data"

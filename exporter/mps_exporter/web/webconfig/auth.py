@@ -61,7 +61,9 @@ class Passwords:
     ) -> bool:
         """Return whether this user has this password; ``address`` is the address of the client."""
         hashed = users.get(user)
-        digest = self._digest(user, hashed, password)
+        parts = user.encode("utf-8", "surrogateescape"), (hashed or "").encode(), password
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        digest = hmac.digest(self._secret, message, hashlib.sha256)
         if hmac.compare_digest(self._verified.get(user, b""), digest):
             return True
         async with self._addresses.setdefault(network_of(address), asyncio.Semaphore()):
@@ -75,12 +77,6 @@ class Passwords:
                 return True
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return False
-
-    def _digest(self, user: str, hashed: str | None, password: bytes) -> bytes:
-        name = user.encode("utf-8", "surrogateescape")
-        parts = (name, (hashed or "").encode(), password)
-        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hmac.digest(self._secret, message, hashlib.sha256)
 
 
 def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
