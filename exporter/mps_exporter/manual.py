@@ -38,13 +38,15 @@ _IGNORED = re.compile(
 _SUBJECT = re.compile(
     r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
     r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
-    r"|control daemon|active_thread|pinned_mem|\b(?:xid|ecc)\b"
+    r"|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
+    r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode|server \d"
 )
 """Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
 _APPLE = re.compile(
     r"mps (?:backend|framework)|the mps device\b(?! pl)|mps:0|ends\.mps|mps_fall|apple"
 )
 _ERROR_NUMBER = re.compile("(?:cuda )?(?:error )?([0-9]+)")
+FIRST = "what-is-mps-when-does-it-help-and-why-is-it-not-the-default"
 APPLE = "is-pytorchs-device-mps-nvidias-mps"
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ERROR_NAME = re.compile("cuda_?error|cuda_mps_|nccl$|xid$")
@@ -160,7 +162,8 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         found = sum(weights[word] for word in page.words & weights.keys())
         titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
-        named = asked == set(_words(page.title)) or text.strip().lower() == page.name.lower()
+        names = ";".join([page.name, page.title, *_TYPED.findall(page.source)]).split(";")
+        named = asked in [set(_words(name)) for name in names]
         exact = f" {' '.join(words)} " in page.sequence
         evidence = titled + run
         enough = evidence >= WANTED_RUN or (evidence >= least and found >= WANTED_SHARE * whole)
@@ -170,6 +173,8 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         if named or heads or run >= WANTED_RUN or (subjects and enough) or perhaps:
             score = round(found + 2 * titled + run + 0.5 * paired, 6)  # sums of sets differ
             ranked.append(((named, exact, score, -len(page.words)), page))
+    if not ranked and "mps" in asked and FIRST in pages():
+        return [pages()[FIRST]]
     return [page for _, page in sorted(ranked, key=lambda one: one[0], reverse=True)[:most]]
 
 
