@@ -28,6 +28,7 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.processes import Processes
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
@@ -265,7 +266,8 @@ class LogFiles:
             self._write(root, random)
             parts.append(await self._read(root, daemons))
         self._write(seen)
-        parts.append(await self._read(seen, daemons))
+        with suppress(*(SourceTimeoutError,) if parts else ()):
+            parts.append(await self._read(seen, daemons))
         states = [one for one in parts[-1].states if one.log not in self._hidden]
         for one in daemons:
             states += [
