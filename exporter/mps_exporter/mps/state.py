@@ -4,6 +4,7 @@ Lines of the logs call its methods. Running totals are kept in whole millisecond
 timestamps, so that they do not depend on the steps in which time advances.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -167,6 +168,11 @@ class DaemonState:
         """Return the context of events at this time, which count after the exporter's start."""
         counted = self._counted_from_ms is None or round(at * 1000.0) >= self._counted_from_ms
         return Moment(at, counted, self.counters, self.incidents)
+
+    @property
+    def known_until(self) -> float:
+        """Time up to which the logs have been applied."""
+        return -math.inf if self._clock_ms is None else self._clock_ms / 1000.0
 
     def advance_to(self, at: float) -> None:
         """Advance the running totals to this time, and run the timers that are due by then."""
