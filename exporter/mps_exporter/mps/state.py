@@ -4,7 +4,6 @@ Lines of the logs call its methods. Running totals are kept in whole millisecond
 timestamps, so that they do not depend on the steps in which time advances.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -85,7 +84,7 @@ class DaemonState:
         self.server_log_at: float | None = None  # Time of the last line of server.log.
         self.server_log_lost_at: float | None = None
         """Last time at which lines of server.log may have been lost."""
-        self._clock_ms: int | None = None  # Time up to which the running totals are complete.
+        self.clock_ms: int | None = None  # Time up to which the running totals are complete.
         self._counted_from_ms: int | None = None  # Time at which the exporter started.
 
     @property
@@ -169,11 +168,6 @@ class DaemonState:
         counted = self._counted_from_ms is None or round(at * 1000.0) >= self._counted_from_ms
         return Moment(at, counted, self.counters, self.incidents)
 
-    @property
-    def known_until(self) -> float:
-        """Time up to which the logs have been applied."""
-        return -math.inf if self._clock_ms is None else self._clock_ms / 1000.0
-
     def advance_to(self, at: float) -> None:
         """Advance the running totals to this time, and run the timers that are due by then."""
         while (due := self._next_timer()) <= at:
@@ -182,9 +176,9 @@ class DaemonState:
         self._accumulate_until(at)
 
     def _accumulate_until(self, at: float) -> None:
-        to, clock = round(at * 1000.0), self._clock_ms
+        to, clock = round(at * 1000.0), self.clock_ms
         if clock is None or to < clock - policy.CLOCK_JUMP_SECONDS * 1000:
-            self._clock_ms = to
+            self.clock_ms = to
             if clock is not None:
                 self.timeline = Timeline()
             return
@@ -199,7 +193,7 @@ class DaemonState:
                     )
             if self._is_idle_while_waiting():
                 self.counters.increment("mps_uid_handover_idle_seconds_total", to - start)
-        self._clock_ms = max(to, clock)
+        self.clock_ms = max(to, clock)
 
     def _is_idle_while_waiting(self) -> bool:
         if any(server.occupied or server.clients.admissions for server in self.servers):
