@@ -34,9 +34,9 @@ from mps_exporter.sources.processes import Processes
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
-from testing.world.model import DEBUGGER_PID, World
+from testing.world.model import World
 from testing.world.obstacles import OFTEN, AtOnce, Obstacles
-from testing.world.processes import Process
+from testing.world.processes import DEBUGGER_PID, Process
 from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
 
 MEMORY = Path("/dev/shm")
