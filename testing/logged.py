@@ -33,12 +33,14 @@ def logged(
     devices: Mapping[int, str] | None = None,
     waits: Iterable[Wait] = (),
     server_log_lost_at: float | None = None,
+    read_until: float = 9.0,
     **daemon: Any,
 ) -> DaemonState:
     """The state of a daemon whose two logs can be read."""
     state = DaemonState()
     state.readable["control"] = state.readable["server"] = True
     state.server_log_lost_at = server_log_lost_at
+    state.advance_to(read_until)
     for ordinal, uuid in (devices or {}).items():
         state.gpus.add_ordinal(ordinal, uuid, 0.0)
     for wait in waits:

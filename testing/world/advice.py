@@ -13,8 +13,8 @@ from mps_exporter.snapshot import Gpu, Incident, Snapshot
 from testing.world.daemon import Daemon
 from testing.world.files import NAMES, OPEN_GROUP
 from testing.world.gpus import mode_of, model_of
-from testing.world.model import DEBUGGER_PID, World
-from testing.world.processes import SMS, Client, Direct, Process
+from testing.world.model import World
+from testing.world.processes import DEBUGGER_PID, SMS, Client, Direct, Process
 from testing.world.server import Server
 
 Expected = dict[tuple[str, str], set[int]]

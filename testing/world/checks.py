@@ -556,8 +556,8 @@ def surfaces(moment: Moment) -> Iterator[str]:
     servers = [server for daemon in api["daemons"] for server in daemon["servers"]]
     waits = [wait for daemon in api["daemons"] for wait in daemon["waits"]]
     clients = [client for server in servers for client in server["clients"]]
-    count = _pids(clients)["0"]  # One at most has samples of its own on a server.
-    unknown = Counter({"0": count - _labels(page, "mps_client_info", "pid")["0"]})
+    numberless = [_pids(server["clients"])["0"] for server in servers]
+    unknown = Counter({"0": sum(count for count in numberless if count > 1)})  # without samples
     found = [*api["findings"], *api["blind_spots"]]
     told = [*doctor["findings"], *doctor["recent"]]
     words = words_of(render_page(status, WebOptions()))

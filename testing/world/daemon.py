@@ -13,7 +13,7 @@ from mps_exporter.observations import LogName
 from testing import fake_mps_control
 from testing.mps_logs import LOGS, PIPE
 from testing.world.obstacles import LINES, SOMETIMES, Obstacles
-from testing.world.processes import Client, Gpu, Process
+from testing.world.processes import DEBUGGER_PID, Client, Gpu, Process
 from testing.world.server import Server
 from testing.world.truth import Truth, WaitTruth
 
@@ -252,7 +252,7 @@ class Daemon(Process):
                     return False
                 self._die()
             case _ if (stopped := self if action.kind == "stop_daemon" else server) is not None:
-                stopped.halted = action.values["how"]
+                stopped.halted = action.values.get("how", "T")
                 self.after(action.values["seconds"] * 1000, partial(self._resume, stopped))
         return True
 
@@ -286,7 +286,8 @@ class Daemon(Process):
     def _forge(self) -> None:
         """Write lines about other users' processes, as the owner of these logs can."""
         self.truth.unknowable.add("forged")
-        others = [one for one in self.world.processes.values() if one.uid != self.uid]
+        known = self.world.processes.values()
+        others = [one for one in known if one.uid != self.uid and one.pid != DEBUGGER_PID]
         random = self.world.random(self.key, f"forge {self.world.now_ms}")
         for victim in random.sample(others, min(len(others), 3)):
             who = f"{{PID: {victim.pid}, Context"

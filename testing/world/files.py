@@ -28,14 +28,15 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.processes import Processes
 from testing.fake_proc import BOOT_TIME, HOST_NAMESPACE, FakeProc
 from testing.mps_logs import LOGS
 from testing.world.daemon import Daemon
-from testing.world.model import DEBUGGER_PID, World
+from testing.world.model import World
 from testing.world.obstacles import OFTEN, AtOnce, Obstacles
-from testing.world.processes import Process
+from testing.world.processes import DEBUGGER_PID, Process
 from testing.world.settings import KUBELET_LINK, MEMORY_OF_GROUPS, PLACES
 
 MEMORY = Path("/dev/shm")
@@ -265,7 +266,8 @@ class LogFiles:
             self._write(root, random)
             parts.append(await self._read(root, daemons))
         self._write(seen)
-        parts.append(await self._read(seen, daemons))
+        with suppress(*(SourceTimeoutError,) if parts else ()):
+            parts.append(await self._read(seen, daemons))
         states = [one for one in parts[-1].states if one.log not in self._hidden]
         for one in daemons:
             states += [

@@ -157,15 +157,22 @@ class Gpus:
             )
             instances[slot].processes = {"Compute": [ListedProcess(70 + slot, 1 << 20)]}
         reply["nvmlDeviceGetMaxMigDeviceCount()"] = 7
-        return FakeDevice("GPU-divided", reply, instances=instances)
+        listed = {"Compute": [one.processes["Compute"][0] for one in instances.values()]}
+        return FakeDevice("GPU-divided", reply, processes=listed, instances=instances)
 
     def differences(self, page: Page) -> Iterator[str]:
         """Yield the replies that are not on the page, and the readings that are wrong."""
         gpus = self._library.gpus[: len(self._world.gpus)]
         divided = [one.uuid for one in self._library.gpus if one not in gpus]
         for uuid in (*divided, *(INSTANCES if divided else ())):
-            if page.value("mps_gpu_info", uuid=uuid) != 1:
-                yield f"{uuid} is not shown"
+            used = page.value("mps_gpu_memory_used_bytes", uuid=uuid)
+            own = page.value("mps_gpu_processes", uuid=uuid, kind="direct")
+            if page.value("mps_gpu_info", uuid=uuid) != 1 or (own or 0) != (uuid in INSTANCES):
+                yield f"{uuid} is not shown, or not with its process"
+            if uuid in INSTANCES and (
+                used != 5 << 30 or page.value("mps_gpu_power_watts", uuid=uuid)
+            ):
+                yield f"{uuid} uses {used} bytes, or has the power of the whole GPU"
         for device in gpus:
             if page.value("mps_gpu_up", uuid=device.uuid):
                 yield from self._of_device(device, page)

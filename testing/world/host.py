@@ -29,9 +29,9 @@ from testing.world.daemon import Daemon
 from testing.world.daemon_v3 import DaemonV3
 from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.gpus import Gpus
-from testing.world.model import DEBUGGER_PID, World
+from testing.world.model import World
 from testing.world.obstacles import Obstacles
-from testing.world.processes import Client, Direct, Process
+from testing.world.processes import DEBUGGER_PID, Client, Direct, Process
 
 ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"

@@ -10,7 +10,7 @@ from random import Random
 from testing.mps_logs import EIGHT
 from testing.world.daemon import PIDS_OF_A_DAEMON, Daemon
 from testing.world.daemon_v3 import DaemonV3
-from testing.world.processes import Client, Direct, Gpu, Process
+from testing.world.processes import DEBUGGER_PID, Client, Direct, Gpu, Process
 from testing.world.script import Action
 from testing.world.settings import choose
 from testing.world.truth import Truth
@@ -20,7 +20,7 @@ RETRY_MS = 250
 """An action whose outcome at this moment was never measured is tried again after this time."""
 SETTLING_MS = 300
 OBSTRUCTED = 14  # Interval of the worlds in which readings fail.
-FIRST_CLIENT_PID, FIRST_DIRECT_PID, DEBUGGER_PID = 200_000, 100_000, 50
+FIRST_CLIENT_PID, FIRST_DIRECT_PID = 200_000, 100_000
 
 
 @dataclass(eq=False)

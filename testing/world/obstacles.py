@@ -1,5 +1,6 @@
 """Readings that fail, that are late, or that nothing understands, in some worlds."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import count
 from random import Random
@@ -9,6 +10,7 @@ from mps_exporter.sources.child_process import ProcessResult
 from mps_exporter.sources.host import SourceError, SourceTimeoutError
 from mps_exporter.sources.nvml.pynvml_api import Code
 
+MAX_ROUNDS = 12  # 6 s of the polls of logs.
 OFTEN, SOMETIMES = 0.1, 0.02  # Shares of the readings, and of the smaller parts of a reading.
 RUNS = (
     ProcessResult(None),
@@ -57,16 +59,20 @@ class AtOnce:
     def __init__(self, obstacles: Obstacles | None = None) -> None:
         self._obstacles = obstacles or Obstacles(0, "", there=False)
         self._results, self.errors = dict[Hashable, Any](), dict[Hashable, OSError]()
+        self._rounds = Counter[Hashable]()  # Key -> rounds for which its call hangs.
         self._hanging, self.old = set[Hashable](), frozenset[Hashable]()
 
     def start(self, calls: Mapping[Hashable, tuple[object, Callable[[], Any]]]) -> None:
         self._results, self.errors, self._hanging = {}, {}, set()
         for key, (_, function) in calls.items():
             if (random := self._obstacles.random(SOMETIMES)) is not None:
-                if random.random() < 0.5:
-                    self._hanging.add(key)
-                else:
+                self._rounds[key] = random.randint(0, MAX_ROUNDS)
+                if not self._rounds[key]:
                     self.errors[key] = PermissionError(13, "Permission denied")
+                    continue
+            if self._rounds[key] > 0:
+                self._rounds[key] -= 1
+                self._hanging.add(key)
                 continue
             try:
                 self._results[key] = function()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from testing.world.daemon import Daemon
 
 
-SMS = 132
+SMS, DEBUGGER_PID = 132, 50
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def exclusive_without_daemon(host: HostFacts, gpu: Gpu) -> Cases:
     users = {one.pipe_directory for one in host.daemons if one.facts.limited}
     runs = {one.pipe_directory for one in host.daemons if one.state != "absent"} | {*gpu.served_by}
     if seen.compute_mode == "exclusive_process" and not (
-        seen.lost or _may_be_more(host) or runs - users
+        seen.lost or _unsure(host) or runs - users
     ):
         command = f"nvidia-smi -i {gpu.index} -c DEFAULT"
         action = Action(command, "root", "lets several processes use the GPU")
@@ -248,7 +248,7 @@ def daemon_missing(host: HostFacts, gpu: Gpu) -> Cases:
         for one in gpu.direct_processes
         if _wanted(one) is not None and not _may_serve(host, gpu, one.uid)
     ]
-    if asking and not _may_be_more(host):
+    if asking and not _unsure(host):
         yield Case(f"No MPS daemon serves GPU {gpu.index}, which is used by {join_some(asking)}.")
 
 
@@ -301,7 +301,7 @@ def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
         yield f"{daemon.pipe_directory}/{one.server_name}/{one.name}"
 
 
-def _may_be_more(host: HostFacts) -> bool:
+def _unsure(host: HostFacts) -> bool:
     """Return whether there may be a daemon that is not known."""
     return any(one.name == "process" and not one.success for one in host.snapshot.collectors)
 
@@ -314,7 +314,7 @@ def _reached(host: HostFacts, process: ProcessFacts) -> str:
         for one in _open_to(host.daemons, process.uid)
         if one.pid is not None or one.state not in (None, "absent")
     )
-    return "a daemon runs" if runs else "unknown" if _may_be_more(host) else "no daemon runs"
+    return "a daemon runs" if runs else "unknown" if _unsure(host) else "no daemon runs"
 
 
 def _wanted(process: ProcessFacts) -> str | None:

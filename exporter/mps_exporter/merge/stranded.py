@@ -51,7 +51,7 @@ def stranded_pids(
         elif others and (uid is None or not others.isdisjoint({uid, 0, None})):
             known = None
         else:
-            known = _known_clients(serving)
+            known = _known_clients(serving, context.nvml.at - policy.STRANDED_SECONDS)
         if known is None:
             unknown = True
         else:
@@ -59,8 +59,8 @@ def stranded_pids(
     return tuple(sorted(certain)) if certain or not unknown else None
 
 
-def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
-    """Return the PIDs of all servers' clients; None if there may be others, or without a daemon."""
+def _known_clients(daemons: Sequence[Known], at: float) -> set[int] | None:
+    """Return the PIDs of all servers' clients at a time; None if unknown, or without a daemon."""
     inputs = [one for _, one in daemons]
     # A new client of an MPS v3 daemon is listed later.
     all_readable = all(one.log_names_servers() and one.log_readable("server") for one in inputs)
@@ -73,7 +73,8 @@ def _known_clients(daemons: Sequence[Known]) -> set[int] | None:
     complete = daemons and all_readable and 0 not in connected
     if not complete or any(daemon.dropped_clients for daemon, _ in daemons):
         return None
-    if any(server.may_miss_lines() for one in inputs for server in one.state.servers):
+    hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a read of the logs
+    if hangs or any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
     # The control tool lists clients, too, by their PIDs in the daemon's namespace. A reply may be
     # older than the end of its server, which left these clients behind.

@@ -84,7 +84,7 @@ class DaemonState:
         self.server_log_at: float | None = None  # Time of the last line of server.log.
         self.server_log_lost_at: float | None = None
         """Last time at which lines of server.log may have been lost."""
-        self._clock_ms: int | None = None  # Time up to which the running totals are complete.
+        self.clock_ms: int | None = None  # Time up to which the running totals are complete.
         self._counted_from_ms: int | None = None  # Time at which the exporter started.
 
     @property
@@ -176,9 +176,9 @@ class DaemonState:
         self._accumulate_until(at)
 
     def _accumulate_until(self, at: float) -> None:
-        to, clock = round(at * 1000.0), self._clock_ms
+        to, clock = round(at * 1000.0), self.clock_ms
         if clock is None or to < clock - policy.CLOCK_JUMP_SECONDS * 1000:
-            self._clock_ms = to
+            self.clock_ms = to
             if clock is not None:
                 self.timeline = Timeline()
             return
@@ -193,7 +193,7 @@ class DaemonState:
                     )
             if self._is_idle_while_waiting():
                 self.counters.increment("mps_uid_handover_idle_seconds_total", to - start)
-        self._clock_ms = max(to, clock)
+        self.clock_ms = max(to, clock)
 
     def _is_idle_while_waiting(self) -> bool:
         if any(server.occupied or server.clients.admissions for server in self.servers):

@@ -179,9 +179,11 @@ def one_daemon(
     server: LoggedServer = LOGGED,
     waits: tuple[Wait, ...] = (),
     lost_at: float | None = None,
+    read_until: float = 9.0,
     **more: Any,
 ) -> Snapshot:
-    state = logged(server, devices={0: "GPU-a"}, waits=waits, server_log_lost_at=lost_at)
+    more_of_log: dict[str, Any] = {"server_log_lost_at": lost_at, "read_until": read_until}
+    state = logged(server, devices={0: "GPU-a"}, waits=waits, **more_of_log)
     inputs = DaemonInputs(
         facts, probe(Outcome.OK, RAN), answers or ServerAnswers(), state, logs, was_readable=True
     )
@@ -521,6 +523,11 @@ def test_where_lines_of_a_server_may_be_missing_no_client_is_stranded(
     server = replace(LOGGED, attributes={"has_first_line": has_first_line})
     found = one_daemon(SERVER, listed=NEIGHBOUR, server=server, lost_at=lost_at)
     assert found.gpus[0].stranded_clients == stranded
+
+
+def test_no_client_is_stranded_while_a_read_of_the_logs_hangs() -> None:
+    found = one_daemon(SERVER, listed=NEIGHBOUR, stranded_since={32: 8.0}, read_until=7.9)
+    assert (found.gpus[0].seems_stranded, found.gpus[0].stranded_clients) == (None, None)
 
 
 @pytest.mark.parametrize(("since", "stranded"), [({32: 8.0}, 1), ({32: 8.1}, None), ({}, None)])

@@ -30,7 +30,6 @@ from mps_exporter.observations import (
 )
 from mps_exporter.snapshot import CollectorResult, Handover, Snapshot
 from mps_exporter.sources import process_view
-from mps_exporter.sources.control_groups import frozen_group, tracer_of
 from mps_exporter.sources.process_view import view_process
 from testing.fake_host import idle_process
 from testing.fake_proc import FakeProc
@@ -129,9 +128,6 @@ def test_nothing_is_said_of_a_process_that_procfs_does_not_show(
 @pytest.mark.parametrize(
     ("changes", "outcome", "words"),
     [
-        ({"state": "T"}, "problem", "It (x) is stopped"),
-        ({"state": "t", "tracer": "12 (gdb)"}, "problem", "by process 12 (gdb), which traces it"),
-        ({"frozen_group": "/sys/fs/cgroup/a"}, "problem", "frozen, with its control group /sys"),
         ({"state": "Z", "parent_pid": 9}, "warning", "(process 9) has not reaped it"),
         ({"closed_socket": "0600"}, "problem", "may not connect to /"),
         ({"state": "D"}, "warning", "inside the kernel"),
@@ -211,13 +207,6 @@ def test_a_host_without_a_daemon_explains_no_hang(
     assert (found.outcome, words in found.text) == (outcome, True)
     assert (found.command, "administrator" in found.remedy) == ("", has_context)
     assert conclusion(checks).name == "connection"
-
-
-def test_a_context_on_a_gpu_is_not_denied_without_nvml(snapshot: Snapshot) -> None:
-    unread = (CollectorResult("nvml", False, 0.0, error="no library"),)
-    for results, denied in (((), True), (unread, False)):
-        text = answer(replace(snapshot, collectors=results), 77, newcomer(snapshot)).text
-        assert ("no context on a GPU" in text, "not known" in text) == (denied, not denied)
 
 
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
@@ -364,20 +353,6 @@ def test_visible_devices_that_name_no_gpu_of_the_daemon(
     assert works.outcome == "ok", "it has a context: it has set the variable itself"
 
 
-def test_a_percentage_of_less_than_two_sms(snapshot: Snapshot) -> None:
-    gpu = snapshot.gpus[0]
-    for capability, percentage, expected in (((8, 6), "16", True), ((8, 6), "20", False)):
-        small = replace(gpu.observation, sm_count=10, compute_capability=capability)
-        gpus = (replace(gpu, observation=small),)
-        view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=percentage)
-        checks = check_process(77, replace(snapshot, gpus=gpus), (), view)
-        assert any("reported to fail with error 46" in one.text for one in checks) == expected
-    view = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
-    assert not any("error 46" in one.text for one in check_process(77, snapshot, (), view)), (
-        "8 SMs, measured"
-    )
-
-
 def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     small = newcomer(snapshot, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=100M,1=4G")
     found = answer(snapshot, 77, small)
@@ -461,24 +436,6 @@ def test_a_control_socket_that_is_closed_to_the_user(tmp_path: Path) -> None:
             for user, expected in ((os.geteuid() + 1, closed), (0, "")):
                 found = process_view._User(user, frozenset())
                 assert process_view._closed_socket(str(tmp_path), found) == expected
-
-
-def test_a_frozen_group_and_a_debugger(tmp_path: Path) -> None:
-    group = tmp_path / "a" / "b"
-    group.mkdir(parents=True)
-    for one, frozen in ((group, "0"), (group.parent, "1")):
-        (one / "cgroup.freeze").write_text(f"{frozen}\n")
-    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
-    assert frozen_group("0::/a/b\n", str(tmp_path)) == f"{tmp_path}/a", "which is to be thawed"
-    (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-    assert frozen_group("0::/a/b\n", str(tmp_path)) == ""
-    assert frozen_group(None, str(tmp_path)) == ""
-    for pid, name in ((7, "train"), (12, "gdb")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
-        (tmp_path / str(pid) / "status").write_text("State:\tt\nTracerPid:\t12\n")
-    assert tracer_of(7, "t", str(tmp_path)) == "12 (gdb)"
-    assert tracer_of(7, "S", str(tmp_path)) == ""
 
 
 def test_the_view_of_a_real_process(tmp_path: Path) -> None:

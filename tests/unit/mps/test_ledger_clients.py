@@ -21,7 +21,7 @@ from testing.mps_logs import (
     summary,
     values,
 )
-from testing.mps_script import DAEMON, HOLDER, arrives, client, pending, server_starts
+from testing.mps_script import DAEMON, HOLDER, arrives, pending, server_starts
 
 FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
 
@@ -29,12 +29,6 @@ FACTS = DaemonFacts(PIPE, "/log", process=ProcessFacts(630, EIGHT, state="S"))
 def only_server(tracker: DaemonTracker) -> TrackedServer:
     (server,) = tracker.state.servers
     return server
-
-
-def test_a_pid_that_connects_again_belongs_to_another_process() -> None:
-    found = counts(HOLDER + client("00:05.000", 100, 110))
-    assert found["connections"] == {"1001": 2}
-    assert found["sessions"] == {"1001": [1, 3.8]}
 
 
 UNNAMED = (

@@ -366,19 +366,6 @@ def test_a_server_whose_client_may_have_connected_in_lost_lines_is_no_ghost(lost
     assert [server.ghost for server in tracker.state.servers] == [not lost]
 
 
-def test_a_server_that_ends_with_its_daemon_did_not_crash() -> None:
-    tracker = start(HOLDER)
-    tracker.observe(at("00:04"), facts(), {110: ProcessFacts(110, at("00:01"))}, [110])
-    tracker.observe(at("00:05"), facts(), {}, [110])
-    tracker.observe(at("00:05.500"), DaemonFacts(PIPE, "/logs"), {}, [])
-    tracker.advance_to(at("00:06.200"))  # certain of the server, not yet of the daemon
-    assert [server.pid for server in tracker.state.servers] == [110]
-    tracker.advance_to(at("00:07"))
-    found = summary(tracker.state.counters)
-    assert found["server_exits"] == {"daemon_died": 1}
-    assert found["losses"] == {"1001 daemon_died": 1}
-
-
 def test_daemons_without_logs_may_die_one_after_another() -> None:
     tracker = DaemonTracker(PIPE)
     tracker.add_logs(observation(at("00:01"), {}, readable=()))

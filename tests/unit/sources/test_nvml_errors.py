@@ -9,7 +9,7 @@ from mps_exporter.metrics.gpus import BY_QUANTITY
 from mps_exporter.observations import GpuObservation, NvmlObservation, Outcome
 from mps_exporter.sources.nvml.pynvml_api import GPU_GONE, SESSION_GONE, Code
 from testing.fake_nvml import FakeNvml
-from testing.nvml_host import OPTIONS, gpu, opened, values
+from testing.nvml_host import OPTIONS, gpu, opened
 
 CODES = [*Code, 77]
 
@@ -106,27 +106,6 @@ def _differences(one: NvmlObservation, other: NvmlObservation) -> Iterator[tuple
                 counted = name[0] == "processes" if metric is None else metric.kind == "counter"
                 assert counted or found.get(name) is None, f"{name}: {found.get(name)}"
                 yield name
-
-
-@pytest.mark.parametrize("code", sorted(GPU_GONE))
-def test_a_gpu_that_is_gone_does_not_affect_the_others(code: Code) -> None:
-    healthy = observe_twice(fake(2), events=False)
-    library = fake(2)
-    with opened(library, replace(OPTIONS, serials=True, xid_events=False)) as nvml:
-        nvml.observe()
-        library.now += 5
-        nvml.tick()
-        library.now += 5
-        library.gpus[0].gone = code
-        gone, well = nvml.observe().gpus
-        assert (gone.uuid, gone.name, gone.lost) == ("GPU-0", "NVIDIA H200", True)
-        assert (gone.compute_mode, gone.processes, values(gone)) == (None, None, {"up": 0})
-        assert well == healthy.gpus[1]
-        library.gpus[0].gone = None
-        library.now += 5
-        back, _ = nvml.observe().gpus
-        assert not back.lost
-        assert values(back).keys() >= {"busy_time", "power"}
 
 
 @pytest.mark.parametrize("code", Code)

@@ -14,7 +14,7 @@ from mps_exporter.limits_timeouts_intervals import (
 )
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import Clock, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess, NvmlError, NvmlEvent
+from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError, NvmlEvent
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import COUNTERS, GPM, OPTIONS, gpu, only, opened, pass_time, values
 from testing.waiting import wait_for
@@ -163,27 +163,6 @@ def divided() -> FakeDevice:
     device = FakeDevice("GPU-0", replies, metrics=GPM)
     device.instances = {0: instance("MIG-a", 7), 3: instance("MIG-b", 9)}
     return device
-
-
-def test_mig_instances_are_separate_devices() -> None:
-    device = divided()
-    device.instances[0].processes = {"Compute": [ListedProcess(17, 2**20)]}
-    device.processes = {"Compute": [ListedProcess(17, 2**20)]}
-    library = FakeNvml(device)
-    with opened(library) as nvml:
-        nvml.observe()
-        pass_time(library, nvml, 12)
-        parent, first, second = nvml.observe().gpus
-        assert parent.processes == (), "listed with the instance, and only there"
-        assert [one.pid for one in first.processes or ()] == [17]
-        assert (first.uuid, first.parent_uuid, first.mig_instance) == ("MIG-a", "GPU-0", "7/0")
-        assert (second.uuid, second.sm_count, second.index) == ("MIG-b", 16, 0)
-        assert "gpu_utilization" not in values(parent)
-        assert "power" in values(parent)
-        readings = values(first)
-        assert readings["memory_total"] == 2**34
-        assert readings["sm_active_time"] == pytest.approx(3.0, abs=0.3)
-        assert not {"energy", "power", "busy_time"} & readings.keys(), "values of the GPU only"
 
 
 def test_mig_instances_are_added_and_removed() -> None:
