@@ -43,7 +43,8 @@ _SUBJECT = re.compile(
 )
 """Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
 _APPLE = re.compile(
-    r"mps (?:backend|framework)|the mps device\b(?! pl)|mps:0|ends\.mps|mps_fall|apple"
+    r"mps (?:backend|framework|tensor|allocated)|(?:the|on) mps device\b(?! pl)"
+    r"|mps:0|ends\.mps|mps_fall|apple"
 )
 _ERROR_NUMBER = re.compile("(?:cuda )?(?:error )?([0-9]+)")
 FIRST = "what-is-mps-when-does-it-help-and-why-is-it-not-the-default"
