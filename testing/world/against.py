@@ -18,6 +18,8 @@ from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process
 from mps_exporter.findings.timeline import describe_incident
 from mps_exporter.humanize import UserNames
+from mps_exporter.metrics import Build, render
+from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.snapshot import Snapshot
 from testing.golden import OF_THIS_RUN, all_shown
 from testing.outputs import texts_of, texts_of_findings
@@ -71,6 +73,8 @@ def _shown(moment: Moment) -> Iterator[tuple[str, str]]:
 
 def _texts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "metrics without clients", text_of(snapshot, clients="off")
+    families = list(render(snapshot, Build("test", "", "")))
+    yield "OpenMetrics", encode(families, [], OPENMETRICS_1_0_0).decode()
     for number, (name, text) in enumerate((*texts_of_findings(snapshot), *texts_of(snapshot))):
         yield f"text {number}", f"{name}: {text}"
 
