@@ -123,7 +123,7 @@ class ProcessView:
     frozen_group: str = ""
     shared_memory: str = ""
     default_mounted: bool = False  # For these four see ProcessFacts.
-    contained: bool = False  # The doctor itself sees the processes of a container only.
+    hidden: str = ""  # What the doctor itself cannot see: see Processes.hidden.
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,7 @@ class Leftovers:
     open_files: tuple[OpenFiles, ...] = ()  # For the servers of running daemons.
     holders: tuple[ProcessFacts, ...] = ()
     """Processes with an open device file of the driver, if visible to the caller."""
+    hidden: str = ""  # See Processes.hidden.
 
 
 @dataclass(frozen=True, slots=True)

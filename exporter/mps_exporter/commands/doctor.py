@@ -60,11 +60,11 @@ async def diagnose(settings: Settings) -> int:
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
-        hidden = "what is outside this container" if seen.is_contained else ""
         # Harmless, too: a process that has exited since mps-scancel listed it.
         uids = [(pid, seen.status(pid).uid) for pid in pids]
         ends = [
-            before_kill(pid, snapshot, uid, hidden, gone=live and uid is None) for pid, uid in uids
+            before_kill(pid, snapshot, uid, seen.hidden, gone=live and uid is None)
+            for pid, uid in uids
         ]
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
         status = max(told)[0]

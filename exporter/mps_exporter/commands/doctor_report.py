@@ -119,7 +119,8 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     if holders := [f"{humanize.printable(one.name)} ({one.pid})" for one in seen.traces.holders]:
         yield f"  the driver is held open by {', '.join(holders)}"
     yield ""
-    yield "Control daemons" if snapshot.daemons else "Control daemons: none found"
+    hidden = f"; {seen.traces.hidden} cannot be seen" if seen.traces.hidden else ""
+    yield f"Control daemons{'' if snapshot.daemons else ': none found'}{hidden}"
     for daemon in sorted(snapshot.daemons, key=lambda one: one.state == "absent"):
         yield from _daemon_lines(daemon, snapshot, paint)
     yield ""

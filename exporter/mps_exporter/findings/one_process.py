@@ -60,7 +60,6 @@ _HISTORY = {
 """Incidents that end a process's use of a GPU, and the page about its error."""
 
 _UNSEEN = "its files in /proc cannot be read"
-_OUTSIDE = "daemons outside this container, and their queues, cannot be seen from here"
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
@@ -382,8 +381,9 @@ def _daemon_checks(one: Subject) -> Checks:
 
 def _no_daemon_check(one: Subject, directory: str) -> Check:
     view, others = one.view, one.running
-    if view.contained:
-        return unknown(f"{_OUTSIDE}. Run the doctor on the host; do not end the process before.")
+    if view.hidden:
+        act = "Run the doctor as root on the host; do not end the process before"
+        return unknown(f"{view.hidden} cannot be seen, nor whether a daemon runs. {act}.")
     unsure = bool(visibility.unknowns(one.snapshot))
     if not (others or view.names_directory or view.leftover or one.working or one.stranded):
         # Most processes of a host without a daemon are not meant for MPS.
@@ -448,8 +448,8 @@ def _connection_checks(one: Subject) -> Checks:
         None,
     ):
         yield check
-    elif one.unseen or one.view.contained:
-        why = _UNSEEN if one.unseen else _OUTSIDE
+    elif one.unseen or one.view.hidden:
+        why = _UNSEEN if one.unseen else f"{one.view.hidden} cannot be seen"
         yield unknown(f"whether it is a client, or waits, is not known: {why}.")
     elif one.daemon is None or one.daemon.handover is None:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "

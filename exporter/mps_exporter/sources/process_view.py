@@ -121,7 +121,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         closed_folder=walk.closed if on_host else None,
         daemon_directory=daemon.pipe_directory if daemon is not None else None,
         leftover=walk.end is not None and is_left_over(walk.end),
-        contained=processes.is_contained,
+        hidden=processes.hidden,
         own_proc=_own_proc(base, facts.own_pid) if len(facts.namespace_pids) > 1 else None,
         mps_environment=variables,
         debug_variables=tuple(sorted(debug)),
@@ -359,6 +359,7 @@ def find_leftovers(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> Lef
         ),
         open_files=open_files(_running(daemons), procfs),
         holders=tuple(processes.identify(_driver_holders(procfs))[0].values()),
+        hidden=processes.hidden,
     )
 
 

@@ -446,9 +446,12 @@ class Processes:
         self._clock_distance = distance
 
     @property
-    def is_contained(self) -> bool:
-        """Whether this program sees only the processes of a container, not those of the host."""
-        return self.root == "/proc" and self._namespace("self") not in (None, _FIRST_PID_NAMESPACE)
+    def hidden(self) -> str:
+        """Name what this program cannot see: beyond its container, or of other users."""
+        if self.root == "/proc" and self._namespace("self") not in (None, _FIRST_PID_NAMESPACE):
+            return "what is outside this container"
+        there = os.path.isdir(self.root) and not _read_file(f"{self.root}/1/uid_map")  # noqa: PTH112
+        return "processes of other users (hidden by hidepid)" if there else ""
 
     def _namespace(self, pid: int | str) -> int | None:
         with suppress(OSError):

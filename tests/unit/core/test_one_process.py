@@ -168,7 +168,7 @@ def test_why_a_process_uses_a_directory(
     view = replace(newcomer(snapshot), **changes)  # type: ignore[arg-type]
     texts = [one.text for one in check_process(77, snapshot, (), view) if one.name == "directory"]
     assert [source in text for text in texts] == [True]
-    contained = replace(view, pipe_directory="/tmp/none", daemon_directory=None, contained=True)
+    contained = replace(view, pipe_directory="/tmp/none", daemon_directory=None, hidden="all")
     answers = [one.outcome for one in check_process(77, snapshot, (), contained)]
     assert answers[-2:] == ["unknown", "unknown"]  # the daemon, and whether it waits
 

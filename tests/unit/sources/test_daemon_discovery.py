@@ -26,6 +26,7 @@ from mps_exporter.sources.daemon_directories import (
     lock_holder,
 )
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
+from mps_exporter.sources.processes import Processes
 from testing.fake_host import held_lock
 from testing.fake_proc import ALL_CAPABILITIES, BOOT_TIME, FakeProc
 from testing.threads import allow_one_thread
@@ -697,7 +698,12 @@ def test_a_hidden_process_is_neither_gone_nor_an_error(host: Host) -> None:
         assert host.found() == ()
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
     assert host.source.observe([6]).gone == (6,)
+    processes = Processes(str(host.root))
+    assert not processes.hidden
+    with no_reading(errno.EPERM, "uid_map"):
+        assert "hidepid" in processes.hidden
     host.remove(1)
+    assert "hidepid" in processes.hidden
     seen = host.source.observe([6])
     assert (seen.processes, seen.gone, seen.error) == ({}, (), None)
 
