@@ -91,7 +91,7 @@ def parse_line(line: str | bytes) -> Line:
     if found is None:
         return Line(None, "", 0, CONTINUATION)
     try:
-        time = datetime.fromisoformat(found[1] + "Z")
+        time = datetime.fromisoformat(found[1] + "+00:00")
     except ValueError:  # there is no such time
         return Line(None, "", 0, CONTINUATION)
     component, message = found[2], found[4].strip()
