@@ -35,10 +35,7 @@ class SmUseCounter:
         self._use: dict[ClientKey, dict[str, SmUse]] = {}
 
     def count(self, snapshot: Snapshot, at: float) -> Mapping[ClientKey, Mapping[str, SmUse]]:
-        """Count the time since the last collection, and return the bounds of the clients.
-
-        at: when the GPUs were read.
-        """
+        """Count the time up to `at`, when the GPUs were read; return the bounds of the clients."""
         servers = [(daemon, server) for daemon in snapshot.daemons for server in daemon.servers]
         clients = {
             (daemon.pipe_directory, server.pid, client.pid): client

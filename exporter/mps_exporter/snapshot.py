@@ -283,8 +283,7 @@ class Feature:
     """An optional behaviour of an MPS v3 daemon."""
 
     feature: str
-    state: str
-    """enabled or disabled, with " (default)" if NVIDIA ships it in this state."""
+    state: str  # enabled or disabled, with " (default)" if NVIDIA ships it in this state.
     module: str | None = None
     covers: str | None = None
 

@@ -91,10 +91,7 @@ def clients_of(daemon: ControlDaemon) -> list[Client]:
 
 
 def may_be_ended(one: Server | Client) -> bool:
-    """Return whether a PID may be put into a command: a log can contain the PID of any process.
-
-    PIDs 1 and 2 are init and kthreadd.
-    """
+    """Return whether a PID may be put into a command: logs can name any, also init and kthreadd."""
     return one.confirmed and one.pid > 2
 
 

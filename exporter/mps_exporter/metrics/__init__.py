@@ -33,10 +33,7 @@ def render(
     wall: Callable[[float], float] | None = None,
     clients: ClientSeries = "full",
 ) -> list[Family]:
-    """Return the metrics of a snapshot that have samples.
-
-    `wall` converts timestamps of a recording to the viewer's clock.
-    """
+    """Return metrics with samples; `wall` converts a recording's times to the viewer's clock."""
     page = Page(snapshot, build, clients)
     families = []
     for spec in CATALOGUE.values():

@@ -5,13 +5,13 @@ the beginning of a line (name and labels) is cached.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.spec import Family, Kind, MetricSpec, Texts
+from mps_exporter.metrics.spec import Family, MetricSpec, Texts
 from mps_exporter.snapshot import Histogram
 
 TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"
@@ -100,6 +100,4 @@ def _library_families(metrics: Iterable[Metric]) -> Iterator[Family]:
             yield Family(spec, (((), sample.value),))
 
 
-@lru_cache(maxsize=32)
-def _library_spec(name: str, kind: Kind, text: str) -> MetricSpec:
-    return MetricSpec(name, kind, text, section=LIBRARY)
+_library_spec = lru_cache(maxsize=32)(partial(MetricSpec, section=LIBRARY))

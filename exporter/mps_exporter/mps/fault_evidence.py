@@ -41,8 +41,7 @@ class KernelFault(NamedTuple):
     """A fatal GPU fault in the kernel log."""
 
     at: float
-    gpu: str
-    """UUID, "" if unknown."""
+    gpu: str  # UUID, "" if unknown.
     unit: str  # Part of the GPU that met the fault: GCC, T1, ...
     address: int
 

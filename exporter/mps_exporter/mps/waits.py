@@ -42,10 +42,7 @@ class QueuedClient:
             when.add_incident(Incident(self.since, "wait_started", uid=self.uid, pids=(self.pid,)))
 
     def serve(self, server_ready_at: float | None, when: Moment) -> bool:
-        """Record that the client has a context; its wait ended when the server was ready.
-
-        Return whether it was a UID wait.
-        """
+        """Record that the client has a context, and return whether its wait was a UID wait."""
         if not self.blocked or self.dead:
             return False
         waited_until = when.at if server_ready_at is None else server_ready_at

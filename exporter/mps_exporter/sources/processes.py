@@ -114,10 +114,7 @@ class ProcessStatus:
 
 
 def parse_status(raw: bytes) -> ProcessStatus:
-    """Parse the lines of numbers.
-
-    Among them are "Uid: real effective saved filesystem" and "NSpid: outermost … innermost".
-    """
+    """Parse the lines of numbers, as "Uid: real effective saved filesystem"."""
     values: dict[bytes, list[int]] = {}
     for key, numbers in _NUMBERS.findall(b"\n" + raw):
         values.setdefault(key, [*map(int, numbers.split())])
