@@ -21,12 +21,6 @@ SHELL = f"{PROGRAMS}/shell/nvidia-cuda-mps-control"
 SECRET = "root:*:20228:0:99999:7:::"
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(3600)"
-HOLD_THE_LOCK = f"""
-import fcntl
-lock = open("{PIPE}/control_lock", "a")
-fcntl.lockf(lock, fcntl.LOCK_EX)
-{SLEEP}
-"""
 HAVE_THE_PID = """
 import os, sys
 while (child := os.fork()) != int(sys.argv[1]):

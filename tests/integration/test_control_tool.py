@@ -84,23 +84,6 @@ async def test_a_reconciliation_of_four_clients_costs_at_most_forty(host: Host) 
 
 
 @pytest.mark.parametrize(
-    ("mode", "outcome", "error"),
-    [
-        ("refuse", Outcome.REFUSED, ""),
-        ("absent", Outcome.ABSENT, ""),
-        ("garbage", Outcome.UNPARSABLE, ""),
-        ("silent", Outcome.UNPARSABLE, ""),
-        ("flood", Outcome.UNPARSABLE, "more than 1048576 bytes"),
-    ],
-)
-async def test_a_failing_daemon(host: Host, mode: str, outcome: Outcome, error: str) -> None:
-    host.daemon(mode=mode)
-    seen = await host.control().probe(host.facts, PATIENCE)
-    assert seen.outcome is outcome
-    assert error in (seen.error or "")
-
-
-@pytest.mark.parametrize(
     ("mode", "text", "error"),
     [
         (0o755, None, "--mps.control-binary"),

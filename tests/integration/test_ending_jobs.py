@@ -107,21 +107,12 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_the_clients_of_a_job_are_terminated_and_those_of_others_are_not(host: Host) -> None:
-    host.process(101, cgroup=IN_JOB_7)
-    host.process(102, cgroup=IN_JOB_70)
-    host.process(103, cgroup="0::/system.slice/ssh.service\n")
-    host.process(104, cgroup="5:devices:/slurm/uid_1001/job_7/step_batch\n0::/\n")
-    host.daemon(101, 102, 103, 104)
-    says = "terminated client 101 of server 990"
-    host.expect(0, [101, 104], "--slurm-job", "7", says=says)
-
-
 @pytest.mark.parametrize(
     ("selection", "pids"),
     [
         (["--pid", "101"], [101]),
         (["--uid", "1002"], [102]),
+        (["--slurm-job", "7"], [101, 104]),
         (["--slurm-job", "7", "--uid", "1001"], [101]),
         (["--slurm-job", "70", "--uid", "1001"], []),
         (["--descendant-of", "100"], [101, 102]),
@@ -138,10 +129,11 @@ def test_a_client_must_meet_every_condition(
     host.process(101, uid=1001, cgroup=IN_JOB_7, parent=100)
     host.process(102, uid=1002, cgroup=IN_JOB_70, parent=105)
     host.process(105, parent=100)
-    host.process(103, uid=1003)
-    host.daemon(101, 102, 103)
-    assert host.run(*selection).returncode == 0
-    assert host.terminated() == pids
+    host.process(103, uid=1003, cgroup="0::/system.slice/ssh.service\n")
+    host.process(104, cgroup="5:devices:/slurm/uid_1001/job_7/step_batch\n0::/\n")
+    host.daemon(101, 102, 103, 104)
+    says = f"terminated client {pids[0]} of server 990" if pids else ""
+    host.expect(0, pids, *selection, says=says)
 
 
 @pytest.mark.parametrize("reused", [False, True])
@@ -153,17 +145,12 @@ def test_a_client_that_exited_meanwhile_is_not_terminated(host: Host, reused: bo
     host.expect(0, [], "--pid", "101")
 
 
-def test_a_pid_of_another_namespace_names_another_process(host: Host) -> None:
+@pytest.mark.parametrize(("own", "pids"), [(HOST_NAMESPACE, []), (INNER_NAMESPACE, [101])])
+def test_a_pid_counts_in_its_own_namespace(host: Host, own: int, pids: list[int]) -> None:
     """A daemon in a container calls its client 101; on the host this PID is another process."""
-    host.process(101, cgroup=IN_JOB_7)
+    host.process(101, cgroup=IN_JOB_7, pid_namespace=own)
     host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
-    host.expect(0, [], "--slurm-job", "7")
-
-
-def test_a_client_in_a_container_of_the_job_is_found_by_its_own_namespace(host: Host) -> None:
-    host.process(101, cgroup=IN_JOB_7, pid_namespace=INNER_NAMESPACE)
-    host.daemon(101, each={"namespace": str(INNER_NAMESPACE)})
-    host.expect(0, [101], "--slurm-job", "7")
+    host.expect(0, pids, "--slurm-job", "7")
 
 
 def test_without_the_right_to_compare_namespaces_nothing_is_sent(host: Host) -> None:

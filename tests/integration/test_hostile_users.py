@@ -15,14 +15,10 @@ import pytest
 from testing.attacker import (
     ALICE,
     AS_ALICE,
-    HOLD_THE_LOCK,
     PIPE,
     SECRET,
-    SLEEP,
     attack,
-    crowd,
     fake,
-    have_the_pid,
     in_namespaces,
     lock_memory,
     take_the_pid,
@@ -99,15 +95,6 @@ def test_no_file_of_root_is_read_as_a_log(host: OwnHost, way: str) -> None:
     assert not size
 
 
-def test_no_process_silences_a_daemon_by_having_its_pid(host: OwnHost) -> None:
-    daemon = host.daemon()
-    have_the_pid(host, daemon.pid)
-    host.serve()
-    wait_for(daemon.is_up)
-    crash_is_counted(daemon)
-    assert daemon.value("mps_control_log_readable", log="control") == 1
-
-
 @pytest.mark.parametrize("configured", [False, True])
 def test_a_long_path_does_not_blind_the_exporter(host: OwnHost, configured: bool) -> None:
     host.daemon()
@@ -124,32 +111,6 @@ def test_a_long_path_does_not_blind_the_exporter(host: OwnHost, configured: bool
         return metrics.value("mps_control_up", daemon=PIPE) == succeeded == 1
 
     wait_for(is_seen)
-
-
-def test_a_name_that_no_socket_can_have_is_no_daemons(host: OwnHost) -> None:
-    daemon = host.daemon()
-    for number in range(4):
-        long = f"/tmp/alice/{'x' * 4000}{number}"
-        fake(host, {"CUDA_MPS_PIPE_DIRECTORY": long, "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"})
-    host.serve()
-    _, page = host.get("/metrics")
-    names = {one.labels["daemon"] for one in host.scrape()["mps_control_info"]}
-    assert names == {daemon.pipe}
-    assert max(map(len, page.splitlines())) < 2000
-
-
-def test_no_process_hides_the_exit_of_roots_daemon(host: OwnHost) -> None:
-    daemon = host.daemon()
-    host.serve(f"--mps.pipe-directory={PIPE}")
-    assert daemon.is_up()
-    daemon.kill()
-    wait_for(lambda: daemon.pid not in host.pids())
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "CUDA_MPS_LOG_DIRECTORY": "/tmp/alice"}
-    for code in (SLEEP, HOLD_THE_LOCK):  # its mode is 0666
-        fake(host, variables, code)
-    for _ in range(2):
-        assert daemon.states == ["absent"]
-        assert str(ALICE) not in users_of(host)
 
 
 def test_a_pid_that_is_used_again_is_of_another_process(host: OwnHost) -> None:
@@ -335,27 +296,6 @@ def test_the_tool_meets_her_socket_with_her_rights(host: OwnHost, exporter: str)
             assert int(found[name], 16) == 0, name
         assert found["NoNewPrivs"].strip() == "1"
         assert found["Cwd"].strip() == "/"
-
-
-def test_a_thousand_daemons_of_one_user_are_eight(host: OwnHost) -> None:
-    """One process makes them all: children with her variables, and the same name."""
-    daemon = host.daemon()
-    host.serve()
-    wait_for(host.scrape)
-    fake(host, {}, crowd(1000))
-    wait_for(
-        lambda: (
-            (host.scrape().value("mps_exporter_ignored_processes", uid=str(ALICE)) or 0)
-            >= 1000 - 24
-        )
-    )
-    metrics = host.scrape()
-    assert metrics.value("mps_control_up", daemon=daemon.pipe) == 1
-    names = {one.labels["daemon"] for one in metrics["mps_control_up"]}
-    assert len(names) <= 1 + 8
-    # (On a busy machine a collection may be late.)
-    wait_for(lambda: all(one.value == 1 for one in host.scrape()["mps_scrape_collector_success"]))
-    assert (metrics.value("process_resident_memory_bytes") or 0) < 100e6
 
 
 def test_all_of_it_at_once(host: OwnHost) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import gc
-import logging
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +18,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession
 
 from mps_exporter.web.app import create_app
 from mps_exporter.web.webconfig import WebConfigError
-from testing.waiting import PATIENCE_SECONDS, until, until_awaited
+from testing.waiting import PATIENCE_SECONDS, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import options_of, served
 from tests.unit.web.webconfigs import MUTUAL, TLS
@@ -179,13 +178,6 @@ async def test_a_rotated_certificate_is_taken_up(site: Site, quick: None) -> Non
         await until_status(200, address, site.client())
 
 
-async def test_expired_certificates(site: Site) -> None:
-    site.issue("server", "127.0.0.1", expires=datetime.now(UTC) - timedelta(days=1))
-    async with visited(site, TLS) as address:
-        with pytest.raises(ClientConnectorError, match="certificate has expired"):
-            await get(address, site.client())
-
-
 # ------------------------------------------------------------------- client certificates
 
 
@@ -341,33 +333,6 @@ def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str, words: str) 
     assert "not-a-hash" not in str(error.value)
 
 
-async def test_a_file_that_breaks_later_changes_nothing(
-    site: Site, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "mps_exporter.web.webconfig")
-    good = f"basic_auth_users:\n  alice: {hashed('one')}\n"
-
-    def errors() -> int:
-        return sum(one.levelno == logging.ERROR for one in caplog.records)
-
-    async def is_still_active(address: str) -> None:
-        for _ in range(3):
-            assert await status(address, login=("alice", "one")) == 200
-            assert await status(address) == 401
-
-    async with visited(site, good) as address:
-        site.write("basic_auth_users: [\n")
-        await until(lambda: errors() == 1)
-        await is_still_active(address)
-        site.config.unlink()
-        await until(lambda: errors() == 2)
-        await is_still_active(address)
-        assert errors() == 2  # once for each
-        site.write(good.replace("alice", "carol"))
-        await until_status(200, address, login=("carol", "one"))
-        assert "was reloaded" in caplog.records[-1].getMessage()
-
-
 async def test_an_internal_error_leaves_no_client_waiting(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -384,20 +349,6 @@ async def test_an_internal_error_leaves_no_client_waiting(
         monkeypatch.undo()
         assert await status(address, site.client()) == 200
     assert [one.getMessage() for one in caplog.records] == ["a connection failed"]
-
-
-async def test_the_fix_may_be_in_another_file(
-    site: Site, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "mps_exporter.web.webconfig")
-    async with visited(site, TLS) as address:
-        site.write(TLS.replace("server.", "next."))
-        await until(lambda: "cannot be used" in caplog.text)
-        assert await status(address, site.client()) == 200
-        site.issue("next", "127.0.0.1", "next.example")
-        await until(lambda: "was reloaded" in caplog.text)
-        (site.folder / "server.crt").unlink()
-        assert await status(address, site.client()) == 200
 
 
 async def test_a_handshake_that_is_never_finished(site: Site) -> None:

@@ -5,8 +5,6 @@ network, or from the same address, like a hostile user of the scraper's host.
 """
 
 import asyncio
-import socket
-import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -178,19 +176,6 @@ async def neighbours_that_never_read(server: Program) -> str:
     return await clients_that_never_read(server, ("127.0.0.1", 0))
 
 
-async def resets(server: Program) -> str:
-    """600 requests in 3 s whose connection is reset immediately."""
-    abrupt = struct.pack("ii", 1, 0)
-    for _ in range(600):
-        with socket.create_connection(
-            (server.connection.host, server.connection.port), PATIENCE_SECONDS, HOSTILE
-        ) as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, abrupt)
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
-        await asyncio.sleep(0.005)
-    return "600 of them"
-
-
 async def nonsense(server: Program) -> str:
     """Data that is not HTTP, or invalid HTTP."""
     lines = [
@@ -239,7 +224,6 @@ async def nonsense(server: Program) -> str:
         a_thousand_scrapes_at_once,
         clients_that_never_read,
         neighbours_that_never_read,
-        resets,
         nonsense,
     ],
 )

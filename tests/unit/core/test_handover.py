@@ -95,8 +95,8 @@ def unresponsive(snapshot: Snapshot) -> Finding:
     return found
 
 
-def asked_about(pid: int, snapshot: Snapshot) -> Check:
-    view = process_using(PIPE, pid, uid=1002)
+def asked_about(pid: int, snapshot: Snapshot, *, viewed: bool = True) -> Check:
+    view = process_using(PIPE, pid, uid=1002) if viewed else None
     return conclusion(check_process(pid, snapshot, findings(snapshot), view))
 
 
@@ -110,9 +110,9 @@ def test_the_client_is_named_and_not_the_daemon() -> None:
     assert [one.command for one in found.actions] == ["kill 1835"]
 
 
-@pytest.mark.parametrize("pid", [1835, 1900])
-def test_doctor_reports_it_for_any_hanging_process(pid: int) -> None:
-    answer = asked_about(pid, host())
+@pytest.mark.parametrize(("pid", "viewed"), [(1835, True), (1835, False), (1900, True)])
+def test_doctor_reports_it_for_any_hanging_process(pid: int, viewed: bool) -> None:
+    answer = asked_about(pid, host(), viewed=viewed)
     assert (answer.outcome, answer.command) == ("problem", "kill 1835")
     assert answer.page == "every-cuda-program-hangs-and-the-control-tool-too"
 

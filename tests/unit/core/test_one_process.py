@@ -28,7 +28,7 @@ from mps_exporter.observations import (
     ProcessFacts,
     ProcessView,
 )
-from mps_exporter.snapshot import CollectorResult, Handover, Snapshot
+from mps_exporter.snapshot import CollectorResult, Snapshot
 from mps_exporter.sources import process_view
 from mps_exporter.sources.process_view import view_process
 from testing.fake_host import idle_process
@@ -368,19 +368,6 @@ def test_an_ordinary_users_daemon_serves_only_that_user(snapshot: Snapshot) -> N
     snapshot = replace(snapshot, daemons=daemons)
     view = process_using(daemons[0].pipe_directory, uid=1002)
     assert "gets error 805" in answer(snapshot, 77, view).text
-
-
-@pytest.mark.parametrize(
-    ("server_pid", "command"), [(20, "kill 77"), (None, "")], ids=["exited", "silent"]
-)
-def test_the_client_that_a_hung_daemon_served_last(
-    snapshot: Snapshot, server_pid: int | None, command: str
-) -> None:
-    """Only a client whose server has exited is to be ended: another client may be healthy."""
-    last = Handover(snapshot.taken_at, 77, 1001, server_pid)
-    hung = [replace(one, state="unresponsive", handover=last) for one in snapshot.daemons]
-    found = answer(replace(snapshot, daemons=tuple(hung)), 77)
-    assert (found.page, found.command) == (HANGS, command)
 
 
 def test_processes_of_a_user() -> None:

@@ -11,17 +11,8 @@ import pytest
 from testing.commands import TREE, output_of
 from testing.waiting import wait_for
 
-TOOLS = (
-    "apt-get",
-    "dpkg-deb",
-    "dpkg-scanpackages",
-    "gpg",
-    "gpgconf",
-    "gpgv",
-    "pgrep",
-    "createrepo_c",
-)
-MISSING = [name for name in TOOLS if shutil.which(name) is None]
+TOOLS = "apt-get dpkg-deb dpkg-scanpackages gpg gpgconf gpgv pgrep createrepo_c"
+MISSING = [name for name in TOOLS.split() if shutil.which(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"missing: {', '.join(MISSING)}")
 
 

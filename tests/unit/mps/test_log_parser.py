@@ -9,18 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_exporter.limits_timeouts_intervals import MAX_QUOTED_MESSAGE
-from mps_exporter.mps.log_parser import (
-    DAEMON_ACTIVITY_LINE,
-    DAEMON_STARTING_LINE,
-    control_line_of,
-    parse_line,
-)
+from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE, control_line_of, parse_line
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
     CONTROL_LINES,
     KNOWN,
     SERVER_LINES,
-    UNRECOGNIZED,
     ControlLogReader,
     Event,
     ServerLogReader,
@@ -209,20 +203,6 @@ def test_a_start_is_found_by_the_search_and_by_the_parser(message: str) -> None:
     # A line of a client or a server, or text within a line, does not show a start.
     assert DAEMON_STARTING_LINE.search(line.replace("Control", "Server").encode()) is None
     assert DAEMON_STARTING_LINE.search(f"echo {line}".encode()) is None
-
-
-def test_what_shows_activity_is_known_to_the_parser() -> None:
-    for message in (
-        "Accepting connection...",
-        "NEW UI",
-        "NEW CLIENT 632 from user 1001: Server already exists",
-        "NEW SERVER 634: Ready",
-        "Server 634 exited with status 0",
-    ):
-        line = WRITER + message
-        assert DAEMON_ACTIVITY_LINE.search(line.encode()) is not None
-        assert parse_line(line).event.name != UNRECOGNIZED
-    assert DAEMON_ACTIVITY_LINE.search(f"{WRITER}Unable to accept connection".encode()) is None
 
 
 def test_the_lines_of_a_daemon_are_found_by_its_pid() -> None:

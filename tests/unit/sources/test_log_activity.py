@@ -26,6 +26,7 @@ def chunk(text: str) -> LogChunk:
         ("00:02.500 C630 NEW CLIENT 2 from user 1001: Server already exists", "00:02.500"),
         ("00:01.000 C630 Server 863 exited with status 0", "00:01"),
         ("00:01.000 C630 NEW SERVER 878: Ready\n00:01.500 O878 Startup", "00:01"),
+        ("00:01.000 C630 Unable to accept connection", None),
         ("00:01.000 C630 Try shutting down server 90, backoff is enabled", None),  # drains
         ("", None),
     ],

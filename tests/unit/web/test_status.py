@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import pytest
 
-from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings import ADVICE
 from mps_exporter.snapshot import CollectorName, CollectorResult, Incident, Snapshot
 from mps_exporter.web.options import WebOptions
@@ -11,7 +10,6 @@ from mps_exporter.web.status_api import make_status
 from mps_exporter.web.status_fields import View
 from mps_exporter.web.status_page import render_page
 from testing import snapshots as hosts
-from testing.waiting import PATIENCE_SECONDS
 from tests.unit.web.conftest import MakeClient
 from tests.unit.web.fakes import FakeBackend, PageReader
 
@@ -234,19 +232,6 @@ async def test_names_of_others_are_printable(backend: FakeBackend, make_client: 
     program = status["daemons"][0]["servers"][0]["clients"][0]["program"]
     assert program == f"<script>alert(1)</script>\"'&\\n{shown}"
     assert answer.content_type == "application/json"
-
-
-async def test_requests_in_a_row_share_a_collection(
-    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy, "STATUS_REUSE_SECONDS", PATIENCE_SECONDS)
-    client = await make_client()
-
-    for _ in range(5):
-        await (await client.get("/")).read()
-        await (await client.get("/api/v1/status")).read()
-
-    assert len(backend.collections) == 1
 
 
 async def test_own_files(make_client: MakeClient) -> None:
