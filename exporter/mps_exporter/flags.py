@@ -54,7 +54,7 @@ COMMANDS = {
     "demo": Command("Serve recordings of a real host. Needs no GPU.", _SERVING),
     "doctor": Command(
         "Diagnose this host once, and print how to fix each problem.",
-        "0 no warning, 1 warnings, 2 something critical, 3 not diagnosed (wrong usage, an "
+        "0 no warning now, 1 warnings, 2 something critical, 3 not diagnosed (wrong usage, an "
         "unreadable recording, a full disk).",
     ),
     "top": Command(
@@ -430,8 +430,8 @@ class Settings:
     doctor_check: str | None = _option(
         None,
         Kind("NAME"),
-        "Report one finding, or 'critical' for any critical one, in a line. Exit status: 0 not "
-        "found, 1 found, 2 unknown, 3 wrong usage.",
+        "Report one finding (or its alert), or 'critical' for any critical one, in a line. Exit "
+        "status: 0 not found, 1 found, 2 unknown, 3 wrong usage.",
     )
     doctor_recording: str | None = _option(
         None, Kind("FILE"), "Diagnose the end of a recording instead."

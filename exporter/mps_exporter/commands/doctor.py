@@ -53,9 +53,10 @@ async def diagnose(settings: Settings) -> int:
     """Diagnose the host or a recording, print the report, and return the exit status."""
     check = settings.doctor_check
     if check is not None and check not in doctor_report.CHECKS:
-        names = [one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check]
-        of_alert = f"of this alert: {', '.join(names)}" if names else "see docs/troubleshooting.md"
-        raise InvalidSettingError(f"--check: no finding {check!r}; {of_alert}")
+        named = (one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check)
+        if (check := next(named, None)) is None:
+            text = f"--check: no finding {settings.doctor_check!r}; see docs/troubleshooting.md"
+            raise InvalidSettingError(text)
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:

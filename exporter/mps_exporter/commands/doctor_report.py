@@ -130,7 +130,7 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
         yield "In the last five minutes:"
         for finding in seen.recent:
             yield ""
-            yield from _finding(finding, paint)
+            yield from _finding(finding, paint, {})
     if seen.recording is not None:
         yield ""
         yield f"Latest recording of an incident: {humanize.printable(str(seen.recording), 400)}"
@@ -146,6 +146,7 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
         else:
             yield paint("Nothing is wrong here.", "good")
         return
+    told = dict[object, str]()
     counts = Counter(finding.severity for finding in found)  # the most severe first
     yield "Findings: " + ", ".join(
         paint(f"{count} {severity}", severity) for severity, count in counts.items()
@@ -153,7 +154,7 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
     for finding in found:
         if not finding.limited:
             yield ""
-            yield from _finding(finding, paint)
+            yield from _finding(finding, paint, told)
     for one in seen.unread:
         yield humanize.sentence(_not_read(one))
     if users := [finding for finding in found if finding.limited]:
@@ -161,25 +162,30 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
         yield "Daemons of ordinary users (not counted in the exit status):"
         for finding in users:
             yield ""
-            yield from _finding(finding, paint)
+            yield from _finding(finding, paint, told)
 
 
 def _not_read(what: str) -> str:
     return f"{humanize.printable(what, 400)}: could not be read in time"
 
 
-def _finding(finding: Finding, paint: Painter) -> Iterator[str]:
-    advice = finding.advice
+def _finding(finding: Finding, paint: Painter, told: dict[object, str]) -> Iterator[str]:
+    advice, steps = finding.advice, (finding.remedy, *finding.actions)
     place = humanize.printable(finding.daemon, 400) or (f"GPU {finding.gpu}" if finding.gpu else "")
     yield f"{paint(finding.severity, finding.severity)}  {advice.title}" + (
         f"  {paint(place, 'dim')}" if place else ""
     )
     yield f"    seen:  {finding.evidence}"
     yield f"    why:   {advice.why}"
+    if steps[1:] and steps in told:
+        yield f"    do:    as above: {told[steps]}"
+        return
+    told[steps] = advice.title
     yield f"    do:    {finding.remedy}"
     for action in finding.actions:
-        yield f"    run:   {action.command}"
-        yield f"           ({action.run_as}: {action.effect})"
+        condition, colon, effect = action.effect.rpartition(": ")
+        yield f"    run{', ' * bool(colon)}{condition}:   {action.command}"
+        yield f"           ({action.run_as}: {effect})"
 
 
 def _gpu_lines(snapshot: Snapshot, paint: Painter) -> Iterator[str]:

@@ -65,7 +65,7 @@ def before_kill(
                 f"Process {pid} waits in the queue of {daemon.pipe_directory}.",
                 "A process that dies in the queue stays in it: after its turn the next client "
                 "hangs the daemon, and every other program waits. "
-                f"End {'the ghost server first' if ghosts else 'it once it has been served'}.",
+                f"End {'the ghost server first' if ghosts else 'it once --pid shows it served'}.",
             )
             return EndAdvice(pid, in_danger=True, text=queued)
         if pid == daemon.pid:

@@ -67,8 +67,7 @@ def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     hung = _hung_on(server)
     more = "run mps-exporter doctor again: it names what is left to end."
     if those := processes([one.pid for one in hung if may_be_ended(one)]):
-        is_, has = ("is", "has") if len(hung) == 1 else ("are", "have")
-        more = f"also end {those}, which {is_} connected to that server and {has} no context."
+        more = f"also end {those}: out of the queue, connected to that server, without a context."
     more = f" If the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later, {more}"
     left = {one.pid for one in daemon.waits if not one.dead} - {0, *(one.pid for one in hung)}
     waiting = processes(sorted(left)) or "what waits in the queue"
@@ -470,7 +469,9 @@ def _wait_remedy(
         served = "When it is served is not known: a process died in the queue."
     return (
         f"Do not kill {waiting}: a dead queue entry hangs the daemon. {served} To avoid waits, "
-        "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs)."
+        "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs). "
+        "Who cannot wait starts a copy with a daemon of its own, with other output files: "
+        "mps-exporter explain how-to-start-mps-also-at-boot-and-stop-it."
     )
 
 

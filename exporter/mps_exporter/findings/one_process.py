@@ -233,7 +233,8 @@ def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
 
 
 def _as_check(found: Finding, outcome: Outcome = "problem", page: str = "") -> Check:
-    healing = _first(action for action in found.actions if action.heals)
+    waits = found.advice is _QUEUED  # The command shows the programs to ask about.
+    healing = _first(action for action in found.actions if waits or action.heals)
     outcome = "unknown" if found.advice.kind == "blindness" else outcome
     return Check("", outcome, found.evidence, found.remedy, page or found.advice.page, **healing)
 
@@ -465,7 +466,8 @@ def _connection_checks(one: Subject) -> Checks:
         yield warning(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
             f"{f'It has started {started}: try --pid with these. ' if started else ''}See what it "
-            f"printed, and cat /proc/{one.pid}/wchan; as root: py-spy dump --pid {one.pid}.",
+            f"printed, and cat /proc/{one.pid}/wchan; py-spy dump --pid {one.pid} (root; or "
+            "its user, if kernel.yama.ptrace_scope is 0).",
         )
 
 
