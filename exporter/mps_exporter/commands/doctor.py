@@ -51,12 +51,13 @@ async def collect_twice(settings: Settings) -> Snapshot:
 
 async def diagnose(settings: Settings) -> int:
     """Diagnose the host or a recording, print the report, and return the exit status."""
-    check = settings.doctor_check
+    check = wanted = settings.doctor_check
     if check is not None and check not in doctor_report.CHECKS:
         named = (one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check)
         if (check := next(named, None)) is None:
-            text = f"--check: no finding {settings.doctor_check!r}; see docs/troubleshooting.md"
-            raise InvalidSettingError(text)
+            raise InvalidSettingError(
+                f"--check: no finding {wanted!r}; see docs/troubleshooting.md"
+            )
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := settings.doctor_before_kill:

@@ -126,14 +126,11 @@ def diagnosis_lines(seen: Diagnosis, paint: Painter = plain) -> Iterator[str]:
     yield ""
     yield from _found(seen, paint)
     if seen.recent:
-        yield ""
-        yield "In the last five minutes:"
+        yield "\nIn the last five minutes:"
         for finding in seen.recent:
-            yield ""
             yield from _finding(finding, paint, {})
     if seen.recording is not None:
-        yield ""
-        yield f"Latest recording of an incident: {humanize.printable(str(seen.recording), 400)}"
+        yield f"\nLatest recording of an incident: {humanize.printable(str(seen.recording), 400)}"
         yield f"    run:   {PROGRAM} record FILE --incident=latest  (makes a bug report of it)"
 
 
@@ -141,27 +138,22 @@ def _found(seen: Diagnosis, paint: Painter) -> Iterator[str]:
     found = seen.found
     if not found:
         unknown = [*unknowns(seen.snapshot), *map(_not_read, seen.unread)]
-        if unknown:
-            yield humanize.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
-        else:
-            yield paint("Nothing is wrong here.", "good")
+        text = humanize.sentence(f"nothing wrong was seen, but {'; '.join(unknown)}")
+        yield text if unknown else paint("Nothing is wrong here.", "good")
         return
-    told = dict[object, str]()
+    told = dict[object, Finding]()
     counts = Counter(finding.severity for finding in found)  # the most severe first
     yield "Findings: " + ", ".join(
         paint(f"{count} {severity}", severity) for severity, count in counts.items()
     )
     for finding in found:
         if not finding.limited:
-            yield ""
             yield from _finding(finding, paint, told)
     for one in seen.unread:
         yield humanize.sentence(_not_read(one))
     if users := [finding for finding in found if finding.limited]:
-        yield ""
-        yield "Daemons of ordinary users (not counted in the exit status):"
+        yield "\nDaemons of ordinary users (not counted in the exit status):"
         for finding in users:
-            yield ""
             yield from _finding(finding, paint, told)
 
 
@@ -169,18 +161,16 @@ def _not_read(what: str) -> str:
     return f"{humanize.printable(what, 400)}: could not be read in time"
 
 
-def _finding(finding: Finding, paint: Painter, told: dict[object, str]) -> Iterator[str]:
+def _finding(finding: Finding, paint: Painter, told: dict[object, Finding]) -> Iterator[str]:
     advice, steps = finding.advice, (finding.remedy, *finding.actions)
     place = humanize.printable(finding.daemon, 400) or (f"GPU {finding.gpu}" if finding.gpu else "")
-    yield f"{paint(finding.severity, finding.severity)}  {advice.title}" + (
-        f"  {paint(place, 'dim')}" if place else ""
-    )
+    where = f"  {paint(place, 'dim')}" if place else ""
+    yield f"\n{paint(finding.severity, finding.severity)}  {advice.title}{where}"
     yield f"    seen:  {finding.evidence}"
     yield f"    why:   {advice.why}"
-    if steps[1:] and steps in told:
-        yield f"    do:    as above: {told[steps]}"
+    if (first := told.setdefault(steps, finding)) is not finding and finding.actions:
+        yield f"    do:    as above: {first.advice.title}"
         return
-    told[steps] = advice.title
     yield f"    do:    {finding.remedy}"
     for action in finding.actions:
         condition, colon, effect = action.effect.rpartition(": ")

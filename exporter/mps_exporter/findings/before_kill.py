@@ -84,7 +84,7 @@ def before_kill(
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
-    what = "is not seen (has it exited?)" if gone else "is no client of MPS, as far as is seen"
+    what = "is not seen (exited? wrong PID?)" if gone else "is no client of MPS, as far as is seen"
     end = f"Process {pid} {what}: its end ends no other program."
     if unread := why or _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."

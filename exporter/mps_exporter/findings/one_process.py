@@ -233,8 +233,7 @@ def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
 
 
 def _as_check(found: Finding, outcome: Outcome = "problem", page: str = "") -> Check:
-    waits = found.advice is _QUEUED  # The command shows the programs to ask about.
-    healing = _first(action for action in found.actions if waits or action.heals)
+    healing = _first(one for one in found.actions if one.heals or found.advice is _QUEUED)
     outcome = "unknown" if found.advice.kind == "blindness" else outcome
     return Check("", outcome, found.evidence, found.remedy, page or found.advice.page, **healing)
 
