@@ -332,19 +332,14 @@ async def pages_of(incident: Incident) -> list[dict[str, str]]:
     return pages
 
 
-def first_alerts(folder: Path, incident: Incident, pages: list[dict[str, str]]) -> list[Fired]:
-    every = sorted(
-        fired(folder, incident.instance, pages, ONE_SCRAPE), key=lambda one: -one.seconds
-    )
-    return list({str(sorted(one.labels.items())): one for one in every}.values())
-
-
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.instance)
 async def test_each_incident_raises_its_alerts_and_no_others(
     tmp_path: Path, incident: Incident
 ) -> None:
     pages = await pages_of(incident)
-    alerts = first_alerts(tmp_path, incident, pages)
+    every = fired(tmp_path, incident.instance, pages, ONE_SCRAPE)
+    latest_first = sorted(every, key=lambda one: -one.seconds)
+    alerts = list({str(sorted(one.labels.items())): one for one in latest_first}.values())
     # Alerts of severity info notify no receiver.
     advice = {alert.name for alert in alerts if alert.labels["severity"] == "info"}
     notified = [alert for alert in alerts if alert.labels["severity"] != "info"]

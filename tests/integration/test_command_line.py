@@ -169,13 +169,6 @@ def test_a_recording_that_is_ended_is_whole(tmp_path: Path, received: signal.Sig
     assert '"kind":"end"' in gzip.decompress(path.read_bytes()).decode()
 
 
-def test_a_recorder_that_is_killed_leaves_what_it_saw(tmp_path: Path) -> None:
-    with recording(tmp_path / "x.rec.gz") as process:
-        process.kill()
-        process.wait()
-    assert has_seen_processes(tmp_path / "x.rec.gz")
-
-
 def test_nohup_is_meant(tmp_path: Path) -> None:
     path = tmp_path / "x.rec.gz"
     ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}

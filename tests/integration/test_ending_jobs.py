@@ -28,7 +28,6 @@ IN_JOB_7 = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
 IN_JOB_70 = "0::/system.slice/slurmstepd.scope/job_70/step_0/user/task_0\n"
 NOW = 1000.0
 
-
 PATIENT = ("--timeout", "60", "--deadline", "240")
 """A daemon that answers must do so in this time, however busy the machine is."""
 

@@ -47,12 +47,6 @@ class Field:
         }
 
 
-@pytest.fixture
-def field() -> Iterator[Field]:
-    with five_daemons() as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def seen() -> Iterator[tuple[Field, Page]]:
     """A scrape of five healthy daemons."""
@@ -130,16 +124,17 @@ def test_each_has_its_own_client_with_its_own_limit(seen: tuple[Field, Page]) ->
     assert [labels["pid"] for labels in other_processes] == ["0"]
 
 
-def test_daemons_that_hang_delay_no_other(field: Field) -> None:
-    field.host.serve(f"--mps.query-timeout={HUNG_SECONDS}s")
-    names = field.names(field.host.scrape())
-    for layout in ("plain", "claim"):
-        field.daemons[layout].be(mode="hang")
-    after = field.host.scrape()
-    for layout in ("plain", "claim"):
-        name = names.pop(layout)
-        known = after.value("mps_control_state", daemon=name, mps_control_state="unresponsive")
-        assert known == 1
-    for layout, name in names.items():
-        assert after.value("mps_control_up", daemon=name) == 1, layout
-        assert after.value("mps_server_clients", daemon=name) == 1, layout
+def test_daemons_that_hang_delay_no_other() -> None:
+    with five_daemons() as field:
+        field.host.serve(f"--mps.query-timeout={HUNG_SECONDS}s")
+        names = field.names(field.host.scrape())
+        for layout in ("plain", "claim"):
+            field.daemons[layout].be(mode="hang")
+        after = field.host.scrape()
+        for layout in ("plain", "claim"):
+            name = names.pop(layout)
+            known = after.value("mps_control_state", daemon=name, mps_control_state="unresponsive")
+            assert known == 1
+        for layout, name in names.items():
+            assert after.value("mps_control_up", daemon=name) == 1, layout
+            assert after.value("mps_server_clients", daemon=name) == 1, layout

@@ -384,21 +384,14 @@ LOGS = LogsObservation(
 )
 
 
-def with_names() -> Recording:
+def test_no_name_that_a_user_chose_is_in_an_anonymised_recording(tmp_path: Path) -> None:
     client = process(3141002, "python", CUDA_MPS_PIPE_DIRECTORY="/mnt/mps/opal/gold")
     replies = {**REPLIES, SERVERS: f"{REPLIES[SERVERS]}odd,opal\n"}
-    return host(more=(LOGS,), found={3141002: client}, replies=replies)
-
-
-def write(made: Recording, path: Path, *, anonymised: bool) -> None:
-    writer = RecordingWriter(path, replace(made.header, anonymised=anonymised))
+    made = host(more=(LOGS,), found={3141002: client}, replies=replies)
+    writer = RecordingWriter(tmp_path / "a.rec.gz", replace(made.header, anonymised=True))
     for observation in made.observations:
         writer.add(observation)
     writer.close()
-
-
-def test_no_name_that_a_user_chose_is_in_an_anonymised_recording(tmp_path: Path) -> None:
-    write(with_names(), tmp_path / "a.rec.gz", anonymised=True)
     text = gzip.decompress((tmp_path / "a.rec.gz").read_bytes()).decode()
     servers, namespaces, partitions = ("opal", "onyx"), ("gold", "iron_2"), ("wide", "later")
     programs = ("julia", "matlab", "-m serve", "python")

@@ -1,7 +1,5 @@
 from grafana.boards import BOARDS
-from testing.golden import recordings
-from tests.unit.grafana import hand_made
-from tests.unit.grafana.subjects import EVERY, questions, subjects
+from tests.unit.grafana.subjects import questions, subjects
 
 
 def test_every_panel_is_in_the_document_in_its_place() -> None:
@@ -18,9 +16,3 @@ def test_every_question_is_in_the_document() -> None:
         for row in board.rows
     ]
     assert questions() == wanted
-
-
-def test_recordings_that_the_document_names_exist() -> None:
-    known = {*recordings(), EVERY, hand_made.NAME}
-    made = {"an exporter that ended", "a host that was removed"}
-    assert {recording for _, _, recording in subjects()} <= known | made
