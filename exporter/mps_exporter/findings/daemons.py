@@ -471,7 +471,7 @@ def _wait_remedy(
         f"Do not kill {waiting}: a dead queue entry hangs the daemon. {served} To avoid waits, "
         "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs). "
         "Who cannot wait starts a copy with a daemon of its own, with other output files: "
-        "mps-exporter explain how-to-start-mps-also-at-boot-and-stop-it."
+        "mps-exporter explain how-to-start-mps-also-at-boot."
     )
 
 
