@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tests.hardware.cost
 import tests.hardware.hangs
-import tests.hardware.hostile
 import tests.hardware.jobs
+import tests.hardware.rights
 import tests.hardware.sharing  # noqa: F401 - they put their scenarios on the list
 from mps_exporter.logging import configure
 from tests.hardware.lab import build, lab, machine
