@@ -63,14 +63,17 @@ async def diagnose(settings: Settings) -> int:
     if pids := settings.doctor_before_kill:
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
         # Harmless, too: a process that has exited since mps-scancel listed it.
-        uids = [(pid, seen.status(pid).uid) for pid in pids]
+        uids = [(pid, seen.status(pid).uid) for pid in _with_descendants(pids, seen)]
         ends = [
             before_kill(pid, snapshot, uid, seen.hidden, gone=live and uid is None)
             for pid, uid in uids
         ]
         told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
         status = max(told)[0]
+        told = told if status else told[: len(pids)]
         text = "\n".join(text for one, text in told if one == status)
+        if status and not (settings.doctor_json or any(one.in_danger for one in ends[: len(pids)])):
+            text = f"What it has started mostly ends with it.\n{text}"
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
     else:
@@ -168,6 +171,14 @@ def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable,
     return {name: found.get(name) for name in reads}
 
 
+def _with_descendants(pids: Iterable[int], processes: Processes) -> list[int]:
+    """Return these processes and those that they have started, which mostly end with them."""
+    found = list(dict.fromkeys(pids))
+    for pid in found:
+        found += [one for one in processes.children(pid) if one not in found]
+    return found
+
+
 def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pid, uid, job = settings.doctor_pid, settings.doctor_user, settings.doctor_job
     waiting = dict[int, ProcessFacts]()
@@ -177,9 +188,11 @@ def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pids = [pid] if pid else pids_of(snapshot, uid=uid, job=job, waiting=waiting.values())
     if not pids:
         name = f"user {uid}" if uid is not None else f"pod or job {job!r}"
+        hidden = Processes(settings.path_procfs).hidden
         raise StartError(
             f"no process of {name} was seen on this host to wait for MPS, to be its client, or to "
-            "have a context on a GPU. That proves nothing about MPS: check the name, or use --pid"
+            f"have a context on a GPU{f' ({hidden} cannot be seen)' if hidden else ''}. "
+            "That proves nothing about MPS: end no process, check the name, or use --pid"
         )
     return pids
 

@@ -83,10 +83,7 @@ _NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})  # Checks that need no sourc
 
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
-    """Return the status of one check, and a line with the reason.
-
-    If a source could not be read, a missing finding is UNKNOWN.
-    """
+    """Return the status of a check, with the reason; UNKNOWN if a source was not read."""
     for finding in findings(snapshot):
         if not finding.limited and name in (finding.advice.name, finding.severity):
             return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")

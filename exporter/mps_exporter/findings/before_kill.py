@@ -87,7 +87,8 @@ def before_kill(
     what = "is not seen (exited? wrong PID?)" if gone else "is no client of MPS, as far as is seen"
     end = f"Process {pid} {what}: its end ends no other program."
     if unread := why or _unread(snapshot, may_serve, uid):
-        end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known."
+        end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known. "
+        end += "Do not end it; name its logs (--mps.log-directory=DIR), or ask root."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
 
 

@@ -382,7 +382,8 @@ def _daemon_checks(one: Subject) -> Checks:
 def _no_daemon_check(one: Subject, directory: str) -> Check:
     view, others = one.view, one.running
     if view.hidden:
-        act = "Run the doctor as root on the host; do not end the process before"
+        act = "Do not end the process; name its daemon (doctor --pid N --mps.pipe-directory=DIR "
+        act += "--mps.log-directory=DIR), or run the doctor as root on the host"
         return unknown(f"{view.hidden} cannot be seen, nor whether a daemon runs. {act}.")
     unsure = bool(visibility.unknowns(one.snapshot))
     if not (others or view.names_directory or view.leftover or one.working or one.stranded):

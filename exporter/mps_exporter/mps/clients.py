@@ -355,10 +355,7 @@ class ServerClients:
             self._unnamed_disconnections = 0
 
     def end(self, cause: str, when: Moment, *, ghost: bool) -> list[int]:
-        """End all clients with their server; return the PIDs of the lost clients.
-
-        `cause` is their loss cause, "" if they are not lost with the server.
-        """
+        """End all clients with their server (cause "": they are not lost); return the lost PIDs."""
         lost = []
         for client in list(self)[self._unnamed_disconnections :]:
             if not client.lost and self._lost_with_server(client, cause, ghost=ghost):

@@ -400,10 +400,7 @@ async def _probe_in(interface: str, daemon: DaemonFacts, query: Query) -> list[E
 
 
 async def _query_each(commands: Iterable[str], query: Query) -> list[Exchange]:
-    """Send queries of the v3 interface, up to the first failure.
-
-    Only the list of servers is required: a driver may lack the other queries.
-    """
+    """Send queries of v3, up to the first failure; a driver may lack all but the server list."""
     found: list[Exchange] = []
     for command in commands:
         exchange = await query((command,))

@@ -186,10 +186,7 @@ def _offset_after(before: LastLine | None, stamp: float, zone: LogZone) -> float
 
 
 def _lines_from_end(descriptor: int, size: int, bound: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the position and the data of blocks of lines, the last block first.
-
-    A line that is longer than a block is left out.
-    """
+    """Yield position and data of blocks of lines, the last first, without lines over a block."""
     end = size
     while end > bound:
         begin = max(bound, end - BLOCK_BYTES)

@@ -109,7 +109,6 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         walk = _Walk()  # the default directory need not exist
     on_host = bool(_is_same_file(str(base / "root"), "/"))
     daemon = _same_directory(walk.end, daemons)
-    children = _bytes_of(base / "task" / str(pid) / "children").split()  # of its main thread
     return ProcessView(
         pid,
         uid=status.uid,
@@ -132,7 +131,7 @@ def view_process(pid: int, daemons: Iterable[DaemonFacts], procfs: str = "/proc"
         ),
         oom_kills=oom_kills(facts.cgroup, CGROUPS),
         parent_pid=facts.parent_pid,
-        children=tuple(child for child in map(int, children) if child != os.getpid()),
+        children=tuple(child for child in processes.children(pid) if child != os.getpid()),
         tracer=tracer_of(pid, facts.state, procfs),
         frozen_group=frozen_group(facts.cgroup, CGROUPS),
         shared_memory=facts.shared_memory,

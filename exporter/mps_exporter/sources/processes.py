@@ -457,6 +457,10 @@ class Processes:
             return int(found[1]) if found else None
         return None
 
+    def children(self, pid: int) -> tuple[int, ...]:
+        """Return the processes that the main thread of a process has started."""
+        return tuple(map(int, (self._read(pid, f"task/{pid}/children") or b"").split()))
+
     def status(self, pid: int) -> ProcessStatus:
         return parse_status(self._read(pid, "status") or b"")
 

@@ -84,7 +84,11 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
     assert "could not be read: not known" in before_kill(95, host, 2001).text[0]
     proc = FakeProc(tmp_path)
     monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=HOST))
-    assert not await doctor.diagnose(Settings(doctor_before_kill=(94,), path_procfs=str(tmp_path)))
+    launcher = Settings(doctor_before_kill=(94,), path_procfs=str(tmp_path))
+    assert not await doctor.diagnose(launcher)
+    (threads := proc.add(94) / "task" / "94").mkdir(parents=True)
+    (threads / "children").write_text("93 11 ")
+    assert await doctor.diagnose(launcher) == 1
     monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=host))
     for uid, status in ((1001, 0), (2001, 1)):
         proc.add(95, uid=uid)
