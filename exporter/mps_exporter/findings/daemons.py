@@ -469,9 +469,7 @@ def _wait_remedy(
         served = "When it is served is not known: a process died in the queue."
     return (
         f"Do not kill {waiting}: a dead queue entry hangs the daemon. {served} To avoid waits, "
-        "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs). "
-        "Who cannot wait starts a copy with a daemon of its own, with other output files: "
-        "mps-exporter explain how-to-start-mps-also-at-boot."
+        "give each user a daemon, or use -multiuser-server (a fatal error then ends all programs)."
     )
 
 

@@ -214,7 +214,7 @@ async def serve_app(
     *,
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
-    """Serve until `stop`, then finish responses; `on_listening` gets the addresses, no port 0."""
+    """Serve until `stop`, then finish responses; `on_listening` gets addresses with real ports."""
     settings = options.settings
     systemd = settings.web_systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(settings.web_listen_address)
