@@ -60,7 +60,7 @@ async def diagnose(settings: Settings) -> int:
             )
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
-    if pids := settings.doctor_before_kill:
+    if pids := list(dict.fromkeys(settings.doctor_before_kill)):
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
         # Harmless, too: a process that has exited since mps-scancel listed it.
         uids = [(pid, seen.status(pid).uid) for pid in _with_descendants(pids, seen)]
@@ -173,7 +173,7 @@ def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable,
 
 def _with_descendants(pids: Iterable[int], processes: Processes) -> list[int]:
     """Return these processes and those that they have started, which mostly end with them."""
-    found = list(dict.fromkeys(pids))
+    found = list(pids)
     for pid in found:
         found += [one for one in processes.children(pid) if one not in found]
     return found

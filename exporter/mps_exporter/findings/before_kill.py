@@ -47,9 +47,9 @@ class EndAdvice:
 
 
 def before_kill(
-    pid: int, snapshot: Snapshot, uid: int | None = None, why: str = "", *, gone: bool = False
+    pid: int, snapshot: Snapshot, uid: int | None = None, hidden: str = "", *, gone: bool = False
 ) -> EndAdvice:
-    """Return what the end of a process would do to others. uid: its user; why: what is not seen.
+    """Return what the end of a process would do to others. uid: its user; hidden: what is not seen.
 
     An ordinary user's daemon serves only that user, may name any process, and comes last.
     """
@@ -86,7 +86,7 @@ def before_kill(
                     return _of_client(host, daemon, server, client)
     what = "is not seen (exited? wrong PID?)" if gone else "is no client of MPS, as far as is seen"
     end = f"Process {pid} {what}: its end ends no other program."
-    if unread := why or _unread(snapshot, may_serve, uid):
+    if unread := hidden or _unread(snapshot, may_serve, uid):
         end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known. "
         end += "Do not end it; name its logs (--mps.log-directory=DIR), or ask root."
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
