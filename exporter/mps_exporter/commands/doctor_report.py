@@ -170,9 +170,9 @@ def _finding(finding: Finding, paint: Painter, told: dict[object, Finding]) -> I
         return
     yield f"    do:    {finding.remedy}"
     for action in finding.actions:
-        condition, colon, effect = action.effect.rpartition(": ")
-        yield f"    run{', ' * bool(colon)}{condition}:   {action.command}"
-        yield f"           ({action.run_as}: {effect})"
+        condition = f", {action.condition}" if action.condition else ""
+        yield f"    run{condition}:   {action.command}"
+        yield f"           ({action.run_as}: {action.effect})"
 
 
 def _gpu_lines(snapshot: Snapshot, paint: Painter) -> Iterator[str]:

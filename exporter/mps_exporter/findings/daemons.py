@@ -35,7 +35,7 @@ HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
 WITHOUT_MPS = "cannot-find-mps-control-daemon-process"
 _IN_CUINIT = "a-program-hangs-in-cuinit"
 _START = "Its user can start it again (nvidia-cuda-mps-control -d)."
-_IN_DRIVER = "state D: it hangs in the driver"
+_IN_DRIVER = "shows whether it hangs in the driver (state D)"
 
 
 @of_server(
@@ -90,8 +90,8 @@ def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
             )
             yield from end_clients(
                 _hung_on(server),
-                f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later: ends what is "
-                "connected to the ghost, and has no context",
+                "ends what is connected to the ghost, and has no context",
+                f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later",
             )
 
 

@@ -55,6 +55,7 @@ class Action:
     run_as: str
     effect: str
     heals: bool = True  # False if the command only shows more.
+    condition: str = ""  # The command is right only if this holds; "" for always.
 
 
 def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Action, ...]:
@@ -107,14 +108,14 @@ def show_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
         yield Action(command, ANY_USER, effect, heals=False)
 
 
-def end_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
+def end_processes(pids: Iterable[int], effect: str, condition: str = "") -> Iterable[Action]:
     if known := _known_pids(pids):
-        yield Action(f"kill {' '.join(known)}", PROCESS_OWNER, effect)
+        yield Action(f"kill {' '.join(known)}", PROCESS_OWNER, effect, condition=condition)
 
 
-def end_clients(clients: Iterable[Client], effect: str) -> Iterable[Action]:
+def end_clients(clients: Iterable[Client], effect: str, condition: str = "") -> Iterable[Action]:
     """Yield the command that ends those clients that may be ended."""
-    return end_processes((client.pid for client in clients if may_be_ended(client)), effect)
+    return end_processes((one.pid for one in clients if may_be_ended(one)), effect, condition)
 
 
 KERNEL_LOG = (Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False),)
