@@ -106,7 +106,7 @@ def until_it_says(process: subprocess.Popen[str], words: str) -> str:
         ("$E doctor --recording $DEMO | true; exit ${PIPESTATUS[0]}", 0, ""),
         ("$E doctor --recording $DEMO >&-", 0, ""),
         ("$E doctor --recording $DEMO --json 2>&- >&-", 0, ""),
-        ("$E doctor --recording $DEMO >/dev/full", 3, "cannot print what was found: No space"),
+        ("$E doctor --recording $DEMO >/dev/full", 3, "write error: No space"),
         ("$E doctor --recording /nonexistent", 3, "No such file"),
         ("$E doctor --recording $DEMO --at 100h", 3, "s after its start"),
         ("$E doctor --recording $DEMO --at 3s", 0, ""),
