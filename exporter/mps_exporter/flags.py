@@ -423,8 +423,8 @@ class Settings:
     doctor_before_kill: tuple[int, ...] = _option(
         (),
         _PROCESS_ID,
-        "Show which programs could end with this process, and how to end it alone; of several, "
-        "those that endanger others. Exit status: 0 no other program is in danger, 1 otherwise.",
+        "Programs that could end with this process, and how to end it alone; of several, those "
+        "that endanger others (in JSON a list). Exit status: 0 no other in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(

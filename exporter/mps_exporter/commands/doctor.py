@@ -68,20 +68,16 @@ async def diagnose(settings: Settings) -> int:
             before_kill(pid, snapshot, uid, seen.hidden, gone=live and uid is None)
             for pid, uid in uids
         ]
-        told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
-        status = max(told)[0]
-        told = told if status else told[: len(pids)]
-        text = "\n".join(text for one, text in told if one == status)
-        if status and not (settings.doctor_json or any(one.in_danger for one in ends[: len(pids)])):
+        named = ends[: len(pids)]
+        shown = [one for one in ends if one.in_danger] or named
+        status, text = doctor_report.status_of_ends(shown, as_json=settings.doctor_json)
+        if status and not (settings.doctor_json or any(one.in_danger for one in named)):
             text = f"What it has started mostly ends with it.\n{text}"
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
     else:
         status, text = _report(snapshot, settings, settings.path_procfs if live else None)
-    try:
-        print_output(text)
-    except OSError as error:
-        raise StartError(f"cannot print what was found: {error.strerror}") from error
+    print_output(text)
     return status
 
 
@@ -212,16 +208,14 @@ async def _collect_from_recording(settings: Settings) -> Snapshot:
 
 
 async def expose_once(settings: Settings) -> int:
-    page = _encode_once(await collect_twice(settings))
+    page, file = _encode_once(await collect_twice(settings)), settings.serve_textfile
+    if file is None:
+        print_output(page.decode().removesuffix("\n"))
+        return 0
     try:
-        if settings.serve_textfile is not None:
-            write_atomically(Path(settings.serve_textfile), page)
-        else:
-            print_output(page.decode().removesuffix("\n"))
+        write_atomically(Path(file), page)
     except OSError as error:
-        file = settings.serve_textfile
-        place = "print the metrics" if file is None else f"write {file}"
-        raise StartError(f"cannot {place}: {error.strerror}") from error
+        raise StartError(f"cannot write {file}: {error.strerror}") from error
     return 0
 
 

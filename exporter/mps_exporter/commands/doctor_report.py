@@ -6,7 +6,7 @@ findings.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,13 +97,16 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     return HEALTHY, f"{name}: no"
 
 
-def status_of_end(advice: EndAdvice, *, as_json: bool) -> tuple[int, str]:
-    """Return 1 if others would be lost with a process, else 0; and the text."""
-    status = UNHEALTHY if advice.in_danger else HEALTHY
+def status_of_ends(ends: Sequence[EndAdvice], *, as_json: bool) -> tuple[int, str]:
+    """Return 1 if others would be lost with one of these processes, else 0; and the text."""
+    status, lines = UNHEALTHY if any(one.in_danger for one in ends) else HEALTHY, list[str]()
     if as_json:
-        return status, json.dumps(asdict(advice), indent=2)
-    commands = (f"  {one.command}\n    ({one.run_as}: {one.effect})" for one in advice.actions)
-    return status, "\n".join([*advice.text, *commands])
+        found = [asdict(one) for one in ends]
+        return status, json.dumps(found if len(found) > 1 else found[0], indent=2)
+    for end in ends:
+        lines += end.text
+        lines += (f"  {one.command}\n    ({one.run_as}: {one.effect})" for one in end.actions)
+    return status, "\n".join(lines)
 
 
 def _brief(text: str) -> str:

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from mps_exporter.commands import doctor
-from mps_exporter.commands.doctor_report import status_of_end
+from mps_exporter.commands.doctor_report import status_of_ends
 from mps_exporter.findings.before_kill import before_kill, neighbour_counts
 from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
@@ -32,12 +32,12 @@ def test_neighbours_share_server_and_gpu_and_still_work() -> None:
     advice = before_kill(11, HOST)
     assert advice.in_danger
     assert advice.neighbours == (12,)
-    status, text = status_of_end(advice, as_json=False)
+    status, text = status_of_ends([advice], as_json=False)
     assert status == 1
     assert "1 other client of 1 other user can be lost" in text
     first = text.index("echo terminate_client 634 11 | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps")
     assert first < text.index("kill 11\n")
-    assert json.loads(status_of_end(advice, as_json=True)[1])["neighbours"] == [12]
+    assert json.loads(status_of_ends([advice], as_json=True)[1])["neighbours"] == [12]
 
 
 def test_what_could_not_be_read_is_not_called_harmless() -> None:
@@ -63,6 +63,16 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     for ghost, confirmed in ((True, True), (True, False), (False, True)):
         end = before_kill(634, snapshot(daemon(server(BUSY, ghost=ghost, confirmed=confirmed))))
         assert end.in_danger != (ghost and confirmed)
+
+
+async def test_the_json_of_any_number_of_processes_is_one_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=HOST))
+    for pids, shown in (((98, 99), [98, 99]), ((99, 11, 12), [11, 12])):
+        settings = Settings(doctor_before_kill=pids, doctor_json=True, path_procfs="/nonexistent")
+        assert await doctor.diagnose(settings) == (11 in pids)
+        assert [one["pid"] for one in json.loads(capsys.readouterr().out)] == shown
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
@@ -112,7 +122,7 @@ def test_no_text_of_a_stranger_is_part_of_a_command() -> None:
     advice = before_kill(11, host)
     expected = [f"echo terminate_client 634 11 | {tool}", "kill 11"]
     assert [one.command for one in advice.actions] == expected
-    assert "\x1b" not in status_of_end(advice, as_json=False)[1]
+    assert "\x1b" not in status_of_ends([advice], as_json=False)[1]
     unprintable = replace(host, daemons=(replace(host.daemons[0], pipe_directory=words),))
     assert not before_kill(11, unprintable).actions
 
