@@ -91,9 +91,8 @@ def _without_daemon(snapshot: Snapshot, unknown: tuple[str, ...]) -> View:
     if snapshot.ignored_processes:
         unknown += ("not all processes of MPS's programs could be read",)
     if unknown:
-        return finding_view(
-            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
-        )
+        text = f"no daemon was seen, but {'; '.join(unknown)}"
+        return finding_view("info", humanize.sentence(text))
     return finding_view(
         "info",
         "No MPS control daemon runs on this host.",

@@ -4,7 +4,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,16 +62,6 @@ def test_the_help_of_a_command_has_its_flags_only(
 def test_the_version(words: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 0
     assert re.match(r"mps-exporter \d+\.\d+\.\d+ \(Python 3", capfd.readouterr().out)
-
-
-@pytest.mark.parametrize("words", ["version", "--help", "explain 805", "doctor --help"])
-def test_a_full_device_is_one_line(
-    words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert main(words.split()) == (3 if "doctor" in words else 1)
-    assert capfd.readouterr().err == "mps-exporter: write error: No space left on device\n"
 
 
 # ----------------------------------------------------------------------------- wrong usage
