@@ -68,10 +68,10 @@ async def diagnose(settings: Settings) -> int:
             before_kill(pid, snapshot, uid, seen.hidden, gone=live and uid is None)
             for pid, uid in uids
         ]
-        named = ends[: len(pids)]
-        shown = [one for one in ends if one.in_danger] or named
+        given = ends[: len(pids)]
+        shown = [one for one in ends if one.in_danger] or given
         status, text = doctor_report.status_of_ends(shown, as_json=settings.doctor_json)
-        if status and not (settings.doctor_json or any(one.in_danger for one in named)):
+        if status and not (settings.doctor_json or any(one.in_danger for one in given)):
             text = f"What it has started mostly ends with it.\n{text}"
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)

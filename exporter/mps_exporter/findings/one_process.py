@@ -434,7 +434,7 @@ def _connection_checks(one: Subject) -> Checks:
     if found:
         yield from found
     elif one.client is not None:
-        yield _connected(one.client, one.snapshot.taken_at)
+        yield _connected(one, one.client)
     elif one.direct_on:
         indexes = ", ".join(gpu.index for gpu in one.direct_on)
         yield problem(
@@ -462,24 +462,29 @@ def _connection_checks(one: Subject) -> Checks:
             if not unread:
                 why = f"no GPU was read ({printable(results[0].error or 'no answer', 400)})"
             context = f"Whether it has a context on a GPU is not known: {why}."
-        started = humanize.processes(one.view.children)
         yield warning(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
-            f"{f'It has started {started}: try --pid with these. ' if started else ''}See what it "
-            f"printed, and cat /proc/{one.pid}/wchan; py-spy dump --pid {one.pid} (root; or "
-            "its user, if kernel.yama.ptrace_scope is 0).",
+            f"{_started(one)}See what it printed, and cat /proc/{one.pid}/wchan; py-spy dump --pid "
+            f"{one.pid} (root; or its user, if kernel.yama.ptrace_scope is 0).",
         )
 
 
-def _connected(client: Client, now: float) -> Check:
-    since = now - client.state_since if client.state_since is not None else None
+def _started(one: Subject) -> str:
+    started = humanize.processes(one.view.children)
+    return f"It has started {started}: try --pid with these. " if started else ""
+
+
+def _connected(one: Subject, client: Client) -> Check:
+    since = client.state_since and one.snapshot.taken_at - client.state_since
     age = f" for {humanize.age(since)}" if since is not None else ""
     if client.state in ("connecting", "creating_context"):
         text = f"It is connected to server {client.server_pid}, and has had no context{age}."
         if since is None or since < policy.MAX_CONTEXT_CREATION_SECONDS:
             return ok(text)
+        # A context that is being made for as long is a finding.
+        text += " It may have called cuInit only, as a launcher does, or hang: not known."
         remedy = "See the last lines of server.log, and whether the server is in state T or D."
-        return problem(text, remedy, "a-client-is-connected-and-hangs")
+        return unknown(text, f"{_started(one)}{remedy}", "a-client-is-connected-and-hangs")
     return ok(f"It has been a client of server {client.server_pid}{age}.")
 
 
