@@ -92,6 +92,7 @@ class Wait:
     behind_uid: int | None  # User of the server that holds the GPU.
     dead: bool = False  # The process is gone, not its entry in the queue.
     overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
+    users_before: int = 0  # Other users who wait, and entered the queue before its user.
 
 
 @dataclass(frozen=True, slots=True)

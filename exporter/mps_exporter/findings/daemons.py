@@ -460,11 +460,13 @@ def _wait_remedy(
     pause = daemon.handover_backoff_seconds if idle else None
     at_most = humanize.age(pause or policy.MAX_BACKOFF_SECONDS)
     served = (
-        f"{capitalize(first)} is served within {at_most}."
+        f"The daemon tries within {at_most} to replace the server."
         if idle
-        else f"Ask {other} {stop}when {programs} will be done: {first} is served up to {at_most} "
-        f"after the last client of {other} has left."
+        else f"Ask {other} {stop}when {programs} will be done: the daemon serves its queue up to "
+        f"{at_most} after the last client of {other} has left."
     )
+    if before := alive[0].users_before:
+        served += f" {count(before, 'other user')} came before {first}, and may be served first."
     if any(wait.dead for wait in daemon.waits):
         served = "When it is served is not known: a process died in the queue."
     return (

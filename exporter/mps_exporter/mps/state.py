@@ -89,8 +89,12 @@ class DaemonState:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
+        before = dict[int, int]()  # user -> users before
         waits = [
-            Wait(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by)
+            Wait(
+                *(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by),
+                users_before=before.setdefault(one.uid, len(before)),
+            )
             for one in self.queue
             if one.blocked
         ]
