@@ -13,7 +13,7 @@ from mps_exporter.findings.before_kill import before_kill, neighbour_counts
 from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
 from testing.fake_proc import FakeProc
-from testing.snapshots import NOW, UUID, client, daemon, server, snapshot
+from testing.snapshots import NOW, client, daemon, server, snapshot
 
 OTHER_GPU = "GPU-00000002-0000-4000-8000-000000000002"
 BUSY = client(11)
@@ -48,15 +48,17 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         advice = before_kill(11, host)
         assert advice.in_danger
         assert "others may be lost with it" in " ".join(advice.text)
-    for name in ("logs", "nvml"):  # NVML lists no clients
+    for name in ("control", "nvml"):  # NVML lists no clients
         failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
-        assert before_kill(99, replace(HOST, collectors=failed)).in_danger == (name == "logs")
+        end = before_kill(99, replace(HOST, collectors=failed))
+        assert end.in_danger == (name == "control") == ("the control daemons could" in end.text[0])
+        assert "--mps.log-directory" not in end.text[0]  # its logs can be read
     # A process in the queue of a container has no PID of this host; a v3 daemon shows no queue.
     hidden = snapshot(daemon(server(BUSY), waits=(Wait(0, 1002, NOW - 10, 1001),)))
     assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
     assert not before_kill(77, hidden, 1001).in_danger
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
-    assert before_kill(99, HOST, None, "a host").in_danger
+    assert "=DIR), or ask root" in before_kill(99, HOST, None, "a host").text[0]
     gone = before_kill(99, HOST, gone=True)
     assert (gone.in_danger, "is not seen" in gone.text[0]) == (False, True)
     assert before_kill(600, HOST).in_danger  # the daemon
@@ -65,18 +67,8 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         assert end.in_danger != (ghost and confirmed)
 
 
-async def test_the_json_of_any_number_of_processes_is_one_document(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=HOST))
-    for pids, shown in (((98, 99), [98, 99]), ((99, 11, 12), [11, 12])):
-        settings = Settings(doctor_before_kill=pids, doctor_json=True, path_procfs="/nonexistent")
-        assert await doctor.diagnose(settings) == (11 in pids)
-        assert [one["pid"] for one in json.loads(capsys.readouterr().out)] == shown
-
-
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Her daemon stands first, names root's clients and a stranger, and its log is unreadable."""
     listed = client(11, confirmed=False), client(98, confirmed=False)
@@ -104,6 +96,9 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
         proc.add(95, uid=uid)
         settings = Settings(doctor_before_kill=(13, 95), path_procfs=str(tmp_path))
         assert await doctor.diagnose(settings) == status
+        capsys.readouterr()
+        await doctor.diagnose(replace(settings, doctor_json=True))
+        assert (type(json.loads(capsys.readouterr().out)) is list) == (status == 0)
 
 
 def test_no_command_for_a_process_that_is_not_confirmed_or_has_another_number() -> None:
@@ -130,4 +125,3 @@ def test_no_text_of_a_stranger_is_part_of_a_command() -> None:
 def test_a_v3_daemon_has_its_own_command() -> None:
     host = snapshot(daemon(server(*CLIENTS), protocol="3"))
     assert "echo client terminate 11 |" in before_kill(11, host).actions[0].command
-    assert UUID in BUSY.contexts
