@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
     open_closed_streams()
     words = _with_command(sys.argv[1:] if arguments is None else arguments)
-    command = words[0]
-    doctor = command == "doctor"
+    command, doctor = words[0], words[0] == "doctor"
     try:
         given = parse_words(words)
         return 0 if given is None else _run(command, load(given, os.environ, command))

@@ -184,9 +184,11 @@ def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pids = [pid] if pid else pids_of(snapshot, uid=uid, job=job, waiting=waiting.values())
     if not pids:
         name = f"user {uid}" if uid is not None else f"pod or job {job!r}"
-        hidden = Processes(settings.path_procfs).hidden
+        live = settings.doctor_recording is None
+        where = "on this host" if live else "at this time of the recording (--at)"
+        hidden = live and Processes(settings.path_procfs).hidden
         raise StartError(
-            f"no process of {name} was seen on this host to wait for MPS, to be its client, or to "
+            f"no process of {name} was seen {where} to wait for MPS, to be its client, or to "
             f"have a context on a GPU{f' ({hidden} cannot be seen)' if hidden else ''}. "
             "That proves nothing about MPS: end no process, check the name, or use --pid"
         )

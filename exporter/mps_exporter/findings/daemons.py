@@ -186,10 +186,11 @@ def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:
             f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
             f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: after "
             "an entry's turn the next client hangs the daemon.",
-            "Nothing is lost yet: tell who runs the daemon, and do not restart it. When the server "
-            f"exits, the daemon starts one for {host.user(dead[0].uid)} that serves no client: it "
-            "is reported as a ghost, with the command that ends it, and then the queue continues. "
-            "Until then a new process of this user would hang too.",
+            f"Nothing is lost yet: tell the daemon's user ({host.user(daemon.uid)}), and do not "
+            "restart it. When the server exits, the daemon starts one for "
+            f"{host.user(dead[0].uid)} that serves no client: it is reported as a ghost, with the "
+            "command that ends it, and then the queue continues. Until then a new process of this "
+            "user would hang too.",
         )
 
 

@@ -59,7 +59,7 @@ _HISTORY = {
 }
 """Incidents that end a process's use of a GPU, and the page about its error."""
 
-_UNSEEN = "its files in /proc cannot be read"
+_UNSEEN = "its files in /proc cannot be read (exited, or hidden)"
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
@@ -454,15 +454,15 @@ def _connection_checks(one: Subject) -> Checks:
         yield unknown(f"whether it is a client, or waits, is not known: {why}.")
     elif one.daemon is None or one.daemon.handover is None:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
-        context += "it, or hangs elsewhere."
+        context, level = f"{context}it, or hangs elsewhere.", warning
         results = [each for each in one.snapshot.collectors if each.name == "nvml"]
         unread = [gpu.index for gpu in one.snapshot.gpus if gpu.observation.processes is None]
         if unread or not all(each.success for each in results):
             why = f"the processes of GPU {', '.join(unread)} were not read"
             if not unread:
                 why = f"no GPU was read ({printable(results[0].error or 'no answer', 400)})"
-            context = f"Whether it has a context on a GPU is not known: {why}."
-        yield warning(
+            context, level = f"Whether it has a context on a GPU is not known: {why}.", unknown
+        yield level(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
             f"{_started(one)}See what it printed, and cat /proc/{one.pid}/wchan; py-spy dump --pid "
             f"{one.pid} (root; or its user, if kernel.yama.ptrace_scope is 0).",
@@ -536,7 +536,7 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
     text, remedy, uid = f"whether it waits is not known: {why}.", "", one.view.uid
     if not daemon.follows("control"):
         remedy = "mps-exporter doctor shows why; root may read closed logs: ask, or run it as root."
-    if remedy and daemon.facts.log_directory_assumed and not daemon.facts.log_directory:
+    if remedy and daemon.facts.log_directory_assumed:
         named = quoted_path(one.environment.get("CUDA_MPS_LOG_DIRECTORY", ""))
         pipe = quoted_path(daemon.pipe_directory)
         remedy = (

@@ -96,7 +96,7 @@ def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
 @of_host_blindness(
     "warning",
     "A source cannot be read",
-    "Its metrics are absent.",
+    "What it would show is not known here, and its metrics are absent.",
     alert="MpsExporterCollectorFailing",
     summary="The MPS exporter cannot read one of its sources; the metrics of that source are "
     "missing.",

@@ -92,12 +92,11 @@ def _bound(family: int, where: tuple[object, ...], *, dualstack: bool = False) -
 
 def _reason(address: str, error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
-    port = address.rpartition(":")[2]
     if number == errno.EADDRINUSE:
         owner = "another program listens there, or it is given twice"
         if address.startswith("unix:"):
             return owner
-        if port == "9400":
+        if address.endswith(":9400"):
             owner = "9400 is also the default port of NVIDIA's dcgm-exporter, which may be running"
         return (
             f"the address is in use: {owner}. Choose another port, such as "
@@ -209,9 +208,8 @@ async def serve_app(
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
     """Serve until `stop`, then finish responses; `on_listening` gets addresses with real ports."""
-    settings = options.settings
-    systemd = settings.web_systemd_socket
-    sockets = from_systemd(os.environ) if systemd else listen(settings.web_listen_address)
+    systemd = options.settings.web_systemd_socket
+    sockets = from_systemd(os.environ) if systemd else listen(options.settings.web_listen_address)
     runner = _runner(app, options)
     watch = app.get(WEB_CONFIG)
 

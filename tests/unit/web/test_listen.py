@@ -20,11 +20,12 @@ def test_wrong_addresses(address: str, why: str) -> None:
         listen([address])
 
 
-def test_a_taken_port_names_the_likely_owner() -> None:
+def test_all_or_none_and_a_taken_port_names_the_likely_owner() -> None:
     with socket.create_server(("127.0.0.1", 0)) as owner:
-        port = owner.getsockname()[1]
+        taken, free = owner.getsockname()[1], free_port()
         with pytest.raises(StartError, match=r"another program listens there.*--web\.listen-addr"):
-            listen([f"127.0.0.1:{port}"])
+            listen([f"127.0.0.1:{free}", f"127.0.0.1:{taken}"])
+        server.close_sockets(listen([f"127.0.0.1:{free}"]))
     assert "dcgm-exporter" in server._reason(":9400", OSError(errno.EADDRINUSE, "in use"))
 
 
@@ -37,15 +38,6 @@ def test_an_address_that_the_host_lacks_is_skipped_if_the_name_has_another(
     (one,) = listen(["a-name:0"])
     assert one.getsockname()[0] == "127.0.0.1"
     server.close_sockets([one])
-
-
-def test_all_or_none() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as owner:
-        taken = owner.getsockname()[1]
-        free = free_port()
-        with pytest.raises(StartError):
-            listen([f"127.0.0.1:{free}", f"127.0.0.1:{taken}"])
-        server.close_sockets(listen([f"127.0.0.1:{free}"]))
 
 
 def test_unix_socket(tmp_path: Path) -> None:
