@@ -463,7 +463,7 @@ def _wait_remedy(
     served = (
         f"The daemon tries within {at_most} to replace the server."
         if idle
-        else f"Ask {other} {stop}when {programs} will be done: the daemon serves its queue up to "
+        else f"Ask {other} {stop}when {programs} will be done: the queue is served up to "
         f"{at_most} after the last client of {other} has left."
     )
     if before := alive[0].users_before:
