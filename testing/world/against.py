@@ -68,7 +68,7 @@ def _shown(moment: Moment) -> Iterator[tuple[str, str]]:
             checks = check_process(pid, snapshot, found, view)
             yield f"doctor --pid {pid}", checks_as_text({pid: checks})
             told = before_kill(pid, snapshot, view.uid)
-            yield f"doctor --before-kill {pid}", status_of_ends([told], as_json=True)[1]
+            yield f"doctor --before-kill {pid}", status_of_ends([told], as_json=True, many=False)[1]
 
 
 def _texts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:

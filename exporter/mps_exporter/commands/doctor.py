@@ -55,9 +55,8 @@ async def diagnose(settings: Settings) -> int:
     if check is not None and check not in doctor_report.CHECKS:
         named = (one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check)
         if (check := next(named, None)) is None:
-            raise InvalidSettingError(
-                f"--check: no finding {wanted!r}; see docs/troubleshooting.md"
-            )
+            why = f"--check: no finding {wanted!r}; see docs/troubleshooting.md"
+            raise InvalidSettingError(why)
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := list(dict.fromkeys(settings.doctor_before_kill)):
@@ -70,8 +69,9 @@ async def diagnose(settings: Settings) -> int:
         ]
         given = ends[: len(pids)]
         shown = [one for one in ends if one.in_danger] or given
-        status, text = doctor_report.status_of_ends(shown, as_json=settings.doctor_json)
-        if status and not (settings.doctor_json or any(one.in_danger for one in given)):
+        as_json = settings.doctor_json
+        status, text = doctor_report.status_of_ends(shown, as_json=as_json, many=len(pids) > 1)
+        if status and not (as_json or any(one.in_danger for one in given)):
             text = f"What it has started mostly ends with it.\n{text}"
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
