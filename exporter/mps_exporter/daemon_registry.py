@@ -35,7 +35,7 @@ class DaemonRecord:
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False
-    hung_at: float | None = None  # When its last query timed out; None: the daemon replied.
+    hung_at: float | None = None  # When its last query timed out; None if it did not.
     resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
@@ -103,7 +103,7 @@ class DaemonRecord:
         self.hung_at = None
 
     def record_query(self, reply: ControlObservation) -> None:
-        """Record whether the daemon replied, unless the query was skipped."""
+        """Record whether the query timed out, unless the query was skipped."""
         if reply.outcome is not Outcome.SKIPPED:
             took = sum(exchange.duration_seconds for exchange in reply.exchanges)
             self.hung_at = reply.at + took if reply.outcome is Outcome.TIMEOUT else None

@@ -92,7 +92,7 @@ class Kind(NamedTuple):
 
     metavar: str = ""
     pattern: str = ".*"
-    reason: str = ""  # What a value that does not match must be.
+    reason: str = ""  # Message for a value that does not match.
     convert: Callable[[str], Any] = str
     bounds: tuple[float, float] = (-math.inf, math.inf)  # Lowest and highest number.
 

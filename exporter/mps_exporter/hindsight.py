@@ -52,7 +52,7 @@ ranges and long texts of processes."""
 MAX_COMPRESSION = 32  # Ratio beyond which the size of a text counts: users choose texts.
 LONG_TEXTS = 8192  # Length of the texts of a user's processes that fill that part.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
-MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
+MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Maximum number and size of the recordings.
 PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.
 
 _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")

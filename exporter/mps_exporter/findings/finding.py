@@ -182,7 +182,7 @@ class Case(NamedTuple):
     remedy: str = ""  # Remedy of this case; "" for the declaration's.
     actions: Iterable[Action] = ()
     since: float | None = None
-    pipe_directory: str = ""  # Daemon of a case of the whole host, if any.
+    pipe_directory: str = ""  # The daemon, if a finding of the host is about one daemon.
 
 
 Cases = Iterator[Case]
@@ -233,7 +233,7 @@ class FindingType:
         return page_url(self.page)
 
     def found(self, host: HostFacts) -> Iterator[Finding]:
-        """Yield the cases on a host, with the permitted commands only."""
+        """Yield the findings of this type on a host, with the permitted commands only."""
         for subject in host.subjects(self):
             first = subject[0] if subject else None
             daemon = first if isinstance(first, ControlDaemon) else None

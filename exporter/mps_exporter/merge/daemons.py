@@ -225,7 +225,7 @@ def _merge_servers(
 
 
 def _server_pids(inputs: DaemonInputs) -> list[int]:
-    """Return the servers alive, in the daemon's PID namespace, by the newest source there is."""
+    """Return the PIDs of living servers in the daemon's namespace, from the best source."""
     if inputs.log_names_servers():
         return [server.pid for server in inputs.state.servers]
     if inputs.answers.probe is not None:

@@ -182,7 +182,7 @@ def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]
     """Return GPU UUID -> index, also of GPUs that only a daemon names; "" if unknown."""
     indexes = {gpu.uuid: str(gpu.index) for gpu in gpus}
     for inputs in daemons:
-        # A daemon that sees all GPUs numbers them like NVML; a daemon with a selection does not.
+        # A daemon without a known selection numbers the GPUs of one model like NVML.
         whole = inputs.visible_devices() is None
         for ordinal, uuid in inputs.device_uuids().items():
             indexes.setdefault(uuid, str(ordinal) if whole else "")

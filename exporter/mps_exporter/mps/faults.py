@@ -88,7 +88,7 @@ class ClientEndings:
         ending.ended = True
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
-        # Exporters decide a fault of a different GPU at different times.
+        # Only faults of its GPUs: the time at which others are decided differs by exporter.
         in_fault = any(same_gpu(ending.gpus, fault.uuids) for fault in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return

@@ -277,7 +277,7 @@ def _reconcile_clients(server: TrackedServer, now: Moment, client_pids: Collecti
 
 
 def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> frozenset[int]:
-    """Return the clients about which two replies in a row contradict the log in the same way."""
+    """Return the clients about which two replies, 10 s apart, contradict the log alike."""
     logged = {client.pid for client in server.clients}
     if 0 in logged:
         return frozenset()  # the log does not contain PIDs

@@ -207,7 +207,7 @@ class TrackedServer:
     def context_active(self, pid: int, context: int, when: Moment) -> None:
         """Mark a context as usable; a context refused for the limit never becomes ACTIVE."""
         if self.clients.is_new_context(pid, context):
-            # The server's threads write in any order: the line of its connection follows.
+            # A server's threads write in any order: the line of the context's connection follows.
             self._open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False

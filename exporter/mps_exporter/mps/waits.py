@@ -76,7 +76,7 @@ class ClientQueue:
         return iter(list(self._entries))
 
     def push(self, pid: int, uid: int, when: Moment) -> QueuedClient:
-        """Add a client, unless its user has it queued: the PID of another user was reused.
+        """Add a client, unless it is queued; remove the entry of another process with its PID.
 
         Clients with PID 0 cannot be distinguished: each has an entry of its own.
         """

@@ -186,7 +186,7 @@ def _offset_after(before: LastLine | None, stamp: float, zone: LogZone) -> float
 
 
 def _lines_from_end(descriptor: int, size: int, bound: int) -> Iterator[tuple[int, bytes]]:
-    """Yield position and data of blocks of lines, the last first, without lines over a block."""
+    """Yield position and data of blocks of lines, the last first; longer lines are cut."""
     end = size
     while end > bound:
         begin = max(bound, end - BLOCK_BYTES)

@@ -113,7 +113,7 @@ def _require_trusted_mounts(process: int) -> None:
     """Refuse a mount namespace that belongs to a user namespace which an ordinary user made.
 
     Raises:
-        PermissionError: If that is so, or if the owner cannot be read.
+        PermissionError: If the owner is an ordinary user, or cannot be read.
     """
     with suppress(FileNotFoundError):  # a procfs that is not the kernel's
         mounts = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
