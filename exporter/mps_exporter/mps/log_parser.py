@@ -218,7 +218,7 @@ class _LogBuffer:
         return self._entries.popleft()[2]
 
     def holds_back(self, key: float) -> bool:
-        """Return whether a line before this key may still come, if the log's next one is later."""
+        """Return whether a line before this key may still come; all buffered entries are later."""
         return not self._entries and key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:

@@ -51,7 +51,7 @@ class DaemonLifetime:
     """User -> successive servers that the daemon was not allowed to start."""
 
     def match_credentials(self) -> bool:
-        """Match NEW CLIENT with the oldest caller without credentials. Return whether there was."""
+        """Match NEW CLIENT with the oldest caller without credentials; return False without any."""
         if not self.missing_credentials:
             return False
         self.missing_credentials.popleft()
@@ -145,7 +145,7 @@ class DaemonState:
         return frozenset(pids - {0})
 
     def clients_to_map(self) -> list[int]:
-        """Return the clients whose address ranges must be read now: a new context has reserved one.
+        """Return the clients whose address ranges must be read now: a new context reserves a range.
 
         The memory of a running client that caused a fault may have grown since.
         """

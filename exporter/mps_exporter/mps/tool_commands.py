@@ -61,7 +61,7 @@ def stdin_text(commands: Iterable[str]) -> bytes:
 def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
     """Return the tool's arguments, its standard input and its environment for some queries.
 
-    A v3 query is the arguments of one run. The variable is for what is printed without a daemon.
+    A v3 query is the arguments of one run. The variable selects what is printed without a daemon.
     """
     if len(commands) == 1 and commands[0] in READ_ONLY_V3:
         return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}
@@ -244,7 +244,7 @@ def failure_of(exchange: Exchange) -> Failure | None:
 
 
 def other_interface(exchange: Exchange) -> str | None:
-    """Return the interface ("2" or "3") that a refusal names; None if the run used it."""
+    """Return the other interface ("2" or "3") if the run's output shows that it was needed."""
     if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
         return None
     sent_v3 = set(exchange.commands) <= READ_ONLY_V3
