@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     OK = "ok"
     TIMEOUT = "timeout"  # No reply before the deadline.
     ABSENT = "absent"  # Nothing to query: no daemon, no tool, no library.
-    REFUSED = "refused"  # Refused, also after one retry.
+    REFUSED = "refused"  # Refused, also after a retry if time was left.
     UNPARSABLE = "unparsable"  # A reply of unknown wording.
     SKIPPED = "skipped"  # Not sent: the circuit breaker is open, or the query could harm the host.
 
@@ -61,7 +61,7 @@ class ProcessFacts:
 
     @property
     def account(self) -> tuple[int | None, int | None]:
-        """Its user, and of root the PID namespace: root of a container is not the host's."""
+        """Its user, and for root the PID namespace: root of a container is not the host's root."""
         return self.uid, self.pid_namespace if self.uid == 0 else None
 
     @property
@@ -102,7 +102,7 @@ class ProcessView:
     """The environment, or a directory that it names, could not be read in time."""
     pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
     names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
-    profile: str = ""  # The file of the host that sets it for every login, if one does.
+    profile: str = ""  # File of the host that sets this variable for every login; "": none.
     path_error: str | None = None  # Why that directory is unusable, with the folder at fault.
     closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, if the host has it under the same path."""
@@ -300,7 +300,7 @@ class Exchange:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    return_code: int | None = None  # None: the tool was killed.
+    return_code: int | None = None  # None: the tool was killed, or was not run.
     duration_seconds: float = 0.0  # Duration of the last attempt.
     attempts: int = 1
     error: str | None = None  # Error text for a person.

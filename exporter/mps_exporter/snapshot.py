@@ -27,7 +27,7 @@ ControlState = Literal["answering", "absent", "unresponsive", "draining", "refus
 CONTROL_STATES: tuple[ControlState, ...] = get_args(ControlState)
 
 SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
-"""States of the control tool; the unknown state of a newer driver is passed through."""
+"""Server states that the control tool prints; other states of a newer driver are passed through."""
 
 ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
 CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)  # In the order of a client's life.
@@ -177,7 +177,7 @@ class Incident:
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None  # Duration of a wait or a recovery.
     detail: str = ""  # Name of a cause, or its evidence.
-    count: int = 1  # Number of repetitions: a server that cannot start fails twenty times a second.
+    count: int = 1  # Number of occurrences: a server that cannot start fails twenty times a second.
     counted: bool = True  # False: before the exporter's start, so no counter includes it.
 
     @property
@@ -221,7 +221,7 @@ class Namespace:
     active_thread_ratio: float | None = None  # math.inf: unlimited.
     pinned_memory_limit_bytes: float | None = None  # On each GPU; math.inf: unlimited.
     client_priority: int | None = None
-    clients: int | None = None  # None: not known of every client of the server.
+    clients: int | None = None  # None: the namespace of some client is unknown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +442,7 @@ class ControlDaemon:
 
     pipe_directory: str
     log_directory: str
-    state: ControlState | None  # None: no query was sent, and /proc does not show it.
+    state: ControlState | None  # None: queries and /proc do not show it.
     facts: DaemonFacts
     last: DaemonFacts | None = None  # Facts of its last process, also after its exit.
     pid: int | None = None
@@ -465,7 +465,7 @@ class ControlDaemon:
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()  # GPUs that the daemon serves, or served until it exited.
     logs: tuple[LogState, ...] = ()
-    counters: LogMetricValues | None = None  # None: no log of this daemon was ever readable.
+    counters: LogMetricValues | None = None  # None: its control.log was never readable.
     incidents: tuple[Incident, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     timeline_since: float | None = None
