@@ -114,7 +114,7 @@ class _QueryState:
     identity: tuple[object, ...]
     lock: asyncio.Lock  # Lock that is held during a query.
     pause: Pause  # Pause of all queries after a hang.
-    server_pause: Pause  # Pause of queries to which a server must reply, after a hang of one.
+    server_pause: Pause  # Pause of queries to which a server must reply, after such a query hung.
     failed_pause: Pause
     """Time for which a failed probe of an ordinary user's daemon is reused at least."""
     silent_seconds: float = 0.0  # Time without a reply: a hang is certain after several short runs.
@@ -293,7 +293,7 @@ class ControlTool:
     async def _query(
         self, state: _QueryState, deadline: float, commands: tuple[str, ...]
     ) -> Exchange:
-        """Run the tool, a second time after a refusal."""
+        """Run the tool, again if a collision with another caller may explain a failure."""
         daemon = state.daemon
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
         least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
@@ -424,7 +424,7 @@ async def _query_details(state: _QueryState, query: Query) -> list[Exchange]:
 
 
 async def _query_server(state: _QueryState, server_pid: int, query: Query) -> list[Exchange]:
-    """Query one server; the first time also its devices, and then the limits on these."""
+    """Query one server; the first time also its devices, and then the limits on its devices."""
     devices = state.devices.get(server_pid)
     exchanges = [await query(server_commands(server_pid, devices or (), map_devices=not devices))]
     if devices is None and exchanges[0].outcome is Outcome.OK:

@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
-    """Yield the position of each line with a timestamp, in seconds of a clock of local time.
+    """Yield the position and the timestamp of lines, in seconds of a clock of local time.
 
     [2026-11-21 08:55:42.578 Control   630] NEW UI
     """
@@ -352,7 +352,7 @@ class LogTail:
             self.error = None if self.descriptor is not None else error_text(error)
 
     def _continues_elsewhere(self, found: os.stat_result, reason: str | None) -> bool:
-        """Return whether to stay at the open file: the new is empty, or this one has more."""
+        """Return whether to keep the open file: it has more, or the new file is unfit or empty."""
         if self.descriptor is None or (found.st_dev, found.st_ino) == self._file:
             return False
         if reason is not None or not found.st_size or not self._complete:
@@ -431,8 +431,8 @@ class LogTail:
     def _choose_start(self, control: LogTail, descriptor: int, found: os.stat_result) -> None:
         """Begin at the daemon's last start, and decide which part is history.
 
-        In a file that appeared while the exporter ran, the first line since the exporter's start
-        may be earlier.
+        In a file that appeared while the exporter ran, begin at the first line since the exporter's
+        start, if that is earlier.
         """
         size = found.st_size
         bound = max(0, size - self.limits.backlog_bytes)

@@ -126,7 +126,7 @@ def _require_trusted_mounts(process: int) -> None:
 
 
 def _owner_of_namespace(namespace: int) -> int | None:
-    """Return the user who made the user namespace of a namespace; None: the exporter's, or above.
+    """Return the user who made a namespace's user namespace; None if trusted, or not supported.
 
     The exporter itself lives in the user namespaces above its own, and trusts their makers.
     """
