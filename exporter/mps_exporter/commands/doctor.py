@@ -142,7 +142,7 @@ _LEFT, _DIRECTORIES = "what MPS left on the host", "directories where a daemon h
 def _reads(
     snapshot: Snapshot, pids: Iterable[int], procfs: str
 ) -> dict[Hashable, Callable[[], Any]]:
-    """Return the doctor's own facts, by PID, by pipe directory, or by function name."""
+    """Return the calls that read the doctor's own facts, by PID, pipe directory, or title."""
     facts = [daemon.facts for daemon in snapshot.daemons]
     reads: dict[Hashable, Callable[[], Any]] = {
         _LEFT: partial(process_view.find_leftovers, facts, procfs),
@@ -160,7 +160,7 @@ def _reads(
 
 
 def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
-    """Call these functions on threads, and return the results; None: it did not return in time.
+    """Call these functions on threads; return the results, None after a failure or a timeout.
 
     Users choose the directories: any of them may be in a file system that does not answer.
     """

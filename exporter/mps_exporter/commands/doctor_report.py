@@ -1,7 +1,7 @@
 """Report of ``mps-exporter doctor``: the host in brief, then its findings; or checks of processes.
 
-Pure text from a snapshot. Exit status: 0 without problems, 1 with warnings, 2 with critical
-findings.
+Pure text from a snapshot. Exit status for a host: 0 without problems, 1 with warnings, 2 with
+critical findings.
 """
 
 import json
@@ -361,7 +361,7 @@ def _check_object(check: Check) -> dict[str, object]:
 
 
 def checks_exit_status(checks: Checks) -> int:
-    """Return 1 if a process has a problem, 3 if that is unknown, else 0."""
+    """Return 1 if a process has a problem or a warning, 3 if it is unknown, else 0."""
     answers = [conclusion(found) for found in checks.values()]
     if status := max(_OUTCOMES[one.outcome][2] for one in answers):
         return status
