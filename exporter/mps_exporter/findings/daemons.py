@@ -1,6 +1,6 @@
 """Ghosts, hangs, and daemons, servers, clients and waiting users that do not do their work.
 
-A remedy is the least costly one, and ends only what is proved to be dead.
+A remedy is the least costly one, and ends only what is proved to be dead or lost.
 """
 
 import shlex
@@ -287,7 +287,7 @@ def daemon_quit(host: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _quit_time(daemon: ControlDaemon) -> float | None:
-    """Return when a daemon quit; None if something is known to have happened to it since."""
+    """Return when a daemon quit, if that is its last incident; else None."""
     last = daemon.incidents[-1] if daemon.incidents else None
     return last.at if last is not None and last.kind == "daemon_quit" else None
 

@@ -38,7 +38,7 @@ def effective_severity(severity: Severity, *, limited: bool) -> Severity:
 
 
 def page_url(page: str) -> str:
-    """Return the URL of a page of docs, or by its bare name of one of docs/symptoms."""
+    """Return the URL of a page of docs; a bare name is a page of docs/symptoms."""
     return f"{DOCS}docs/{page}" if ".md" in page else f"{DOCS}docs/symptoms/{page}.md"
 
 
@@ -277,7 +277,7 @@ class Finding:
     since: float | None = None
     actions: tuple[Action, ...] = ()
     limited: bool = False
-    """Rests on an ordinary user's daemon (DaemonFacts.limited): no finding of the node."""
+    """It rests on an ordinary user's daemon (DaemonFacts.limited), and is not the node's."""
 
     @property
     def key(self) -> tuple[str, str, str]:
