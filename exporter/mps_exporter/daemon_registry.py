@@ -31,7 +31,7 @@ class DaemonRecord:
     last: DaemonFacts | None = None  # Facts of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
-    answered_by: tuple[int, float] | None = None  # PID and start time at the last reply.
+    answered_by: tuple[int, float] | None = None  # PID and start time at the last probe.
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False
@@ -227,7 +227,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
     def _drop_renamed(self, found: Iterable[DaemonFacts]) -> None:
         """Drop daemons whose name changed or is used by another daemon.
 
-        One in a container has its directory's short name until a daemon of the host has the same.
+        A daemon in a container has a short name until a daemon of the host has the same name.
         """
         names = {facts.process_identity: facts.pipe_directory for facts in found}
         for name, record in list(self.items()):
@@ -277,7 +277,7 @@ def _may_write_into(one: DaemonFacts, other: DaemonFacts) -> bool:
 
 
 class _Shares:
-    """A limit for all daemons; of ordinary users, each can use a part of it."""
+    """A limit for all daemons; those of one ordinary user can use a part of it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

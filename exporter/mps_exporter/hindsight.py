@@ -50,7 +50,7 @@ USERS_RATIO = 0.25
 ranges and long texts of processes."""
 
 MAX_COMPRESSION = 32  # Ratio beyond which the size of a text counts: users choose texts.
-LONG_TEXTS = 8192  # Length of the texts of a user's processes that fill that part.
+LONG_TEXTS = 8192  # Length of the texts of a user's processes from which they count there.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Maximum number and size of the recordings.
 PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.
@@ -188,7 +188,7 @@ class Hindsight:
                 self._users_size += users
 
     def _remove_old(self) -> None:
-        """Keep of the time before the recent minutes what a replay needs to begin."""
+        """Reduce lines from before the recent minutes to what a replay needs to begin."""
         begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
         while self._recent and (self._size > self._max_bytes or self._recent[0].at < begin):
             line = self._recent.popleft()
@@ -316,7 +316,7 @@ def _files(directory: Path | None) -> list[Path]:
 
 
 def latest_recording(directory: str | None) -> Path | None:
-    """Return the newest recording in the directory of an exporter; None for the packages'."""
+    """Return the newest recording in a directory, by default in the packages'; None without any."""
     return next(reversed(_files(Path(directory or PACKAGED_DIRECTORY))), None)
 
 

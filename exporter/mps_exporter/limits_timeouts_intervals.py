@@ -162,7 +162,7 @@ MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs.
 
 # -------------------------------------------------------- the control tool
 
-MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second follows a refusal.
+MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second after a collision.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
 
 MIN_CONTROL_RUN_SECONDS = 0.5
@@ -171,7 +171,7 @@ MIN_CONTROL_RUN_SECONDS = 0.5
 MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
 
 CONTROL_HANG_RATIO = 0.9
-"""Part of the timeout of a run without any reply, over all runs since the last, that is a hang."""
+"""Part of --mps.query-timeout. Runs without a reply in between that add up to it are a hang."""
 
 CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
@@ -194,7 +194,7 @@ MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 
 MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
 MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
 MAX_MAPS_WAITING_PER_USER = 512  # An ordinary user's processes whose maps wait to be read.
-MAX_USER_MAPS_BYTES = 16 << 20  # Size of all maps in one read of one ordinary user's processes.
+MAX_USER_MAPS_BYTES = 16 << 20  # Maximum size of one ordinary user's maps read at once.
 USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
 
 # ---------------------------------------------------------- blocking calls
@@ -217,7 +217,7 @@ CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
 # -------------------------------------------------- recordings and replays
 
 RECORDED_POLL_INTERVAL_SECONDS = 1.0  # Maximum poll interval of the logs during a recording.
-MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time of a source's first observation.
+MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time by which a first observation is replayed early.
 MAX_RECORDING_BYTES = 128 << 20  # Size of an unpacked recording. In memory: up to 5 times that.
 MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
 MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
