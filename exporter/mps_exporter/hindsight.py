@@ -50,7 +50,7 @@ USERS_RATIO = 0.25
 ranges and long texts of processes."""
 
 MAX_COMPRESSION = 32  # Ratio beyond which the size of a text counts: users choose texts.
-LONG_TEXTS = 8192  # Length of the texts of a user's processes from which they count there.
+LONG_TEXTS = 8192  # Length from which the texts of a user's processes count in USERS_RATIO.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
 MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Maximum number and size of the recordings.
 PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.

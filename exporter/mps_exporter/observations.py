@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     ABSENT = "absent"  # Nothing to query: no daemon, no tool, no library.
     REFUSED = "refused"  # Refused, also after a retry if time was left.
     UNPARSABLE = "unparsable"  # A reply of unknown wording.
-    SKIPPED = "skipped"  # Not sent: the circuit breaker is open, or the query could harm the host.
+    SKIPPED = "skipped"  # Not sent, or given up early: a pause, no time, or no slot.
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class LogChunk:
     pipe_directory: str
     log: LogName
     data: bytes = b""
-    history: bool = False  # Written before the first read: rebuilds the state, counts nothing.
+    history: bool = False  # Older than the exporter's start: rebuilds the state, counts nothing.
     restarted: bool = False
     """The file was truncated or replaced before these bytes: a half line before them is void."""
     lost_bytes: int = 0  # Bytes skipped before these because the backlog exceeded its limit.
@@ -448,7 +448,7 @@ class KernelObservation:
     readable: bool  # Whether the kernel log is being read.
     error: str = ""  # Why the kernel log cannot be read, for a person.
     lines: tuple[KernelLine, ...] = ()
-    ranges: tuple[AddressRanges, ...] = ()  # Ranges of clients whose context became ACTIVE.
+    ranges: tuple[AddressRanges, ...] = ()  # Ranges of clients that earlier calls requested.
 
 
 Observation = (

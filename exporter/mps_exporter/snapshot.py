@@ -586,7 +586,7 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """UID -> name, for the users of the processes that were identified."""
-    containers: tuple[ContainerName, ...] = ()  # Containers of GPU processes, by the kubelet.
+    containers: tuple[ContainerName, ...] = ()  # Containers of identified processes.
     cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
     """Control group -> GPU UUID -> its memory on that GPU."""
     unreadable_environments: int | None = None  # Processes whose environment is not readable.

@@ -42,7 +42,7 @@ class EndAdvice:
     pid: int
     in_danger: bool  # Whether other programs are lost, or the daemon may hang.
     text: tuple[str, ...]
-    neighbours: tuple[int, ...] = ()  # Processes that are lost if it ends with GPU work in flight.
+    neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
     actions: tuple[Action, ...] = ()  # The commands, in their order.
 
 

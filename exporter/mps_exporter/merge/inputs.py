@@ -33,7 +33,7 @@ class DaemonInputs:
     was_readable: bool = False  # control.log was readable at some time, so the counters are valid.
     server_log_was_readable: bool = True
     """server.log was readable, too; without it, the counters from its lines are unknown."""
-    hung: bool = False  # The last query timed out.
+    hung: bool = False  # The last query timed out, and the log shows no activity since.
     resumed: bool = False  # The daemon or its server was stopped then, and now runs.
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)

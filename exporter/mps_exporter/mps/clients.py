@@ -146,7 +146,7 @@ class ServerClients:
 
     @property
     def count(self) -> int:
-        """Client processes that are connected."""
+        """Client processes within the quota that are connected."""
         return len(self._clients) - self._unnamed_disconnections
 
     @property

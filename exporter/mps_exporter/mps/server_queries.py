@@ -5,7 +5,7 @@ for every user. So servers are queried rarely, and only those whose process look
 
 A reply changes the state of a daemon only where it differs from the logs, and counts at most the
 ends of clients. Readable logs take precedence, because a reply may be older or newer than their
-last line: then clients are added, and entries removed, only after two replies with the same result.
+last line: what they contradict is changed only after a second reply with the same result.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class DaemonState:
         self.server_log_lost_at: float | None = None
         """Last time at which lines of server.log may have been lost."""
         self.clock_ms: int | None = None  # Time up to which the running totals are complete.
-        self._counted_from_ms: int | None = None  # Time at which the exporter started.
+        self._counted_from_ms: int | None = None  # Time from which running totals count.
 
     @property
     def waits(self) -> tuple[Wait, ...]:
@@ -159,12 +159,12 @@ class DaemonState:
         return [pid for pid in found if pid]
 
     def count_from(self, at: float) -> None:
-        """Set the exporter's start, before which nothing is counted."""
+        """Set, once, the time from which running totals and timers count: the first read."""
         if self._counted_from_ms is None:
             self._counted_from_ms = round(at * 1000.0)
 
     def moment(self, at: float) -> Moment:
-        """Return the context of events at this time, which count after the exporter's start."""
+        """Return the context of events at this time, which count from count_from() on."""
         counted = self._counted_from_ms is None or round(at * 1000.0) >= self._counted_from_ms
         return Moment(at, counted, self.counters, self.incidents)
 

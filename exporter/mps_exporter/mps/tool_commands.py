@@ -50,7 +50,7 @@ class ForbiddenCommandError(ValueError):
 
 
 def stdin_text(commands: Iterable[str]) -> bytes:
-    """Return the text for the tool's standard input. Nothing else is ever sent."""
+    """Return the text for the tool's standard input; refuse commands that do more than read."""
     lines = list(commands)
     for command in lines:
         if _known(command) is None:
@@ -100,7 +100,7 @@ class ServerReply:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A text without a reply."""
+    """Why a text has no usable reply."""
 
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
     text: str  # Output of the tool, shortened.
@@ -137,7 +137,7 @@ def limit_commands(server_pid: int, devices: Sequence[int]) -> tuple[str, ...]:
 
 
 def parse_failure(exchange: Exchange) -> Failure | None:
-    """Recognize the tool's own complaints; None if it printed the daemon's reply."""
+    """Recognize the tool's own complaints and failed exits; None if neither is found."""
     text = f"{exchange.stderr}\n{exchange.stdout}"
     for kind, phrases in _ERROR_PATTERNS:
         if any(phrase in text for phrase in phrases):

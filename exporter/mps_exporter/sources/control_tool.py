@@ -217,7 +217,7 @@ class ControlTool:
             return observation
 
     def record_activity(self, pipe_directory: str, at: float) -> None:
-        """Record that a daemon served a client (Unix time); end pauses that began earlier."""
+        """Record that a daemon served a client (Unix time); shorten pauses that began earlier."""
         state = self._daemons.get(pipe_directory)
         if state is None:
             return
@@ -339,8 +339,8 @@ class ControlTool:
     def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
         """Yield the pipe directory as the tool must name it, and the rights of the tool.
 
-        The tool runs as the daemon's user if possible, and without capabilities. Only for root's
-        daemons in containers it keeps CAP_SYS_PTRACE, which is needed to enter /proc/PID/root; the
+        The tool runs as the daemon's user if possible, and without capabilities. It keeps
+        CAP_SYS_PTRACE for root's daemons in containers only, to enter /proc/PID/root. The
         directories of other users are opened here, and the tool inherits the descriptor.
         """
         user, path = daemon.user, daemon.pipe_path

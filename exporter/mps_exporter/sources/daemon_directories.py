@@ -136,7 +136,7 @@ class PipeDirectory:
 
 
 class UnlessAbsent:
-    """Suppresses only the errors of a missing or forbidden path."""
+    """Suppresses only the errors of a missing, forbidden or impossible path."""
 
     def __enter__(self) -> None:
         pass

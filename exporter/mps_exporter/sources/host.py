@@ -69,7 +69,7 @@ class Host(Protocol):
         """Return observations of the watched processes' exits since the last call, oldest first.
 
         There is one observation for each time at which a watched process exited, and a present
-        one after an exit or with a new process. Each also contains the other processes.
+        one if a process exited or is newly watched. Each also contains the other processes.
         """
 
     async def poll_logs(

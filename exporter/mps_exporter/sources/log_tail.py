@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
-    """Yield the position and the timestamp of lines, in seconds of a clock of local time.
+    """Yield position and timestamp of each stamped line, in seconds of a clock of local time.
 
     [2026-11-21 08:55:42.578 Control   630] NEW UI
     """

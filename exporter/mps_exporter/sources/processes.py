@@ -328,7 +328,7 @@ class Processes:
         they are read in calls of that user (see blocking.py). Before they are read, the facts are
         those of stat and status, which need no such lock. A read that hangs is not repeated.
 
-        Facts that did not change are the same object as the last time.
+        Between two reads of a process's files, unchanged facts are the same object.
         """
         unknown, stats = dict[int, OSError](), dict[int, ProcessStat]()
         calls: dict[Hashable, tuple[Account, Callable[[], _CachedFacts]]] = {}

@@ -116,7 +116,7 @@ class Memory(NamedTuple):
 
 
 class ListedProcess(NamedTuple):
-    """A row of a process list; memory in bytes, None if the driver does not report it."""
+    """A row of a process list; memory in bytes, NVML's number NOT_AVAILABLE if unknown."""
 
     pid: int
     used_memory: int | None
