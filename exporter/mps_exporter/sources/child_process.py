@@ -2,7 +2,7 @@
 
 The control tool connects to other users' sockets, and may run as another user, who can make it do
 anything. So the tool gets no more rights than its user has, only the capabilities that it needs,
-and cannot start a process, which could outlive the tool in a new session.
+and on known machines (_MACHINES) cannot start a process, which could outlive it in a new session.
 """
 
 import asyncio

@@ -486,7 +486,7 @@ class LogTail:
     def read(
         self, descriptor: int, fallback: LogZone | None, max_bytes: int | None = None
     ) -> LogChunk:
-        """Return the new data, which has one offset to Unix time, and is either history or new.
+        """Return unread data with one offset to Unix time: all of it history, or none.
 
         A chunk that does not extend to the file's end has no complete_until. `fallback` is the zone
         of the daemon's other log.
