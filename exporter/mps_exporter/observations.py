@@ -331,8 +331,8 @@ class LogChunk:
     """The file was truncated or replaced before these bytes: a half line before them is void."""
     lost_bytes: int = 0  # Bytes skipped before these because the backlog exceeded its limit.
     complete_until: float | None = None
-    """Time of a read to the file's end: all lines before that time are read. None: it has more
-    data."""
+    """Time of a read to the file's end: all lines before that time are read. None: the file has
+    more data."""
     utc_offset_seconds: float | None = None
     """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
     and its last line, else the host's. None: no line has a timestamp yet."""

@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def process_root(path: str, procfs: str = "/proc") -> tuple[str, str]:
-    """Split a path into the process's root that it leads through ("": none) and the rest."""
+    """Split a path after /proc/PID/root, the root of a process; "" and the path if elsewhere."""
     below = path.removeprefix(f"{procfs}/")
     found = _INSIDE.fullmatch(below) if below != path else None
     return (f"{procfs}/{found[1]}", found[2] or "/") if found else ("", path)
