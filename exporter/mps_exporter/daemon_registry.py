@@ -117,7 +117,7 @@ class DaemonRecord:
 
     @property
     def resumed(self) -> bool:
-        """Whether the daemon was stopped when its last query hung, and continued later."""
+        """Whether the daemon or a server has continued from a stop since its last query hung."""
         hung_at, resumed_at = self.hung_at, self.resumed_at
         return hung_at is not None and resumed_at is not None and hung_at < resumed_at
 

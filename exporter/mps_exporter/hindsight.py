@@ -91,7 +91,7 @@ class Hindsight:
         """Source -> time and outcome of the last observation that was kept."""
         self._recent: deque[_Line] = deque()
         self._size, self._users_size = 0, 0  # Size of these lines, and the part that users chose.
-        self._old_logs = deque[_Line](), deque[_Line]()  # Older lines of logs, likewise.
+        self._old_logs = deque[_Line](), deque[_Line]()  # Older lines of logs: node's, users'.
         self._old = dict[str, _Line](), dict[str, _Line]()  # Source -> its last older line.
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None  # The first incident that waits to be written.

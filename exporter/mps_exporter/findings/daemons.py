@@ -328,7 +328,7 @@ def client_stuck(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
 
 
 def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: float) -> Cases:
-    """Yield the clients that have been without a context for this time, or that a fault hit (0)."""
+    """Yield a case about clients without a context for this time; 0: clients that a fault hit."""
     now = host.snapshot.taken_at
     stuck = [one for one in clients if host.age(one.state_since or now) >= seconds]
     if not stuck:

@@ -78,7 +78,7 @@ def quoted_path(path: str) -> str | None:
 
 
 def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts | None) -> tuple[Action, ...]:
-    """Return the command that opens a folder above a daemon's directories, if its user owns it."""
+    """Return the command that opens a closed folder that the daemon's user owns; else nothing."""
     path = quoted_path(closed.path) if closed is not None else None
     if path is None or closed is None or daemon is None or closed.owner_uid != daemon.user:
         return ()
@@ -209,10 +209,10 @@ class FindingType:
     _: KW_ONLY
     kind: Kind = "state"
     alert: str = ""
-    """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
+    """Alert on the same condition, generated from this declaration's texts; "" if none."""
     summary: str = ""  # Summary of the alert; "" for the title.
     runbook: str = ""
-    """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
+    """Page of prometheus/runbooks without its suffix; "" for the page of the alert, if any."""
     page: str = "troubleshooting.md"  # See page_url().
     condition: Condition = _no_case
 
@@ -258,7 +258,7 @@ of_leftovers = partial(FindingType, "host", kind="trace")
 of_host_blindness = partial(FindingType, "host", kind="blindness")
 of_daemon_blindness = partial(FindingType, "daemon", kind="blindness")
 of_incident = partial(FindingType, "daemon", kind="news")
-"""Declares a finding about the last incident of a daemon, of the kind with its name, if recent."""
+"""Declares a finding about a daemon's last incident of the kind with the finding's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Subject:
 
     @property
     def in_queue(self) -> HostFacts:
-        """The host with the clients of others, and of their waits only the dead."""
+        """The host with all clients, the waits of dead clients, and the process's own waits."""
         queues = tuple(
             replace(one, waits=(*(w for w in one.waits if w.dead), *_waits_of(self.pid, one)))
             for one in self.snapshot.daemons

@@ -25,7 +25,7 @@ class Stream:
     def put(self, event: bytes | None, *, limited: bool = False) -> None:
         """Add an event; drop the oldest if full (`limited`: the new one). None ends the stream."""
         if limited and 2 * self._events.qsize() >= policy.MAX_QUEUED_EVENTS:
-            self._lost += 1  # the other half is for root's
+            self._lost += 1  # the other half is for the node's daemons
             return
         if self._events.full():
             self._events.get_nowait()

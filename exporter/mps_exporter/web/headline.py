@@ -46,7 +46,7 @@ def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
 
 
 def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:
-    """Return the most important finding, or the answer "All is well"; never a mere suggestion.
+    """Return the most urgent finding, else a sentence about the host; never a mere suggestion.
 
     Findings about ordinary users' daemons are never the headline.
     """

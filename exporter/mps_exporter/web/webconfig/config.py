@@ -69,7 +69,7 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""The types that verify certificates: Python's ssl module does not support Go's others."""
+"""Go's types that Python's ssl module supports: it cannot request certificates unverified."""
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
