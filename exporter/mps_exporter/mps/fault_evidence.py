@@ -66,7 +66,7 @@ def pci_address(bus_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A client: as the logs name it, or as its address ranges were read."""
+    """A client that the logs name, or a process whose address ranges were read."""
 
     pid: int
     uid: int | None = None

@@ -132,7 +132,7 @@ class ClientEndings:
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """The oldest unfinished work."""
+        """The oldest work that may have been left; None without any."""
         return self._possible[0] if self._possible else None
 
 
@@ -275,7 +275,7 @@ class ServerFaults:
         return True
 
     def close_device(self, device: int, when: Moment) -> None:
-        """Record that a context of the server was destroyed, which ends a fault on that device."""
+        """Record a destroyed context of the server; the last device of a fault ends the fault."""
         self.close_report()
         for fault in list(self._open):
             fault.open_devices.discard(device)

@@ -118,7 +118,7 @@ class LogMerger:
     """Merges control.log and the logs of the servers of one daemon."""
 
     def __init__(self, readable: dict[LogName, bool]) -> None:
-        """`readable` are the logs that can be followed; the others hold nothing back."""
+        """`readable`: log -> whether it can be followed; other logs hold nothing back."""
         self._readable = readable
         # Server first: if timestamps are equal, its lines go before the daemon's.
         self._servers = {"": _LogBuffer("server")}

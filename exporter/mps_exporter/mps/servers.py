@@ -142,7 +142,7 @@ class TrackedServer:
                 self._queued_dead[pid] = True
 
     def detect_ghost(self, when: Moment) -> None:
-        """Make a ready server a ghost if its queued clients are dead, and no client connected."""
+        """Set whether it is a ghost: ready, all queued clients dead, and no client connected."""
         if self._credentials_missing:
             return
         if self.clients.ever_connected or self.ready_at is None:
@@ -280,7 +280,7 @@ class TrackedServer:
 
     @property
     def failed_to_start(self) -> bool:
-        """Whether the server never was ready."""
+        """Whether the server, whose start was logged, was never ready."""
         return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
 
     def _had_to_end(self, at: float) -> bool:
@@ -391,7 +391,7 @@ class Servers:
         self._ended_pids[server.pid] = None
 
     def mark_vanished(self, server: TrackedServer) -> None:
-        """Remove a server that disappeared without a line in the log: its cause is unknown."""
+        """Remove a server that disappeared, for an unknown cause, without a line in the log."""
         server.faults.run_timers()
         self.remove(server)
         self._vanished[server.pid] = server

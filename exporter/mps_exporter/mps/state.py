@@ -114,7 +114,7 @@ class DaemonState:
 
     @property
     def stuck_since(self) -> float | None:
-        """Time of a line that another line of either log follows immediately, if none did."""
+        """Time of a line that another line normally follows at once, if none did; else None."""
         daemon, sent = self.daemon, self.handover
         if daemon.quit_requested_at is not None or daemon.ended_at is not None:
             return None
@@ -376,7 +376,7 @@ class DaemonState:
         if pid in admissions.admitted and not again:
             server.clients.readmit(pid)
             return
-        # Credentials were missing for the first connection of the process.
+        # A line about missing credentials precedes only the first connection of a process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:
             return

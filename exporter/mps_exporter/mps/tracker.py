@@ -280,7 +280,7 @@ def _liveness(
     """
     daemon = facts.process
     if daemon is None:
-        # Only a daemon that was found by its process can be missing.
+        # Without a process, only the lock shows whether a daemon runs.
         held = facts.lock_holder_pid is not None
         return (lambda _pid, _at: None), held if facts.lock_tested else None
     if len(daemon.namespace_pids) > 1:

@@ -214,7 +214,7 @@ class Program:
 
     @property
     def is_control(self) -> bool:
-        """The program is the control daemon's, not the server's."""
+        """Whether the program is the control daemon's (and the tool's), not the server's."""
         return program_name(self.arguments) == CONTROL_PROGRAM
 
 

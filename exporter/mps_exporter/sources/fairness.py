@@ -83,8 +83,8 @@ class UserBudget:
     ) -> set[Hashable]:
         """Return the processes whose directories are checked in this collection.
 
-        These are all of trusted users, all that were never checked, and with the number of a round
-        some of each ordinary user, in turn.
+        All processes of trusted users are checked, all that were never checked, and, with the
+        number of a round, some of each ordinary user, in turn.
         """
         due, most = set[Hashable](), policy.MAX_DIRECTORY_CHECKS_PER_USER
         totals, seen = Counter(accounts.values()), Counter[Account]()

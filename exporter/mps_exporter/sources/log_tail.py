@@ -322,7 +322,7 @@ class LogTail:
     def check_file(self, directory: int | OSError | None, control: LogTail) -> None:
         """Follow the file that is in the directory (None: unknown) now.
 
-        The same daemon's control.log shows the last start.
+        `control` is the same daemon's control.log, which shows its last start.
         """
         if directory is None:
             self.error = None if self.descriptor is not None else UNKNOWN

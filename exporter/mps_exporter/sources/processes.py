@@ -274,7 +274,7 @@ class Processes:
           mounts of process 1.
 
         The exporter's user counts only in the exporter's own PID namespace: a pod may have any
-        user. For it, the link to the namespace is readable. A process of which this cannot be read
+        user. That user can read the link to the namespace. A process whose files are unreadable
         is an ordinary user's. Only root can put a process with UID 0 into a PID namespace, so each
         such namespace has its own limits. An ordinary user can make any number of namespaces.
         """
@@ -444,7 +444,7 @@ class Processes:
 
     @property
     def hidden(self) -> str:
-        """Name what this program cannot see: beyond its container, or of other users."""
+        """What this program cannot see: outside its container, or of other users; "": nothing."""
         if self.root == "/proc" and self._namespace("self") not in (None, _FIRST_PID_NAMESPACE):
             return "what is outside this container"
         there = os.path.isdir(self.root) and not _read_file(f"{self.root}/1/uid_map")  # noqa: PTH112

@@ -202,7 +202,7 @@ class NvmlApi:
         return self.numbers(function, *arguments)[0]
 
     def text(self, function: str, *arguments: object) -> str:
-        """Call a function that returns text, or the PCI structure, and return its bus ID."""
+        """Call a function; return its text, or the bus ID if it returns the PCI structure."""
         reply = self.call(function, *arguments)
         value = getattr(reply, "busId", reply)
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
