@@ -72,7 +72,7 @@ class ManualPage:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Words of the page and of its name, with the findings and alerts of its header."""
+        """Words of the page with its comments, of its name, and of its heading."""
         return frozenset(_words(f"{self.name} {self.source}")) | self.heading
 
     @cached_property

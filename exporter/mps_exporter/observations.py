@@ -406,7 +406,7 @@ class GpuObservation:
     readings: tuple[Reading, ...] = ()
     activity_age_seconds: float | None = None
     """Age of the last sample of the SMs' activity; None: no sample."""
-    lost: bool = False  # Fallen off the bus: NVML reports a known GPU as lost.
+    lost: bool = False  # The GPU has fallen off the bus or must be reset.
 
 
 @dataclass(frozen=True, slots=True)

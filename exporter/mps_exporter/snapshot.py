@@ -73,7 +73,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class PossibleUnfinishedWork:
-    """A client that exited alone, as slowly as with unfinished work; no client connected since."""
+    """A client that exited alone, as slowly as with unfinished work, and was last on its GPUs."""
 
     pid: int
     uid: int | None
