@@ -66,7 +66,7 @@ def _quoted(value: object) -> str:
 
 
 class LogfmtFormatter(logging.Formatter):
-    """key=value pairs, values quoted where they need it: one record is always one line."""
+    """key=value pairs, values quoted where they need it: one line, with a traceback several."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line without its end; at level debug with the traceback."""

@@ -37,7 +37,7 @@ before it is reported, and a server be 1 s old for queries."""
 
 
 async def collect_twice(settings: Settings) -> Snapshot:
-    """Return the second of two collections. Only the first leaves findings to confirm."""
+    """Return the second of two collections: activity and some findings need two."""
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
@@ -138,7 +138,7 @@ _LEFT, _DIRECTORIES = "what MPS left on the host", "directories where a daemon h
 def _reads(
     snapshot: Snapshot, pids: Iterable[int], procfs: str
 ) -> dict[Hashable, Callable[[], Any]]:
-    """Return the doctor's own facts, by PID, by pipe directory, or by function name."""
+    """Return the calls that read the doctor's own facts, by PID, pipe directory, or title."""
     facts = [daemon.facts for daemon in snapshot.daemons]
     reads: dict[Hashable, Callable[[], Any]] = {
         _LEFT: partial(process_view.find_leftovers, facts, procfs),
@@ -156,7 +156,7 @@ def _reads(
 
 
 def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
-    """Call these functions on threads, and return the results; None: it did not return in time.
+    """Call these functions on threads; return the results, None after a failure or a timeout.
 
     Users choose the directories: any of them may be in a file system that does not answer.
     """

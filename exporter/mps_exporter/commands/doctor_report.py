@@ -1,7 +1,7 @@
 """Report of ``mps-exporter doctor``: the host in brief, then its findings; or checks of processes.
 
-Pure text from a snapshot. Exit status: 0 without problems, 1 with warnings, 2 with critical
-findings.
+Pure text from a snapshot. Exit status for a host: 0 without problems, 1 with warnings, 2 with
+critical findings.
 """
 
 import json
@@ -79,8 +79,6 @@ MAX_CHECK_CHARACTERS = 120  # Maximum length of the line of a check.
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
 """Names of checks: any critical finding, or one finding."""
 
-_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})  # Checks that need no source but NVML.
-
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     """Return the status of a check, with the reason; UNKNOWN if a source was not read."""
@@ -88,7 +86,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
         if not finding.limited and name in (finding.advice.name, finding.severity):
             return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")
     failed = {result.name: result.error for result in snapshot.collectors if not result.success}
-    if name in _NVML_CHECKS:
+    if name == "gpu_lost":  # NVML alone decides it.
         unknown = [failed["nvml"] or "no answer"] if "nvml" in failed else []
     else:
         unknown = [*unknowns(of_node(snapshot)), *(f"{name} could not be read" for name in failed)]
@@ -366,7 +364,7 @@ def _check_object(check: Check) -> dict[str, object]:
 
 
 def checks_exit_status(checks: Checks) -> int:
-    """Return 1 if a process has a problem, 3 if that is unknown, else 0."""
+    """Return 1 if a process has a problem or a warning, 3 if it is unknown, else 0."""
     answers = [conclusion(found) for found in checks.values()]
     if status := max(_OUTCOMES[one.outcome][2] for one in answers):
         return status

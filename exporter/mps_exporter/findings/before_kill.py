@@ -43,7 +43,7 @@ class EndAdvice:
     pid: int
     in_danger: bool  # Whether other programs are lost, or the daemon may hang.
     text: tuple[str, ...]
-    neighbours: tuple[int, ...] = ()  # Processes that are lost if it ends with GPU work in flight.
+    neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
     actions: tuple[Action, ...] = ()  # The commands, in their order.
 
 
@@ -144,7 +144,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
 
 
 def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
-    """Return the commands, if the client uses a GPU and each part of them is known."""
+    """Return the commands that end a client alone, if it uses a GPU and all parts are known."""
     kill = tuple(end_clients([client], "ends the process"))
     path = quoted_path(daemon.pipe_directory)
     if not (_gpus_of(client) and kill and path) or daemon.facts.has_own_pid_namespace:

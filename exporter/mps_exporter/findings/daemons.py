@@ -1,6 +1,6 @@
 """Ghosts, hangs, and daemons, servers, clients and waiting users that do not do their work.
 
-A remedy is the least costly one, and ends only what is proved to be dead.
+A remedy is the least costly one, and ends only what is proved to be dead or lost.
 """
 
 import shlex
@@ -288,7 +288,7 @@ def daemon_quit(host: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _quit_time(daemon: ControlDaemon) -> float | None:
-    """Return when a daemon quit; None if something is known to have happened to it since."""
+    """Return when a daemon quit, if that is its last incident; else None."""
     last = daemon.incidents[-1] if daemon.incidents else None
     return last.at if last is not None and last.kind == "daemon_quit" else None
 
@@ -329,7 +329,7 @@ def client_stuck(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
 
 
 def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: float) -> Cases:
-    """Yield the clients that have been without a context for this time, or that a fault hit (0)."""
+    """Yield a case about clients without a context for this time; 0: clients that a fault hit."""
     now = host.snapshot.taken_at
     stuck = [one for one in clients if host.age(one.state_since or now) >= seconds]
     if not stuck:

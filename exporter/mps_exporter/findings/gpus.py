@@ -293,7 +293,7 @@ def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
 
 
 def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
-    """Yield a daemon's directory, and those of the servers and namespaces of an MPS v3 daemon."""
+    """Yield the directories of a daemon, and of the servers and namespaces of an MPS v3 daemon."""
     yield daemon.pipe_directory
     for server in daemon.partitioning.rows(NamedServer):
         yield f"{daemon.pipe_directory}/{server.name}"

@@ -1,7 +1,7 @@
 """Checks of one process that hangs, fails or runs without MPS, in the order of a CUDA start.
 
 Pure: the input is a snapshot of the host and, on a live host, the /proc facts of the process. The
-first check that finds a problem is the conclusion; the checks before it passed or lacked data.
+first check that finds a problem is the conclusion; no check before it found a problem.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -147,7 +147,7 @@ class Subject:
 
     @property
     def in_queue(self) -> HostFacts:
-        """The host with the clients of others, and of their waits only the dead."""
+        """The host with all clients, the waits of dead clients, and the process's own waits."""
         queues = tuple(
             replace(one, waits=(*(w for w in one.waits if w.dead), *_waits_of(self.pid, one)))
             for one in self.snapshot.daemons
@@ -187,7 +187,7 @@ class Subject:
 
 
 def _first(actions: Iterable[Action]) -> dict[str, str]:
-    """Return the first command, with who may run it, as fields of a check."""
+    """Return the first command, with the users who may run it, as fields of a check."""
     return next(({"command": one.command, "run_as": one.run_as} for one in actions), {})
 
 
@@ -579,7 +579,7 @@ def _client_limits(one: Subject, client: Client) -> Checks:
 
 
 def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
-    """Yield the limits of the process's environment that are too small for a context."""
+    """Yield the limits of the process that are too small for a context."""
     limits = client_limits.parse_pinned_memory_limit(
         one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     )
@@ -657,7 +657,7 @@ def check_process(
 
 
 def conclusion(checks: list[Check]) -> Check:
-    """Return the first problem, else the first warning, else what remains unknown."""
+    """Return the first problem, else the first warning, an unknown fact, or that all is well."""
     serious = [check for check in checks if check.outcome in ("problem", "warning")]
     if serious:
         return min(serious, key=lambda check: check.outcome != "problem")
