@@ -25,7 +25,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
     Device,
     FieldReply,
     ListedProcess,
-    Memory,
     NvmlApi,
     NvmlError,
     NvmlEvent,
@@ -184,8 +183,8 @@ class FakeNvml(NvmlApi):
     def _method(self, function: str, name: str, device: Device) -> Any:
         return self._recorded(function, self._enter(function, device), name=name)
 
-    def memory(self, device: Device) -> Memory:
-        return Memory(**self._method("nvmlDeviceGetMemoryInfo", "memory()", device))
+    def memory(self, device: Device) -> dict[str, int]:
+        return dict(self._method("nvmlDeviceGetMemoryInfo", "memory()", device))
 
     def has(self, function: str) -> bool:
         return function in self.functions

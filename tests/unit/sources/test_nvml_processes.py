@@ -18,7 +18,7 @@ class Lists:
     def __init__(self, **lists: list[ListedProcess]) -> None:
         self.device = FakeDevice("GPU-0", processes=dict(lists))
         self.library = FakeNvml(self.device)
-        self.library.init()
+        self.library.call("nvmlInit")
         self.reader = ProcessReader(DeviceQueries(self.library, Device(self.device), "GPU 0"))
 
     def read(self) -> Shown:

@@ -106,15 +106,6 @@ class NvmlError(Exception):
         self.function = function
 
 
-class Memory(NamedTuple):
-    """Framebuffer memory in bytes; if `reserved` is None, it is part of `used` (old drivers)."""
-
-    total: int
-    used: int
-    free: int
-    reserved: int | None = None
-
-
 class ListedProcess(NamedTuple):
     """A row of a process list; memory in bytes, None if the driver does not report it."""
 
@@ -140,8 +131,6 @@ class NvmlEvent(NamedTuple):
 SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
 LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
 
-BROKEN_V3 = ((535, 43), (535, 98))  # Drivers (from, before) whose _v3 has rows of another size.
-
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
@@ -160,7 +149,6 @@ class NvmlApi:
     """NVML. All methods block, and may be called from any thread."""
 
     def __init__(self) -> None:
-        self._processes_version = ""
         self._rows = (pynvml.c_nvmlProcessInfo_v2_t * SPARE_ROWS)()
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -185,10 +173,6 @@ class NvmlApi:
         except (ctypes.ArgumentError, UnicodeDecodeError) as error:
             raise NvmlError(Code.UNKNOWN, name) from error
 
-    def init(self) -> None:
-        self.call("nvmlInit")
-        self._processes_version = ""
-
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
         """Call a function that returns a number, several numbers, or a structure of numbers."""
         reply = self.call(function, *arguments)
@@ -207,15 +191,17 @@ class NvmlApi:
         value = getattr(reply, "busId", reply)
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
-    def memory(self, device: Device) -> Memory:
+    def memory(self, device: Device) -> dict[str, int]:
+        """Return the bytes by their names; old drivers count what is reserved as used."""
+        names = ["total", "used", "free", "reserved"]
         try:
-            full = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
+            found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
         except NvmlError as error:
             if error.code not in {Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH}:
                 raise
-            old = self.call("nvmlDeviceGetMemoryInfo", device)
-            return Memory(old.total, old.used, old.free)
-        return Memory(full.total, full.used, full.free, full.reserved)
+            found = self.call("nvmlDeviceGetMemoryInfo", device)
+            names.remove("reserved")
+        return {name: getattr(found, name) for name in names}
 
     def has(self, function: str) -> bool:
         """Return whether the driver's library and pynvml have a function."""
@@ -260,25 +246,13 @@ class NvmlApi:
         return [_field_reply(reply) for reply in replies]
 
     def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
-        """Read a process list, in the newest version that the driver fills correctly."""
-        if not self._processes_version:
-            words = self.text("nvmlSystemGetDriverVersion").split(".")
-            driver = tuple(int(word) for word in words[:2] if word.isdecimal())
-            broken = BROKEN_V3[0] <= driver < BROKEN_V3[1]
-            self._processes_version = "_v2" if broken else "_v3"
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        try:
-            return self._list(f"{name}{self._processes_version}", device)
-        except NvmlError as error:
-            if error.code != Code.FUNCTION_NOT_FOUND or self._processes_version != "_v3":
-                raise
-            return self._list(f"{name}_v2", device)
+        """Read a process list with one driver call, into rows of this process.
 
-    def _list(self, name: str, device: Device) -> list[ListedProcess]:
-        """Fill rows of this process with one driver call; versions 2 and 3 fill the same rows.
-
-        pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200.
+        pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200. Version
+        3 of the function returns the same, except with drivers 535.43 to 535.97: rows of another
+        size.
         """
+        name = f"nvmlDeviceGet{kind}RunningProcesses_v2"
         function = self.call("_nvmlGetFunctionPointer", name)
         code = int(Code.INSUFFICIENT_SIZE)
         for _ in range(LIST_ATTEMPTS):

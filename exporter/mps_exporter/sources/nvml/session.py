@@ -203,7 +203,7 @@ class NvmlSession:
         return True
 
     def _open_session(self) -> None:
-        self._api.init()
+        self._api.call("nvmlInit")
         self._open = True
         driver = cuda = None
         with suppress(NvmlError):
