@@ -276,7 +276,6 @@ WAITS = (
         sort="Waits",
         none="No wait is known.",
         found="mps_uid_waiting_clients > 0",
-        height=8,
     ),
 )
 
