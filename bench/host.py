@@ -30,8 +30,6 @@ DAEMONS = 2
 CLIENTS_PER_GPU = 48
 OTHER_PROCESSES = 400  # Number of processes without a relation to MPS.
 
-DROP_ONE_IN = "BENCH_DROP_ONE_IN"  # Variable of bench.stage: lose one event in this many.
-
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
 

@@ -35,9 +35,9 @@ def installed(*modules: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(full: FullHost, *flags: str, **environment_variables: str) -> Iterator[Program]:
+def running(full: FullHost, *flags: str) -> Iterator[Program]:
     port = free_port()
-    environment = installed(*MODULES) | environment_variables
+    environment = installed(*MODULES)
     command = [
         sys.executable,
         "-m",
