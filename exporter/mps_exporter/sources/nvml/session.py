@@ -97,7 +97,7 @@ class NvmlSession:
         self._clock = clock or Clock()
         self._options = options or NvmlOptions()
         self._open = False
-        self._has_limits = False
+        self.has_memory_limits = False  # Whether the driver has those of control groups.
         self._closing = False
         self._state = NvmlObservation(0.0, Outcome.OK)
         """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
@@ -143,11 +143,6 @@ class NvmlSession:
             reader.tick(now)
         if not self._watcher.started and now >= self._watch_at:
             self._watch(now)
-
-    @property
-    def has_memory_limits(self) -> bool:
-        """Whether the driver has memory limits of control groups. Does not block."""
-        return self._has_limits
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
         """Return the memory of control groups that use some on a GPU, or have a limit there.
@@ -214,7 +209,7 @@ class NvmlSession:
         confidential = False
         with suppress(NvmlError):
             confidential = bool(self._api.call("nvmlSystemGetConfComputeState").ccFeature)
-        self._has_limits = self._api.has(MEMORY_LIMITS)
+        self.has_memory_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
