@@ -276,10 +276,7 @@ INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0  # Sample interval of MIG instances: ther
 REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 
-MIN_LOST_RETRY_SECONDS = 60.0
-"""Delay after the loss of a GPU until NVML is initialized again; doubled after each attempt."""
-
-MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
+LOST_RETRY_INTERVAL_SECONDS = 300.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
 # ------------------------------------------- Xid events and control groups

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.limits_timeouts_intervals import (
-    MIN_LOST_RETRY_SECONDS,
+    LOST_RETRY_INTERVAL_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
@@ -243,7 +243,7 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
         wait_for(lambda: xids(nvml, 79) == 1)
         device.gone = Code.GPU_IS_LOST
         assert xids(nvml, 79) == 1
-        library.now += MIN_LOST_RETRY_SECONDS + 1
+        library.now += LOST_RETRY_INTERVAL_SECONDS + 1
         nvml.observe()
         nvml.tick()
         seen = only(nvml.observe())

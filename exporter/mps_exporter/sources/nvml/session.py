@@ -1,7 +1,7 @@
 """NVML as a source: opens the devices, reads them, waits for Xid errors, recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and while a GPU is lost: at growing intervals
+when the set of GPUs that the kernel lists changed, and while a GPU is lost: every five minutes
 and between two collections, since it costs the healthy GPUs a second of their GPM counters. All
 counters continue.
 
@@ -105,7 +105,6 @@ class NvmlSession:
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0  # Time of the next attempt after an error.
         self._reopen_at = NEVER
-        self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
         self._observed_at = 0.0
         self._bound: frozenset[str] | None = None
@@ -282,10 +281,7 @@ class NvmlSession:
         if not lost:
             self._reopen_at = NEVER
         elif lost != self._lost or self._reopen_at == NEVER:
-            again = lost == self._lost
-            doubled = min(2 * self._reopen_after, policy.MAX_LOST_RETRY_SECONDS)
-            self._reopen_after = doubled if again else policy.MIN_LOST_RETRY_SECONDS
-            self._reopen_at = self._clock.monotonic() + self._reopen_after
+            self._reopen_at = self._clock.monotonic() + policy.LOST_RETRY_INTERVAL_SECONDS
         for uuid in sorted(lost - self._lost):
             log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
         for uuid in sorted(self._lost - lost):
