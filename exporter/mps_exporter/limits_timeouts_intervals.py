@@ -246,7 +246,8 @@ EACH = 0.0  # Interval of values that cost microseconds: read at each collection
 
 SLOW = 5.0
 """Interval of values that may change at any time, but cost 0.3 ms or more. These and
-slower values are renewed between collections, so that no collection waits for them."""
+slower values are renewed between collections, so that no collection waits for them. The driver
+retains its utilization samples for 14 s; there may be dozens of MIG instances."""
 
 MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
 HOUR = 3600.0  # Interval of values that only a repair or a new board changes.
@@ -265,11 +266,6 @@ on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 MIN_SAMPLE_INTERVAL_SECONDS = 0.1
 """Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
 NVIDIA's documentation of DCGM."""
-
-BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
-"""Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
-
-INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0  # Sample interval of MIG instances: there may be dozens.
 
 # ---------------------------------------------------------------- recovery
 

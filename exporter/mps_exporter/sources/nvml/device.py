@@ -65,7 +65,7 @@ class DeviceReader:
     def tick(self, now: float) -> None:
         """Sample activity that would be lost between two scrapes."""
         with suppress(GpuGoneError):
-            self._gpm.sample(now, policy.INSTANCE_SAMPLE_INTERVAL_SECONDS)
+            self._gpm.sample(now, policy.SLOW)
 
     def observe(self, now: float) -> GpuObservation:
         """Return all readings and processes, or `lost` if the device is gone.
@@ -211,7 +211,7 @@ class GpuReader(DeviceReader):
     def tick(self, now: float) -> None:
         """Sample activity, and renew slow values."""
         with suppress(GpuGoneError):
-            self._busy.sample(now, policy.BUSY_SAMPLE_INTERVAL_SECONDS)
+            self._busy.sample(now, policy.SLOW)
             self._gpm.sample(now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
             self._ticked_at = now
             for _ in self._values(now, policy.SLOW):
