@@ -56,7 +56,7 @@ class Passwords:
         if hmac.compare_digest(self._verified.get(user, b""), digest):
             return True
         async with self._addresses.setdefault(network_of(address), asyncio.Semaphore()):
-            # An unknown user's password takes as long: the time does not tell which names exist.
+            # An unknown user's password takes as long: the time does not reveal which names exist.
             compared = hashed or next(iter(users.values()))
             loop = asyncio.get_running_loop()
             matches = await loop.run_in_executor(self._thread, has_hash, compared, password)
