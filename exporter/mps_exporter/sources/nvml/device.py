@@ -95,11 +95,6 @@ class DeviceReader:
             activity_age_seconds=self._gpm.age_seconds(now),
         )
 
-    @property
-    def session_gone(self) -> bool:
-        """Whether a query showed that NVML must be reinitialized."""
-        return self._queries.session_gone
-
     def close(self) -> None:
         """Free the samples that NVML has allocated."""
         self._gpm.close()
@@ -225,12 +220,6 @@ class GpuReader(DeviceReader):
         """Whether the GPU is divided into MIG instances, as of the last observation."""
         return self._mig_mode == 1
 
-    @property
-    def session_gone(self) -> bool:
-        """Whether a query of the GPU or of an instance showed that NVML must be reinitialized."""
-        instances = self._instances.values()
-        return super().session_gone or any(one.session_gone for one in instances)
-
     def close(self) -> None:
         self._close_instances()
         super().close()
@@ -288,7 +277,7 @@ class GpuReader(DeviceReader):
         try:
             yield
         except NvmlError as error:
-            self._queries.session_gone |= error.code in SESSION_GONE
+            self._api.session_gone |= error.code in SESSION_GONE
 
     def _instance(self, slot: int, before: Mapping[str, DeviceReader]) -> DeviceReader:
         api = self._api

@@ -149,6 +149,7 @@ class NvmlApi:
     """NVML. All methods block, and may be called from any thread."""
 
     def __init__(self) -> None:
+        self.session_gone = False  # Whether a query showed that NVML must be initialized again.
         self._rows = (pynvml.c_nvmlProcessInfo_v2_t * SPARE_ROWS)()
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -342,7 +343,6 @@ class DeviceQueries:
     def __init__(self, api: NvmlApi, device: Device, device_name: str) -> None:
         self.api = api
         self.device = device
-        self.session_gone = False  # Whether NVML must be initialized again.
         self._device_name = device_name
         self._refused: dict[str, float] = {}  # Query -> time from which it may be repeated.
         self._logged: set[tuple[str, int]] = set()
@@ -397,7 +397,7 @@ class DeviceQueries:
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")
         if code in SESSION_GONE:
-            self.session_gone = True
+            self.api.session_gone = True
         elif code in UNSUPPORTED:
             delay = REFUSED_RETRY_INTERVAL_SECONDS if code in MAY_CHANGE else NEVER_AGAIN
             self._refused[name] = now + delay

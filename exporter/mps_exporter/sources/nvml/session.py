@@ -120,7 +120,7 @@ class NvmlSession:
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
         is_open, gpus = self._ensure_open(), self._observe_gpus()
-        if any(reader.session_gone for reader in self._gpus):
+        if self._api.session_gone:
             self._closing = True
             is_open, gpus = self._ensure_open(), self._observe_gpus()
         if is_open:
@@ -263,6 +263,7 @@ class NvmlSession:
         for reader in self._gpus:
             reader.close()
         self._gpus, self._missing_gpus = [], []
+        self._api.session_gone = False
         if not self._open:
             return True
         self._closing = True
