@@ -65,7 +65,7 @@ class TickingNvml(FakeNvml):
     def now(self, moment: float) -> None:
         """Do nothing: the clock is real."""
 
-    def wait_event(self, events: object, timeout_milliseconds: int) -> None:
+    def wait_xid(self, events: object, timeout_milliseconds: int) -> None:
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)
 

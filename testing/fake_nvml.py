@@ -27,7 +27,6 @@ from mps_exporter.sources.nvml.pynvml_api import (
     ListedProcess,
     NvmlApi,
     NvmlError,
-    NvmlEvent,
     ProcessKind,
 )
 
@@ -88,7 +87,7 @@ class FakeNvml(NvmlApi):
         self.failing: dict[str, int] = {}
         self.functions: set[str] = set()
         """Functions that the library has in addition to the recorded functions."""
-        self.events: queue.Queue[NvmlEvent | NvmlError] = queue.Queue()
+        self.events: queue.Queue[tuple[int, int] | NvmlError] = queue.Queue()
         self.confidential = 0
         self.live_samples = 0
         self.waiting = 0
@@ -109,7 +108,7 @@ class FakeNvml(NvmlApi):
         return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
-        self.events.put(NvmlEvent(gpu.key, 0x8, code))
+        self.events.put((gpu.key, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:
         self.calls[function] += 1
@@ -236,7 +235,7 @@ class FakeNvml(NvmlApi):
         share = (gpu.busy(after.at) - gpu.busy(before.at)) / (after.at - before.at)
         return {one: gpu.metrics[one] * share for one in metrics if one in gpu.metrics}
 
-    def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
+    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
         assert events is not None
         assert self.initialized, "waited after the shutdown: the process ends"
         self._enter("nvmlEventSetWait_v2")

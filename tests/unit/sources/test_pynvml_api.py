@@ -252,12 +252,10 @@ def test_events(binding: NvmlApi, nvml: Any) -> None:
     device = ctypes.cast(ctypes.c_void_p(0x1000), pynvml.c_nvmlDevice_t)
     event = SimpleNamespace(device=device, eventType=8, eventData=31)
     nvml(nvmlEventSetWait_v2=lambda *_: event)
-    found = binding.wait_event(object(), 10)
-    assert found is not None
-    assert (found.device_key, found.type, found.data) == (0x1000, 8, 31)
-    assert found.device_key == device_key(Device(device))
+    assert binding.wait_xid(object(), 10) == (0x1000, 31)
+    assert device_key(Device(device)) == 0x1000
     nvml(nvmlEventSetWait_v2=fails(Code.TIMEOUT))
-    assert binding.wait_event(object(), 10) is None
+    assert binding.wait_xid(object(), 10) is None
 
 
 # One call at a time
@@ -297,7 +295,7 @@ def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> Non
 
     nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
     with ThreadPoolExecutor() as threads:
-        threads.submit(binding.wait_event, object(), 10)
+        threads.submit(binding.wait_xid, object(), 10)
         assert waits.wait(PATIENCE_SECONDS)
         assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
         may_end.set()

@@ -120,14 +120,6 @@ class FieldReply(NamedTuple):
     value: float = 0
 
 
-class NvmlEvent(NamedTuple):
-    """An event; the data of an Xid event is its code."""
-
-    device_key: int
-    type: int
-    data: int
-
-
 SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
 LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
 
@@ -294,15 +286,18 @@ class NvmlApi:
         replies = request.metrics[: len(metrics)]
         return {one.metricId: one.value for one in replies if one.nvmlReturn == 0}
 
-    def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
-        """Wait for an event; return None at the timeout. Never shut NVML down during a wait."""
+    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
+        """Wait for an Xid; return the key of its device and its code, or None at the timeout.
+
+        Never shut NVML down during a wait.
+        """
         try:
             event = self._call_unlocked("nvmlEventSetWait_v2", events, timeout_milliseconds)
         except NvmlError as error:
             if error.code == Code.TIMEOUT:
                 return None
             raise
-        return NvmlEvent(device_key(event.device), event.eventType, event.eventData)
+        return device_key(event.device), event.eventData
 
 
 def _structure(name: str, function: str) -> Any:

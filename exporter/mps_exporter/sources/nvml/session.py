@@ -366,21 +366,19 @@ class XidWatcher:
     def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
         while watched and not stop.is_set():
             try:
-                event = self._api.wait_event(events, policy.XID_TIMEOUT_MILLISECONDS)
+                found = self._api.wait_xid(events, policy.XID_TIMEOUT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
                     self._watched = frozenset()
                     break
                 stop.wait(policy.XID_RETRY_SECONDS)
                 continue
-            if event is None or not event.type & XID_CRITICAL_ERROR:
-                continue
-            uuid = watched.get(event.device_key)
-            if uuid is not None:
-                log.warning("GPU %s: Xid %d", uuid, event.data)
+            key, xid = found or (0, 0)
+            if uuid := watched.get(key):
+                log.warning("GPU %s: Xid %d", uuid, xid)
                 before = self._seen.get(uuid, {})
-                count, _ = before.get(event.data, (0, 0.0))
-                self._seen[uuid] = {**before, event.data: (count + 1, self._wall_clock())}
+                count, _ = before.get(xid, (0, 0.0))
+                self._seen[uuid] = {**before, xid: (count + 1, self._wall_clock())}
         try:
             self._api.call("nvmlEventSetFree", events)
         except NvmlError as error:
