@@ -98,7 +98,7 @@ def _added(
     unobserved = max(0.0, now.unobserved_seconds - before.unobserved_seconds)
     active = max(0.0, now.active_seconds - before.active_seconds) * sms
     high = min(active + unobserved * sms, max(0.0, limits[pid] * seconds))
-    use = replace(use, high=use.high + high)
+    use = replace(use, high=use.high + high, sampled_at=now.sampled_at)
     seconds -= unobserved
     # A sample is up to a second older than its collection: the same processes must have been
     # on the GPU in the collection before, too.

@@ -357,6 +357,7 @@ class SmUse:
     high: float = 0.0  # SM-seconds that the client can have used at most.
     alone_seconds: float = 0.0  # Time in which no other process had a context on the GPU.
     alone_sm_seconds: float = 0.0  # SM-seconds of the client in that time.
+    sampled_at: float | None = None  # Time of the GPU's sample up to which the bounds count.
 
 
 ClientKey = tuple[str, int, int]  # Pipe directory, PID of the server, PID of the client.
