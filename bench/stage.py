@@ -18,7 +18,7 @@ cli.configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports
 from bench.host import TickingNvml, busy_gpus  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
-from mps_exporter.sources.nvml.pynvml_api import Device, ListedProcess, ProcessKind  # noqa: E402
+from mps_exporter.sources.nvml.pynvml_api import Device, Listed, ProcessKind  # noqa: E402
 
 
 class StagedNvml(TickingNvml):
@@ -39,11 +39,12 @@ class StagedNvml(TickingNvml):
             self._seen[name] = stamp, json.loads(path.read_text())
         return self._seen[name][1]
 
-    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
         self.fail("", self._read("failing.json", None))
         super().processes(device, kind)
         number = next(n for n, gpu in enumerate(self.gpus) if gpu is device)
-        return [ListedProcess(*row) for row in self._read("nvml.json", [])[number][kind]]
+        rows = self._read("nvml.json", [])[number][kind]
+        return {int(pid): used for pid, used in rows.items()}
 
     def text(self, function: str, *arguments: object) -> str:
         """Read a text: the driver's version is queried even when nothing else works."""

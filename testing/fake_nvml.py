@@ -24,7 +24,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     Code,
     Device,
     FieldReply,
-    ListedProcess,
+    Listed,
     NvmlApi,
     NvmlError,
     ProcessKind,
@@ -55,7 +55,7 @@ class FakeDevice:
     """Seconds of work done until a time of the fake's clock; the slope is the utilization."""
     metrics: dict[int, float] = field(default_factory=dict)
     """GPM percentages while busy, and MiB/s, by metric."""
-    processes: dict[str, list[ListedProcess]] = field(default_factory=dict)
+    processes: dict[str, Listed] = field(default_factory=dict)
     instances: dict[int, FakeDevice] = field(default_factory=dict)  # MIG instances by slot.
     gone: Code | None = None  # Code of all calls after the GPU has fallen off the bus.
     key: int = field(default_factory=lambda: next(_keys))
@@ -207,9 +207,9 @@ class FakeNvml(NvmlApi):
         unknown = {"code": Code.NOT_SUPPORTED}
         return [FieldReply(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
 
-    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
         gpu = self._enter(f"nvmlDeviceGet{kind}RunningProcesses", device)
-        return gpu.processes.get(kind, [])
+        return gpu.processes.get(kind, {})
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
         gpu = self._enter("nvmlDeviceGetSamples", device)

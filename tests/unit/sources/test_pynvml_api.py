@@ -203,8 +203,9 @@ def test_any_number_of_processes(binding: NvmlApi, nvml: Any, processes: int) ->
     rows = [(pid, pid << 20) for pid in range(1, processes + 1)]
     nvml(_nvmlGetFunctionPointer=lambda _: lists(*rows))
     for _ in range(2):
-        listed = binding.processes(DEVICE, "Compute")
-        assert [(row.pid, row.used_memory) for row in listed] == rows
+        assert binding.processes(DEVICE, "Compute") == dict(rows)
+    nvml(_nvmlGetFunctionPointer=lambda _: lists((1, 2**64 - 1)))
+    assert binding.processes(DEVICE, "Compute") == {1: None}
 
 
 @pytest.mark.parametrize("code", [Code.INSUFFICIENT_SIZE, Code.NO_PERMISSION])

@@ -19,7 +19,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     DeviceQueries,
     FieldReply,
     GpuGoneError,
-    ListedProcess,
+    Listed,
     NvmlApi,
     NvmlError,
     ProcessKind,
@@ -303,8 +303,6 @@ def _compute_mode(value: int | None) -> str | None:
 
 # Processes
 
-NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory.
-
 CALLS: dict[ProcessList, ProcessKind] = {
     "compute": "Compute",
     "mps": "MPSCompute",
@@ -336,21 +334,19 @@ class ProcessReader:
         bypass MPS. If no list could be read, the processes are None and no list is named.
         """
         compute = self._list("compute", now)
-        pids = None if compute is None else {row.pid for row in compute}
+        pids = None if compute is None else set(compute)
         if pids is None or pids != self._pids:
             self._queries.forget(*(_list_name(kind) for kind in RARELY_READ))
         self._pids = pids
         others = {kind: self._list(kind, now, policy.SLOW) for kind in RARELY_READ}
         if others["mps"] is not None:
             others["mps"] = _on_this_gpu(others["mps"], compute)
-        lists: dict[ProcessList, list[ListedProcess] | None] = {"compute": compute, **others}
+        lists: dict[ProcessList, Listed | None] = {"compute": compute, **others}
         found = [(kind, rows) for kind, rows in lists.items() if rows is not None]
         if not found:
             return None, ()
         processes = tuple(
-            GpuProcess(row.pid, kind, None if row.used_memory == NOT_AVAILABLE else row.used_memory)
-            for kind, rows in found
-            for row in rows
+            GpuProcess(pid, kind, used) for kind, rows in found for pid, used in rows.items()
         )
         return processes, tuple(kind for kind, rows in lists.items() if rows is None)
 
@@ -360,12 +356,10 @@ class ProcessReader:
             for kind in RARELY_READ:
                 self._list(kind, now, policy.SLOW)
 
-    def _list(
-        self, kind: ProcessList, now: float, every: float = policy.EACH
-    ) -> list[ListedProcess] | None:
+    def _list(self, kind: ProcessList, now: float, every: float = policy.EACH) -> Listed | None:
         queries = self._queries
 
-        def read() -> list[ListedProcess]:
+        def read() -> Listed:
             return queries.api.processes(queries.device, CALLS[kind])
 
         return queries.get(_list_name(kind), read, now, every)
@@ -375,11 +369,8 @@ def _list_name(kind: ProcessList) -> str:
     return f"nvmlDeviceGet{CALLS[kind]}RunningProcesses"
 
 
-def _on_this_gpu(
-    rows: list[ListedProcess], compute: list[ListedProcess] | None
-) -> list[ListedProcess]:
+def _on_this_gpu(rows: Listed, compute: Listed | None) -> Listed:
     """Return the rows of the MPS list on this GPU, with the memory of the compute list."""
     if compute is None:
-        return [row for row in rows if row.used_memory != 0]
-    here = {row.pid: row for row in compute}
-    return [here[row.pid] for row in rows if row.pid in here]
+        return {pid: used for pid, used in rows.items() if used != 0}
+    return {pid: compute[pid] for pid in rows if pid in compute}

@@ -34,6 +34,7 @@ T = TypeVar("T")
 Device = NewType("Device", object)  # An NVML handle of a GPU or a MIG instance.
 ProcessKind = Literal["Compute", "MPSCompute", "Graphics"]
 Argument = int | str
+Listed = dict[int, int | None]  # PID -> memory in bytes; None if the driver does not report it.
 
 
 class Code(IntEnum):
@@ -106,13 +107,6 @@ class NvmlError(Exception):
         self.function = function
 
 
-class ListedProcess(NamedTuple):
-    """A row of a process list; memory in bytes, None if the driver does not report it."""
-
-    pid: int
-    used_memory: int | None
-
-
 class FieldReply(NamedTuple):
     """One reply of nvmlDeviceGetFieldValues: a value, or the code of the refusal."""
 
@@ -126,6 +120,7 @@ LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in bet
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
+NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory of a process.
 LOCK = threading.Lock()  # Held during each NVML call except waits for events.
 
 _MISMATCH: tuple[type[Exception], ...] = (
@@ -238,7 +233,7 @@ class NvmlApi:
         replies = self.call(FIELD_VALUES, device, list(fields))
         return [_field_reply(reply) for reply in replies]
 
-    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
         """Read a process list with one driver call, into rows of this process.
 
         pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200. Version
@@ -254,7 +249,8 @@ class NvmlApi:
             with LOCK:
                 code = int(function(device, ctypes.byref(count), rows))
             if code == 0:
-                return [ListedProcess(row.pid, row.usedGpuMemory) for row in rows[: count.value]]
+                found = {row.pid: row.usedGpuMemory for row in rows[: count.value]}
+                return {pid: None if used == NOT_AVAILABLE else used for pid, used in found.items()}
             if code != Code.INSUFFICIENT_SIZE:
                 break
             self._rows = (pynvml.c_nvmlProcessInfo_v2_t * (2 * count.value + SPARE_ROWS))()
