@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import binascii
-import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
@@ -50,9 +49,7 @@ class Passwords:
     ) -> bool:
         """Return whether this user has this password; ``address`` is the address of the client."""
         hashed = users.get(user)
-        parts = user.encode("utf-8", "surrogateescape"), (hashed or "").encode(), password
-        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        digest = hmac.digest(self._secret, message, hashlib.sha256)
+        digest = hmac.digest(self._secret, repr((user, hashed, password)).encode(), "sha256")
         if hmac.compare_digest(self._verified.get(user, b""), digest):
             return True
         async with self._addresses.setdefault(network_of(address), asyncio.Semaphore()):
