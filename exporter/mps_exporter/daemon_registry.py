@@ -31,11 +31,11 @@ class DaemonRecord:
     last: DaemonFacts | None = None  # Facts of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
-    answered_by: tuple[int, float] | None = None  # PID and start time at the last reply.
+    answered_by: tuple[int, float] | None = None  # PID and start time at the last probe.
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False
-    hung_at: float | None = None  # When its last query timed out; None: the daemon replied.
+    hung_at: float | None = None  # When its last query timed out; None if it did not.
     resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
@@ -96,7 +96,7 @@ class DaemonRecord:
         self.hung_at = None
 
     def record_query(self, reply: ControlObservation) -> None:
-        """Record whether the daemon replied, unless the query was skipped."""
+        """Record whether the query timed out, unless the query was skipped."""
         if reply.outcome is not Outcome.SKIPPED:
             took = sum(exchange.duration_seconds for exchange in reply.exchanges)
             self.hung_at = reply.at + took if reply.outcome is Outcome.TIMEOUT else None
@@ -110,7 +110,7 @@ class DaemonRecord:
 
     @property
     def resumed(self) -> bool:
-        """Whether the daemon was stopped when its last query hung, and continued later."""
+        """Whether the daemon or a server has continued from a stop since its last query hung."""
         hung_at, resumed_at = self.hung_at, self.resumed_at
         return hung_at is not None and resumed_at is not None and hung_at < resumed_at
 
@@ -221,7 +221,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
     def _drop_renamed(self, found: Iterable[DaemonFacts]) -> None:
         """Drop daemons whose name changed or is used by another daemon.
 
-        One in a container has its directory's short name until a daemon of the host has the same.
+        A daemon in a container has a short name until a daemon of the host has the same name.
         """
         names = {facts.process_identity: facts.pipe_directory for facts in found}
         for name, record in list(self.items()):
@@ -271,7 +271,7 @@ def _may_write_into(one: DaemonFacts, other: DaemonFacts) -> bool:
 
 
 class _Shares:
-    """A limit for all daemons; of ordinary users, each can use a part of it."""
+    """A limit for all daemons; those of one ordinary user can use a part of it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -70,7 +70,7 @@ UNSUPPORTED = MAY_CHANGE | {
     Code.ARGUMENT_VERSION_MISMATCH,
     Code.DEPRECATED,
 }
-"""Codes of a function that this driver or GPU lacks: a later query gets the same code."""
+"""Codes of a function that this driver or GPU lacks; only those in MAY_CHANGE may end."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
@@ -170,11 +170,11 @@ class NvmlApi:
         return tuple(int(part) for part in several)
 
     def number(self, function: str, *arguments: object) -> int:
-        """Call a function with one result, and return that number."""
+        """Call a function, and return the first number of its reply."""
         return self.numbers(function, *arguments)[0]
 
     def text(self, function: str, *arguments: object) -> str:
-        """Call a function that returns text, or the PCI structure, and return its bus ID."""
+        """Call a function; return its text, or the bus ID if it returns the PCI structure."""
         reply = self.call(function, *arguments)
         value = getattr(reply, "busId", reply)
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
@@ -374,7 +374,7 @@ class DeviceQueries:
         return value if now < fresh_until else None
 
     def record(self, name: str, value: object, fresh_until: float) -> None:
-        """Record a reply: later refusals of the query count again."""
+        """Record a reply, which ends an earlier refusal of the query."""
         self._refused.pop(name, None)
         self._cached[name] = fresh_until, value
 

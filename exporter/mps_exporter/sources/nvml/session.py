@@ -74,7 +74,7 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NvmlOptions:
-    """Options."""
+    """Options of an NvmlSession."""
 
     serials: bool = False  # Whether to read the boards' serial numbers.
     xid_events: bool = True  # Whether to wait for Xid events.
@@ -385,7 +385,7 @@ class XidWatcher:
             log.debug("%s", error)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop waiting, or shutting NVML down would end the process; return whether it stopped."""
+        """Stop the thread, under which shutting NVML down could crash; return whether it ended."""
         self._stop.set()
         self._watched = frozenset()
         if self._thread is not None:

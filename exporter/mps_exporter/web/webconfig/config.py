@@ -63,7 +63,7 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""The types that verify certificates: Python's ssl module does not support Go's others."""
+"""Go's types that Python's ssl module supports: it cannot request certificates unverified."""
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -213,7 +213,7 @@ Problem = tuple[str, str]  # Key and reason of a refusal.
 
 
 def _problems(config: WebConfig) -> Iterator[Problem]:
-    """Yield the values that are unknown, impossible in Python, or contradict each other."""
+    """Yield the refusals of values that are unknown, impossible in Python, or contradictory."""
     yield from _tls_problems(config.tls_server_config)
     for name, value in config.http_server_config.headers.items():
         key, allowed = f"http_server_config.headers.{name}", HEADERS.get(name)
