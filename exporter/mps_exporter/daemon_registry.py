@@ -46,13 +46,6 @@ class DaemonRecord:
         return self.tracker.state
 
     @property
-    def ephemeral(self) -> bool:
-        """Whether the daemon ends with a job or a pod, and does not start here again."""
-        if self.facts.configured:
-            return False
-        return self.in_job or self.facts.pipe_directory.startswith("/proc/")
-
-    @property
     def known_absent(self) -> bool:
         """Whether the daemon has no process and its lock is free, so that no query is needed."""
         facts = self.facts
@@ -156,13 +149,14 @@ class DaemonRecord:
 
     def outdated(self, now: float) -> bool:
         """Return whether the daemon has been absent for longer than absent daemons are shown."""
-        if self.gone_since is None or now - self.gone_since <= policy.SHOWN_AFTER_QUIT_SECONDS:
+        if self.gone_since is None:
             return False
-        daemon = self.state.daemon
-        quit_cleanly = daemon.ended_at is not None and not daemon.died
-        if quit_cleanly or self.ephemeral:
-            return True
-        return now - self.gone_since > policy.SHOWN_AFTER_DEATH_SECONDS
+        facts, daemon, shown = self.facts, self.state.daemon, policy.SHOWN_AFTER_DEATH_SECONDS
+        # A daemon of a job or a pod ends with it, and does not start here again.
+        of_job = self.in_job or facts.pipe_directory.startswith("/proc/")
+        if (daemon.ended_at is not None and not daemon.died) or (of_job and not facts.configured):
+            shown = policy.SHOWN_AFTER_QUIT_SECONDS
+        return now - self.gone_since > shown
 
     def valid_probe(self, now: float, max_age_seconds: float) -> ControlObservation | None:
         """Return the last reply if logs and processes show that it is still valid."""

@@ -246,7 +246,8 @@ EACH = 0.0  # Interval of values that cost microseconds: read at each collection
 
 SLOW = 5.0
 """Interval of values that may change at any time, but cost 0.3 ms or more. These and
-slower values are renewed between collections, so that no collection waits for them."""
+slower values are renewed between collections, so that no collection waits for them. The driver
+retains its utilization samples for 14 s; there may be dozens of MIG instances."""
 
 MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
 HOUR = 3600.0  # Interval of values that only a repair or a new board changes.
@@ -266,20 +267,12 @@ MIN_SAMPLE_INTERVAL_SECONDS = 0.1
 """Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
 NVIDIA's documentation of DCGM."""
 
-BUSY_SAMPLE_INTERVAL_SECONDS = 5.0
-"""Interval at which ticks read the utilization samples: the driver retains those of 14 s."""
-
-INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0  # Sample interval of MIG instances: there may be dozens.
-
 # ---------------------------------------------------------------- recovery
 
 REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 
-MIN_LOST_RETRY_SECONDS = 60.0
-"""Delay after the loss of a GPU until NVML is initialized again; doubled after each attempt."""
-
-MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
+LOST_RETRY_INTERVAL_SECONDS = 300.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
 # ------------------------------------------- Xid events and control groups
