@@ -272,7 +272,7 @@ NVIDIA's documentation of DCGM."""
 REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
 
-LOST_RETRY_INTERVAL_SECONDS = 300.0  # Interval between initializations while a GPU is lost.
+LOST_RETRY_INTERVAL_SECONDS = 120.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
 # ------------------------------------------- Xid events and control groups

@@ -1,7 +1,7 @@
 """NVML as a source: opens the devices, reads them, waits for Xid errors, recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and while a GPU is lost: every five minutes
+when the set of GPUs that the kernel lists changed, and while a GPU is lost: every two minutes
 and between two collections, since it costs the healthy GPUs a second of their GPM counters. All
 counters continue.
 
