@@ -76,7 +76,7 @@ def before_kill(
             if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
                 what = "its end takes down all its clients" if lost else "it has no clients"
-                if server in ghosts:  # measured: the client that hangs on it gets error 46
+                if server in ghosts:  # measured: the client that hangs on it gets error 46 or 805
                     what, lost = "no client works on this ghost, and its end frees the daemon", ()
                 end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))

@@ -25,6 +25,7 @@ from mps_exporter.findings.finding import (
     quoted_path,
     show_processes,
     shown_path,
+    working,
 )
 from mps_exporter.findings.stopped_processes import halt_texts, resuming
 from mps_exporter.humanize import capitalize, count, processes, sentence
@@ -41,30 +42,35 @@ _IN_DRIVER = "shows whether it hangs in the driver (state D)"
 @of_server(
     "critical",
     "A ghost server blocks its daemon",
-    "It was started for a user whose queued process had died, and serves no process, not even "
-    "a new one of that user. As soon as another process connects, the daemon waits for the "
+    "It was sent a dead process, or had no file descriptor left: it accepts no process any more, "
+    "not even one of its own user. As soon as another process connects, the daemon waits for the "
     "ghost forever, and every new CUDA process hangs.",
     alert="MpsGhostServer",
-    summary="An MPS server was started for a client that is dead; the daemon will hang on it until "
-    "it is killed.",
+    summary="An MPS server accepts no client since it was sent a dead one; the daemon will hang on "
+    "it until it is killed.",
     page=HANGS,
 )
 def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Cases:
     if not server.ghost:
         return
     text = "the daemon will hang as soon as another client connects."
-    if hung := _hung_on(server):
+    if hung := [one for one in server.clients if one not in working(server)]:
         those = processes([one.pid for one in hung]) or count(len(hung), "client")
-        text = f"it serves no client; {those} and all later clients hang."
+        text = f"{those} got no context, and all later clients hang."
     elif daemon.state == "unresponsive":
         text = "the daemon hangs on it, and with it every new CUDA process."
-    text = f"{host.server(server)} was started for clients that had died in the queue: {text}"
+    why = "accepts no client since it was sent a dead one, or had no file descriptor left"
+    told = {(one.kind, one.server_pid): one.pids for one in daemon.incidents}
+    if told.get(("ghost", server.pid)):
+        why = "was started for clients that had died in the queue"
+    text = f"{host.server(server)} {why}: {text}"
     yield Case(sentence(text), ghost_remedy(daemon, server), ghost_commands(daemon))
 
 
 def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     """Return how to end a ghost, and what to do if that is not enough."""
-    hung = _hung_on(server)
+    at_work = working(server)
+    hung = [one for one in server.clients if one not in at_work]
     more = "run mps-exporter doctor again: it names what is left to end."
     if those := processes([one.pid for one in hung if may_be_ended(one)]):
         more = f"also end {those}: out of the queue, connected to that server, without a context."
@@ -73,7 +79,10 @@ def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     waiting = processes(sorted(left)) or "what waits in the queue"
     more += f" Do not kill {waiting}: a dead queue entry makes the next ghost."
     seen = "that server. Its process is not visible (pgrep -af nvidia-cuda-mps-server lists all)"
-    if may_be_ended(server):
+    if at_work:
+        those = processes([one.pid for one in at_work]) or count(len(at_work), "client")
+        seen = f"server {server.pid} once {those} have left: its clients work, and are lost with it"
+    elif may_be_ended(server):
         seen = f"server {server.pid} (with SIGKILL, after a look at its name) to free the queue"
     return f"End {seen}. Do not restart the daemon.{more}"
 
@@ -89,16 +98,10 @@ def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
                 "ends the ghost server; the daemon stays",
             )
             yield from end_clients(
-                _hung_on(server),
+                server.clients,
                 "ends what is connected to the ghost, and has no context",
                 f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later",
             )
-
-
-def _hung_on(server: Server) -> list[Client]:
-    """Return the clients of a ghost that wait for a context."""
-    without = ("connecting", "creating_context")
-    return [one for one in server.clients if one.state in without and not one.contexts]
 
 
 @of_daemon(

@@ -93,7 +93,13 @@ def clients_of(daemon: ControlDaemon) -> list[Client]:
 
 def may_be_ended(one: Server | Client) -> bool:
     """Return whether a PID may be put into a command: logs can name any, also init and kthreadd."""
-    return one.confirmed and one.pid > 2
+    return one.confirmed and one.pid > 2 and not (isinstance(one, Server) and working(one))
+
+
+def working(server: Server) -> list[Client]:
+    """Return the clients that may have a context: they are lost if the server is ended."""
+    without = ("connecting", "creating_context")
+    return [one for one in server.clients if one.contexts or one.state not in without]
 
 
 def _known_pids(pids: Iterable[int]) -> list[str]:

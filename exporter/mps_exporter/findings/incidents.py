@@ -269,7 +269,7 @@ def daemon_promised(host: HostFacts) -> Cases:
     "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
     "or hangs.",
     "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it is started "
-    "the next time. Nothing needs to be ended: each client that leaves makes room.",
+    "the next time. Each client that leaves makes room, unless a program has failed already.",
     page="mps-server-failed-to-create-shm-segment",
 )
 def server_out_of_descriptors(host: HostFacts) -> Cases:

@@ -96,8 +96,8 @@ _SENTENCES = {
     "wait_started": "{client} was queued behind another user's server",
     "wait_served": "{client} was served{after}",
     "wait_abandoned": "{client} {gave_up}{after}",
-    "ghost": "{server} was started for clients that had died in the queue: the daemon hangs as "
-    "soon as another client connects",
+    "ghost": "{server} was sent a dead client, or had no file descriptor left: it accepts none any "
+    "more, and the daemon hangs as soon as another connects",
     "ghost_ended": "{server}, a ghost, exited and no longer blocks the daemon",
 }
 

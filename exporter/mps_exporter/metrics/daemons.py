@@ -111,6 +111,6 @@ SERVER.by_gpu("mps_server_memory_used_bytes", "NVML", lambda s: s.memory_used_by
     "Device memory of the server process itself."
 )
 SERVER.number("mps_server_ghost", f"{BOTH_LOGS}, {PROC}", lambda s: s.ghost).means(
-    "1 when it was started for a client that had died in the queue: the next hangs the daemon."
+    "1 when it accepts no client since it was sent a dead one: the next hangs the daemon."
 )
 SERVERS.counted("mps_server_")

@@ -220,7 +220,7 @@ class ServerClients:
             pid,
             uid,
             when.at,
-            inferred=not server.names_clients,
+            inferred=not (server.names_clients or server.deaf),
             thread_ratio=server.thread_ratio,
             memory_limits=None if server.start_unknown else server.memory_limits,
         )

@@ -57,14 +57,13 @@ class TrackedServer:
     ghost: bool = False
     shutdown_requested_at: float | None = None
     """Time of the daemon's last shutdown request; None if the server declined it."""
-    _credentials_missing: bool = False
-    """Its log shows that a queued client sent no credentials: that client was dead already.
-    From then on the server serves nothing, whatever connects."""
-    _has_served: bool = False  # A context was ACTIVE.
+    deaf: bool = False
+    """Its log shows a client without credentials: it had died, or no file descriptor was free. From
+    then on the server accepts no client (50 of 50 on an H200), and those that it has work on."""
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
-    """PIDs that were queued for it -> known to have exited."""
+    """PIDs that were queued for it, and had no context yet -> known to have exited."""
     _queued_unnamed: bool = False  # A client with PID 0 was queued for it, too.
 
     def __post_init__(self) -> None:
@@ -143,7 +142,7 @@ class TrackedServer:
 
     def detect_ghost(self, when: Moment) -> None:
         """Set whether it is a ghost: ready, all queued clients dead, and no client connected."""
-        if self._credentials_missing:
+        if self.deaf:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
@@ -158,9 +157,10 @@ class TrackedServer:
         return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost, unless it may have served: without descriptors, any server logs this."""
-        if self.has_first_line and not (self._has_served or self.clients.may_have_context):
-            self._credentials_missing = True
+        """Make it a ghost if all clients are known that would be lost with it."""
+        known = not (self.may_miss_lines() or self.clients.unfollowed)
+        if known and not any(client.inferred for client in self.clients):
+            self.deaf = True
             self._become_ghost(when)
 
     def _become_ghost(self, when: Moment) -> None:
@@ -171,15 +171,15 @@ class TrackedServer:
         when.add_incident(Incident(when.at, "ghost", server_pid=self.pid, uid=self.uid, pids=dead))
 
     def ghost_waits(self) -> list[Wait]:
-        """Return the waits of clients that are connected to it while it is a ghost."""
-        if not self.ghost:
-            return []
-        waits = [client.wait for client in self.clients if client.wait is not None]
+        """Return the waits of queued clients that are connected to it while it is a ghost."""
+        waits = [one.wait for one in self.clients if self.ghost and one.wait and one.wait.blocked]
         return [Wait(wait.pid, wait.uid, wait.since, self.uid) for wait in waits]
 
     def request_connection(self, _when: Moment) -> None:
         """Record a connection request. Its PID is not the client's; later lines have the PID."""
         self.logs_pids = True
+        if self.deaf:  # never seen: it accepts clients after all
+            self.ghost = self.deaf = False
 
     def request_unnamed_connection(self, when: Moment) -> None:
         """Record a connection request on a driver whose lines do not name clients."""
@@ -210,8 +210,7 @@ class TrackedServer:
             # A server's threads write in any order: the line of the context's connection follows.
             self._open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
-            self.ghost = self._credentials_missing = False
-            self._has_served = True
+            self._queued_dead.pop(pid, None)
             self.daemon.evidence.client_active(pid)
         self.faults.endings.forget((self.clients.gpu_of(pid, context),))
         self.clients.associations.confirm(pid, context, active=True)
@@ -228,6 +227,8 @@ class TrackedServer:
             self.faults.endings.context_ends(pid, context, when)
         else:
             self.faults.process_ends(pid, when)
+        if self.deaf:  # it writes neither of these lines (measured)
+            self.close_context(pid, context, when) if context else self.disconnect(pid, when)
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
         self.daemon.evidence.client_ending(pid, when.at)
@@ -302,7 +303,7 @@ class TrackedServer:
         seen = "its exit status cannot be seen" if status is None else f"exit status {status}"
         if self.exiting or (self.finishing and not self.occupied):
             return "requested", ""
-        if self.ghost:
+        if self.ghost and not self.clients.may_have_context:
             return "ghost_ended", seen  # usually killed, as it must be
         if self.failed_to_start:
             return "start_failed", f"{seen}, {self.failure}" if self.failure else seen

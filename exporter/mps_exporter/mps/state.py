@@ -98,9 +98,7 @@ class DaemonState:
             for one in self.queue
             if one.blocked
         ]
-        for server in self.servers:
-            waits += server.ghost_waits()
-        return tuple(waits)
+        return (*waits, *(wait for server in self.servers for wait in server.ghost_waits()))
 
     @property
     def handover_backoff_seconds(self) -> float | None:
@@ -200,17 +198,16 @@ class DaemonState:
         self.clock_ms = max(to, clock)
 
     def _is_idle_while_waiting(self) -> bool:
-        if any(server.occupied or server.clients.admissions for server in self.servers):
-            return False
-        return bool(self.queue.blocked_clients())
+        busy = any(server.occupied or server.clients.admissions for server in self.servers)
+        return not busy and bool(self.queue.blocked_clients())
 
     def _occupants(self) -> set[Occupant]:
         """Return the spans that are open now, for the timeline."""
         found: set[Occupant] = {("waited", e.uid) for e in self.queue if e.blocked and not e.dead}
         for server in self.servers:
-            if server.ghost:
+            found.update(("waited", wait.uid) for wait in server.ghost_waits())
+            if server.ghost and not server.clients.may_have_context:
                 found.add(("ghost", server.uid))
-                found.update(("waited", wait.uid) for wait in server.ghost_waits())
             elif server.occupied:
                 found.add(("held", server.uid))
         if self._is_idle_while_waiting():

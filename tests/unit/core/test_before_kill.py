@@ -63,8 +63,10 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
     assert (gone.in_danger, "is not seen" in gone.text[0]) == (False, True)
     assert before_kill(600, HOST).in_danger  # the daemon
     for ghost, confirmed in ((True, True), (True, False), (False, True)):
-        end = before_kill(634, snapshot(daemon(server(BUSY, ghost=ghost, confirmed=confirmed))))
+        hung = client(11, state="connecting", contexts={})
+        end = before_kill(634, snapshot(daemon(server(hung, ghost=ghost, confirmed=confirmed))))
         assert end.in_danger != (ghost and confirmed)
+    assert before_kill(634, snapshot(daemon(server(BUSY, ghost=True)))).in_danger
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
