@@ -39,7 +39,7 @@ def _look(daemon: Daemon, seen: Seen, at: float) -> None:
     seen.crashes += [at] * (crashes - len(seen.crashes))
     if daemon.exists:
         seen.exists.append(at)
-    if daemon.server is not None and daemon.server.ghost:
+    if daemon.server is not None and daemon.server.ghost and not daemon.server.used:
         seen.ghost.append(at)
     waits = daemon.waits()
     if living := [one.since_ms for one in waits if not one.dead]:

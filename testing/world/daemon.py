@@ -182,7 +182,7 @@ class Daemon(Process):
         """Return the clients behind another user's server, and on a server without service."""
         waiting = [one for one in self.queue if one.blocked]
         if self.server is not None and self.server.ghost:
-            waiting += self.server.clients
+            waiting += [one for one in self.server.clients if not one.active_ms]
         return [
             WaitTruth(one.pid, one.shown_uid, one.queued_ms or 0, one.dead_ms is not None)
             for one in waiting
@@ -343,7 +343,8 @@ class Daemon(Process):
         server = self.server
         if server is None or not server.ready or self.busy or self.quitting or self.frozen:
             return
-        if not server.ghost and (self.queue or self.stuck or not server.calm):
+        others = self.queue or self.stuck or not server.calm
+        if server.used if server.ghost else others:
             return
         self.account()
         if server.ghost:
@@ -456,8 +457,8 @@ class Daemon(Process):
         dead = [one for one in self.queue if one.dead_ms is not None]
         if self.stuck:
             return not dead
-        if server is not None and server.ghost and server.uid == uid:
-            return False
+        if server is not None and (server.ghost or (server.cannot_accept and server.connecting)):
+            return server.uid != uid
         if dead and not (server is not None and server.ready and server.uid == uid):
             waiting = [one for one in self.queue if one.dead_ms is None]
             return dead[0].shown_uid == uid and not waiting
@@ -547,7 +548,7 @@ class Daemon(Process):
             if client.lost or not client.accepted or client.ended_ms is not None:
                 return self._end_unserved(client)
             return killed and client in self.queue and self._die_queued(client)
-        if server.ghost:
+        if server.ghost and not client.contexts:
             return False
         if not client.complete and not client.torn:
             return False

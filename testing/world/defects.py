@@ -78,9 +78,9 @@ def _judge_by_time(evidence: FaultEvidence, at: float, gpus: Collection[str]) ->
     return Verdict("unfinished_work", (Process(ended[-1], None, at, ()),))
 
 
-def _missing_is_ghost(server: TrackedServer, when: Moment) -> None:
-    server._credentials_missing = True
-    server._become_ghost(when)
+def _only_unused_is_ghost(server: TrackedServer, when: Moment) -> None:
+    if not server.clients.may_have_context:
+        _MISSING(server, when)
 
 
 def _all_if_in_fault(server: Server) -> list[Client]:
@@ -94,6 +94,7 @@ def _view_without_waits(*about: Any) -> View:
 
 _SERVE, _REMOVE, _PUSH = QueuedClient.serve, Servers.remove, ClientQueue.push
 _DISCONNECT, _INCIDENTS = ServerClients.disconnect, Incidents.snapshot
+_MISSING = TrackedServer.credentials_missing
 _VIEW, _JUDGE = status_api.daemon_view, FaultEvidence.judge
 
 DEFECTS: dict[str, Defect] = {
@@ -145,8 +146,8 @@ DEFECTS: dict[str, Defect] = {
     "a fault hit all clients of its server": Defect(
         "endings", daemon_findings, "_torn_down", _all_if_in_fault, seed=60
     ),
-    "a server without descriptors is a ghost": Defect(
-        "blame", TrackedServer, "credentials_missing", _missing_is_ghost
+    "a server whose clients work is no ghost": Defect(
+        "blame", TrackedServer, "credentials_missing", _only_unused_is_ghost
     ),
     "an ordinary user's log names any process": Defect(
         "blame", MergeContext, "process", lambda context, _daemon, pid: context.processes.get(pid)

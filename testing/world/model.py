@@ -145,7 +145,7 @@ class World:
         """
         hanging: set[Process] = set()
         for daemon in self.daemons.values():
-            if (server := daemon.server) is not None and server.ghost:
+            if (server := daemon.server) is not None and server.ghost and not server.used:
                 hanging |= {server, *server.clients}
             elif server is not None and (server.torn or server.abandoned_work):
                 hanging.add(server)

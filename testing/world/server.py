@@ -64,8 +64,12 @@ class Server(Process):
         return self.ready and not self.connecting and not self.pending_faults
 
     @property
+    def used(self) -> bool:
+        return any(one.contexts and one.alive for one in self.clients)
+
+    @property
     def cannot_accept(self) -> bool:
-        return self.exhausted and any(one.contexts and one.alive for one in self.clients)
+        return self.exhausted and self.used
 
     @property
     def connecting(self) -> bool:
@@ -138,8 +142,9 @@ class Server(Process):
         client.alive = False
         self._after(20, partial(self.world.end_process, client))
         if not self.torn:
-            # driver 580: without a free descriptor; the client gets error 46
+            # driver 580: without a free descriptor; the client gets error 46, and all later hang
             self.say("User did not send valid credentials")
+            self.ghost = True
             self.truth.allow("handover_idle_seconds", 10_100)  # the exporter waits for it
             return
         self.say(
@@ -251,7 +256,8 @@ class Server(Process):
         left = sum(ordinal in one.contexts.values() for one in self.clients)
         self._lost_connection(client, context)
         exiting = f"Client {client.named(context)} exiting."
-        self.say(*remarks, f"{exiting} Number of active client contexts is {left}.")
+        if not self.ghost:  # recordings/hangs-of-processes: the first line only
+            self.say(*remarks, f"{exiting} Number of active client contexts is {left}.")
         if ordinal in self.torn and not any(
             one.torn and ordinal in one.contexts.values() for one in self.clients
         ):
@@ -279,7 +285,8 @@ class Server(Process):
             self._disconnect(client)
 
     def _disconnect(self, client: Client) -> None:
-        self.say(f"Client process {client.pid} disconnected")
+        if not self.ghost:
+            self.say(f"Client process {client.pid} disconnected")
         self.remove(client)
 
     def remove(self, client: Client) -> None:

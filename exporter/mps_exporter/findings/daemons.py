@@ -69,20 +69,20 @@ def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Case
 
 def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
     """Return how to end a ghost, and what to do if that is not enough."""
-    at_work = working(server)
-    hung = [one for one in server.clients if one not in at_work]
-    more = "run mps-exporter doctor again: it names what is left to end."
-    if those := processes([one.pid for one in hung if may_be_ended(one)]):
+    again = "run mps-exporter doctor again: it names what is left to end."
+    if at_work := working(server):
+        those = processes([one.pid for one in at_work]) or count(len(at_work), "client")
+        lost = f"Wait for the end of {those}, at work on server {server.pid} and lost with it."
+        return f"{lost} Do not restart the daemon. Then {again}"
+    more = again
+    if those := processes([one.pid for one in server.clients if may_be_ended(one)]):
         more = f"also end {those}: out of the queue, connected to that server, without a context."
     more = f" If the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later, {more}"
-    left = {one.pid for one in daemon.waits if not one.dead} - {0, *(one.pid for one in hung)}
+    left = {one.pid for one in daemon.waits if not one.dead} - {one.pid for one in server.clients}
     waiting = processes(sorted(left)) or "what waits in the queue"
     more += f" Do not kill {waiting}: a dead queue entry makes the next ghost."
     seen = "that server. Its process is not visible (pgrep -af nvidia-cuda-mps-server lists all)"
-    if at_work:
-        those = processes([one.pid for one in at_work]) or count(len(at_work), "client")
-        seen = f"server {server.pid} once {those} have left: its clients work, and are lost with it"
-    elif may_be_ended(server):
+    if may_be_ended(server):
         seen = f"server {server.pid} (with SIGKILL, after a look at its name) to free the queue"
     return f"End {seen}. Do not restart the daemon.{more}"
 

@@ -59,7 +59,7 @@ class TrackedServer:
     """Time of the daemon's last shutdown request; None if the server declined it."""
     deaf: bool = False
     """Its log shows a client without credentials: it had died, or no file descriptor was free. From
-    then on the server accepts no client (50 of 50 on an H200), and those that it has work on."""
+    then on the server accepts no client (48 of 48 on an H200), and those that it has work on."""
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)

@@ -212,6 +212,9 @@ def test_only_confirmed_processes_are_in_commands() -> None:
         ("", "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20"),
         ("if the daemon does not answer 5 s later", "kill 30"),
     ]
+    works = Server(20, state="ACTIVE", ghost=True, clients=(replace(hung[0], contexts={"": 1}),))
+    (one,) = findings(host(daemon(servers=(works,))))
+    assert (one.actions, "Wait for the end of process 30" in one.remedy) == ((), True)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ WORLDS = (
     (6036, 10),  # the first line of a daemon that died soon was read in pieces
     (1447, 10),  # a process without a context connected again, with the same PID
     (550166, 10),  # without control.log, a new daemon had the GPUs of the last one
-    (602748, 10),  # a working server without a free descriptor was called a ghost
+    (602748, 10),  # a server without a free descriptor is a ghost whose clients work
     (3016, 10),  # the clock was set between an event and the moment from which on it is known
     (650765, 10),  # the clock was set while a server started: the lines are an hour apart
     (603123, 10),  # the clock was set before the daemon's death was certain
