@@ -161,6 +161,9 @@ deaf-server possible=ControlDaemonUnresponsive,HandoverIdle
   pager GhostServer server=6554 : for uid 1002.* Clients hanging on it: PID 6550;.*kill -9 6554`
   pager GhostServer server=6620 : for uid 1002.* Clients hanging on it: PID 6612;.*kill -9 6620`
   pager GhostServer server=6682 : for uid 1002.* Clients hanging on it: PID 6678;.*kill -9 6682`
+# Only when no client works on it may the ghost be ended.
+deaf-with-clients possible=GhostServer
+  pager ControlDaemonUnresponsive mps_control_state=unresponsive : has not answered
 # Each daemon quits when its case is over.
 hangs possible=ControlDaemonDown,ControlDaemonUnresponsive,HandoverIdle
   pager ServerCrashLooping daemon=passable/pipe : ^6 starts of a server
@@ -212,7 +215,7 @@ hangs-of-processes
   tickets QueuedClientDead daemon=ghost-and-asked-by-a-third-user uid=1002 :
     1 queued client of uid 1002
   pager GhostServer daemon=ghost-and-asked-by-a-third-user server=936 : kill -9 936`
-  pager ControlDaemonDied daemon=few-descriptors : Clients lost: 3 \(3 of uid 0
+  pager GhostServer daemon=few-descriptors server=1024 : kill -9 1024`
   pager ServerStuckInFault daemon=refused-and-not-reaped server=1092 mps_server_state=FAULT :
     Torn down: PID 1090 .program-6
   tickets ClientsRejected daemon=refused-and-not-reaped cause=server_not_ready uid=0 : error 807

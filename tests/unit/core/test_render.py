@@ -23,7 +23,6 @@ from mps_exporter.snapshot import (
     RecordingHeader,
     RecordingInfo,
     Server,
-    SmUse,
     Snapshot,
     Wait,
 )
@@ -159,16 +158,11 @@ SNAPSHOT = Snapshot(
     recording=RecordingInfo(HEADER, 2.0),
     containers=(ContainerName("containerd://c0ffee", "research", "train-0", "main"),),
     ignored_processes={1004: 21},
-    sm_use={(D, 20, 30): {U: SmUse(low=2.5, high=7.5)}},
 )
 SHOWN = {
     "mps_control_default_pinned_memory_limit_bytes": {(D, *G): 11},
     "mps_server_pinned_memory_limit_bytes": {(D, "20", *G): 6},
     "mps_container_info": {("containerd://c0ffee", "research", "train-0", "main"): 1},
-    "mps_client_sm_seconds_total": {
-        (D, "20", "30", *G, "high"): 7.5,
-        (D, "20", "30", *G, "low"): 2.5,
-    },
     "mps_client_priority": {(D, "20", "30"): 1},
     "mps_control_reply_not_understood": {(D, "device_list", "row"): 24},
     "mps_scrape_collector_duration_seconds": {("nvml",): 0.125},
