@@ -341,11 +341,13 @@ class LogFiles:
     def _truncate(self, daemon: Daemon, log: LogName, path: Path, written: _Written) -> None:
         """Truncate a log, with or without a copy (copytruncate)."""
         what = f"copy {log} {written.truncations}"
-        if self._world.random(daemon.key, what).random() < SHARE_OF_COPIES:
+        copied = self._world.random(daemon.key, what).random() < SHARE_OF_COPIES
+        if copied:
             shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}"))
-        else:
-            logs = self._follower._daemons.get(daemon.pipe)
-            tail = logs and (logs.control if log == "control" else logs.server)
-            if not self._history and path.stat().st_size > (tail._offset if tail else 0):
-                daemon.truth.unknowable.add("lines were lost")
+        logs = self._follower._daemons.get(daemon.pipe)
+        tail = logs and (logs.control if log == "control" else logs.server)
+        read = tail._offset if tail else 0
+        # A copy is found by the last bytes that were read.
+        if not self._history and path.stat().st_size > read and not (copied and read):
+            daemon.truth.unknowable.add("lines were lost")
         os.truncate(path, 0)
