@@ -3,7 +3,9 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from math import inf
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import EndAdvice, before_kill
 from mps_exporter.findings.one_process import Check, check_process
@@ -193,9 +195,6 @@ def _of_checks(
     """Compare the conclusions about a process that works, waits, or runs without MPS."""
     wrong = {one.name for one in checks if one.outcome == "problem"}
     texts = " ".join(one.text for one in checks)
-    for used, limit, unit in _OF_AT_MOST.findall(texts):
-        if float(used) * 2**20 < 0.7 * float(limit) * _UNITS[unit]:
-            yield f"{used} MiB are not near the limit of {limit} {unit}"
     if isinstance(process, Direct):
         if nvml and wrong.isdisjoint({"connection", "directory", "daemon"}):
             yield f"nothing is wrong with a process without MPS: {texts}"
@@ -211,6 +210,7 @@ def _of_checks(
         if process.complete and f"It has been a client of server {server.pid} for" not in texts:
             yield f"it is no client: {texts}"
         yield from _of_limits(process, wrong, texts)
+        yield from _of_memory(process, texts, sure=nvml and len(seen_gpus) == 1)
 
 
 def _of_end(process: Client | Direct, told: EndAdvice) -> Iterator[str]:
@@ -246,6 +246,17 @@ def _of_share(process: Client, texts: str, seen_gpus: frozenset[str]) -> Iterato
         yield f"{share} of the SMs of {old or uuids}: {texts}"
 
 
+def _of_memory(process: Client, texts: str, *, sure: bool) -> Iterator[str]:
+    """Compare the warning of a memory limit that is nearly reached."""
+    limits = {one: process.limit_on(one) or inf for one in process.gpus}
+    near = [one for one in limits if process.used_on(one) >= policy.NEAR_LIMIT_RATIO * limits[one]]
+    # Without a reply of the daemon, only the client's own limit is known.
+    sure &= process.complete and bool(near) and limits[near[0]] == process.settings.bytes
+    warned = "the next allocation can fail" in texts
+    if (warned and not near) or (sure and not warned):
+        yield f"{near} of {limits} are nearly reached: {texts}"
+
+
 def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:
     own = process.settings
     ignored = own.percentage is not None and own.ratio is None
@@ -262,8 +273,6 @@ def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:
 
 _OWNED = re.compile(r"\bprocess (\d+) \(([^ ()]+) of ([^(),]+)[,)]", re.IGNORECASE)
 _OF_USER = re.compile(r"\b(root|anna|bert|user \d+)'s (server|process) (\d+)", re.IGNORECASE)
-_OF_AT_MOST = re.compile(r"It uses ([\d.]+) MiB of at most ([\d.]+) (MiB|GiB)")
-_UNITS = {"MiB": 2**20, "GiB": 2**30}
 _WITHOUT_DAEMON = re.compile(r"CUDA_MPS_PIPE_DIRECTORY is (\S+), where no daemon runs")
 _NUMBERED = re.compile(r"\b(server|process|user|GPU|UID) (\d+)\b", re.IGNORECASE)
 
