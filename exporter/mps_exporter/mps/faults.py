@@ -241,7 +241,7 @@ class ServerFaults:
         fault = self._reported(when)
         if pid:
             self._add_victim(fault, pid)
-        if gpu := self._clients.gpu_of(pid, context):
+        if gpu := pid and self._clients.gpu_of(pid, context):
             self._gpus.add_ordinal(device, gpu, when.at)
         fault.add_device(device)
         if (pid, context) in fault.blamed and device not in fault.hit:
@@ -312,10 +312,10 @@ class ServerFaults:
         if (pid and pid in fault.victims) or len(fault.victims) >= policy.MAX_CONTEXTS:
             return
         fault.victims.append(pid)
-        if pid:
-            client = self._clients.get(pid)
-        else:
-            client = next((one for one in self._clients if not one.pid and not one.lost), None)
+        hit = {self._uuid_of(one) for one in fault.devices}
+        there = (one for one in self._clients if not hit.isdisjoint(one.contexts.values()))
+        unnamed = (one for one in there if not one.pid and not one.lost)
+        client = self._clients.get(pid) if pid else next(unnamed, None)
         if client is None or not pid:
             fault.losses.append((pid, self._server.uid))
         elif not client.lost:
