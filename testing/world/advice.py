@@ -340,7 +340,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
         "wait_started": at_ms in queued,
         "wait_served": round((one.seconds or 0) * 1000) in waited,
         "daemon_started": at_ms in daemon.starts,
-        "ghost": all(client.dead_ms is not None for client in clients if client.pid in one.pids),
+        "ghost": {client.pid for client in clients if client.dead_ms is not None} == {*one.pids},
         "fault": at_ms in {fault.at_ms for fault in daemon.truth.faults},
         "unfinished_work": any(
             fault.at_ms == at_ms and fault.left_work and fault.culprit_pid in one.caused_by_pids

@@ -461,12 +461,13 @@ def _explained(
         return True  # a reply, or a timeout, is shown until the next query
     if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
         return True  # a process keeps the start that was read first
-    if name == "mps_client_info" and (name, (*labels[:-1], "unknown")) in first:
+    if name == "mps_client_info" and (name, (*labels[:-1], "unknown")) in (*first, *later):
         return True  # the daemon's GPUs, by which limits are read, were not known in time
     if name in ("mps_container_info", "mps_cgroup_info") or name.startswith("mps_cgroup_memory"):
         return True  # of the clients that are known
     if name == "mps_gpu_client_memory_committed_bytes":
-        return moment.sight != EVERYTHING  # a sum of what can be seen
+        unknown = any(seen[-1:] == ("unknown",) for _, seen in (*first, *later))
+        return unknown or moment.sight != EVERYTHING  # a sum of what can be seen
     if name.startswith("mps_control_") or name.endswith(
         (
             "_active_thread_ratio",

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 SMS, DEBUGGER_PID = 132, 50
 CLIENT_BYTES = 790 << 20
-USED = (0.5, 0.93, 0.96, 1.0)
-"""Parts of a memory limit that clients use."""
+USED = (0.5, 0.93, 0.96, 1.0)  # Parts of a memory limit that clients use.
 
 
 @dataclass(frozen=True)
