@@ -1,7 +1,6 @@
 """The clients of a server: who they are, and what they may use."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -133,11 +132,11 @@ def _resolve_pid0_clients(
     found = sorted(listed.items(), key=lambda one: (sorted(one[1]), one[0]))
     same = [sorted(one.contexts) for one in clients] == [sorted(gpus) for _, gpus in found]
     kinds = {(frozenset(one.contexts), one.logged and one.logged.state[0]) for one in clients}
-    states = Counter(gpus for gpus, _ in kinds)
+    states = [gpus for gpus, _ in kinds]
     return [
         one._replace(pid=pid, contexts=gpus, logged=one.logged if known else None)
         for one, (pid, gpus) in zip(clients, found, strict=True)
-        for known in (len(clients) == 1 or (same and states[frozenset(gpus)] == 1),)
+        for known in (len(clients) == 1 or (same and states.count(frozenset(gpus)) == 1),)
     ]
 
 

@@ -89,7 +89,7 @@ class ClientEndings:
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
         # Exporters decide a fault of a different GPU at different times.
-        in_fault = any(same_gpu(ending.gpus, fault.uuids) for fault in undecided)
+        in_fault = any(f.at >= ending.at and same_gpu(ending.gpus, f.uuids) for f in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
         self.forget(ending.gpus)
@@ -126,9 +126,10 @@ class ClientEndings:
             and same_gpu(ending.gpus[-1:], gpus)
         )
 
-    def forget(self, gpus: Collection[str]) -> None:
+    def forget(self, gpus: Collection[str], by: float = NEVER) -> None:
         """Forget work that was left on these GPUs: a fault has ended it, or a client meets it."""
-        self._possible = [one for one in self._possible if not same_gpu(one.gpu_uuids, gpus)]
+        found = self._possible
+        self._possible = [o for o in found if o.ended_at > by or not same_gpu(o.gpu_uuids, gpus)]
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
@@ -365,7 +366,7 @@ class ServerFaults:
                     owner.counted = True
                     fault.when.increment("mps_client_unfinished_exits_total", uid=owner.uid)
         self._report(fault, verdict)
-        self.endings.forget(fault.uuids)
+        self.endings.forget(fault.uuids, fault.at)
         if fault.recovered is not None:
             self._report_recovery(fault, fault.recovered)
 
