@@ -144,6 +144,8 @@ def doctor_differences(
     served = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
     nvml = world.sight.nvml and not any(gpu.observation.lost for gpu in snapshot.gpus)
     seen_gpus = frozenset(served & {gpu.uuid for gpu in snapshot.gpus})
+    clients = [one for daemon in snapshot.daemons for s in daemon.servers for one in s.clients]
+    limited = {one.pid for one in clients if one.memory_limit_bytes and one.memory_used_bytes}
     ended = [pid for pid, _ in world.exits[-3:] if pid not in world.processes]
     for process in [*world.processes.values()][-8:]:
         if isinstance(process, Client | Direct):
@@ -160,6 +162,7 @@ def doctor_differences(
                 *_of_view(process, seen),
                 *_of_end(process, before_kill(process.pid, snapshot, process.uid)),
                 *_of_checks(process, checks, seen_gpus, nvml=nvml),
+                *_of_memory(process, checks, limited),
             ):
                 yield f"doctor --pid {process.pid}: {text}"
     for pid in ended:
@@ -210,7 +213,6 @@ def _of_checks(
         if process.complete and f"It has been a client of server {server.pid} for" not in texts:
             yield f"it is no client: {texts}"
         yield from _of_limits(process, wrong, texts)
-        yield from _of_memory(process, texts, sure=nvml and len(seen_gpus) == 1)
 
 
 def _of_end(process: Client | Direct, told: EndAdvice) -> Iterator[str]:
@@ -246,15 +248,17 @@ def _of_share(process: Client, texts: str, seen_gpus: frozenset[str]) -> Iterato
         yield f"{share} of the SMs of {old or uuids}: {texts}"
 
 
-def _of_memory(process: Client, texts: str, *, sure: bool) -> Iterator[str]:
-    """Compare the warning of a memory limit that is nearly reached."""
+def _of_memory(
+    process: Client | Direct, checks: list[Check], limited: Collection[int]
+) -> Iterator[str]:
+    """Compare the warning of a memory limit that is nearly reached, if it is the client's own."""
+    if isinstance(process, Direct) or process.pid not in limited:
+        return
     limits = {one: process.limit_on(one) or inf for one in process.gpus}
     near = [one for one in limits if process.used_on(one) >= policy.NEAR_LIMIT_RATIO * limits[one]]
-    # Without a reply of the daemon, only the client's own limit is known.
-    sure &= process.complete and bool(near) and limits[near[0]] == process.settings.bytes
-    warned = "the next allocation can fail" in texts
-    if (warned and not near) or (sure and not warned):
-        yield f"{near} of {limits} are nearly reached: {texts}"
+    sure = len(near) == len(limits) == 1 and limits[near[0]] == process.settings.bytes
+    if not sure <= any("next allocation" in one.text for one in checks) <= bool(near):
+        yield f"{near} of {limits} are nearly reached: {checks}"
 
 
 def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:

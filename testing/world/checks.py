@@ -466,8 +466,7 @@ def _explained(
     if name in ("mps_container_info", "mps_cgroup_info") or name.startswith("mps_cgroup_memory"):
         return True  # of the clients that are known
     if name == "mps_gpu_client_memory_committed_bytes":
-        unknown = any(seen[-1:] == ("unknown",) for _, seen in (*first, *later))
-        return unknown or moment.sight != EVERYTHING  # a sum of what can be seen
+        return moment.sight != EVERYTHING or any("unknown" in one for _, one in (*first, *later))
     if name.startswith("mps_control_") or name.endswith(
         (
             "_active_thread_ratio",

@@ -44,8 +44,7 @@ NAMES = {0: "root", 1001: "anna", 1002: "bert"}
 OPEN_GROUP = 7  # May pass the folder /tmp/closed.
 SHARE_WITH_DMEM = 0.4
 SHARE_IN_PIECES = 0.3
-SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
-SHARE_OF_WHOLE_COPIES = 0.7
+SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy, and of complete ones.
 
 
 class ProcessesAtOnce(Processes):
@@ -345,10 +344,9 @@ class LogFiles:
         """Truncate a log, with or without a copy (copytruncate)."""
         random = self._world.random(daemon.key, f"copy {log} {written.truncations}")
         copied, data = random.random() < SHARE_OF_COPIES, path.read_bytes()
-        whole = random.random() < SHARE_OF_WHOLE_COPIES
+        whole = random.random() < SHARE_OF_COPIES
         if copied:
-            copy = path.with_name(f"{path.name}-{written.truncations}")
-            shutil.copy2(path, copy)
+            copy = shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}"))
             if not whole:  # The last line is written between the copy and the cut.
                 copy.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
                 os.utime(copy, (at := path.stat().st_mtime, at))

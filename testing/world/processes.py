@@ -114,8 +114,7 @@ class Client(Process):
     def limit_on(self, ordinal: int) -> int | None:
         """Return the lower of its own limit, which is on its first GPU, and the default (H200)."""
         own = self.settings.bytes if ordinal == self.gpus[0] else None
-        default = 1 << 30 if str(ordinal) in self.daemon.limits else None
-        return min((one for one in (own, default) if one is not None), default=None)
+        return min(own or 1 << 30, 1 << 30) if str(ordinal) in self.daemon.limits else own
 
     def used_on(self, ordinal: int) -> int:
         limit = self.limit_on(ordinal)
