@@ -346,7 +346,7 @@ class LogFiles:
         copied, data = random.random() < SHARE_OF_COPIES, path.read_bytes()
         whole = random.random() < SHARE_OF_COPIES
         if copied:
-            copy = shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}"))
+            copy = Path(shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}")))
             if not whole:  # The last line is written between the copy and the cut.
                 copy.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
                 os.utime(copy, (at := path.stat().st_mtime, at))
