@@ -3,7 +3,9 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from math import inf
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import EndAdvice, before_kill
 from mps_exporter.findings.one_process import Check, check_process
@@ -142,6 +144,8 @@ def doctor_differences(
     served = {uuid for daemon in snapshot.daemons for uuid in daemon.gpu_uuids}
     nvml = world.sight.nvml and not any(gpu.observation.lost for gpu in snapshot.gpus)
     seen_gpus = frozenset(served & {gpu.uuid for gpu in snapshot.gpus})
+    clients = [one for daemon in snapshot.daemons for s in daemon.servers for one in s.clients]
+    limited = {one.pid for one in clients if one.memory_limit_bytes and one.memory_used_bytes}
     ended = [pid for pid, _ in world.exits[-3:] if pid not in world.processes]
     for process in [*world.processes.values()][-8:]:
         if isinstance(process, Client | Direct):
@@ -158,6 +162,7 @@ def doctor_differences(
                 *_of_view(process, seen),
                 *_of_end(process, before_kill(process.pid, snapshot, process.uid)),
                 *_of_checks(process, checks, seen_gpus, nvml=nvml),
+                *_of_memory(process, checks, limited),
             ):
                 yield f"doctor --pid {process.pid}: {text}"
     for pid in ended:
@@ -193,9 +198,6 @@ def _of_checks(
     """Compare the conclusions about a process that works, waits, or runs without MPS."""
     wrong = {one.name for one in checks if one.outcome == "problem"}
     texts = " ".join(one.text for one in checks)
-    for used, limit, unit in _OF_AT_MOST.findall(texts):
-        if float(used) * 2**20 < 0.7 * float(limit) * _UNITS[unit]:
-            yield f"{used} MiB are not near the limit of {limit} {unit}"
     if isinstance(process, Direct):
         if nvml and wrong.isdisjoint({"connection", "directory", "daemon"}):
             yield f"nothing is wrong with a process without MPS: {texts}"
@@ -246,6 +248,19 @@ def _of_share(process: Client, texts: str, seen_gpus: frozenset[str]) -> Iterato
         yield f"{share} of the SMs of {old or uuids}: {texts}"
 
 
+def _of_memory(
+    process: Client | Direct, checks: list[Check], limited: Collection[int]
+) -> Iterator[str]:
+    """Compare the warning of a memory limit that is nearly reached, if it is the client's own."""
+    if isinstance(process, Direct) or process.daemon.protocol or process.pid not in limited:
+        return
+    limits = {one: process.limit_on(one) or inf for one in process.gpus}
+    near = [one for one in limits if process.used_on(one) >= policy.NEAR_LIMIT_RATIO * limits[one]]
+    sure = len(near) == len(limits) == 1 and limits[near[0]] == process.settings.bytes
+    if not sure <= any("next allocation" in one.text for one in checks) <= bool(near):
+        yield f"{near} of {limits} are nearly reached: {checks}"
+
+
 def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:
     own = process.settings
     ignored = own.percentage is not None and own.ratio is None
@@ -262,8 +277,6 @@ def _of_limits(process: Client, wrong: set[str], texts: str) -> Iterator[str]:
 
 _OWNED = re.compile(r"\bprocess (\d+) \(([^ ()]+) of ([^(),]+)[,)]", re.IGNORECASE)
 _OF_USER = re.compile(r"\b(root|anna|bert|user \d+)'s (server|process) (\d+)", re.IGNORECASE)
-_OF_AT_MOST = re.compile(r"It uses ([\d.]+) MiB of at most ([\d.]+) (MiB|GiB)")
-_UNITS = {"MiB": 2**20, "GiB": 2**30}
 _WITHOUT_DAEMON = re.compile(r"CUDA_MPS_PIPE_DIRECTORY is (\S+), where no daemon runs")
 _NUMBERED = re.compile(r"\b(server|process|user|GPU|UID) (\d+)\b", re.IGNORECASE)
 
@@ -331,7 +344,7 @@ def untrue_incident(world: World, daemon: Daemon, one: Incident) -> Iterator[str
         "wait_started": at_ms in queued,
         "wait_served": round((one.seconds or 0) * 1000) in waited,
         "daemon_started": at_ms in daemon.starts,
-        "ghost": all(client.dead_ms is not None for client in clients if client.pid in one.pids),
+        "ghost": {client.pid for client in clients if client.dead_ms is not None} == {*one.pids},
         "fault": at_ms in {fault.at_ms for fault in daemon.truth.faults},
         "unfinished_work": any(
             fault.at_ms == at_ms and fault.left_work and fault.culprit_pid in one.caused_by_pids

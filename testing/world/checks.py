@@ -15,6 +15,7 @@ from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.findings.timeline import describe_incident
 from mps_exporter.humanize import UserNames
+from mps_exporter.limits_timeouts_intervals import MAX_EVIDENCE_PROCESSES
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.spec import MetricSpec
 from mps_exporter.mps.log_metrics import LOG_METRICS
@@ -43,8 +44,8 @@ USERS_POLL_SECONDS = 0.2  # More for an ordinary user's logs, which are read les
 OF_EXPORTER = ("mps_exporter_", "mps_scrape_", "mps_control_quer", "mps_control_log_")
 """Beginnings of the metrics about the exporter itself."""
 KILL = re.compile(r"\bkill (?:-\w+ )?(\d+(?: \d+)*)")
-MAX_DAEMON_BYTES, MAX_CLIENT_BYTES = 60_000, 1_000
-"""What the exporter may keep, as pickle writes it: 25 kB after an hour."""
+MAX_DAEMON_BYTES, MAX_CLIENT_BYTES, EVIDENCE_BYTES = 60_000, 1_000, 70
+"""What the exporter may keep, as pickle writes it; the last of each of 1024 ended clients."""
 
 
 Sight = Literal[
@@ -384,6 +385,7 @@ def growth(moment: Moment) -> Iterator[str]:
         shown = moment.snapshot
         clients = sum(len(s.clients) for daemon in shown.daemons for s in daemon.servers)
         clients += sum(len(daemon.waits) for daemon in shown.daemons)
+        kept -= EVIDENCE_BYTES * min(len(moment.world.clients), MAX_EVIDENCE_PROCESSES)
         if kept > 1_000 + MAX_DAEMON_BYTES * len(shown.daemons) + MAX_CLIENT_BYTES * clients:
             yield f"the state takes {kept} bytes"
 
@@ -461,12 +463,12 @@ def _explained(
         return True  # a reply, or a timeout, is shown until the next query
     if name.endswith("_start_time_seconds") and moment.world.stepped_ms:
         return True  # a process keeps the start that was read first
-    if name == "mps_client_info" and (name, (*labels[:-1], "unknown")) in first:
+    if name == "mps_client_info" and (name, (*labels[:-1], "unknown")) in (*first, *later):
         return True  # the daemon's GPUs, by which limits are read, were not known in time
     if name in ("mps_container_info", "mps_cgroup_info") or name.startswith("mps_cgroup_memory"):
         return True  # of the clients that are known
     if name == "mps_gpu_client_memory_committed_bytes":
-        return moment.sight != EVERYTHING  # a sum of what can be seen
+        return moment.sight != EVERYTHING or any("unknown" in one for _, one in (*first, *later))
     if name.startswith("mps_control_") or name.endswith(
         (
             "_active_thread_ratio",

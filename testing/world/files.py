@@ -44,7 +44,7 @@ NAMES = {0: "root", 1001: "anna", 1002: "bert"}
 OPEN_GROUP = 7  # May pass the folder /tmp/closed.
 SHARE_WITH_DMEM = 0.4
 SHARE_IN_PIECES = 0.3
-SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy.
+SHARE_OF_COPIES = 0.5  # Share of truncations that leave a rotated copy, and of complete ones.
 
 
 class ProcessesAtOnce(Processes):
@@ -336,16 +336,24 @@ class LogFiles:
         if not written.renamed:
             with suppress(FileNotFoundError):
                 path.rename(path.with_name(f"{path.name}.{written.new_files}"))
+                if self._world.seed % 2:
+                    path.touch()  # as logrotate's "create" does: no program writes there
             written.renamed = True
 
     def _truncate(self, daemon: Daemon, log: LogName, path: Path, written: _Written) -> None:
         """Truncate a log, with or without a copy (copytruncate)."""
-        what = f"copy {log} {written.truncations}"
-        if self._world.random(daemon.key, what).random() < SHARE_OF_COPIES:
-            shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}"))
-        else:
-            logs = self._follower._daemons.get(daemon.pipe)
-            tail = logs and (logs.control if log == "control" else logs.server)
-            if not self._history and path.stat().st_size > (tail._offset if tail else 0):
-                daemon.truth.unknowable.add("lines were lost")
+        random = self._world.random(daemon.key, f"copy {log} {written.truncations}")
+        copied, data = random.random() < SHARE_OF_COPIES, path.read_bytes()
+        whole = random.random() < SHARE_OF_COPIES
+        if copied:
+            copy = Path(shutil.copy2(path, path.with_name(f"{path.name}-{written.truncations}")))
+            if not whole:  # The last line is written between the copy and the cut.
+                copy.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+                os.utime(copy, (at := path.stat().st_mtime, at))
+        logs = self._follower._daemons.get(daemon.pipe)
+        tail = logs and (logs.control if log == "control" else logs.server)
+        read = tail._offset if tail else 0
+        # A copy is found by the last bytes that were read.
+        if not self._history and len(data) > read and not (copied and whole and read):
+            daemon.truth.unknowable.add("lines were lost")
         os.truncate(path, 0)

@@ -31,14 +31,14 @@ from testing.world.files import NAMES, LogFiles, ProcFiles
 from testing.world.gpus import Gpus
 from testing.world.model import World
 from testing.world.obstacles import Obstacles
-from testing.world.processes import DEBUGGER_PID, Client, Direct, Process
+from testing.world.processes import CLIENT_BYTES, DEBUGGER_PID, Client, Direct, Process
 
 ABSENT = b"Cannot find MPS control daemon process\n"
 COLLISION = b"Cannot send command to MPS control daemon process\n"
 """Driver 580: another caller was there at the same time."""
 MAX_REPLY_MS = 20
 SHARE_OF_HANGS = 0.03
-SERVER_BYTES, CLIENT_BYTES = 66 << 20, 790 << 20
+SERVER_BYTES = 66 << 20
 
 
 class WorldHost:
@@ -268,10 +268,10 @@ class WorldHost:
             if isinstance(process, Direct) and process.gpu.index == index:
                 yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
             if isinstance(process, Client) and process.active_ms is not None:
-                used = [process.daemon.gpus[ordinal].index for ordinal in process.gpus]
-                if index in used and process.alive:
-                    yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
-                    yield GpuProcess(process.pid, "mps", CLIENT_BYTES)
+                for ordinal in process.gpus if process.alive else ():
+                    if process.daemon.gpus[ordinal].index == index:
+                        yield GpuProcess(process.pid, "compute", process.used_on(ordinal))
+                        yield GpuProcess(process.pid, "mps", process.used_on(ordinal))
 
     async def wait_for_next_poll(self) -> bool:
         return False

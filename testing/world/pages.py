@@ -13,7 +13,7 @@ from testing.page import Page, text_of
 from testing.world.daemon import Daemon
 from testing.world.files import NAMES
 from testing.world.gpus import model_of, sms_of
-from testing.world.host import CLIENT_BYTES, SERVER_BYTES
+from testing.world.host import SERVER_BYTES
 from testing.world.model import World
 from testing.world.processes import SMS, Client, Process
 from testing.world.settings import CONTAINER, MEMORY_OF_GROUPS, PLACES
@@ -118,18 +118,16 @@ def _limits(world: World, daemon: Daemon, page: Page) -> Iterator[str]:
     for client in server.clients if server is not None else ():
         here = {"daemon": daemon.pipe, "pid": client.pid}
         ratio = min(client.settings.ratio or 1.0, daemon.percentage / 100)
-        own = client.settings.bytes
-        for place, ordinal in enumerate(client.gpus if client.complete else ()):
+        for ordinal in client.gpus if client.complete else ():
             uuid = daemon.gpus[ordinal].uuid
             sms = sms_of(model_of(world, uuid), ratio) if world.sight.nvml else None
             seen = page.value("mps_client_sm_limit", uuid=uuid, **here)
             if seen is not None and seen != sms:
                 yield f"{seen} SMs for {client.pid}, not {sms}"
-            default = 1 << 30 if str(ordinal) in daemon.limits else None
-            known = [one for one in (default, None if place else own) if one is not None]
             limit = page.value("mps_client_memory_limit_bytes", uuid=uuid, **here)
-            if limit not in (None, min(known, default=None), own):
-                yield f"{limit} bytes for {client.pid} on {uuid}, not {known}"
+            true = client.limit_on(ordinal)
+            if limit not in (None, true, client.settings.bytes):
+                yield f"{limit} bytes for {client.pid} on {uuid}, not {true}"
         shown = page.value("mps_client_active_thread_ratio", **here)
         if shown is not None and abs(shown - ratio) > 1e-6:
             yield f"{shown} of the SMs for {client.pid}, not {ratio}"
@@ -250,7 +248,7 @@ def _of_daemon(world: World, daemon: Daemon) -> Iterator[Expected]:
             count = list(client.contexts.values()).count(ordinal)
             yield "mps_client_contexts", where, count
             if world.sight.nvml and client.active_ms is not None and client.alive:
-                yield "mps_client_memory_used_bytes", where, CLIENT_BYTES
+                yield "mps_client_memory_used_bytes", where, client.used_on(ordinal)
 
 
 def _owner(process: Process) -> Labels:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 SMS, DEBUGGER_PID = 132, 50
+CLIENT_BYTES = 790 << 20
+USED = (0.5, 0.93, 0.96, 1.0)  # Parts of a memory limit that clients use.
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,15 @@ class Client(Process):
 
     def reserves(self, address: int | None) -> bool:
         return address is not None and any(a <= address < b for a, b in self.reservations)
+
+    def limit_on(self, ordinal: int) -> int | None:
+        """Return the lower of its own limit, which is on its first GPU, and the default (H200)."""
+        own = self.settings.bytes if ordinal == self.gpus[0] else None
+        return min(own or 1 << 30, 1 << 30) if str(ordinal) in self.daemon.limits else own
+
+    def used_on(self, ordinal: int) -> int:
+        limit = self.limit_on(ordinal)
+        return CLIENT_BYTES if limit is None else round(USED[self.pid % len(USED)] * limit)
 
     @property
     def complete(self) -> bool:

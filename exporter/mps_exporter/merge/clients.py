@@ -91,12 +91,10 @@ def merge_clients(
 def _logged_client(
     devices: Mapping[int, str], client: TrackedClient, allowed: AllowedLimits
 ) -> _ClientInputs:
-    ratio, memory = allowed.ratio, allowed.memory
     if client.thread_ratio is not None:
-        ratio = client.thread_ratio
+        allowed = allowed._replace(ratio=client.thread_ratio)
     if client.memory_limits is not None:
-        memory = by_uuid(devices, client.memory_limits)
-    allowed = AllowedLimits(allowed.gpus, ratio, memory)
+        allowed = allowed._replace(memory=by_uuid(devices, client.memory_limits))
     return _ClientInputs(client.pid, client.contexts_by_gpu, allowed, client.uid, client)
 
 
@@ -116,8 +114,9 @@ def _resolve_pid0_clients(
 ) -> list[_ClientInputs]:
     """Find the PIDs of clients that a daemon in its own PID namespace calls PID 0.
 
-    NVML lists PIDs of this host. If it lists as many unidentified MPS processes on the server's
-    GPUs as the server has clients, these are the clients; else it is unknown which of them are.
+    If NVML lists as many unidentified MPS processes on the server's GPUs as the server has clients,
+    these are the clients; else it is unknown which of them are. The log's facts are those of a
+    process if GPUs, or equal states, leave no doubt.
     """
     listed: dict[int, dict[str, int]] = {}
     for gpu in context.gpus.values():
@@ -130,9 +129,15 @@ def _resolve_pid0_clients(
                 listed.setdefault(pid, {})[gpu.uuid] = 1
     if len(listed) != len(clients):
         return clients
+    clients = sorted(clients, key=lambda one: sorted(one.contexts))
+    found = sorted(listed.items(), key=lambda one: (sorted(one[1]), one[0]))
+    same = [sorted(one.contexts) for one in clients] == [sorted(gpus) for _, gpus in found]
+    kinds = {(frozenset(one.contexts), one.logged and one.logged.state[0]) for one in clients}
+    states = [gpus for gpus, _ in kinds]
     return [
-        client._replace(pid=pid, contexts=contexts)
-        for client, (pid, contexts) in zip(clients, sorted(listed.items()), strict=True)
+        one._replace(pid=pid, contexts=gpus, logged=one.logged if known else None)
+        for one, (pid, gpus) in zip(clients, found, strict=True)
+        for known in (len(clients) == 1 or (same and states.count(frozenset(gpus)) == 1),)
     ]
 
 

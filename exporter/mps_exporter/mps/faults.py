@@ -89,7 +89,7 @@ class ClientEndings:
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
         # Only faults of its GPUs: the time at which others are decided differs by exporter.
-        in_fault = any(same_gpu(ending.gpus, fault.uuids) for fault in undecided)
+        in_fault = any(f.at >= ending.at and same_gpu(ending.gpus, f.uuids) for f in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
         self.forget(ending.gpus)
@@ -126,9 +126,10 @@ class ClientEndings:
             and same_gpu(ending.gpus[-1:], gpus)
         )
 
-    def forget(self, gpus: Collection[str]) -> None:
+    def forget(self, gpus: Collection[str], by: float = NEVER) -> None:
         """Forget work left on these GPUs: a fault has ended it, or a later client used the GPU."""
-        self._possible = [one for one in self._possible if not same_gpu(one.gpu_uuids, gpus)]
+        found = self._possible
+        self._possible = [o for o in found if o.ended_at > by or not same_gpu(o.gpu_uuids, gpus)]
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
@@ -241,7 +242,7 @@ class ServerFaults:
         fault = self._reported(when)
         if pid:
             self._add_victim(fault, pid)
-        if gpu := self._clients.gpu_of(pid, context):
+        if gpu := pid and self._clients.gpu_of(pid, context):
             self._gpus.add_ordinal(device, gpu, when.at)
         fault.add_device(device)
         if (pid, context) in fault.blamed and device not in fault.hit:
@@ -312,10 +313,10 @@ class ServerFaults:
         if (pid and pid in fault.victims) or len(fault.victims) >= policy.MAX_CONTEXTS:
             return
         fault.victims.append(pid)
-        if pid:
-            client = self._clients.get(pid)
-        else:
-            client = next((one for one in self._clients if not one.pid and not one.lost), None)
+        hit = {self._uuid_of(one) for one in fault.devices}
+        there = (one for one in self._clients if not hit.isdisjoint(one.contexts.values()))
+        unnamed = (one for one in there if not one.pid and not one.lost)
+        client = self._clients.get(pid) if pid else next(unnamed, None)
         if client is None or not pid:
             fault.losses.append((pid, self._server.uid))
         elif not client.lost:
@@ -365,7 +366,7 @@ class ServerFaults:
                     owner.counted = True
                     fault.when.increment("mps_client_unfinished_exits_total", uid=owner.uid)
         self._report(fault, verdict)
-        self.endings.forget(fault.uuids)
+        self.endings.forget(fault.uuids, fault.at)
         if fault.recovered is not None:
             self._report_recovery(fault, fault.recovered)
 

@@ -147,7 +147,7 @@ class DaemonTracker:
         requested: Collection[int],
     ) -> None:
         """Apply a scan of /proc: `processes` are those of the `requested` that exist, by PID."""
-        alive, daemon = _liveness(facts, processes, frozenset(requested), self.state.daemon)
+        alive, daemon = _liveness(now, facts, processes, frozenset(requested), self.state.daemon)
         if facts.process is not None:
             before, start = self._process, facts.process.start_time_seconds
             self._process = facts.process.pid, start, facts.process.own_pid
@@ -177,7 +177,7 @@ class DaemonTracker:
             _update_missing_since(server, now, alive(server.pid, server.started_at))
             server.note_missing_queued(alive)
             for client in server.clients:
-                if client.pid and client.connected_at <= now:  # a replay repeats an older scan
+                if client.pid:
                     _update_missing_since(client, now, alive(client.pid, client.connected_at))
         if not any(state.readable.values()):
             self.advance_to(now)
@@ -268,6 +268,7 @@ def _confirm_client_exits(server: TrackedServer, now: Moment) -> None:
 
 
 def _liveness(
+    now: float,
     facts: DaemonFacts,
     processes: Mapping[int, ProcessFacts],
     requested: frozenset[int],
@@ -292,7 +293,8 @@ def _liveness(
         slack += max(0.0, daemon.start_time_seconds - known.started_at)
 
     def alive(pid: int, at: float) -> bool | None:
-        if pid not in requested:
+        # An exit, or a replay's older scan, may be of the PID's last process.
+        if pid not in requested or now < at <= now + policy.CLOCK_JUMP_SECONDS:
             return None
         process = processes.get(pid)
         if process is None or process.ended:

@@ -344,6 +344,8 @@ def test_a_queued_client_is_dead_where_proc_shows_it(
 ) -> None:
     tracker = start(HOLDER + pending("00:02.000", 200, 1002))
     seen = {} if process is None else {200: process}
+    tracker.observe(at("00:01.900"), daemon, {}, requested)  # perhaps the PID's last process
+    tracker.advance_to(at("00:05"))
     tracker.observe(at("00:40"), daemon, seen, requested)
     tracker.advance_to(at("00:42"))
     assert [wait.dead for wait in tracker.state.waits] == [dead]

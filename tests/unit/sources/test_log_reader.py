@@ -114,19 +114,6 @@ def test_what_a_truncation_loses_is_counted(tmp_path: Path) -> None:
     assert lost == {("control",): 5 * len(line) - read_bytes, ("server",): 0}
 
 
-def test_a_renamed_log_is_followed_as_long_as_the_daemon_writes_to_it(host: LogFolder) -> None:
-    """The new file is empty, as logrotate's "create" makes it: no program writes there."""
-    host.write("control", START.format("00:01.000"))
-    host.poll()
-    (host.folder / "control.log").rename(host.folder / "control.log.1")
-    (host.folder / "control.log").touch()
-    for data in (b"[more\n", b"[and more\n"):
-        with (host.folder / "control.log.1").open("ab") as file:
-            file.write(data)
-        assert host.data("control") == data
-        assert state(host.poll(), "control").readable
-
-
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "dangling link", "socket"])
 def test_only_regular_files_are_opened(host: LogFolder, kind: str) -> None:
     path = host.folder / "control.log"

@@ -41,6 +41,8 @@ DENSE = (
     (9330025, 5, 4),  # the clock was set between a client's line and the first look at its process
     (9500033, 5, 6),  # an ordinary user's log claimed that root's client waits there
     (9600013, 5, 1),  # a GPU was called unserved before its daemon had had a server
+    (9900119, 5, 6),  # a client left work while the cause of an earlier fault was not decided
+    (9910035, 5, 4),  # a fault on the GPU of a client with PID 0 was shown at another client
     (7954091, 5, 5),  # the server had no free descriptor, and server.log had been truncated
 )
 """The same, with the actions of some minutes in one."""
