@@ -17,7 +17,7 @@ from mps_exporter.findings.finding import DOCS
 from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
-QUESTIONS = ("docs/alerts.md", "docs/slurm.md", "docs/faq.md", "docs/sharing.md")
+QUESTIONS = tuple(f"docs/{page}.md" for page in ("alerts", "slurm", "faq", "sharing", "under-mps"))
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 3.0  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
 WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
