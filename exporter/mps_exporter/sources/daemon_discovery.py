@@ -150,9 +150,9 @@ class DaemonDiscovery:
     ) -> DaemonFacts:
         """Combine the facts of one directory: its configuration, and processes that use it.
 
-        If two processes claim the directory, the holder of its lock is the daemon. An ordinary
-        user's process names the logs only with the mounts of the host: in a container it could
-        write them.
+        If two processes claim the directory, the holder of its lock is the daemon. Logs that an
+        ordinary user's process names count only if it has the mounts of the host: in a container,
+        its user could forge logs.
         """
         process = found.process
         holds_lock = process is not None and found.lock_holder_pid == process.pid
@@ -194,10 +194,6 @@ class DaemonDiscovery:
             error=self._discovery_error() or _unread_error(unknown),
             cgroup_memory=memory_partitions(
                 self._cgroups, (one.cgroup for one in processes.values())
-            ),
-            unreadable_environments=sum(
-                facts.mps_environment is None and facts.state not in "ZX"
-                for facts in processes.values()
             ),
         )
 
@@ -247,7 +243,7 @@ class DaemonDiscovery:
         """Check directories on threads; update the configured places, and return the daemons.
 
         All checks of trusted users are started before the first wait: waking a thread takes 0.24 ms
-        (H200). Those of ordinary users follow: at the same time, each takes twice as long. If
+        (H200). Ordinary users' checks follow: at the same time, each check takes twice as long. If
         a check does not return now, or is not due, its last result is used.
         """
         candidates = _candidates(programs, self._children)
@@ -368,7 +364,7 @@ class DaemonDiscovery:
 
 
 def _candidates(programs: Sequence[Program], children: Iterable[int]) -> dict[Hashable, Program]:
-    """Return the processes that may be daemons; a child has the name until it is a server."""
+    """Return the processes that may be daemons; a daemon's child is a server before its exec."""
     controls = {one.pid for one in programs if one.is_control}.union(children)
     return {
         one.identity: one

@@ -83,8 +83,8 @@ class UserBudget:
     ) -> set[Hashable]:
         """Return the processes whose directories are checked in this collection.
 
-        These are all of trusted users, all that were never checked, and with the number of a round
-        some of each ordinary user, in turn.
+        All processes of trusted users are checked, all that were never checked, and, with the
+        number of a round, some of each ordinary user, in turn.
         """
         due, most = set[Hashable](), policy.MAX_DIRECTORY_CHECKS_PER_USER
         totals, seen = Counter(accounts.values()), Counter[Account]()
@@ -117,7 +117,7 @@ class UserBudget:
         return own, self._other_runs
 
     def _admit(self, user: Account) -> bool:
-        """Take a token from a user's bucket, and one from the bucket of all users."""
+        """Take a token from a user's bucket and from the common bucket; False if one is empty."""
         now = self._clock()
         admitted = min(self._of_user.available(user, now), self._of_all.available(None, now)) >= 1.0
         if admitted:

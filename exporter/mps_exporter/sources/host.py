@@ -47,7 +47,7 @@ class Control(Protocol):
 class Host(Protocol):
     """The sources of observations.
 
-    Every method with a deadline (seconds) raises SourceTimeoutError when it expires.
+    A method with a deadline (seconds) raises SourceTimeoutError if it has no result by then.
     """
 
     @property
@@ -68,8 +68,8 @@ class Host(Protocol):
     ) -> Sequence[ProcfsObservation]:
         """Return observations of the watched processes' exits since the last call, oldest first.
 
-        There is one observation for each time at which a watched process exited, and one when a
-        process is watched for the first time. Each also contains the other processes.
+        There is one observation for each time at which a watched process exited, and a present
+        one if a process exited or is newly watched. Each also contains the other processes.
         """
 
     async def poll_logs(
