@@ -17,7 +17,7 @@ from mps_exporter.findings.finding import DOCS
 from mps_exporter.logging import print_output
 
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
-QUESTIONS = ("docs/alerts.md", "docs/slurm.md", "docs/faq.md", "docs/sharing.md")
+QUESTIONS = tuple(f"docs/{page}.md" for page in ("alerts", "slurm", "faq", "sharing", "under-mps"))
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
 WANTED_EVIDENCE = 3.0  # Minimum weight, in heading and sequence, of a text about GPUs or MPS.
 WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
@@ -31,14 +31,17 @@ _SECTION = re.compile(r"^### (.+?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[a-z0-9_]+")
 _NUMBER = re.compile(r"\b\d+\b")
 _IGNORED = re.compile(
-    r"(?<=[a-z]{3})(?:e?(?<!s)s|es?|ed|ing|ly)\b|\b(?:an?|and|are|as|at|be|but|by|can|do|does|for|from"
-    r"|get|has|have|how|i|if|in|is|it|its|my|of|on|or|so|that|the|this|to|was|we|what|when|which"
-    r"|will|with|you)\b"
+    r"(?<=[a-z]{3})(?:e?(?<!s)s|es?|ed|ing|ly)\b|\b(?:about|also|an?|and|any|are|as|at|be|been|being"
+    r"|both|but|by|can|could|did|do|does|each|for|from|get|had|has|have|he|here|how|i|if|in|into|is"
+    r"|it|its|just|may|me|might|more|most|my|of|on|onto|or|other|our|should|so|some|such|than|that"
+    r"|the|their|them|then|there|these|they|this|those|to|us|was|we|what|when|where|which|who"
+    r"|will|with|would|you|your)\b"
 )
 _SUBJECT = re.compile(
     r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
     r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
     r"|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
+    r"|\bkernels\b|\b[ahv][1238]00\b|\brtx|geforce|tesla|volta\b|jetson"
     r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode|server \d"
 )
 """Words about GPUs, CUDA or libraries. A text without them needs a title or a long sequence."""
@@ -46,7 +49,9 @@ _APPLE = re.compile(
     r"mps (?:backend|framework|tensor|allocated)|(?:the|on) mps device\b(?! pl)"
     r"|mps:0|ends\.mps|mps_fall|apple"
 )
-_ERROR_NUMBER = re.compile("(?:cuda )?(?:error )?([0-9]+)")
+_ERROR_NUMBER = re.compile(
+    r"\A(?:cuda )?(?:error )?(\d+)\Z|\bcuda error\W{1,3}(\d+)\b|\berror\W{1,3}(\d{3})\b"
+)
 FIRST = "what-is-mps-when-does-it-help-and-why-is-it-not-the-default"
 APPLE = "is-pytorchs-device-mps-nvidias-mps"
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -144,10 +149,8 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
     """
     if APPLE in pages() and _APPLE.search(text.lower()):
         return [pages()[APPLE]]
-    if number := _ERROR_NUMBER.fullmatch(text.strip().lower()):
-        title = re.compile(rf"CUDA error (?:\d+ or )?{number[1]}\b")
-        if numbered := [page for page in pages().values() if title.search(page.title)]:
-            return numbered
+    number = next(iter("".join(x) for x in _ERROR_NUMBER.findall(text.strip().lower())), "-")
+    title = re.compile(rf"CUDA error (?:\d+ or )?{number}\b")
     asked, words = set(_words(text)), _words(_NUMBER.sub("", text))
     known = pages().values()
     counts = Counter(word for page in known for word in page.words)
@@ -164,7 +167,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         titled = sum(weights[word] for word in page.heading & weights.keys())
         run = _sequence(words, page, weights)
         names = ";".join([page.name, page.title, *_TYPED.findall(page.source)]).split(";")
-        named = asked in [set(_words(name)) for name in names]
+        named = bool(title.search(page.title)) or asked in [set(_words(name)) for name in names]
         exact = f" {' '.join(words)} " in page.sequence
         evidence = titled + run
         enough = evidence >= WANTED_RUN or (evidence >= least and found >= WANTED_SHARE * whole)
