@@ -123,10 +123,6 @@ MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names 
 MAX_VARIABLE_VALUE_BYTES = 4096
 """Length of an MPS variable's value, one byte more than the longest path. The rest is cut."""
 
-MAX_PIDFDS = 128
-"""Processes that are watched by descriptor: an eighth of the usual limit of a program, 1024. A
-daemon, its server and its queued clients need one each."""
-
 # ---------------------------------------------------------- control groups
 
 MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
@@ -210,7 +206,7 @@ MAX_USERS_CALLS = 24
 # --------------------------------------------------- timeouts of this host
 
 MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
-EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits without a pidfd.
+EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits that no log shows.
 GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
 CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
 

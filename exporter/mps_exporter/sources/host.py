@@ -68,8 +68,8 @@ class Host(Protocol):
     ) -> Sequence[ProcfsObservation]:
         """Return observations of the watched processes' exits since the last call, oldest first.
 
-        There is one observation for each time at which a watched process exited, and one when a
-        process is watched for the first time. Each also contains the other processes.
+        There is also one when a process is watched for the first time. Each also contains the other
+        processes.
         """
 
     async def poll_logs(

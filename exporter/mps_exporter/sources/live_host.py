@@ -30,7 +30,6 @@ from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
-from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
 from mps_exporter.sources.resolve_in_root import process_root
 
 FOREGROUND = (
@@ -64,13 +63,9 @@ class LiveHost:
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogFollower(procfs=settings.path_procfs)
-        self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
-        self._new: set[int] = set()
-        self._exited: dict[int, float] = {}  # Exits that were not reported yet: PID -> Unix time.
         self._found: dict[str, DaemonFacts] = {}  # Daemons that were found last, by pipe directory.
+        self._watched: dict[int, int | None] = {}  # PID -> its start; None: it has exited.
         self._scanned_at = float("-inf")
-        self._without_pidfd: dict[int, float | None] = {}
-        """Start time of each process that has no pidfd; None: it has exited."""
         self._nvml = NvmlSession(
             options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
         )
@@ -96,7 +91,9 @@ class LiveHost:
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return facts about these processes, and the GPU memory of their control groups."""
-        found = await self._observe(pids, deadline_seconds)
+        found: ProcfsObservation = await self._calls.call(
+            "procfs", self._procfs.observe, pids, seconds=deadline_seconds
+        )
         if found.cgroup_memory or not self._nvml.has_memory_limits:
             return found
         cgroups = (unified_path(one.cgroup) for one in found.processes.values())
@@ -114,36 +111,21 @@ class LiveHost:
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        new, without = self._watch.watch_only(watched)
-        self._new |= new
-        self._exited |= self._watch.take_exited()
-        if without and time.monotonic() - self._scanned_at >= policy.EXIT_POLL_INTERVAL_SECONDS:
-            self._scanned_at = time.monotonic()
-            await self._scan_for_exits(without, deadline_seconds)
-        if not self._new and not self._exited:
+        """Compare the starts of the watched processes with the last scan's."""
+        if not watched or time.monotonic() - self._scanned_at < policy.EXIT_POLL_INTERVAL_SECONDS:
             return ()
-        daemons = {one.process.pid for one in self._found.values() if one.process is not None}
-        if not daemons.isdisjoint(self._exited):
+        self._scanned_at, before = time.monotonic(), self._watched.items()
+        found = await self._calls.call(
+            "procfs", self._procfs.start_ticks, watched, seconds=deadline_seconds
+        )
+        changed = {pid for pid, start in found.items() if (pid, start) not in before}
+        if not changed:
+            return ()
+        if any(one.process and one.process.pid in changed for one in self._found.values()):
             await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
-        found = observations_by_exit(observation, self._exited)
-        self._new, self._exited = set(), {}
-        return found
-
-    async def _observe(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        return await self._calls.call(
-            "procfs", self._procfs.observe, pids, seconds=deadline_seconds
-        )
-
-    async def _scan_for_exits(self, pids: Collection[int], deadline_seconds: float) -> None:
-        observation = await self._observe(pids, deadline_seconds)
-        before, self._without_pidfd = self._without_pidfd, _start_times(observation, pids)
-        self._new |= self._without_pidfd.keys() - before.keys()
-        self._exited |= {
-            pid: observation.at
-            for pid, start in self._without_pidfd.items()
-            if before.get(pid) is not None and start != before[pid]
-        }
+        self._watched = found
+        return (observation,)
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
@@ -182,24 +164,16 @@ class LiveHost:
 
     def _is_poll_due(self) -> bool:
         """Return whether to poll although no log has changed since the last poll."""
-        news = self._has_lines or self._watch.new_exits or self._kernel.requested
-        return bool(news) or time.monotonic() >= self._polled_at + policy.TICK_INTERVAL_SECONDS
+        news = bool(self._has_lines or self._kernel.requested)
+        return news or time.monotonic() >= self._polled_at + policy.TICK_INTERVAL_SECONDS
 
     async def close(self) -> None:
         """Close NVML and the logs; a hanging thread ends with the process."""
         with suppress(SourceTimeoutError):
             seconds = policy.CLOSE_TIMEOUT_SECONDS
             await self._calls.call("nvml", self._nvml.close, seconds=seconds)
-        self._watch.close()
         self._kernel.close()
         await self._logs.close()
-
-
-def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
-    """Return the start times of these processes; None: exited. Unknown processes are missing."""
-    there = observation.processes.items()
-    found = {pid: None if one.ended else one.start_time_seconds for pid, one in there}
-    return dict.fromkeys(set(observation.gone).intersection(pids)) | found
 
 
 def _with_own_logs(daemon: DaemonFacts, procfs: str) -> DaemonFacts:
