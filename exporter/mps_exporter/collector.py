@@ -371,7 +371,10 @@ class Collector:
             # Another process may have replaced it when the reply arrives.
             record.answered_by = record.facts.process_identity
             since = record.tracker.silent_since or 0.0
-            probe = await self._host.control.probe(record.facts, run.remaining_seconds(), since)
+            active_at = max(record.state.daemon.served_at or 0.0, record.resumed_at or 0.0)
+            probe = await self._host.control.probe(
+                record.facts, run.remaining_seconds(), since, active_at
+            )
             self.on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)

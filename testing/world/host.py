@@ -21,7 +21,6 @@ from mps_exporter.observations import (
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
-from mps_exporter.sources.log_tail import last_activity
 from testing.fake_mps_control import V3_USAGE
 from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
@@ -220,11 +219,7 @@ class WorldHost:
     ) -> LogsObservation:
         del deadline_seconds
         self._obstacles.fail("the logs")
-        found = await self.logs.poll(daemons)
-        for chunk in found.chunks:
-            if (at := last_activity(chunk)) is not None:
-                self.control.record_activity(chunk.pipe_directory, at)
-        return found
+        return await self.logs.poll(daemons)
 
     # -- the kernel log and the GPUs
 

@@ -28,9 +28,16 @@ class Control(Protocol):
     """The control tool, for any number of daemons."""
 
     async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+        self,
+        daemon: DaemonFacts,
+        deadline_seconds: float,
+        since: float = 0.0,
+        active_at: float = 0.0,
     ) -> ControlObservation:
-        """Query what the daemon reports without its servers. Replies before `since` are stale."""
+        """Query what the daemon reports without its servers. Replies before `since` are stale.
+
+        A daemon that served a client or continued (`active_at`) after a hang is queried again.
+        """
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float

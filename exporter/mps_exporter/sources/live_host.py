@@ -14,7 +14,6 @@ from typing import Any
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
-from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     DaemonFacts,
     KernelObservation,
@@ -28,7 +27,6 @@ from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
-from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
 from mps_exporter.sources.resolve_in_root import process_root
 
@@ -63,7 +61,7 @@ class LiveHost:
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogFollower(procfs=settings.path_procfs)
-        self._found: dict[str, DaemonFacts] = {}  # Daemons that were found last, by pipe directory.
+        self._daemon_pids = set[int]()  # PIDs of the daemons that were found last.
         self._watched: dict[int, int | None] = {}  # PID -> its start; None: it has exited.
         self._scanned_at = float("-inf")
         self._nvml = NvmlSession(
@@ -79,14 +77,10 @@ class LiveHost:
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         search = self._settings.mps_discovery and self._settings.collector_process
         discover = partial(self._procfs.discover, search=search)
-        found = await self._calls.call(
+        found: tuple[DaemonFacts, ...] = await self._calls.call(
             "procfs", discover, self._settings.configured_directories(), seconds=deadline_seconds
         )
-        for daemon in found:
-            before = self._found.get(daemon.pipe_directory)
-            if before is not None and has_resumed(before, daemon):
-                self.control.record_activity(daemon.pipe_directory, time.time())
-        self._found = {one.pipe_directory: one for one in found}
+        self._daemon_pids = {one.process.pid for one in found if one.process is not None}
         return found
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
@@ -121,7 +115,7 @@ class LiveHost:
         changed = {pid for pid, start in found.items() if (pid, start) not in before}
         if not changed:
             return ()
-        if any(one.process and one.process.pid in changed for one in self._found.values()):
+        if not self._daemon_pids.isdisjoint(changed):
             await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
         self._watched = found
@@ -137,9 +131,6 @@ class LiveHost:
         found = await self._logs.poll(followed, deadline_seconds, kept=kept)
         self._polled_at = time.monotonic()
         self._has_lines = any(chunk.data for chunk in found.chunks)
-        for chunk in found.chunks:
-            if (at := last_activity(chunk)) is not None:
-                self.control.record_activity(chunk.pipe_directory, at)
         states = [state for other in others for state in skipped_log_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LINE
+from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.observations import LogChunk, LogName, LogState
 
 BLOCK_BYTES = 64 * 1024  # Size of the blocks in which a file is searched.
@@ -82,19 +82,6 @@ def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
 def last_stamp_in(data: bytes) -> float | None:
     """Return the timestamp of the last line with a timestamp in the last block."""
     return max(stamps_in(data[-BLOCK_BYTES:]), default=(0, None))[1]
-
-
-def last_activity(chunk: LogChunk) -> float | None:
-    """Return when the daemon last served a client or a tool (Unix time); None: not in this chunk.
-
-    Its one thread writes these lines, so a stuck thread does not. A daemon that drains (it was
-    requested to quit, and has clients) writes other lines, and replies to no query.
-    """
-    if chunk.log != "control" or chunk.history or chunk.utc_offset_seconds is None:
-        return None
-    lines = DAEMON_ACTIVITY_LINE.findall(chunk.data[-BLOCK_BYTES:])
-    stamp = last_stamp_in(lines[-1]) if lines else None
-    return None if stamp is None else stamp - chunk.utc_offset_seconds
 
 
 # ---------------------------------------------------------------------- time zones

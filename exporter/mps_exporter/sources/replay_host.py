@@ -135,7 +135,11 @@ class ReplayHost:
         return self
 
     async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+        self,
+        daemon: DaemonFacts,
+        deadline_seconds: float,
+        since: float = 0.0,
+        active_at: float = 0.0,
     ) -> ControlObservation:
         return self._reply(daemon, "probe")
 
