@@ -56,12 +56,9 @@ RENDER_THREADS = 2  # Number of threads that render metrics, so that the event l
 MAX_PROCESSES_PER_USER = 24
 """Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool."""
 
-MAX_DIRECTORY_CHECKS_PER_USER = 2
-"""Processes of a user whose directories are checked again in one round: 40 system calls each, on a
-thread."""
-
-USERS_CHECK_INTERVAL_SECONDS = 5.0
-"""Minimum interval between these rounds: whoever connects to the port can cause collections."""
+USERS_CHECK_INTERVAL_SECONDS = 30.0
+"""Minimum interval between two checks of their directories: 40 system calls each, on a thread.
+Whoever connects to the port can cause collections."""
 
 MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
 
