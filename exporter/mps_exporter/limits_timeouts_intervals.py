@@ -476,7 +476,6 @@ MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of 
 # ---------------------------------------------------- status page and JSON
 
 STATUS_REUSE_SECONDS = 1.0  # Maximum age of a status that is shown again if no incident followed.
-AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
 STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
 INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
 HISTORY_SECONDS = 600.0  # Period of the drawings on the page.

@@ -77,6 +77,7 @@ def create_app(
     app[handlers.PAGE_LIMITER] = Limiter(options.settings.web_max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = Limiter(options.max_event_streams, "readers already", 30)
+    backend.subscribe(app[handlers.RENDERER].forget)
     backend.subscribe(app[events.EVENTS].add)
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)

@@ -57,7 +57,6 @@ class Events:
         self.user_names = UserNames()
         self.history = History()
         self._noted: Snapshot | None = None
-        self.last_at = 0.0  # Time of the last incident, by the clock of the event loop.
 
     def note(self, snapshot: Snapshot) -> None:
         """Record the user names and the history of a collection."""
@@ -67,7 +66,6 @@ class Events:
             self.history.add(snapshot)
 
     def add(self, daemon: DaemonFacts, incident: Incident) -> None:
-        self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         data = to_json(incident_view(daemon, incident, self.user_names))
         event = f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode()

@@ -114,17 +114,13 @@ class StatusRenderer:
         self._latest: tuple[float, Snapshot] | None = None
         self._collections = SharedCalls[Snapshot]()
 
-    async def _snapshot(self, app: web.Application) -> Snapshot:
+    async def _snapshot(self, backend: Backend) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
-        loop, events = asyncio.get_running_loop(), app[EVENTS]
-        if self._latest is not None and events.last_at > self._latest[0]:
-            await asyncio.sleep(self._latest[0] + policy.AFTER_INCIDENT_SECONDS - loop.time())
-        if self._latest is not None:  # another reader may have collected meanwhile
+        if self._latest is not None:
             taken_at, snapshot = self._latest
-            recent = loop.time() - taken_at < policy.STATUS_REUSE_SECONDS
-            if recent and events.last_at <= taken_at:
+            if asyncio.get_running_loop().time() - taken_at < policy.STATUS_REUSE_SECONDS:
                 return snapshot
-        return await self._collections.join("status", lambda: self._collect(app[BACKEND]))
+        return await self._collections.join("status", lambda: self._collect(backend))
 
     async def _collect(self, backend: Backend) -> Snapshot:
         snapshot = await backend.collect(policy.STATUS_TIMEOUT_SECONDS, None)
@@ -132,7 +128,7 @@ class StatusRenderer:
         return snapshot
 
     async def render(self, app: web.Application, *, as_json: bool) -> bytes:
-        snapshot = await self._snapshot(app)
+        snapshot = await self._snapshot(app[BACKEND])
         events, options = app[EVENTS], app[OPTIONS]
         events.note(snapshot)
         watch = app.get(WEB_CONFIG)
@@ -146,7 +142,8 @@ class StatusRenderer:
             (id(snapshot), as_json, error), lambda: asyncio.to_thread(encode)
         )
 
-    def forget(self) -> None:
+    def forget(self, *_incident: object) -> None:
+        """Collect again for the next request: after an incident, or a jump of the demo."""
         self._latest = None
 
 
