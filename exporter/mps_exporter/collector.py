@@ -58,8 +58,7 @@ class CollectionRun:
     processes: ProcfsObservation | None = None
     probes: dict[str, ControlObservation | None] = field(default_factory=dict)
     """Pipe directory -> reply of its daemon in this collection; None: there is none, or not yet."""
-    reconciled: bool = False
-    """Whether servers were queried: their replies wait until the logs are read up to them."""
+    reconciled: bool = False  # Servers were queried: their replies wait for the logs.
 
     @property
     def age_seconds(self) -> float:

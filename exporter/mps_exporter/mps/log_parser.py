@@ -168,8 +168,7 @@ class LogMerger:
         return min(known) if times and len(known) == len(times) else None
 
 
-_BufferedEntry = tuple[float, float, LogEntry]
-"""An entry with its sort key, and the time at which it was read."""
+_BufferedEntry = tuple[float, float, LogEntry]  # Sort key, time of the read, and the entry.
 
 
 class _LogBuffer:

@@ -115,8 +115,7 @@ class _QueryState:
     lock: asyncio.Lock  # Lock that is held during a query.
     pause: Pause  # Pause of all queries after a hang.
     server_pause: Pause  # Pause of queries to which a server must reply, after a hang of one.
-    failed_pause: Pause
-    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
+    failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
     silent_seconds: float = 0.0  # Time without a reply: a hang is certain after several short runs.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None

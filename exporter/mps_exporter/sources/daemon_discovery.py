@@ -70,8 +70,7 @@ class DaemonDiscovery:
         self._cgroups = cgroups
         self._now, self._clock = now, clock
         self._ignored = Counter[int]()
-        self._left_out = set[int]()
-        """Processes of MPS's programs that are not read: their users have too many."""
+        self._left_out = set[int]()  # MPS's processes that are not read: too many.
         self._children = dict[int, int]()
         """Children of ordinary users' daemons -> the daemon. A daemon is a child of no daemon."""
         self._children_until = float("-inf")
@@ -84,8 +83,7 @@ class DaemonDiscovery:
         self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
         self._qualified: frozenset[tuple[int, float]] = frozenset()
         """Daemons that have their root in their name."""
-        self._of_root = set[object]()
-        """Identities of the configured directories where the host's root has run a daemon."""
+        self._of_root = set[object]()  # Configured directories where root ran a daemon.
         self._default_log_of: object = None
         """Identity of the pipe directory of the last trusted daemon that wrote the default log."""
 

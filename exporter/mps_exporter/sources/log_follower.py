@@ -74,8 +74,7 @@ class LogFollower:
         self._limits = ReadLimits(clock(), backlog_bytes, poll_bytes, clock)
         self._daemons: dict[str, _DaemonLogs] = {}
         self._calls = BlockingCalls[LogsObservation | None]()
-        self._read_at: dict[str, float] = {}
-        """Pipe directory -> when its logs were last read, or first requested."""
+        self._read_at: dict[str, float] = {}  # Pipe directory -> last read of its logs.
         self._seen: list[tuple[int, int]] = []  # Sizes and times of the logs at the last check.
         self._transitions = TransitionLogger(_log)
 

@@ -39,11 +39,9 @@ STAMP_BYTES = 128  # Maximum length of a line's timestamp with its component and
 ZONE_STEP_SECONDS = 900  # Granularity of time zones: a quarter of an hour.
 MAX_ZONE_SECONDS = 14 * 3600  # Maximum distance of a time zone from Greenwich.
 
-MTIME_TOLERANCE_SECONDS = 2.0
-"""Maximum distance of a file's modification time from the timestamp of its last line."""
+MTIME_TOLERANCE_SECONDS = 2.0  # Maximum distance of a file's time from its last line's.
 
-_SET_BACK_SECONDS = 1800.0
-"""Minimum step back of timestamps that shows the second pass of the hour that occurs twice."""
+_SET_BACK_SECONDS = 1800.0  # Step back that shows the hour that occurs twice.
 
 MAX_COPIES = 3  # Maximum number of files that are searched for the end of a truncated log.
 
@@ -223,8 +221,7 @@ def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) 
 class ReadLimits:
     """Settings that all tails share."""
 
-    started_at: float
-    """When the exporter started (Unix time by the current clock); earlier lines are history."""
+    started_at: float  # Start of the exporter (Unix time); earlier lines are history.
     backlog_bytes: int  # Maximum part that the first read of a file covers.
     poll_bytes: int  # Maximum part that one read returns.
     clock: Callable[[], float]  # Unix time.

@@ -65,8 +65,7 @@ DEBUG_VARIABLES = frozenset(
 )
 """Variables of which DCGM's diagnostics warn, and two that slow CUDA (its documentation)."""
 
-_PASS, _WRITE = 0o1, 0o2
-"""Bits of a mode that a client and a server need: of each folder on the way, and of the socket."""
+_PASS, _WRITE = 0o1, 0o2  # Bits that a client needs: of each folder on the way, of the socket.
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -256,8 +255,7 @@ class _Walk:
 
     error: str | None = None  # Why the user cannot reach the directory; None: no obstacle is seen.
     closed: ClosedFolder | None = None  # The folder that is closed to the user.
-    end: str | None = None
-    """The directory's path on the host; None: it does not exist, or the caller may not see it."""
+    end: str | None = None  # Path of the directory on the host; None: missing, or hidden.
 
 
 def _walk_as(root: str, path: str, user: _User) -> _Walk:

@@ -48,8 +48,7 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the host's
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Temporary shortages of this process or of the host: the file still exists."""
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # Temporary: the file still exists.
 
 # ---------------------------------------------------------------------- contents of files
 
@@ -184,8 +183,7 @@ class _CachedFacts:
     stat: ProcessStat  # The file when the facts were read.
     read_at: float
     facts: ProcessFacts
-    arguments: tuple[str, ...] | None = None
-    """None: they were not read yet, and the facts are those of stat and status only."""
+    arguments: tuple[str, ...] | None = None  # None: only stat and status were read.
 
     def is_of(self, stat: ProcessStat) -> bool:
         """Return whether the process is the same, and has not executed another program."""

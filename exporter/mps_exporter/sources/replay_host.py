@@ -56,8 +56,7 @@ class ReplayHost:
         self._clock = clock
         self._started_at = clock()
         self._held: float | None = None
-        self._streams: dict[str, list[Any]] = defaultdict(list)
-        """Observations by source (see stream_of) and time."""
+        self._streams: dict[str, list[Any]] = defaultdict(list)  # Observations by source and time.
         # An exit may be recorded after a later scan of /proc: it is replayed at its own time.
         for observation in sorted(recording.observations, key=_TIME):
             self._streams[stream_of(observation)].append(observation)

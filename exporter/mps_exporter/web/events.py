@@ -48,8 +48,7 @@ class Events:
     """Distributes incidents to the readers, and remembers facts from earlier collections."""
 
     def __init__(self) -> None:
-        self._run = secrets.token_hex(4)
-        """Prefix of the event IDs, which differs between runs of the exporter."""
+        self._run = secrets.token_hex(4)  # Prefix of this run's event IDs.
         self._number = 0
         self._past = [deque[tuple[int, bytes]](maxlen=policy.REPLAYED_EVENTS) for _ in range(2)]
         """Past events of daemons of the node, and of ordinary users, who must not replace those."""

@@ -148,8 +148,7 @@ class StatusRenderer:
 
 
 RENDERER = web.AppKey[StatusRenderer]("RENDERER")
-PAGE_LIMITER = web.AppKey[Limiter]("PAGES")
-"""Separate from SCRAPE_LIMITER, so that readers of the page do not block scrapes."""
+PAGE_LIMITER = web.AppKey[Limiter]("PAGES")  # Readers of the page do not block scrapes.
 
 
 async def status(request: web.Request) -> web.Response:
