@@ -144,8 +144,8 @@ class ScriptedHost:
             raise SourceError("no GPU here")
         return replace(self.gpus, at=self.wall, outcome=Outcome.OK)
 
-    async def wait_for_next_poll(self) -> bool:
-        return False
+    async def wait_for_next_poll(self) -> None:
+        """Return at once."""
 
 
 async def look(collector: Collector, **arguments: Any) -> ControlDaemon:

@@ -473,14 +473,14 @@ class Collector:
 
     async def run_between_collections(self) -> None:
         """Follow the logs until cancelled; search for daemons first, so that no line is missed."""
-        search_at, poll = 0.0, True
+        search_at = 0.0
         while True:
             try:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + policy.DAEMON_SEARCH_INTERVAL_SECONDS
                     timeout = policy.DAEMON_SEARCH_TIMEOUT_SECONDS
                     self._update_daemons(await self._host.discover(timeout))
-                while poll and await self.poll_logs():
+                while await self.poll_logs():
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
@@ -488,7 +488,7 @@ class Collector:
                 self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
-            poll = await self._host.wait_for_next_poll()
+            await self._host.wait_for_next_poll()
 
     def _publish(self) -> None:
         for record in self._daemons.values():

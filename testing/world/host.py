@@ -267,8 +267,8 @@ class WorldHost:
                     yield GpuProcess(process.pid, "compute", CLIENT_BYTES)
                     yield GpuProcess(process.pid, "mps", CLIENT_BYTES)
 
-    async def wait_for_next_poll(self) -> bool:
-        return False
+    async def wait_for_next_poll(self) -> None:
+        """Return at once."""
 
 
 def _by_exit(observation: ProcfsObservation, ended: Mapping[int, float]) -> list[ProcfsObservation]:

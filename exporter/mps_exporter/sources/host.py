@@ -93,5 +93,5 @@ class Host(Protocol):
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """Read all GPUs."""
 
-    async def wait_for_next_poll(self) -> bool:
-        """Update the GPUs' running integrals; return after a time whether to poll the logs."""
+    async def wait_for_next_poll(self) -> None:
+        """Update the GPUs' running integrals; return when the logs are to be polled."""

@@ -68,7 +68,7 @@ class LiveHost:
             options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
         )
         self._calls = BlockingCalls[Any]()
-        self._tick_at = self._polled_at = 0.0
+        self._tick_at = 0.0
         self._has_lines = False  # In the last poll: some wait for the other log until the next.
 
     def now(self) -> float:
@@ -129,7 +129,6 @@ class LiveHost:
         # A daemon that is started with -d again appends to its logs: keep the positions.
         kept = [one.pipe_directory for one in others]
         found = await self._logs.poll(followed, deadline_seconds, kept=kept)
-        self._polled_at = time.monotonic()
         self._has_lines = any(chunk.data for chunk in found.chunks)
         states = [state for other in others for state in skipped_log_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
@@ -140,23 +139,21 @@ class LiveHost:
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         return await self._calls.call("nvml", self._nvml.observe, seconds=deadline_seconds)
 
-    async def wait_for_next_poll(self) -> bool:
+    async def wait_for_next_poll(self) -> None:
         if time.monotonic() >= self._tick_at:
             self._tick_at = time.monotonic() + policy.TICK_INTERVAL_SECONDS
             seconds = policy.GPU_SAMPLE_TIMEOUT_SECONDS
             with suppress(SourceTimeoutError):  # a collection reports it
                 await self._calls.call("nvml", self._nvml.tick, seconds=seconds)
-        wait = partial(self._logs.wait_for_change, self._is_poll_due, self._tick_at)
+        wait = partial(
+            self._logs.wait_for_change,
+            lambda: self._has_lines or self._kernel.requested,
+            self._tick_at,
+        )
         try:
-            return await self._calls.call("logs", wait, seconds=policy.LOG_POLL_TIMEOUT_SECONDS)
+            await self._calls.call("logs", wait, seconds=policy.LOG_POLL_TIMEOUT_SECONDS)
         except (OSError, SourceTimeoutError):  # a file was closed, or its file system hangs
             await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
-            return True
-
-    def _is_poll_due(self) -> bool:
-        """Return whether to poll although no log has changed since the last poll."""
-        news = bool(self._has_lines or self._kernel.requested)
-        return news or time.monotonic() >= self._polled_at + policy.TICK_INTERVAL_SECONDS
 
     async def close(self) -> None:
         """Close NVML and the logs; a hanging thread ends with the process."""

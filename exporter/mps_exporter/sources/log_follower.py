@@ -118,16 +118,16 @@ class LogFollower:
         chunks = tuple(chunk for part in parts.values() for chunk in part.chunks)
         return LogsObservation(self.clock(), chunks, tuple(states))
 
-    def wait_for_change(self, is_due: Callable[[], bool], until: float) -> bool:
-        """Return whether to poll: immediately if a log has changed or `is_due`, else at `until`."""
+    def wait_for_change(self, is_due: Callable[[], object], until: float) -> None:
+        """Return when a log has changed or `is_due`, else at `until` (monotonic time)."""
         while True:
             time.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
             tails = [tail for logs in self._daemons.copy().values() for tail in logs.tails()]
             files = [os.fstat(tail.descriptor) for tail in tails if tail.descriptor is not None]
             # A rename changes st_ctime, too; the exporter's own reads change st_atime.
             before, self._seen = self._seen, [(one.st_size, one.st_ctime_ns) for one in files]
-            if (poll := before != self._seen or is_due()) or time.monotonic() >= until:
-                return poll
+            if before != self._seen or is_due() or time.monotonic() >= until:
+                return
 
     async def close(self) -> None:
         """Close all files that are not being read."""

@@ -214,9 +214,8 @@ class ReplayHost:
             raise SourceError("the recording holds nothing of NVML yet")
         return found
 
-    async def wait_for_next_poll(self) -> bool:
+    async def wait_for_next_poll(self) -> None:
         await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
-        return True
 
 
 # ---------------------------------------------------------------------- playlists

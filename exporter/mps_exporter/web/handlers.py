@@ -112,19 +112,16 @@ class StatusRenderer:
 
     def __init__(self) -> None:
         self._latest: tuple[float, Snapshot] | None = None
-        self._collections = SharedCalls[Snapshot]()
 
     async def _snapshot(self, backend: Backend) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
+        loop = asyncio.get_running_loop()
         if self._latest is not None:
             taken_at, snapshot = self._latest
-            if asyncio.get_running_loop().time() - taken_at < policy.STATUS_REUSE_SECONDS:
+            if loop.time() - taken_at < policy.STATUS_REUSE_SECONDS:
                 return snapshot
-        return await self._collections.join("status", lambda: self._collect(backend))
-
-    async def _collect(self, backend: Backend) -> Snapshot:
         snapshot = await backend.collect(policy.STATUS_TIMEOUT_SECONDS, None)
-        self._latest = asyncio.get_running_loop().time(), snapshot
+        self._latest = loop.time(), snapshot
         return snapshot
 
     async def render(self, app: web.Application, *, as_json: bool) -> bytes:
