@@ -282,7 +282,6 @@ class ProcfsObservation:
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
     """PID on this host -> process, for the requested processes that exist."""
     gone: tuple[int, ...] = ()  # Requested processes that do not exist.
-    unreadable_environments: int = 0
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
     """User -> processes of MPS programs that are skipped: that user has too many, or reading them
     fails or hangs."""

@@ -190,10 +190,6 @@ class DaemonDiscovery:
             cgroup_memory=memory_partitions(
                 self._cgroups, (one.cgroup for one in processes.values())
             ),
-            unreadable_environments=sum(
-                facts.mps_environment is None and facts.state not in "ZX"
-                for facts in processes.values()
-            ),
         )
 
     def _programs(self) -> list[Program]:
