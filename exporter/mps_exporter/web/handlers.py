@@ -86,7 +86,7 @@ async def metrics(request: web.Request) -> web.Response:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":
         return web.Response(headers=headers)
-    offset = request.app[OPTIONS].timeout_offset
+    offset = policy.TIMEOUT_OFFSET_SECONDS
     seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), offset)
     began = time.monotonic()
     queued = policy.MAX_QUEUE_SECONDS if seconds is None else seconds / 2
