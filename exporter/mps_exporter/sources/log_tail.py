@@ -218,12 +218,10 @@ def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) 
 
 
 @dataclass(slots=True)
-class ReadLimits:
-    """Settings that all tails share."""
+class Times:
+    """The clock that all tails share, and the exporter's start."""
 
     started_at: float  # Start of the exporter (Unix time); earlier lines are history.
-    backlog_bytes: int  # Maximum part that the first read of a file covers.
-    poll_bytes: int  # Maximum part that one read returns.
     clock: Callable[[], float]  # Unix time.
 
 
@@ -237,7 +235,7 @@ class LogTail:
 
     pipe_directory: str
     log: LogName
-    limits: ReadLimits
+    times: Times
     server_name: str = ""  # Name of the server that owns the log; empty: the log of a v2 daemon.
     path: str = ""
     owners: frozenset[int] = frozenset()
@@ -419,7 +417,7 @@ class LogTail:
         may be earlier.
         """
         size = found.st_size
-        bound = max(0, size - self.limits.backlog_bytes)
+        bound = max(0, size - policy.MAX_LOG_BACKLOG_BYTES)
         stamp = last_stamp_in(os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES)))
         zone = infer_zone(stamp, found.st_mtime)
         history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
@@ -448,7 +446,7 @@ class LogTail:
         """Return the offset of the first line that was written since the exporter started."""
         size = found.st_size
         # Timestamps are truncated to milliseconds: the millisecond of the start is new.
-        started_at = math.floor(self.limits.started_at * 1000) / 1000
+        started_at = math.floor(self.times.started_at * 1000) / 1000
         if found.st_mtime < started_at - MTIME_TOLERANCE_SECONDS:
             return size
         if stamp is None:
@@ -462,7 +460,7 @@ class LogTail:
             since = started_at + HOST_ZONE.at(started_at)
         if stamp < since:
             return size
-        bound = max(0, size - self.limits.backlog_bytes)
+        bound = max(0, size - policy.MAX_LOG_BACKLOG_BYTES)
         return find_first_line_since(descriptor, size, bound, since)
 
     # ------------------------------------------------------------------ reading
@@ -480,11 +478,11 @@ class LogTail:
             self._close_copy()
             copy = None
         descriptor = descriptor if copy is None else copy
-        read_at, found = self.limits.clock(), os.fstat(descriptor)
+        read_at, found = self.times.clock(), os.fstat(descriptor)
         size = found.st_size
         self._check_position(descriptor, size)
         self._size_bytes = size
-        wanted = min(size - self._offset, max_bytes or self.limits.poll_bytes)
+        wanted = min(size - self._offset, max_bytes or policy.MAX_LOG_POLL_BYTES)
         if self._history_until > self._offset:
             wanted = min(wanted, self._history_until - self._offset)
         data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
@@ -502,7 +500,7 @@ class LogTail:
             self._close_copy()
             self._complete = False  # the log itself is next
         chunk = LogChunk(
-            at=self.limits.clock(),
+            at=self.times.clock(),
             pipe_directory=self.pipe_directory,
             log=self.log,
             data=data,
@@ -524,7 +522,7 @@ class LogTail:
             self._lost_bytes += max(0, self._size_bytes - self._offset)
             self._restart()
         if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
-            position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
+            position = find_next_line(descriptor, size - policy.MAX_LOG_BACKLOG_BYTES, size)
             self._lost_bytes += position - self._offset
             self._offset, self._restarted, self._fingerprint = position, True, b""
 
