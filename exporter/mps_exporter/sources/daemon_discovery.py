@@ -168,9 +168,6 @@ class DaemonDiscovery:
             log_directory_assumed=found.log_directory_assumed and log_directory is None,
         )
 
-    def start_ticks(self, pids: Iterable[int]) -> dict[int, int | None]:
-        return self._processes.start_ticks(pids)
-
     def observe(self, pids: Iterable[int]) -> ProcfsObservation:
         """Return the daemons found last, and the facts of these processes."""
         wanted = set(pids)

@@ -28,6 +28,7 @@ from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
+from mps_exporter.sources.processes import Processes
 from mps_exporter.sources.resolve_in_root import process_root
 
 FOREGROUND = (
@@ -109,9 +110,8 @@ class LiveHost:
         if not watched or time.monotonic() - self._scanned_at < policy.EXIT_POLL_INTERVAL_SECONDS:
             return ()
         self._scanned_at, before = time.monotonic(), self._watched.items()
-        found = await self._calls.call(
-            "procfs", self._procfs.start_ticks, watched, seconds=deadline_seconds
-        )
+        start_ticks = Processes(self._procfs_path).start_ticks
+        found = await self._calls.call("exits", start_ticks, watched, seconds=deadline_seconds)
         changed = {pid for pid, start in found.items() if (pid, start) not in before}
         if not changed:
             return ()
