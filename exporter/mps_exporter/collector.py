@@ -296,17 +296,11 @@ class Collector:
         if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()
-        found = await self._host.exit_observations(watched, self._identified, deadline_seconds)
-        for observation in found:
+        others = self._identified
+        for observation in await self._host.exit_observations(watched, others, deadline_seconds):
             self._update_daemons(observation.daemons)
-            # The logs of a new daemon are read first: they contain its history. A daemon that exits
-            # later is not found either: the time of this observation is not that of its exit.
-            later = set(found[-1].gone) - set(observation.gone)
-            known = [
-                record
-                for record in self._daemons.values()
-                if record.logs and later.isdisjoint(record.missing_process())
-            ]
+            # The logs of a new daemon are read first: they contain its history.
+            known = [record for record in self._daemons.values() if record.logs]
             self._apply_processes(observation, known)
 
     async def _read_logs(self, run: CollectionRun) -> None:
