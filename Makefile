@@ -49,7 +49,7 @@ run: install-runtime ## Run it on this machine, against its GPUs and its MPS (AR
 # make would end with 2 whatever doctor's exit status is.
 .PHONY: doctor
 doctor: install-runtime ## Diagnose this machine, or one process (PID=N)
-	@mps-exporter doctor $(if $(PID),--pid $(PID)) $(ARGS) || echo "(exit status of doctor: $$?)"
+	@mps-exporter doctor $(if $(filter undefined,$(origin PID)),,--pid=$(PID)) $(ARGS) || echo "(exit status of doctor: $$?)"
 
 ##@ Develop
 

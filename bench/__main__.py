@@ -1,4 +1,4 @@
-"""Cost of a full host: one collection, and the whole program.
+"""Cost of the whole program on a full host.
 
     python -m bench [--quick]
 
@@ -6,22 +6,22 @@ Each result is printed with its limit.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import platform
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-from bench import program
-from bench.collection import collection
-from bench.host import CLIENTS_PER_GPU, GPUS
-
-FULL = GPUS * CLIENTS_PER_GPU
+from bench.host import FullHost
+from bench.http import measure
+from bench.program import running
 
 CPU_MS, MEGABYTES, IDLE_PERCENT, START_SECONDS = 45.0, 75.0, 1.0, 1.0
-"""Limits: CPU of a collection without queries, memory, CPU without scrapes, start."""
+"""Limits: CPU of a scrape without queries, memory, CPU without scrapes, start."""
 
 
 def against(name: str, value: float, limit: float, unit: str) -> str:
@@ -29,27 +29,38 @@ def against(name: str, value: float, limit: float, unit: str) -> str:
     return f"{met} {name}: {value:.2f}{unit} (at most {limit:g}{unit})"
 
 
-def everything(quick: bool) -> Iterator[str]:
-    """Measure, and yield the lines of the report."""
-    yield f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
-    yield f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)"
-    full = asyncio.run(collection(FULL, 7 if quick else 15))
-    yield json.dumps(asdict(full), indent=1)
-    seen = program.life(FULL, 5 if quick else 15)
-    yield json.dumps(asdict(seen), indent=1)
-    yield f"median of a scrape over HTTP: {seen.cost.median_ms:.1f} ms"
-    yield against("CPU of a collection that asks no daemon", full.unasked.cpu, CPU_MS, " ms")
-    yield against("resident memory", seen.cost.rss_megabytes, MEGABYTES, " MB")
-    idle = seen.cost.idle_cpu_percent
-    yield against("CPU without scrapes", idle, IDLE_PERCENT, " % of a core")
-    yield against("start to first good scrape", seen.first_scrape_seconds, START_SECONDS, " s")
+def life(seconds: int, query_interval: str) -> Iterator[str]:
+    """Run the program this long without scrapes, then this long with a scrape a second."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FullHost(Path(folder)) as full,
+        running(full, f"--mps.min-query-interval={query_interval}") as program,
+    ):
+        first = program.until_good('mps_control_up{daemon="')
+        program.until_good("mps_client_contexts")
+        time.sleep(2)  # servers are old enough to be queried
+        (cost,) = measure({"mps-exporter": program}, seconds)
+        yield json.dumps({**asdict(cost), "threads": program.status("Threads")})
+        yield f"median of a scrape: {cost.median_ms:.1f} ms"
+    cpu = 10 * (cost.cpu_percent - cost.idle_cpu_percent)
+    if query_interval == "0s":
+        yield f"CPU of a scrape that asks each daemon, tools included: {cpu:.2f} ms"
+        return
+    yield against("CPU of a scrape that asks no daemon", cpu, CPU_MS, " ms")
+    yield against("resident memory", cost.rss_megabytes, MEGABYTES, " MB")
+    yield against("CPU without scrapes", cost.idle_cpu_percent, IDLE_PERCENT, " % of a core")
+    yield against("start to first good scrape", first, START_SECONDS, " s")
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    for line in everything(parser.parse_args(arguments).quick):
-        print(line, flush=True)
+    seconds = 5 if parser.parse_args(arguments).quick else 15
+    print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores,")
+    print(f"load {os.getloadavg()[0]:.1f} (other work on the machine makes all times longer)")
+    for query_interval in ("0s", "1h"):
+        for line in life(seconds, query_interval):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

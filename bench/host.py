@@ -20,7 +20,7 @@ from mps_exporter.flags import Settings, load
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.sources.nvml import NvmlSession
 from mps_exporter.sources.nvml.accumulators import GPM_ALL
-from mps_exporter.sources.nvml.pynvml_api import ListedProcess, ProcessKind
+from mps_exporter.sources.nvml.pynvml_api import Listed
 from testing import fake_mps_control
 from testing.fake_nvml import FakeDevice, FakeNvml
 from testing.fake_proc import BOOT_TIME, FakeProc
@@ -29,8 +29,6 @@ GPUS = 8
 DAEMONS = 2
 CLIENTS_PER_GPU = 48
 OTHER_PROCESSES = 400  # Number of processes without a relation to MPS.
-
-DROP_ONE_IN = "BENCH_DROP_ONE_IN"  # Variable of bench.stage: lose one event in this many.
 
 USERS = (1001, 1002, 1003)
 CLIENT_BYTES = 1 << 30
@@ -67,7 +65,7 @@ class TickingNvml(FakeNvml):
     def now(self, moment: float) -> None:
         """Do nothing: the clock is real."""
 
-    def wait_event(self, events: object, timeout_milliseconds: int) -> None:
+    def wait_xid(self, events: object, timeout_milliseconds: int) -> None:
         assert events is not None
         time.sleep(timeout_milliseconds / 1000)
 
@@ -365,25 +363,15 @@ class FullHost:
         """Update the values of NVML and the replies of the control tool."""
         for daemon in self.daemons:
             for gpu in daemon.gpus:
-                used = [
-                    (pid, CLIENT_BYTES) for pid, one in daemon.clients.items() if one.gpu == gpu
-                ]
-                clients = [ListedProcess(pid, amount) for pid, amount in used]
-                lists: dict[ProcessKind, list[ListedProcess]] = {
-                    "Compute": [*clients, ListedProcess(daemon.server, 70 << 20)],
+                used = [pid for pid, one in daemon.clients.items() if one.gpu == gpu]
+                clients: Listed = dict.fromkeys(used, CLIENT_BYTES)
+                self.nvml.gpus[gpu].processes = {
+                    "Compute": {**clients, daemon.server: 70 << 20},
                     "MPSCompute": clients,
-                    "Graphics": [],
+                    "Graphics": {},
                 }
-                self.nvml.gpus[gpu].processes = {str(kind): rows for kind, rows in lists.items()}
             self._replies(daemon)
-        lists_of_gpus = [
-            {
-                kind: [(row.pid, row.used_memory) for row in rows]
-                for kind, rows in gpu.processes.items()
-            }
-            for gpu in self.nvml.gpus
-        ]
-        self._write("nvml.json", json.dumps(lists_of_gpus))
+        self._write("nvml.json", json.dumps([gpu.processes for gpu in self.nvml.gpus]))
 
     def fail(self, code: int | None) -> None:
         """Make every call of NVML fail with this code; None ends the failure."""

@@ -1,14 +1,12 @@
 """A day of a busy host in minutes: correct counters, and constant memory.
 
-    python -m bench.soak [--minutes N] [--clients N] [--drop-one-in N]
+    python -m bench.soak [--minutes N] [--clients N]
 
 Clients come and go, users take turns, daemons restart, logs are rotated in both ways, NVML fails, a
 scraper runs. Exits with status 1 if a counter differs from the host's events, if memory grew by
 more than the limit per hour, or if threads, descriptors or children increased. (Logs of jobs may
 stay open for two minutes after a job's end, and memory is judged after a warm-up of 15 minutes: run
 it for 30 minutes or more.)
-
---drop-one-in N loses one event in N inside the exporter on purpose: the soak must fail.
 """
 
 import argparse
@@ -21,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from bench.host import DROP_ONE_IN, Daemon, FullHost
+from bench.host import Daemon, FullHost
 from bench.http import Program
 from bench.program import running
 from mps_exporter.limits_timeouts_intervals import SHOWN_AFTER_QUIT_SECONDS
@@ -191,11 +189,11 @@ class Chaos:
         self.happened["clients"] = self.happened.get("clients", 0) + coming
 
 
-def soak(seconds: float, clients: int, drop_one_in: int = 0) -> int:
+def soak(seconds: float, clients: int) -> int:
     with (
         tempfile.TemporaryDirectory() as folder,
         FullHost(Path(folder), clients) as full,
-        running(full, **{DROP_ONE_IN: str(drop_one_in)}) as program,
+        running(full) as program,
     ):
         program.until_good("mps_client_contexts")
         return judge(*watch(full, program, seconds, clients))
@@ -269,9 +267,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=384)
-    parser.add_argument("--drop-one-in", type=int, default=0, metavar="N")
     given = parser.parse_args(arguments)
-    return soak(given.minutes * 60, given.clients, given.drop_one_in)
+    return soak(given.minutes * 60, given.clients)
 
 
 if __name__ == "__main__":

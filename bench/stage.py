@@ -3,13 +3,11 @@
     python -m bench.stage FOLDER [flags of mps-exporter]
 
 FOLDER is that of a bench.host.FullHost in another process, which writes the state of its GPUs into
-files. With BENCH_DROP_ONE_IN=N in the environment it loses one event in N, for bench.soak.
+files.
 """
 
 import json
-import os
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,10 @@ from mps_exporter import cli
 
 cli.configure_malloc()  # as exporter/mps_exporter/cli.py does before it imports the rest
 
-from bench.host import DROP_ONE_IN, TickingNvml, busy_gpus  # noqa: E402
-from mps_exporter.mps.record import Counters  # noqa: E402
+from bench.host import TickingNvml, busy_gpus  # noqa: E402
 from mps_exporter.sources import live_host  # noqa: E402
 from mps_exporter.sources.nvml import NvmlSession  # noqa: E402
-from mps_exporter.sources.nvml.pynvml_api import Device, ListedProcess, ProcessKind  # noqa: E402
+from mps_exporter.sources.nvml.pynvml_api import Device, Listed, ProcessKind  # noqa: E402
 
 
 class StagedNvml(TickingNvml):
@@ -42,11 +39,12 @@ class StagedNvml(TickingNvml):
             self._seen[name] = stamp, json.loads(path.read_text())
         return self._seen[name][1]
 
-    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
         self.fail("", self._read("failing.json", None))
         super().processes(device, kind)
         number = next(n for n, gpu in enumerate(self.gpus) if gpu is device)
-        return [ListedProcess(*row) for row in self._read("nvml.json", [])[number][kind]]
+        rows = self._read("nvml.json", [])[number][kind]
+        return {int(pid): used for pid, used in rows.items()}
 
     def text(self, function: str, *arguments: object) -> str:
         """Read a text: the driver's version is queried even when nothing else works."""
@@ -54,21 +52,8 @@ class StagedNvml(TickingNvml):
         return super().text(function, *arguments)
 
 
-def drop_events(one_in: int) -> None:
-    """Lose one event in `one_in` between the log's line and its counter."""
-    increment, events = Counters.increment, count(1)
-
-    def lossy(self: Counters, name: str, by: int = 1, **labels: Any) -> None:
-        if name == "mps_control_log_lines_total" or next(events) % one_in:
-            increment(self, name, by, **labels)
-
-    Counters.increment = lossy  # type: ignore[method-assign]
-
-
 def main() -> int:
     folder = Path(sys.argv[1])
-    if one_in := int(os.environ.get(DROP_ONE_IN, "0")):
-        drop_events(one_in)
     live_host.NvmlSession = lambda options: NvmlSession(StagedNvml(folder), None, options)  # type: ignore[assignment, misc]
     return cli.main(sys.argv[2:])
 

@@ -235,12 +235,11 @@ def graph(
     decimals: int | None = None,
     none: str = "No data in this time range.",
     min_step: str = "",
-    legend: bool = True,
-    numbers: bool = False,
+    legend: str = "table",
 ) -> Panel:
     """Draw lines, stacked areas, or bars of events over time. A limit is a dashed line.
 
-    With numbers, the legend is a table of the last value and the maximum.
+    The legend is a table of the last value and the maximum, a list of names, or "".
     """
     custom: style.Json = {
         "drawStyle": "bars" if bars else "line",
@@ -270,11 +269,11 @@ def graph(
     }
     options = {
         "legend": {
-            "displayMode": "table" if numbers else "list",
+            "displayMode": legend or "list",
             # Below a graph there is room for three names.
-            "placement": "right" if numbers and width >= 12 else "bottom",
-            "showLegend": legend,
-            "calcs": ["lastNotNull", "max"] if numbers else [],
+            "placement": "right" if legend == "table" and width >= 12 else "bottom",
+            "showLegend": bool(legend),
+            "calcs": ["lastNotNull", "max"] if legend == "table" else [],
         },
         "tooltip": {"mode": "multi", "sort": "desc", "hideZeros": bars},
     }
@@ -294,7 +293,7 @@ def graph(
 
 def events(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw bars of whole events: each bar covers the time since the bar before it."""
-    kept: style.Json = {"decimals": 0, "min_step": "1m", "width": 12, "height": 6, **more}
+    kept: style.Json = {"decimals": 0, "min_step": "1m", "height": 6, "legend": "list", **more}
     # Without the zeros, the legend contains only series with events.
     shown = (replace(query, expr=f"{query.expr} > 0") for query in queries)
     # More bars are thinner than can be seen.

@@ -24,11 +24,9 @@ from mps_exporter.sources.nvml.pynvml_api import (
     Code,
     Device,
     FieldReply,
-    ListedProcess,
-    Memory,
+    Listed,
     NvmlApi,
     NvmlError,
-    NvmlEvent,
     ProcessKind,
 )
 
@@ -57,7 +55,7 @@ class FakeDevice:
     """Seconds of work done until a time of the fake's clock; the slope is the utilization."""
     metrics: dict[int, float] = field(default_factory=dict)
     """GPM percentages while busy, and MiB/s, by metric."""
-    processes: dict[str, list[ListedProcess]] = field(default_factory=dict)
+    processes: dict[str, Listed] = field(default_factory=dict)
     instances: dict[int, FakeDevice] = field(default_factory=dict)  # MIG instances by slot.
     gone: Code | None = None  # Code of all calls after the GPU has fallen off the bus.
     key: int = field(default_factory=lambda: next(_keys))
@@ -89,7 +87,7 @@ class FakeNvml(NvmlApi):
         self.failing: dict[str, int] = {}
         self.functions: set[str] = set()
         """Functions that the library has in addition to the recorded functions."""
-        self.events: queue.Queue[NvmlEvent | NvmlError] = queue.Queue()
+        self.events: queue.Queue[tuple[int, int] | NvmlError] = queue.Queue()
         self.confidential = 0
         self.live_samples = 0
         self.waiting = 0
@@ -110,7 +108,7 @@ class FakeNvml(NvmlApi):
         return EPOCH + at + sum(step for since, step in self.clock_steps if at > since)
 
     def xid(self, gpu: FakeDevice, code: int) -> None:
-        self.events.put(NvmlEvent(gpu.key, 0x8, code))
+        self.events.put((gpu.key, code))
 
     def _enter(self, function: str, device: object = None) -> FakeDevice:
         self.calls[function] += 1
@@ -184,8 +182,8 @@ class FakeNvml(NvmlApi):
     def _method(self, function: str, name: str, device: Device) -> Any:
         return self._recorded(function, self._enter(function, device), name=name)
 
-    def memory(self, device: Device) -> Memory:
-        return Memory(**self._method("nvmlDeviceGetMemoryInfo", "memory()", device))
+    def memory(self, device: Device) -> dict[str, int]:
+        return dict(self._method("nvmlDeviceGetMemoryInfo", "memory()", device))
 
     def has(self, function: str) -> bool:
         return function in self.functions
@@ -209,9 +207,9 @@ class FakeNvml(NvmlApi):
         unknown = {"code": Code.NOT_SUPPORTED}
         return [FieldReply(**known.get(f"{one}:{scope}", unknown)) for one, scope in fields]
 
-    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
         gpu = self._enter(f"nvmlDeviceGet{kind}RunningProcesses", device)
-        return gpu.processes.get(kind, [])
+        return gpu.processes.get(kind, {})
 
     def samples(self, device: Device, sampling_type: int, since: int) -> list[tuple[int, float]]:
         gpu = self._enter("nvmlDeviceGetSamples", device)
@@ -237,7 +235,7 @@ class FakeNvml(NvmlApi):
         share = (gpu.busy(after.at) - gpu.busy(before.at)) / (after.at - before.at)
         return {one: gpu.metrics[one] * share for one in metrics if one in gpu.metrics}
 
-    def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
+    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
         assert events is not None
         assert self.initialized, "waited after the shutdown: the process ends"
         self._enter("nvmlEventSetWait_v2")

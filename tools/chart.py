@@ -1,7 +1,7 @@
 """Files of the chart besides its templates: copies of rules and dashboards, and its README.
 
 They are copies because Flux and others that fetch a chart by git drop symbolic links: the chart
-would have no rules and no dashboards. The table of values is generated from values.yaml.
+would have no rules and no dashboards. The list of values is generated from values.yaml.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ def _at(defaults: Any, path: list[str]) -> Any:
     return defaults
 
 
-def table(text: str) -> Iterator[str]:
+def value_list(text: str) -> Iterator[str]:
     rows = list(values(text))
-    yield "| value | default | meaning |"
-    yield "| --- | --- | --- |"
+    yield ""
     for path, default, meaning in rows:
         is_heading = any(other.startswith(f"{path}.") for other, _, _ in rows)
-        shown = "" if is_heading else f"`{json.dumps(default)}`"
-        yield f"| `{path}` | {shown} | {meaning.replace('|', chr(92) + '|')} |"
+        is_shown = not is_heading and default not in ("", [], {})
+        shown = f" Default: `{json.dumps(default)}`." if is_shown else ""
+        yield f"- `{path}`: {meaning}{shown}"
+    yield ""
 
 
 def files() -> dict[Path, str]:
@@ -69,7 +70,7 @@ def files() -> dict[Path, str]:
             made[CHART / folder / path.name] = path.read_text("utf-8")
     readme = CHART / "README.md"
     before, _, rest = readme.read_text("utf-8").partition(BEGIN)
-    rows = "\n".join(table((CHART / "values.yaml").read_text("utf-8")))
+    rows = "\n".join(value_list((CHART / "values.yaml").read_text("utf-8")))
     made[readme] = f"{before}{BEGIN}\n{rows}\n{END}{rest.partition(END)[2]}"
     return made
 

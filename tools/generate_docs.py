@@ -102,8 +102,6 @@ def _meaning(spec: MetricSpec, listed: set[tuple[str, tuple[str, ...]]]) -> Iter
 def configuration_page() -> Iterator[str]:
     """docs/configuration.md: every command, and every flag with its environment variable."""
     yield from ("# Configuration", "", MADE, "")
-    yield ("The same text is in `mps-exporter --help-all` and the man page `mps-exporter(1)`.")
-    yield ""
     yield "## Commands"
     for name, command in COMMANDS.items():
         yield ""
@@ -121,7 +119,7 @@ def configuration_page() -> Iterator[str]:
         "setting is separated by commas in the variable; an empty variable is not set. `--no-` "
         "before the name turns a switch off. Durations are `500ms`, `5s`, `1m`, `1h` or plain "
         "seconds. Wrong values and unknown variables that start with `MPS_EXPORTER_` are refused "
-        "at start. The settings of a command are in its `--help`."
+        "at start. A command's settings are in its `--help`, all in `--help-all` and the man page."
     )
     for title, flags in grouped().items():
         yield from ("", f"### {title}", "")

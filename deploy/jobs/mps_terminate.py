@@ -73,12 +73,9 @@ class Process(NamedTuple):
     name: bytes
     state: str
     parent: int
-    started: int
-    """In ticks since boot."""
-    owner: int
-    """Its effective user."""
-    real: int
-    """Another user started a set-user-ID program."""
+    started: int  # in ticks since boot
+    owner: int  # its effective user
+    real: int  # another user started a set-user-ID program
 
 
 class ListedClient(NamedTuple):
@@ -87,8 +84,7 @@ class ListedClient(NamedTuple):
     pid: str
     id: str
     server: str
-    namespace: str
-    """Inode of its PID namespace; "" of a v3 daemon, which does not tell it."""
+    namespace: str  # inode of its PID namespace; "" of a v3 daemon, which does not tell it
 
     def is_known(self) -> bool:
         numbers = f"{self.pid} {self.server} {self.namespace}" if self.namespace else self.pid

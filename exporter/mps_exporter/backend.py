@@ -238,7 +238,7 @@ class CollectorBackend:
         return None if self._hindsight is None else await self._hindsight.recording(at)
 
     def _publish(self, daemon: DaemonFacts, incident: Incident) -> None:
-        # An ordinary user's incidents must not replace recordings of root's.
+        # An ordinary user's incidents must not replace recordings of the node's incidents.
         if self._hindsight is not None and not daemon.limited:
             self._hindsight.note(incident)
         for reader in self._readers:

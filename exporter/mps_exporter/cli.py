@@ -28,7 +28,13 @@ from mps_exporter.flags import (
     options_of,
 )
 from mps_exporter.humanize import printable
-from mps_exporter.logging import configure, open_closed_streams, print_output, print_status
+from mps_exporter.logging import (
+    OutputError,
+    configure,
+    open_closed_streams,
+    print_output,
+    print_status,
+)
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 DIAGNOSIS_FAILED = 3  # Exit status of doctor after a failure: 1 and 2 describe the host.
@@ -47,18 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit status."""
     open_closed_streams()
     words = _with_command(sys.argv[1:] if arguments is None else arguments)
-    if words[0] == "version" or not {*VERSION}.isdisjoint(words):
-        print_output(f"{PROGRAM} {mps_exporter.__version__} (Python {platform.python_version()})")
-        return 0
-    command = words[0]
-    doctor = command == "doctor"
+    command, doctor = words[0], words[0] == "doctor"
     try:
         given = parse_words(words)
         return 0 if given is None else _run(command, load(given, os.environ, command))
     except InvalidSettingError as error:
         known = f"{command} " if command in COMMANDS else ""
         text, status = f"{error}\nTry '{PROGRAM} {known}--help'.", WRONG_USAGE
-    except StartError as error:
+    except (StartError, OutputError) as error:
         text, status = printable(str(error), MAX_MESSAGE_CHARACTERS), FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -94,7 +96,10 @@ def _with_command(words: Sequence[str]) -> list[str]:
 
 
 def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values given for the command; None if the help was printed instead."""
+    """Return the values given for the command; None if help or version was printed instead."""
+    if words[0] == "version" or not {*VERSION}.isdisjoint(words):
+        print_output(f"{PROGRAM} {mps_exporter.__version__} (Python {platform.python_version()})")
+        return None
     parser, parsers = _parsers()
     try:
         if words[0] == "--help-all":
@@ -185,8 +190,8 @@ def _run(command: str, settings: Settings) -> int:
 def configure_malloc() -> None:
     """Return freed memory to the kernel. Call this before threads are started.
 
-    By default the limit for such blocks rises with the first larger one that is freed: after 40
-    minutes the heap of a full host had gaps of 3.0 MB instead of 0.9 MB.
+    By default the minimum size of returned blocks rises with the first larger block that is freed:
+    after 40 minutes the heap of a full host had gaps of 3.0 MB instead of 0.9 MB.
     """
     with suppress(OSError, AttributeError):  # musl has no mallopt
         mallopt = ctypes.CDLL(None).mallopt

@@ -147,7 +147,7 @@ class Collector:
         self._kernel: KernelObservation | None = None
         self._faults: deque[KernelFault] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
         self._ranges: deque[AddressRanges] = deque(maxlen=policy.MAX_KEPT_EVIDENCE)
-        self._gpu_addresses: dict[str, str] = {}  # PCI address -> UUID, of the last reading.
+        self._gpu_addresses: dict[str, str] = {}  # PCI address -> UUID, of all readings.
         self._identified: frozenset[int] = frozenset()  # Processes of the last collection.
 
     # ------------------------------------------------------------------ collections

@@ -31,11 +31,11 @@ class DaemonRecord:
     last: DaemonFacts | None = None  # Facts of the process that was found last.
     gone_since: float | None = None
     last_probe: ControlObservation | None = None
-    answered_by: tuple[int, float] | None = None  # PID and start time at the last reply.
+    answered_by: tuple[int, float] | None = None  # PID and start time at the last probe.
     answers: ServerAnswers = field(default_factory=ServerAnswers)
     was_readable: bool = False
     server_log_was_readable: bool = False
-    hung_at: float | None = None  # When its last query timed out; None: the daemon replied.
+    hung_at: float | None = None  # When its last query timed out; None if it did not.
     resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
@@ -44,13 +44,6 @@ class DaemonRecord:
     @property
     def state(self) -> DaemonState:
         return self.tracker.state
-
-    @property
-    def ephemeral(self) -> bool:
-        """Whether the daemon ends with a job or a pod, and does not start here again."""
-        if self.facts.configured:
-            return False
-        return self.in_job or self.facts.pipe_directory.startswith("/proc/")
 
     @property
     def known_absent(self) -> bool:
@@ -103,7 +96,7 @@ class DaemonRecord:
         self.hung_at = None
 
     def record_query(self, reply: ControlObservation) -> None:
-        """Record whether the daemon replied, unless the query was skipped."""
+        """Record whether the query timed out, unless the query was skipped."""
         if reply.outcome is not Outcome.SKIPPED:
             took = sum(exchange.duration_seconds for exchange in reply.exchanges)
             self.hung_at = reply.at + took if reply.outcome is Outcome.TIMEOUT else None
@@ -117,7 +110,7 @@ class DaemonRecord:
 
     @property
     def resumed(self) -> bool:
-        """Whether the daemon was stopped when its last query hung, and continued later."""
+        """Whether the daemon or a server has continued from a stop since its last query hung."""
         hung_at, resumed_at = self.hung_at, self.resumed_at
         return hung_at is not None and resumed_at is not None and hung_at < resumed_at
 
@@ -156,13 +149,14 @@ class DaemonRecord:
 
     def outdated(self, now: float) -> bool:
         """Return whether the daemon has been absent for longer than absent daemons are shown."""
-        if self.gone_since is None or now - self.gone_since <= policy.SHOWN_AFTER_QUIT_SECONDS:
+        if self.gone_since is None:
             return False
-        daemon = self.state.daemon
-        quit_cleanly = daemon.ended_at is not None and not daemon.died
-        if quit_cleanly or self.ephemeral:
-            return True
-        return now - self.gone_since > policy.SHOWN_AFTER_DEATH_SECONDS
+        facts, daemon, shown = self.facts, self.state.daemon, policy.SHOWN_AFTER_DEATH_SECONDS
+        # A daemon of a job or a pod ends with it, and does not start here again.
+        of_job = self.in_job or facts.pipe_directory.startswith("/proc/")
+        if (daemon.ended_at is not None and not daemon.died) or (of_job and not facts.configured):
+            shown = policy.SHOWN_AFTER_QUIT_SECONDS
+        return now - self.gone_since > shown
 
     def valid_probe(self, now: float, max_age_seconds: float) -> ControlObservation | None:
         """Return the last reply if logs and processes show that it is still valid."""
@@ -227,7 +221,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
     def _drop_renamed(self, found: Iterable[DaemonFacts]) -> None:
         """Drop daemons whose name changed or is used by another daemon.
 
-        One in a container has its directory's short name until a daemon of the host has the same.
+        A daemon in a container has a short name until a daemon of the host has the same name.
         """
         names = {facts.process_identity: facts.pipe_directory for facts in found}
         for name, record in list(self.items()):
@@ -277,7 +271,7 @@ def _may_write_into(one: DaemonFacts, other: DaemonFacts) -> bool:
 
 
 class _Shares:
-    """A limit for all daemons; of ordinary users, each can use a part of it."""
+    """A limit for all daemons; those of one ordinary user can use a part of it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

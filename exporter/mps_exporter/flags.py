@@ -92,7 +92,7 @@ class Kind(NamedTuple):
 
     metavar: str = ""
     pattern: str = ".*"
-    reason: str = ""  # What a value that does not match must be.
+    reason: str = ""  # Message for a value that does not match.
     convert: Callable[[str], Any] = str
     bounds: tuple[float, float] = (-math.inf, math.inf)  # Lowest and highest number.
 
@@ -423,8 +423,8 @@ class Settings:
     doctor_before_kill: tuple[int, ...] = _option(
         (),
         _PROCESS_ID,
-        "Show which programs could end with this process, and how to end it alone; of several, "
-        "those that endanger others. Exit status: 0 no other program is in danger, 1 otherwise.",
+        "Programs that could end with this process, and how to end it alone; of several, those "
+        "that endanger others (JSON: a list). Exit status: 0 no other in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(
@@ -469,7 +469,7 @@ class Settings:
         return tuple(name for name in COLLECTORS if getattr(self, f"collector_{name}"))
 
     def changed(self) -> tuple[str, ...]:
-        """Return the settings that are not at their defaults; texts, which may be names, as set."""
+        """Return the settings that differ from their defaults; texts, perhaps names, as "set"."""
         values = ((flag, getattr(self, flag.field)) for flag in FLAGS)
         return tuple(
             f"{flag.name}={'set' if isinstance(value, str | tuple) else value}"

@@ -50,9 +50,9 @@ USERS_RATIO = 0.25
 ranges and long texts of processes."""
 
 MAX_COMPRESSION = 32  # Ratio beyond which the size of a text counts: users choose texts.
-LONG_TEXTS = 8192  # Length of the texts of a user's processes that fill that part.
+LONG_TEXTS = 8192  # Length from which the texts of a user's processes count in USERS_RATIO.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
-MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Limits of the directory.
+MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Maximum number and size of the recordings.
 PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.
 
 _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
@@ -91,7 +91,7 @@ class Hindsight:
         """Source -> time and outcome of the last observation that was kept."""
         self._recent: deque[_Line] = deque()
         self._size, self._users_size = 0, 0  # Size of these lines, and the part that users chose.
-        self._old_logs = deque[_Line](), deque[_Line]()  # Older lines of logs, likewise.
+        self._old_logs = deque[_Line](), deque[_Line]()  # Older lines of logs: node's, users'.
         self._old = dict[str, _Line](), dict[str, _Line]()  # Source -> its last older line.
         self._gpus: NvmlObservation | None = None
         self._incident: Incident | None = None  # The first incident that waits to be written.
@@ -188,7 +188,7 @@ class Hindsight:
                 self._users_size += users
 
     def _remove_old(self) -> None:
-        """Keep of the time before the recent minutes what a replay needs to begin."""
+        """Reduce lines from before the recent minutes to what a replay needs to begin."""
         begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
         while self._recent and (self._size > self._max_bytes or self._recent[0].at < begin):
             line = self._recent.popleft()
@@ -316,7 +316,7 @@ def _files(directory: Path | None) -> list[Path]:
 
 
 def latest_recording(directory: str | None) -> Path | None:
-    """Return the newest recording in the directory of an exporter; None for the packages'."""
+    """Return the newest recording in a directory, by default in the packages'; None without any."""
     return next(reversed(_files(Path(directory or PACKAGED_DIRECTORY))), None)
 
 

@@ -58,7 +58,7 @@ MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
 
 NEW_PROCESSES_PER_SECOND = 1.0
 """Refill rate of a user's new processes. A new process costs 0.3 ms, and 30 ms if it has a daemon's
-name and exits at once: 8 ms are a run of the control tool."""
+name and exits at once, of which a run of the control tool takes 8 ms."""
 
 MAX_NEW_PROCESSES_PER_SECOND = 16.0  # Refill rate of the new processes of all ordinary users.
 MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
@@ -116,11 +116,11 @@ MAX_USER_LOG_POLL_BYTES = 64 << 10  # Maximum size of one poll of all logs of an
 MAX_USERS_LOG_POLL_BYTES = 128 << 10  # The same for all ordinary users together.
 MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
 MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
-MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs.
+MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs and copies.
 
 # -------------------------------------------------------- the control tool
 
-MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second follows a refusal.
+MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second after a collision.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
 MIN_CONTROL_RUN_SECONDS = 0.5  # Minimum time for a run, or half of its timeout.
 MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
@@ -129,7 +129,7 @@ CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles eac
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 
 USERS_CONTROL_BACKOFF_SECONDS = 5.0
-"""Delay before another query of an ordinary user's daemon that refused or was absent. Each
+"""Delay before another query of an ordinary user's daemon after a failure without a hang. Each
 following delay is twice as long. A run of the tool costs the exporter 8 ms."""
 
 MAX_USERS_CONTROL_BACKOFF_SECONDS = 60.0  # Maximum of that delay.
@@ -146,7 +146,7 @@ MAX_KERNEL_RECORDS = 1 << 14  # Maximum records of one poll: they take about 50 
 MAX_MAPS_BYTES = 1 << 20  # Maximum size of /proc/PID/maps; 500 mappings of PyTorch take 60 KB.
 MAX_RANGES_PER_PROCESS = 512  # Maximum ranges kept for a process: the smallest.
 MAX_MAPS_WAITING_PER_USER = 512  # An ordinary user's processes whose maps wait to be read.
-MAX_USER_MAPS_BYTES = 16 << 20  # Size of all maps in one read of one ordinary user's processes.
+MAX_USER_MAPS_BYTES = 16 << 20  # Maximum size of one ordinary user's maps read at once.
 USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that limit.
 
 # ---------------------------------------------------------- blocking calls
@@ -163,20 +163,20 @@ MAX_USERS_CALLS = 24
 
 MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
 EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits that no log shows.
-GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for one sample of the GPUs' activity.
+GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for what NVML reads between collections.
 CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
 
 # -------------------------------------------------- recordings and replays
 
 RECORDED_POLL_INTERVAL_SECONDS = 1.0  # Maximum poll interval of the logs during a recording.
-MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time of a source's first observation.
+MAX_FIRST_REPLY_SECONDS = 5.0  # Maximum time by which a first observation is replayed early.
 MAX_RECORDING_BYTES = 128 << 20  # Size of an unpacked recording. In memory: up to 5 times that.
 MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
 MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
 MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
 MAX_RECORDING_EARLY_SECONDS = 86400.0  # Maximum time of an observation before the start.
 REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
-MAX_REPLAY_STEPS = 5000  # Maximum number of steps; of more than 40 minutes, the steps are longer.
+MAX_REPLAY_STEPS = 5000  # Maximum number of steps; for more than 40 minutes, steps are longer.
 MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
 
 # ------------------------------------------------------------------ doctor
@@ -194,7 +194,8 @@ EACH = 0.0  # Interval of values that cost microseconds: read at each collection
 
 SLOW = 5.0
 """Interval of values that may change at any time, but cost 0.3 ms or more. These and
-slower values are renewed between collections, so that no collection waits for them."""
+slower values are renewed between collections, so that no collection waits for them. The driver
+retains its utilization samples for 14 s; there may be dozens of MIG instances."""
 
 MINUTE = 60.0  # Interval of settings and of counters of rare events, which cost about 1 ms.
 HOUR = 3600.0  # Interval of values that only a repair or a new board changes.
@@ -211,15 +212,12 @@ MAX_TICK_AGE_SECONDS = 1.5
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 
 MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples: GPM's, by DCGM's manual.
-BUSY_SAMPLE_INTERVAL_SECONDS = 5.0  # Interval of utilization samples: the driver retains 14 s.
-INSTANCE_SAMPLE_INTERVAL_SECONDS = 5.0  # Sample interval of MIG instances: there may be dozens.
 
 # ---------------------------------------------------------------- recovery
 
 REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
-MIN_LOST_RETRY_SECONDS = 60.0  # Delay from a GPU's loss to a new initialization; doubles each time.
-MAX_LOST_RETRY_SECONDS = 600.0  # Maximum of that delay.
+LOST_RETRY_INTERVAL_SECONDS = 120.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
 # ------------------------------------------- Xid events and control groups
@@ -261,7 +259,7 @@ SHUTDOWN_TIMEOUT_SECONDS = 5.0  # Maximum time from a shutdown request to the ex
 SIMULTANEOUS_SECONDS = 0.01  # Maximum difference of one event's timestamps in the two logs.
 REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
 MAX_RECENT = 256  # Entries of each list of recent events, such as refusals. The oldest go first.
-MAX_CONTEXTS = 256  # Contexts of one client; contexts of one server without a known GPU.
+MAX_CONTEXTS = 256  # Contexts of one client; of one server without a known GPU; of one fault.
 MAX_GPUS = 64  # GPUs of one daemon, server or fault.
 TIMELINE_SECONDS = 600  # Time that the timeline covers.
 MAX_TIMELINE_SPANS = 400  # Spans of one daemon's timeline. The oldest go first.
@@ -295,7 +293,7 @@ A longer time means that the program destroyed its context and continued."""
 
 MAX_END_AGE_SECONDS = 5.0  # Maximum age of an end that explains a fault. The longest took 1.4 s.
 RANGES_LIFETIME_SECONDS = 600.0  # Lifetime of a client's address ranges after its end.
-MAX_EVIDENCE_PROCESSES = 1024  # Processes whose address ranges are kept for one daemon.
+MAX_EVIDENCE_PROCESSES = 1024  # Clients, and processes with address ranges, of one daemon.
 MAX_EVIDENCE_RANGES = 1 << 15  # Address ranges of these: 512 each of 64 clients; 4 MB.
 
 
@@ -412,8 +410,8 @@ SHOWN_LANES = 6
 
 # ------------------------------------------------------------------ events
 
-REPLAYED_EVENTS = 256  # Number of past events that a reconnecting reader can get.
-MAX_QUEUED_EVENTS = 64  # Events that wait for a slow reader; it loses the oldest, with a notice.
+REPLAYED_EVENTS = 256  # Past events for a reconnecting reader; as many again of users' daemons.
+MAX_QUEUED_EVENTS = 64  # Events that wait for a slow reader; others are lost, with a notice.
 KEEP_ALIVE_INTERVAL_SECONDS = 15.0  # Interval between comments on an idle event stream.
 RECONNECT_MILLISECONDS = 3000  # Delay after which a browser reconnects to the event stream.
 

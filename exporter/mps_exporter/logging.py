@@ -66,7 +66,7 @@ def _quoted(value: object) -> str:
 
 
 class LogfmtFormatter(logging.Formatter):
-    """key=value pairs, values quoted where they need it: one record is always one line."""
+    """key=value pairs, values quoted where they need it: one line, with a traceback several."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line without its end; at level debug with the traceback."""
@@ -187,6 +187,10 @@ def show_progress(text: str) -> None:
         print_status(f"\r\033[K{text[: width - 1]}")
 
 
+class OutputError(Exception):
+    """Standard output cannot be written; the message is the reason."""
+
+
 def print_output(text: str) -> None:
     """Print on standard output. Ignore a pipe whose reader has exited (``| head``)."""
     try:
@@ -198,7 +202,7 @@ def print_output(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         if not isinstance(error, BrokenPipeError):
-            raise
+            raise OutputError(f"write error: {error.strerror}") from error
 
 
 def supports_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:

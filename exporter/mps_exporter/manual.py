@@ -19,7 +19,7 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 QUESTIONS = ("docs/alerts.md", "docs/slurm.md", "docs/faq.md", "docs/sharing.md")
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 3.0  # Minimum weight of the heading's words and a sequence: about GPUs or MPS.
+WANTED_EVIDENCE = 3.0  # Minimum weight, in heading and sequence, of a text about GPUs or MPS.
 WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0  # Weight of evidence, or of a sequence without a subject, that suffices.
@@ -41,7 +41,7 @@ _SUBJECT = re.compile(
     r"|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
     r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode|server \d"
 )
-"""Words about GPUs, or of CUDA and libraries. Others need a whole title, or a long sequence."""
+"""Words about GPUs, CUDA or libraries. A text without them needs a title or a long sequence."""
 _APPLE = re.compile(
     r"mps (?:backend|framework|tensor|allocated)|(?:the|on) mps device\b(?! pl)"
     r"|mps:0|ends\.mps|mps_fall|apple"
@@ -72,7 +72,7 @@ class ManualPage:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Words of the page and of its name, with the findings and alerts of its header."""
+        """Words of the page with its comments, of its name, and of its heading."""
         return frozenset(_words(f"{self.name} {self.source}")) | self.heading
 
     @cached_property
@@ -139,8 +139,8 @@ def name_of(url: str | None) -> str | None:
 def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
     """Return the pages about an error text, alert, finding or number, the best first.
 
-    A page with the text as its title, or word for word, is better than others, else the page that
-    has most of its rare words, in its title, and in the same sequence: a message contains PIDs.
+    The best page has the text as its title, else word for word, else most of its rare words, in its
+    title and in sequence (a message contains PIDs). Without `sure`, less similar pages count, too.
     """
     if APPLE in pages() and _APPLE.search(text.lower()):
         return [pages()[APPLE]]

@@ -22,9 +22,9 @@ class Outcome(StrEnum):
     OK = "ok"
     TIMEOUT = "timeout"  # No reply before the deadline.
     ABSENT = "absent"  # Nothing to query: no daemon, no tool, no library.
-    REFUSED = "refused"  # Refused, also after one retry.
+    REFUSED = "refused"  # Refused, also after a retry if time was left.
     UNPARSABLE = "unparsable"  # A reply of unknown wording.
-    SKIPPED = "skipped"  # Not sent: the circuit breaker is open, or the query could harm the host.
+    SKIPPED = "skipped"  # Not sent, or given up early: a pause, no time, or no slot.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ProcessFacts:
 
     @property
     def account(self) -> tuple[int | None, int | None]:
-        """Its user, and of root the PID namespace: root of a container is not the host's."""
+        """Its user, and for root the PID namespace: root of a container is not the host's root."""
         return self.uid, self.pid_namespace if self.uid == 0 else None
 
     @property
@@ -102,7 +102,7 @@ class ProcessView:
     """The environment, or a directory that it names, could not be read in time."""
     pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
     names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
-    profile: str = ""  # The file of the host that sets it for every login, if one does.
+    profile: str = ""  # File of the host that sets this variable for every login; "": none.
     path_error: str | None = None  # Why that directory is unusable, with the folder at fault.
     closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, if the host has it under the same path."""
@@ -299,7 +299,7 @@ class Exchange:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    return_code: int | None = None  # None: the tool was killed.
+    return_code: int | None = None  # None: the tool was killed, or was not run.
     duration_seconds: float = 0.0  # Duration of the last attempt.
     attempts: int = 1
     error: str | None = None  # Error text for a person.
@@ -325,13 +325,13 @@ class LogChunk:
     pipe_directory: str
     log: LogName
     data: bytes = b""
-    history: bool = False  # Written before the first read: rebuilds the state, counts nothing.
+    history: bool = False  # Older than the exporter's start: rebuilds the state, counts nothing.
     restarted: bool = False
     """The file was truncated or replaced before these bytes: a half line before them is void."""
     lost_bytes: int = 0  # Bytes skipped before these because the backlog exceeded its limit.
     complete_until: float | None = None
-    """Time at which the file was read to its end, and so has all lines before it; None: it has more
-    data."""
+    """Time of a read to the file's end: all lines before that time are read. None: the file has
+    more data."""
     utc_offset_seconds: float | None = None
     """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
     and its last line, else the host's. None: no line has a timestamp yet."""
@@ -405,7 +405,7 @@ class GpuObservation:
     readings: tuple[Reading, ...] = ()
     activity_age_seconds: float | None = None
     """Age of the last sample of the SMs' activity; None: no sample."""
-    lost: bool = False  # Fallen off the bus: NVML reports a known GPU as lost.
+    lost: bool = False  # The GPU has fallen off the bus or must be reset.
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +447,7 @@ class KernelObservation:
     readable: bool  # Whether the kernel log is being read.
     error: str = ""  # Why the kernel log cannot be read, for a person.
     lines: tuple[KernelLine, ...] = ()
-    ranges: tuple[AddressRanges, ...] = ()  # Ranges of clients whose context became ACTIVE.
+    ranges: tuple[AddressRanges, ...] = ()  # Ranges of clients that earlier calls requested.
 
 
 Observation = (

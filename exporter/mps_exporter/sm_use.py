@@ -24,7 +24,7 @@ class _Seen:
     unobserved_seconds: float
     members: object
     """Processes with a context, without MPS servers; unequal to others if not all are known."""
-    changes: tuple[object, ...]  # Differs if a client connected or left since another collection.
+    changes: tuple[object, ...]  # Differs if a client has connected since another collection.
 
 
 class SmUseCounter:

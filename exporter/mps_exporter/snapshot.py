@@ -27,7 +27,7 @@ ControlState = Literal["answering", "absent", "unresponsive", "draining", "refus
 CONTROL_STATES: tuple[ControlState, ...] = get_args(ControlState)
 
 SERVER_STATES = ("INITIALIZING", "ACTIVE", "FAULT")
-"""States of the control tool; the unknown state of a newer driver is passed through."""
+"""Server states that the control tool prints; other states of a newer driver are passed through."""
 
 ClientState = Literal["waiting", "connecting", "creating_context", "active", "torn_down"]
 CLIENT_STATES: tuple[ClientState, ...] = get_args(ClientState)  # In the order of a client's life.
@@ -73,7 +73,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class PossibleUnfinishedWork:
-    """A client that exited alone, as slowly as with unfinished work; no client connected since."""
+    """A client that exited alone, as slowly as with unfinished work, and was last on its GPUs."""
 
     pid: int
     uid: int | None
@@ -92,6 +92,7 @@ class Wait:
     behind_uid: int | None  # User of the server that holds the GPU.
     dead: bool = False  # The process is gone, not its entry in the queue.
     overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
+    users_before: int = 0  # Other users who wait, and entered the queue before its user.
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Incident:
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None  # Duration of a wait or a recovery.
     detail: str = ""  # Name of a cause, or its evidence.
-    count: int = 1  # Number of repetitions: a server that cannot start fails twenty times a second.
+    count: int = 1  # Number of occurrences: a server that cannot start fails twenty times a second.
     counted: bool = True  # False: before the exporter's start, so no counter includes it.
 
     @property
@@ -221,7 +222,7 @@ class Namespace:
     active_thread_ratio: float | None = None  # math.inf: unlimited.
     pinned_memory_limit_bytes: float | None = None  # On each GPU; math.inf: unlimited.
     client_priority: int | None = None
-    clients: int | None = None  # None: not known of every client of the server.
+    clients: int | None = None  # None: the namespace of some client is unknown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +443,7 @@ class ControlDaemon:
 
     pipe_directory: str
     log_directory: str
-    state: ControlState | None  # None: no query was sent, and /proc does not show it.
+    state: ControlState | None  # None: queries and /proc do not show it.
     facts: DaemonFacts
     last: DaemonFacts | None = None  # Facts of its last process, also after its exit.
     pid: int | None = None
@@ -465,7 +466,7 @@ class ControlDaemon:
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()  # GPUs that the daemon serves, or served until it exited.
     logs: tuple[LogState, ...] = ()
-    counters: LogMetricValues | None = None  # None: no log of this daemon was ever readable.
+    counters: LogMetricValues | None = None  # None: its control.log was never readable.
     incidents: tuple[Incident, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     timeline_since: float | None = None
@@ -586,7 +587,7 @@ class Snapshot:
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
     """UID -> name, for the users of the processes that were identified."""
-    containers: tuple[ContainerName, ...] = ()  # Containers of GPU processes, by the kubelet.
+    containers: tuple[ContainerName, ...] = ()  # Containers of identified processes.
     cgroup_memory: Mapping[str, Mapping[str, CgroupMemory]] = field(default_factory=dict)
     """Control group -> GPU UUID -> its memory on that GPU."""
     unreadable_environments: int | None = None  # Processes whose environment is not readable.

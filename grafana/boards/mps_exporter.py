@@ -98,7 +98,6 @@ READ = (
         overrides=(*COLLECTORS, dotted("byFrameRefID", "B")),
         width=8,
         decimals=0,
-        numbers=True,
     ),
     graph(
         "Read time by source",
@@ -109,7 +108,6 @@ READ = (
         unit=style.SECONDS,
         overrides=(*COLLECTORS, dotted("byFrameRefID", "A")),
         width=8,
-        numbers=True,
     ),
     table(
         "Versions",

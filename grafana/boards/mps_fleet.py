@@ -214,7 +214,7 @@ _WAITS = f"sum(sum_over_time({_ENDED}[1d:1m]))"
 
 def _by_day(title: str, description: str, *queries: Query, **more: object) -> Panel:
     """Draw a bar for each of the last seven days, which ended at midnight."""
-    kept: style.Json = {"bars": True, "width": 8, "min_step": "1d", **more}
+    kept: style.Json = {"bars": True, "width": 8, "min_step": "1d", "legend": "list", **more}
     panel = graph(title, description, *queries, none="No whole day is recorded yet.", **kept)
     return replace(panel, period="7d")
 
@@ -276,7 +276,6 @@ WAITS = (
         sort="Waits",
         none="No wait is known.",
         found="mps_uid_waiting_clients > 0",
-        height=8,
     ),
 )
 

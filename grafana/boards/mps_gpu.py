@@ -100,7 +100,6 @@ WORK = (
         "For information: the share of time in which any kernel ran, on however few SMs.",
         Query(f"avg by ({GPU}) {UTILIZATION}", LEGEND),
         overrides=GPUS_ALIKE,
-        numbers=True,
         none="No GPU reports its utilization.",
     ),
     share_graph(
@@ -109,7 +108,6 @@ WORK = (
         "later.",
         Query(f"avg by ({GPU}) {SM_ACTIVITY}", LEGEND),
         overrides=GPUS_ALIKE,
-        numbers=True,
         none="No GPU reports its SM activity.",
     ),
     share_graph(
@@ -125,7 +123,6 @@ WORK = (
         overrides=colors_by_query(
             "#5794f2", "#b877d9", "#c2841a", "#2f9fb8", "#7890ab", "#d65db1", "#9c9328"
         ),
-        numbers=True,
         none="These GPUs do not report it.",
     ),
     graph(
@@ -135,7 +132,6 @@ WORK = (
         Query("max(mps_gpu_memory_total_bytes)", "total"),
         unit=style.BYTES,
         overrides=(*GPUS_ALIKE, dashed("B", style.BAD)),
-        numbers=True,
         none="No GPU reports its memory.",
     ),
 )
@@ -149,7 +145,6 @@ SPEED = (
         Query('max(mps_gpu_clock_max_hertz{clock="sm"})', "maximum"),
         unit=style.HERTZ,
         overrides=(*GPUS_ALIKE, dashed("B")),
-        numbers=True,
         none="No GPU reports its clocks.",
     ),
     share_graph(
@@ -168,7 +163,6 @@ SPEED = (
             color_of("byRegexp", "/sw_power_cap$/", style.WARN),
             color_of("byRegexp", "/(thermal|brake|hw)_.*slowdown$/", style.BAD),
         ),
-        numbers=True,
         none="No reason is known.",
     ),
 )
@@ -181,7 +175,6 @@ HEAT = (
         Query('max(mps_gpu_power_limit_watts{limit="enforced"})', "limit"),
         unit=style.WATTS,
         overrides=(*GPUS_ALIKE, dashed("B", style.BAD)),
-        numbers=True,
         none="No GPU reports its power.",
     ),
     graph(
@@ -193,7 +186,6 @@ HEAT = (
         Query('min(mps_gpu_temperature_limit_celsius{limit="slowdown"})', "slowdown"),
         unit=style.CELSIUS,
         overrides=(*GPUS_ALIKE, dotted("byRegexp", "/ memory$/"), dashed("B", style.BAD)),
-        numbers=True,
         none="No GPU reports its temperature.",
     ),
 )
@@ -215,7 +207,6 @@ LINKS_AND_ERRORS = (
         ),
         unit=style.BYTES_PER_SECOND,
         overrides=(*GPUS_ALIKE, dotted("byFrameRefID", "B")),
-        numbers=True,
         none="These GPUs do not count it.",
     ),
     events(

@@ -190,6 +190,7 @@ PER_GPU = (
         Query(_SMS % "low", "uid {{uid}}, at least"),
         Query("max by (instance) (mps_gpu_sms)", "SMs of the GPU"),
         overrides=(*USERS_ALIKE, dotted("byFrameRefID", "B"), dashed("C", style.BAD)),
+        legend="list",
         width=8,
         decimals=0,
         none="No bounds are known.",
@@ -208,7 +209,7 @@ PER_GPU = (
         limit=1.0,
         overrides=USERS_ALIKE,
         width=8,
-        legend=False,
+        legend="",
         none="No SM limit is known.",
     ),
     graph(
@@ -229,7 +230,7 @@ PER_GPU = (
         Query("sum by (instance, gpu) (mps_gpu_memory_total_bytes)", "total"),
         unit=style.BYTES,
         stacked=True,
-        legend=False,
+        legend="",
         width=8,
         overrides=(
             *USERS_ALIKE,
@@ -269,7 +270,6 @@ BOARD = Board(
                         color_of("byName", "direct", "purple"),
                     ),
                     decimals=0,
-                    numbers=True,
                     width=24,
                     none="No compute process is known in this time range.",
                 ),

@@ -164,7 +164,6 @@ COSTS = (
             "uid {{uid}}",
         ),
         stacked=True,
-        numbers=True,
         overrides=(*USERS_ALIKE, color_of("byFrameRefID", "A", style.BAD, custom__fillOpacity=80)),
         none="No user was seen in this time range.",
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mps_exporter.commands.doctor_report import checks_as_text, status_of_end
+from mps_exporter.commands.doctor_report import checks_as_text, status_of_ends
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process
@@ -68,7 +68,7 @@ def _shown(moment: Moment) -> Iterator[tuple[str, str]]:
             checks = check_process(pid, snapshot, found, view)
             yield f"doctor --pid {pid}", checks_as_text({pid: checks})
             told = before_kill(pid, snapshot, view.uid)
-            yield f"doctor --before-kill {pid}", status_of_end(told, as_json=True)[1]
+            yield f"doctor --before-kill {pid}", status_of_ends([told], as_json=True, many=False)[1]
 
 
 def _texts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:

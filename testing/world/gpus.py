@@ -5,7 +5,7 @@ from typing import Any
 
 from mps_exporter.observations import GpuProcess, NvmlObservation
 from mps_exporter.sources.nvml import Clock, NvmlOptions, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import Code, ListedProcess
+from mps_exporter.sources.nvml.pynvml_api import Code, Listed
 from testing.fake_nvml import EPOCH, FakeDevice, FakeNvml, recorded
 from testing.page import Page
 from testing.world.model import World
@@ -99,11 +99,9 @@ class Gpus:
             device.gone = Code.GPU_IS_LOST if gpu.uuid in world.lost_gpus else None
             found = listed(gpu.index)
             for name, kind in LISTS.items():
-                device.processes[name] = [
-                    ListedProcess(one.pid, one.used_memory_bytes)
-                    for one in found
-                    if one.kind == kind
-                ]
+                device.processes[name] = {
+                    one.pid: one.used_memory_bytes for one in found if one.kind == kind
+                }
         library.failing.clear()
         if (random := self._obstacles.random(OFTEN)) is not None:
             library.fail(random.choice(sorted(library.calls) or [""]), random.choice(CODES))
@@ -155,9 +153,9 @@ class Gpus:
             instances[slot] = FakeDevice(
                 uuid, replies, lambda now: now / 4, dict.fromkeys(GPM, 50.0)
             )
-            instances[slot].processes = {"Compute": [ListedProcess(70 + slot, 1 << 20)]}
+            instances[slot].processes = {"Compute": {70 + slot: 1 << 20}}
         reply["nvmlDeviceGetMaxMigDeviceCount()"] = 7
-        listed = {"Compute": [one.processes["Compute"][0] for one in instances.values()]}
+        listed: dict[str, Listed] = {"Compute": {70 + slot: 1 << 20 for slot in instances}}
         return FakeDevice("GPU-divided", reply, processes=listed, instances=instances)
 
     def differences(self, page: Page) -> Iterator[str]:

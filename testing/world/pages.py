@@ -20,7 +20,6 @@ from testing.world.settings import CONTAINER, MEMORY_OF_GROUPS, PLACES
 
 Labels = Mapping[str, object]
 ATTRIBUTES = ("container_id", "pod_uid", "slurm_job_id", "systemd_unit")
-LONGEST_QUERY_MS = 40_000
 Expected = tuple[str, Labels, float]
 
 

@@ -106,15 +106,17 @@ def until_it_says(process: subprocess.Popen[str], words: str) -> str:
         ("$E doctor --recording $DEMO | true; exit ${PIPESTATUS[0]}", 0, ""),
         ("$E doctor --recording $DEMO >&-", 0, ""),
         ("$E doctor --recording $DEMO --json 2>&- >&-", 0, ""),
-        ("$E doctor --recording $DEMO >/dev/full", 3, "cannot print what was found: No space"),
+        ("$E doctor --recording $DEMO >/dev/full", 3, "write error: No space"),
+        ("$E doctor --help >/dev/full", 3, "write error: No space"),
+        ("$E explain 805 >/dev/full", 1, "write error: No space"),
+        ("$E top </dev/null >/dev/full", 1, "write error: No space"),
+        ("$E version >/dev/full", 1, "write error: No space"),
         ("$E doctor --recording /nonexistent", 3, "No such file"),
         ("$E doctor --recording $DEMO --at 100h", 3, "s after its start"),
         ("$E doctor --recording $DEMO --at 3s", 0, ""),
     ],
 )
-def test_the_statuses_of_the_doctor_are_about_the_host(
-    command: str, status: int, words: str
-) -> None:
+def test_the_statuses_are_those_of_the_help(command: str, status: int, words: str) -> None:
     done = run(command)
     assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
     assert words in done.stderr

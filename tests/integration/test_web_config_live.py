@@ -143,15 +143,6 @@ async def test_allowed_versions_and_cipher_suites(site: Site, settings: str) -> 
         assert await status(address, site.client()) == 200
 
 
-async def test_very_old_versions_if_they_are_configured(site: Site) -> None:
-    async with visited(site, TLS + "  min_version: TLS10\n  max_version: TLS11\n") as address:
-        old = site.client()
-        with pytest.warns(DeprecationWarning, match="TLSv1 is deprecated"):
-            old.minimum_version = ssl.TLSVersion.TLSv1
-        old.set_ciphers("DEFAULT:@SECLEVEL=0")
-        assert await status(address, old) == 200
-
-
 async def test_inline_certificates(site: Site) -> None:
     def indented(name: str) -> str:
         return "".join(f"    {line}\n" for line in (site.folder / name).read_text().splitlines())

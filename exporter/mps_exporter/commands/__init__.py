@@ -1,4 +1,4 @@
-"""The commands: ``serve`` and ``demo``, ``doctor``, ``record``."""
+"""The commands: ``serve`` and ``demo``, ``doctor``, ``top``, ``record``."""
 
 import asyncio
 import signal

@@ -37,7 +37,7 @@ before it is reported, and a server be 1 s old for queries."""
 
 
 async def collect_twice(settings: Settings) -> Snapshot:
-    """Return the second of two collections. Only the first leaves findings to confirm."""
+    """Return the second of two collections: activity and some findings need two."""
     host = LiveHost(replace(settings, mps_min_query_interval=0.0), brief=True)
     collector = Collector(host, settings)
     began = time.monotonic()
@@ -55,9 +55,8 @@ async def diagnose(settings: Settings) -> int:
     if check is not None and check not in doctor_report.CHECKS:
         named = (one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check)
         if (check := next(named, None)) is None:
-            raise InvalidSettingError(
-                f"--check: no finding {wanted!r}; see docs/troubleshooting.md"
-            )
+            why = f"--check: no finding {wanted!r}; see docs/troubleshooting.md"
+            raise InvalidSettingError(why)
     live = settings.doctor_recording is None
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := list(dict.fromkeys(settings.doctor_before_kill)):
@@ -68,20 +67,17 @@ async def diagnose(settings: Settings) -> int:
             before_kill(pid, snapshot, uid, seen.hidden, gone=live and uid is None)
             for pid, uid in uids
         ]
-        told = [doctor_report.status_of_end(one, as_json=settings.doctor_json) for one in ends]
-        status = max(told)[0]
-        told = told if status else told[: len(pids)]
-        text = "\n".join(text for one, text in told if one == status)
-        if status and not (settings.doctor_json or any(one.in_danger for one in ends[: len(pids)])):
+        given = ends[: len(pids)]
+        shown = [one for one in ends if one.in_danger] or given
+        as_json = settings.doctor_json
+        status, text = doctor_report.status_of_ends(shown, as_json=as_json, many=len(pids) > 1)
+        if status and not (as_json or any(one.in_danger for one in given)):
             text = f"What it has started mostly ends with it.\n{text}"
     elif check is not None:
         status, text = doctor_report.status_of_check(snapshot, check)
     else:
         status, text = _report(snapshot, settings, settings.path_procfs if live else None)
-    try:
-        print_output(text)
-    except OSError as error:
-        raise StartError(f"cannot print what was found: {error.strerror}") from error
+    print_output(text)
     return status
 
 
@@ -142,7 +138,7 @@ _LEFT, _DIRECTORIES = "what MPS left on the host", "directories where a daemon h
 def _reads(
     snapshot: Snapshot, pids: Iterable[int], procfs: str
 ) -> dict[Hashable, Callable[[], Any]]:
-    """Return the doctor's own facts, by PID, by pipe directory, or by function name."""
+    """Return the calls that read the doctor's own facts, by PID, pipe directory, or title."""
     facts = [daemon.facts for daemon in snapshot.daemons]
     reads: dict[Hashable, Callable[[], Any]] = {
         _LEFT: partial(process_view.find_leftovers, facts, procfs),
@@ -160,7 +156,7 @@ def _reads(
 
 
 def _read_in_time(reads: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
-    """Call these functions on threads, and return the results; None: it did not return in time.
+    """Call these functions on threads; return the results, None after a failure or a timeout.
 
     Users choose the directories: any of them may be in a file system that does not answer.
     """
@@ -188,9 +184,11 @@ def selected_pids(settings: Settings, snapshot: Snapshot) -> list[int]:
     pids = [pid] if pid else pids_of(snapshot, uid=uid, job=job, waiting=waiting.values())
     if not pids:
         name = f"user {uid}" if uid is not None else f"pod or job {job!r}"
-        hidden = Processes(settings.path_procfs).hidden
+        live = settings.doctor_recording is None
+        where = "on this host" if live else "at this time of the recording (--at)"
+        hidden = live and Processes(settings.path_procfs).hidden
         raise StartError(
-            f"no process of {name} was seen on this host to wait for MPS, to be its client, or to "
+            f"no process of {name} was seen {where} to wait for MPS, to be its client, or to "
             f"have a context on a GPU{f' ({hidden} cannot be seen)' if hidden else ''}. "
             "That proves nothing about MPS: end no process, check the name, or use --pid"
         )
@@ -212,16 +210,14 @@ async def _collect_from_recording(settings: Settings) -> Snapshot:
 
 
 async def expose_once(settings: Settings) -> int:
-    page = _encode_once(await collect_twice(settings))
+    page, file = _encode_once(await collect_twice(settings)), settings.serve_textfile
+    if file is None:
+        print_output(page.decode().removesuffix("\n"))
+        return 0
     try:
-        if settings.serve_textfile is not None:
-            write_atomically(Path(settings.serve_textfile), page)
-        else:
-            print_output(page.decode().removesuffix("\n"))
+        write_atomically(Path(file), page)
     except OSError as error:
-        file = settings.serve_textfile
-        place = "print the metrics" if file is None else f"write {file}"
-        raise StartError(f"cannot {place}: {error.strerror}") from error
+        raise StartError(f"cannot write {file}: {error.strerror}") from error
     return 0
 
 

@@ -1,12 +1,12 @@
 """Report of ``mps-exporter doctor``: the host in brief, then its findings; or checks of processes.
 
-Pure text from a snapshot. Exit status: 0 without problems, 1 with warnings, 2 with critical
-findings.
+Pure text from a snapshot. Exit status for a host: 0 without problems, 1 with warnings, 2 with
+critical findings.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,8 +79,6 @@ MAX_CHECK_CHARACTERS = 120  # Maximum length of the line of a check.
 CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind == "state"))
 """Names of checks: any critical finding, or one finding."""
 
-_NVML_CHECKS = frozenset({"gpu_lost", "unfit_gpu"})  # Checks that need no source but NVML.
-
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     """Return the status of a check, with the reason; UNKNOWN if a source was not read."""
@@ -88,7 +86,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
         if not finding.limited and name in (finding.advice.name, finding.severity):
             return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")
     failed = {result.name: result.error for result in snapshot.collectors if not result.success}
-    if name in _NVML_CHECKS:
+    if name == "gpu_lost":  # NVML alone decides it.
         unknown = [failed["nvml"] or "no answer"] if "nvml" in failed else []
     else:
         unknown = [*unknowns(of_node(snapshot)), *(f"{name} could not be read" for name in failed)]
@@ -97,13 +95,16 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
     return HEALTHY, f"{name}: no"
 
 
-def status_of_end(advice: EndAdvice, *, as_json: bool) -> tuple[int, str]:
-    """Return 1 if others would be lost with a process, else 0; and the text."""
-    status = UNHEALTHY if advice.in_danger else HEALTHY
+def status_of_ends(ends: Sequence[EndAdvice], *, as_json: bool, many: bool) -> tuple[int, str]:
+    """Return 1 if others would be lost with one of these processes, else 0; and the text."""
+    status, lines = UNHEALTHY if any(one.in_danger for one in ends) else HEALTHY, list[str]()
     if as_json:
-        return status, json.dumps(asdict(advice), indent=2)
-    commands = (f"  {one.command}\n    ({one.run_as}: {one.effect})" for one in advice.actions)
-    return status, "\n".join([*advice.text, *commands])
+        found = [asdict(one) for one in ends]
+        return status, json.dumps(found if many or found[1:] else found[0], indent=2)
+    for end in ends:
+        lines += end.text
+        lines += (f"  {one.command}\n    ({one.run_as}: {one.effect})" for one in end.actions)
+    return status, "\n".join(lines)
 
 
 def _brief(text: str) -> str:
@@ -170,9 +171,9 @@ def _finding(finding: Finding, paint: Painter, told: dict[object, Finding]) -> I
         return
     yield f"    do:    {finding.remedy}"
     for action in finding.actions:
-        condition, colon, effect = action.effect.rpartition(": ")
-        yield f"    run{', ' * bool(colon)}{condition}:   {action.command}"
-        yield f"           ({action.run_as}: {effect})"
+        condition = f", {action.condition}" if action.condition else ""
+        yield f"    run{condition}:   {action.command}"
+        yield f"           ({action.run_as}: {action.effect})"
 
 
 def _gpu_lines(snapshot: Snapshot, paint: Painter) -> Iterator[str]:
@@ -363,7 +364,7 @@ def _check_object(check: Check) -> dict[str, object]:
 
 
 def checks_exit_status(checks: Checks) -> int:
-    """Return 1 if a process has a problem, 3 if that is unknown, else 0."""
+    """Return 1 if a process has a problem or a warning, 3 if it is unknown, else 0."""
     answers = [conclusion(found) for found in checks.values()]
     if status := max(_OUTCOMES[one.outcome][2] for one in answers):
         return status

@@ -1,6 +1,7 @@
 """``mps-exporter top``: who holds MPS, who waits, and what the clients use, in a terminal."""
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from mps_exporter import humanize
 from mps_exporter.collector import Collector
 from mps_exporter.commands import on_signals
 from mps_exporter.flags import Settings, StartError
+from mps_exporter.logging import print_output
 from mps_exporter.sources.live_host import LiveHost
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
@@ -55,7 +57,9 @@ async def top(settings: Settings) -> int:
     order = "s"
     async with aclosing(_statuses(settings)) as statuses:
         if not (console.is_terminal and sys.stdin.isatty()):
-            console.print(screen(await anext(statuses), order))
+            text, shown = io.StringIO(), screen(await anext(statuses), order)
+            Console(file=text, force_terminal=console.is_terminal).print(shown)
+            print_output(text.getvalue().removesuffix("\n"))
             return 0
         on_signals(lambda: keys.put_nowait("q"), signal.SIGINT, signal.SIGTERM)
         with _key_presses(keys), Live(console=console, screen=True, auto_refresh=False) as live:

@@ -110,8 +110,8 @@ def recent_incidents(
 def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> tuple[Finding, ...]:
     """Return the findings about leftovers, which only the doctor searches for.
 
-    `daemons` are those that run. An ordinary user can give any process the name of an MPS program,
-    so the node's are only those of users with a daemon of the node, and the children of one.
+    `daemons` are all of the host. An ordinary user can name any process like an MPS program: the
+    node's are only processes of root and of users of the node's daemons, and their children.
     """
     users = {one.pipe_directory for one in daemons if one.facts.limited}
     of_node = [one.facts for one in daemons if not one.facts.limited]

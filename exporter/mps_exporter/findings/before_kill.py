@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mps_exporter.findings import finding
 from mps_exporter.findings.finding import Action, HostFacts, end_clients, permitted, quoted_path
+from mps_exporter.findings.visibility import SOURCES
 from mps_exporter.humanize import UserNames, capitalize, count, join_some
 from mps_exporter.snapshot import Client, ControlDaemon, Server, Snapshot
 
@@ -42,7 +43,7 @@ class EndAdvice:
     pid: int
     in_danger: bool  # Whether other programs are lost, or the daemon may hang.
     text: tuple[str, ...]
-    neighbours: tuple[int, ...] = ()  # Processes that are lost if it ends with GPU work in flight.
+    neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
     actions: tuple[Action, ...] = ()  # The commands, in their order.
 
 
@@ -84,24 +85,26 @@ def before_kill(
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
-    what = "is not seen (exited? wrong PID?)" if gone else "is no client of MPS, as far as is seen"
-    end = f"Process {pid} {what}: its end ends no other program."
-    if unread := hidden or _unread(snapshot, may_serve, uid):
-        end = f"Process {pid} is in no list of clients, but {unread} could not be read: not known. "
-        end += "Do not end it; name its logs (--mps.log-directory=DIR), or ask root."
+    what = "is not seen (exited? wrong PID?)" if gone else "is in no list of clients and no queue"
+    unread = _unread(snapshot, may_serve, uid, hidden)
+    end = f"Process {pid} {what}{unread or ': its end ends no other program.'}"
     return EndAdvice(pid, in_danger=bool(unread), text=(end,))
 
 
-def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None) -> str:
+def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None, hidden: str) -> str:
     """Return what could name a client or a waiting process (NVML does not), but was not read."""
-    if failed := {one.name for one in snapshot.collectors if not one.success} - {"nvml"}:
-        return ", ".join(sorted(failed))
-    if not all(map(_shows_clients, daemons)):
-        return "server.log"
+    failed = {one.name for one in snapshot.collectors if not one.success} - {"nvml"}
     # In a container's daemon, a process that waits has no PID of this host.
-    hidden = (not wait.pid and uid in (None, wait.uid) for one in daemons for wait in one.waits)
-    blind = any(hidden) or not all(one.shows_waits for one in daemons)
-    return "the queue of a daemon" if blind else ""
+    nameless = (not wait.pid and uid in (None, wait.uid) for one in daemons for wait in one.waits)
+    unread = hidden or " and ".join(SOURCES[name][0] for name in sorted(failed))
+    if not unread and not all(map(_shows_clients, daemons)):
+        unread = "all clients in server.log"
+    if not unread and (any(nameless) or not all(one.shows_waits for one in daemons)):
+        unread = "the queue of a daemon"
+    act = "ask its user whether its first CUDA call has returned."
+    if hidden or not all(one.follows("control") and one.follows("server") for one in daemons):
+        act = "name its logs (--mps.log-directory=DIR), or ask root."
+    return f", but {unread} could not be read: not known. Do not end it; {act}" if unread else ""
 
 
 def _shows_clients(daemon: ControlDaemon) -> bool:
@@ -141,7 +144,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
 
 
 def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
-    """Return the commands, if the client uses a GPU and each part of them is known."""
+    """Return the commands that end a client alone, if it uses a GPU and all parts are known."""
     kill = tuple(end_clients([client], "ends the process"))
     path = quoted_path(daemon.pipe_directory)
     if not (_gpus_of(client) and kill and path) or daemon.facts.has_own_pid_namespace:

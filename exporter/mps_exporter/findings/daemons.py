@@ -1,6 +1,6 @@
 """Ghosts, hangs, and daemons, servers, clients and waiting users that do not do their work.
 
-A remedy is the least costly one, and ends only what is proved to be dead.
+A remedy is the least costly one, and ends only what is proved to be dead or lost.
 """
 
 import shlex
@@ -35,7 +35,7 @@ HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
 WITHOUT_MPS = "cannot-find-mps-control-daemon-process"
 _IN_CUINIT = "a-program-hangs-in-cuinit"
 _START = "Its user can start it again (nvidia-cuda-mps-control -d)."
-_IN_DRIVER = "state D: it hangs in the driver"
+_IN_DRIVER = "shows whether it hangs in the driver (state D)"
 
 
 @of_server(
@@ -90,8 +90,8 @@ def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
             )
             yield from end_clients(
                 _hung_on(server),
-                f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later: ends what is "
-                "connected to the ghost, and has no context",
+                "ends what is connected to the ghost, and has no context",
+                f"if the daemon does not answer {policy.GHOST_GRACE_SECONDS} s later",
             )
 
 
@@ -186,10 +186,11 @@ def queued_client_dead(host: HostFacts, daemon: ControlDaemon) -> Cases:
             f"{pids} died while waiting in the queue of {shown_path(daemon.pipe_directory)}, and "
             f"still {'have queue entries' if len(dead) > 1 else 'has a queue entry'}: after "
             "an entry's turn the next client hangs the daemon.",
-            "Nothing is lost yet: tell who runs the daemon, and do not restart it. When the server "
-            f"exits, the daemon starts one for {host.user(dead[0].uid)} that serves no client: it "
-            "is reported as a ghost, with the command that ends it, and then the queue continues. "
-            "Until then a new process of this user would hang too.",
+            f"Nothing is lost yet: tell the daemon's user ({host.user(daemon.uid)}), and do not "
+            "restart it. When the server exits, the daemon starts one for "
+            f"{host.user(dead[0].uid)} that serves no client: it is reported as a ghost, with the "
+            "command that ends it, and then the queue continues. Until then a new process of this "
+            "user would hang too.",
         )
 
 
@@ -287,7 +288,7 @@ def daemon_quit(host: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _quit_time(daemon: ControlDaemon) -> float | None:
-    """Return when a daemon quit; None if something is known to have happened to it since."""
+    """Return when a daemon quit, if that is its last incident; else None."""
     last = daemon.incidents[-1] if daemon.incidents else None
     return last.at if last is not None and last.kind == "daemon_quit" else None
 
@@ -328,7 +329,7 @@ def client_stuck(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
 
 
 def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: float) -> Cases:
-    """Yield the clients that have been without a context for this time, or that a fault hit (0)."""
+    """Yield a case about clients without a context for this time; 0: clients that a fault hit."""
     now = host.snapshot.taken_at
     stuck = [one for one in clients if host.age(one.state_since or now) >= seconds]
     if not stuck:
@@ -460,11 +461,13 @@ def _wait_remedy(
     pause = daemon.handover_backoff_seconds if idle else None
     at_most = humanize.age(pause or policy.MAX_BACKOFF_SECONDS)
     served = (
-        f"{capitalize(first)} is served within {at_most}."
+        f"The daemon tries within {at_most} to replace the server."
         if idle
-        else f"Ask {other} {stop}when {programs} will be done: {first} is served up to {at_most} "
-        f"after the last client of {other} has left."
+        else f"Ask {other} {stop}when {programs} will be done: the queue is served up to "
+        f"{at_most} after the last client of {other} has left."
     )
+    if before := alive[0].users_before:
+        served += f" {count(before, 'other user')} came before {first}, and may be served first."
     if any(wait.dead for wait in daemon.waits):
         served = "When it is served is not known: a process died in the queue."
     return (

@@ -38,7 +38,7 @@ def effective_severity(severity: Severity, *, limited: bool) -> Severity:
 
 
 def page_url(page: str) -> str:
-    """Return the URL of a page of docs, or by its bare name of one of docs/symptoms."""
+    """Return the URL of a page of docs; a bare name is a page of docs/symptoms."""
     return f"{DOCS}docs/{page}" if ".md" in page else f"{DOCS}docs/symptoms/{page}.md"
 
 
@@ -55,6 +55,7 @@ class Action:
     run_as: str
     effect: str
     heals: bool = True  # False if the command only shows more.
+    condition: str = ""  # The command is right only if this holds; "" for always.
 
 
 def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Action, ...]:
@@ -78,7 +79,7 @@ def quoted_path(path: str) -> str | None:
 
 
 def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts | None) -> tuple[Action, ...]:
-    """Return the command that opens a folder above a daemon's directories, if its user owns it."""
+    """Return the command that opens a closed folder that the daemon's user owns; else nothing."""
     path = quoted_path(closed.path) if closed is not None else None
     if path is None or closed is None or daemon is None or closed.owner_uid != daemon.user:
         return ()
@@ -107,14 +108,14 @@ def show_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
         yield Action(command, ANY_USER, effect, heals=False)
 
 
-def end_processes(pids: Iterable[int], effect: str) -> Iterable[Action]:
+def end_processes(pids: Iterable[int], effect: str, condition: str = "") -> Iterable[Action]:
     if known := _known_pids(pids):
-        yield Action(f"kill {' '.join(known)}", PROCESS_OWNER, effect)
+        yield Action(f"kill {' '.join(known)}", PROCESS_OWNER, effect, condition=condition)
 
 
-def end_clients(clients: Iterable[Client], effect: str) -> Iterable[Action]:
+def end_clients(clients: Iterable[Client], effect: str, condition: str = "") -> Iterable[Action]:
     """Yield the command that ends those clients that may be ended."""
-    return end_processes((client.pid for client in clients if may_be_ended(client)), effect)
+    return end_processes((one.pid for one in clients if may_be_ended(one)), effect, condition)
 
 
 KERNEL_LOG = (Action("dmesg -T | grep -i xid", "root", "the driver's account of it", heals=False),)
@@ -182,7 +183,7 @@ class Case(NamedTuple):
     remedy: str = ""  # Remedy of this case; "" for the declaration's.
     actions: Iterable[Action] = ()
     since: float | None = None
-    pipe_directory: str = ""  # Daemon of a case of the whole host, if any.
+    pipe_directory: str = ""  # The daemon, if a finding of the host is about one daemon.
 
 
 Cases = Iterator[Case]
@@ -209,10 +210,10 @@ class FindingType:
     _: KW_ONLY
     kind: Kind = "state"
     alert: str = ""
-    """Alert on the same condition, whose severity and texts are generated from this; "" if none."""
+    """Alert on the same condition, generated from this declaration's texts; "" if none."""
     summary: str = ""  # Summary of the alert; "" for the title.
     runbook: str = ""
-    """Page of prometheus/runbooks without its suffix, by default the alert's; "" if none."""
+    """Page of prometheus/runbooks without its suffix; "" for the page of the alert, if any."""
     page: str = "troubleshooting.md"  # See page_url().
     condition: Condition = _no_case
 
@@ -233,7 +234,7 @@ class FindingType:
         return page_url(self.page)
 
     def found(self, host: HostFacts) -> Iterator[Finding]:
-        """Yield the cases on a host, with the permitted commands only."""
+        """Yield the findings of this type on a host, with the permitted commands only."""
         for subject in host.subjects(self):
             first = subject[0] if subject else None
             daemon = first if isinstance(first, ControlDaemon) else None
@@ -258,7 +259,7 @@ of_leftovers = partial(FindingType, "host", kind="trace")
 of_host_blindness = partial(FindingType, "host", kind="blindness")
 of_daemon_blindness = partial(FindingType, "daemon", kind="blindness")
 of_incident = partial(FindingType, "daemon", kind="news")
-"""Declares a finding about the last incident of a daemon, of the kind with its name, if recent."""
+"""Declares a finding about a daemon's last incident of the kind with the finding's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ class Finding:
     since: float | None = None
     actions: tuple[Action, ...] = ()
     limited: bool = False
-    """Rests on an ordinary user's daemon (DaemonFacts.limited): no finding of the node."""
+    """It rests on an ordinary user's daemon (DaemonFacts.limited), and is not the node's."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -47,8 +47,8 @@ def _open_to(daemons: Iterable[ControlDaemon], uid: int | None) -> list[ControlD
 @of_gpu(
     "info",
     "A GPU with MPS admits other processes",
-    "In exclusive-process mode only the MPS server may use the GPU, so nothing can bypass MPS "
-    "by accident.",
+    "In exclusive-process mode, a program that misses the daemon fails while an MPS server has the "
+    "GPU. Here it runs without MPS, and without its limits.",
     alert="MpsNotExclusiveMode",
     summary="A GPU that MPS serves is not in EXCLUSIVE_PROCESS mode; programs can bypass MPS.",
 )
@@ -56,11 +56,11 @@ def not_exclusive_mode(host: HostFacts, gpu: Gpu) -> Cases:
     # Not for an ordinary user's daemon: the mode would keep out all other users.
     if _serving(host, gpu, None) and gpu.observation.compute_mode == "default":
         command = f"nvidia-smi -i {gpu.index} -c EXCLUSIVE_PROCESS"
-        action = Action(command, "root, while the GPU is idle", "only MPS may use the GPU then")
+        idle, effect = "while the GPU is idle", "refuses programs without MPS while a server runs"
         yield Case(
             f"The compute mode of GPU {gpu.index} is default.",
-            f"While the GPU is idle, run {command} (not if two daemons share it).",
-            [action] if gpu.index.isdecimal() else (),
+            f"{humanize.capitalize(idle)}, run {command} (not if two daemons share it).",
+            [Action(command, "root", effect, condition=idle)] if gpu.index.isdecimal() else (),
         )
 
 
@@ -293,7 +293,7 @@ def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
 
 
 def _client_directories(daemon: ControlDaemon) -> Iterator[str]:
-    """Yield a daemon's directory, and those of the servers and namespaces of an MPS v3 daemon."""
+    """Yield the directories of a daemon, and of the servers and namespaces of an MPS v3 daemon."""
     yield daemon.pipe_directory
     for server in daemon.partitioning.rows(NamedServer):
         yield f"{daemon.pipe_directory}/{server.name}"

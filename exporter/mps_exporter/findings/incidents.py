@@ -86,7 +86,7 @@ def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) 
     "warning",
     "A client left GPU work unfinished; others were lost",
     "Its kernels were still queued when it ended, for whatever reason. That causes a fatal GPU "
-    "error: all busy clients on that GPU fail, and MPS names one of them.",
+    "error: other clients of the server on that GPU are lost, and MPS names one of them.",
     "The lost programs must be restarted; they did nothing wrong. Before a client is killed, "
     "terminate it through its daemon: echo terminate_client SERVER PID | nvidia-cuda-mps-control.",
     alert="MpsUnfinishedWork",
@@ -100,8 +100,8 @@ def unfinished_work(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
 @of_incident(
     "warning",
     "A fatal GPU error hit clients",
-    "All busy clients on that GPU are lost. A client's own bad pointer causes it, or GPU work "
-    "that a client left unfinished when it ended.",
+    "The server's clients on that GPU, and on other GPUs of these, are lost: busy ones die, idle "
+    "ones cannot use it any more. A client's own bad pointer causes it, or GPU work left over.",
     alert="MpsServerFault",
     summary="A fatal GPU error; MPS tore down the clients on that GPU.",
     page=_DIED_AT_ONCE,

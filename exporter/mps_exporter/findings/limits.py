@@ -193,7 +193,7 @@ def gpu_name(uuid: str, snapshot: Snapshot) -> str:
 
 
 def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return a daemon's servers, namespaces, partitions, features and group memory as text."""
+    """Return all facts of a daemon's partitioning, and its clients' group memory, as text."""
     found = daemon.partitioning
     features = ", ".join(map(_feature_text, found.rows(Feature)))
     return (

@@ -1,7 +1,7 @@
 """Checks of one process that hangs, fails or runs without MPS, in the order of a CUDA start.
 
 Pure: the input is a snapshot of the host and, on a live host, the /proc facts of the process. The
-first check that finds a problem is the conclusion; the checks before it passed or lacked data.
+first check that finds a problem is the conclusion; no check before it found a problem.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,7 +59,7 @@ _HISTORY = {
 }
 """Incidents that end a process's use of a GPU, and the page about its error."""
 
-_UNSEEN = "its files in /proc cannot be read"
+_UNSEEN = "its files in /proc cannot be read (exited, or hidden)"
 
 Outcome = Literal["ok", "problem", "warning", "unknown"]
 
@@ -147,7 +147,7 @@ class Subject:
 
     @property
     def in_queue(self) -> HostFacts:
-        """The host with the clients of others, and of their waits only the dead."""
+        """The host with all clients, the waits of dead clients, and the process's own waits."""
         queues = tuple(
             replace(one, waits=(*(w for w in one.waits if w.dead), *_waits_of(self.pid, one)))
             for one in self.snapshot.daemons
@@ -187,7 +187,7 @@ class Subject:
 
 
 def _first(actions: Iterable[Action]) -> dict[str, str]:
-    """Return the first command, with who may run it, as fields of a check."""
+    """Return the first command, with the users who may run it, as fields of a check."""
     return next(({"command": one.command, "run_as": one.run_as} for one in actions), {})
 
 
@@ -434,7 +434,7 @@ def _connection_checks(one: Subject) -> Checks:
     if found:
         yield from found
     elif one.client is not None:
-        yield _connected(one.client, one.snapshot.taken_at)
+        yield _connected(one, one.client)
     elif one.direct_on:
         indexes = ", ".join(gpu.index for gpu in one.direct_on)
         yield problem(
@@ -454,32 +454,37 @@ def _connection_checks(one: Subject) -> Checks:
         yield unknown(f"whether it is a client, or waits, is not known: {why}.")
     elif one.daemon is None or one.daemon.handover is None:
         context = "It has no context on a GPU: it has made no CUDA call yet, has got an error from "
-        context += "it, or hangs elsewhere."
+        context, level = f"{context}it, or hangs elsewhere.", warning
         results = [each for each in one.snapshot.collectors if each.name == "nvml"]
         unread = [gpu.index for gpu in one.snapshot.gpus if gpu.observation.processes is None]
         if unread or not all(each.success for each in results):
             why = f"the processes of GPU {', '.join(unread)} were not read"
             if not unread:
                 why = f"no GPU was read ({printable(results[0].error or 'no answer', 400)})"
-            context = f"Whether it has a context on a GPU is not known: {why}."
-        started = humanize.processes(one.view.children)
-        yield warning(
+            context, level = f"Whether it has a context on a GPU is not known: {why}.", unknown
+        yield level(
             f"It is no client of a daemon that was seen, and waits for none. {context}",
-            f"{f'It has started {started}: try --pid with these. ' if started else ''}See what it "
-            f"printed, and cat /proc/{one.pid}/wchan; py-spy dump --pid {one.pid} (root; or "
-            "its user, if kernel.yama.ptrace_scope is 0).",
+            f"{_started(one)}See what it printed, and cat /proc/{one.pid}/wchan; py-spy dump --pid "
+            f"{one.pid} (root; or its user, if kernel.yama.ptrace_scope is 0).",
         )
 
 
-def _connected(client: Client, now: float) -> Check:
-    since = now - client.state_since if client.state_since is not None else None
+def _started(one: Subject) -> str:
+    started = humanize.processes(one.view.children)
+    return f"It has started {started}: try --pid with these. " if started else ""
+
+
+def _connected(one: Subject, client: Client) -> Check:
+    since = client.state_since and one.snapshot.taken_at - client.state_since
     age = f" for {humanize.age(since)}" if since is not None else ""
     if client.state in ("connecting", "creating_context"):
         text = f"It is connected to server {client.server_pid}, and has had no context{age}."
         if since is None or since < policy.MAX_CONTEXT_CREATION_SECONDS:
             return ok(text)
+        # A context that is being made for as long is a finding.
+        text += " It may have called cuInit only, as a launcher does, or hang: not known."
         remedy = "See the last lines of server.log, and whether the server is in state T or D."
-        return problem(text, remedy, "a-client-is-connected-and-hangs")
+        return unknown(text, f"{_started(one)}{remedy}", "a-client-is-connected-and-hangs")
     return ok(f"It has been a client of server {client.server_pid}{age}.")
 
 
@@ -531,7 +536,7 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
     text, remedy, uid = f"whether it waits is not known: {why}.", "", one.view.uid
     if not daemon.follows("control"):
         remedy = "mps-exporter doctor shows why; root may read closed logs: ask, or run it as root."
-    if remedy and daemon.facts.log_directory_assumed and not daemon.facts.log_directory:
+    if remedy and daemon.facts.log_directory_assumed:
         named = quoted_path(one.environment.get("CUDA_MPS_LOG_DIRECTORY", ""))
         pipe = quoted_path(daemon.pipe_directory)
         remedy = (
@@ -574,7 +579,7 @@ def _client_limits(one: Subject, client: Client) -> Checks:
 
 
 def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
-    """Yield the limits of the process's environment that are too small for a context."""
+    """Yield the limits of the process that are too small for a context."""
     limits = client_limits.parse_pinned_memory_limit(
         one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     )
@@ -652,7 +657,7 @@ def check_process(
 
 
 def conclusion(checks: list[Check]) -> Check:
-    """Return the first problem, else the first warning, else what remains unknown."""
+    """Return the first problem, else the first warning, an unknown fact, or that all is well."""
     serious = [check for check in checks if check.outcome in ("problem", "warning")]
     if serious:
         return min(serious, key=lambda check: check.outcome != "problem")

@@ -31,7 +31,7 @@ from mps_exporter.snapshot import ControlDaemon, Snapshot
 _PRIVILEGES = "deployment.md#required-privileges"
 _RIGHTS = "Give the exporter CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, or run it as root."
 
-_SOURCES = {
+SOURCES = {
     "nvml": (
         "the GPUs",
         "GPUs are read through the driver's library libnvidia-ml.so.1. In a container, start it "
@@ -96,7 +96,7 @@ def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
 @of_host_blindness(
     "warning",
     "A source cannot be read",
-    "Its metrics are absent.",
+    "What it would show is not known here, and its metrics are absent.",
     alert="MpsExporterCollectorFailing",
     summary="The MPS exporter cannot read one of its sources; the metrics of that source are "
     "missing.",
@@ -113,7 +113,7 @@ def source_unreadable(host: HostFacts) -> Cases:
     for result in host.snapshot.collectors:
         if not result.success and not (result.name == "control" and explained):
             error = printable(result.error or "no answer before the deadline", 400)
-            what, remedy, _unknown = _SOURCES[result.name]
+            what, remedy, _unknown = SOURCES[result.name]
             text = f"{capitalize(what)} could not be read: {error}."
             yield Case(text, remedy, () if host.snapshot.gpus else show)
 
@@ -315,24 +315,20 @@ def kernel_log_unreadable(host: HostFacts) -> Cases:
     "A daemon runs in a different PID namespace",
     "It logs processes outside of its PID namespace as PID 0: its clients can be counted, but "
     "not always told apart.",
+    "Start the daemon with the host's PID namespace (hostPID: true, or docker run --pid host).",
 )
 def daemon_outside_host_pid_namespace(_: HostFacts, daemon: ControlDaemon) -> Cases:
-    name, text = shown_path(daemon.pipe_directory), ""
-    nameless = sum(not client.pid for client in clients_of(daemon))
-    process = daemon.facts.process
-    if nameless:
-        text = (
+    name, process = shown_path(daemon.pipe_directory), daemon.facts.process
+    if nameless := sum(not client.pid for client in clients_of(daemon)):
+        yield Case(
             f"{count(nameless, 'client')} of {name} cannot be told apart: the daemon "
             "runs in a different PID namespace."
         )
     elif process is not None and daemon.facts.has_own_pid_namespace:
-        text = (
+        yield Case(
             f"The daemon {name} runs in a different PID namespace: process {process.pid} is "
             f"{process.namespace_pids[-1]} there."
         )
-    if text:
-        remedy = "Start the daemon with the host's PID namespace (hostPID: true, or docker run "
-        yield Case(text, f"{remedy}--pid host).")
 
 
 @of_host_blindness(
@@ -370,7 +366,7 @@ def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Cases:
 
 def unknowns(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the facts about this host that are unknown; empty if everything could be read."""
-    failed = [_SOURCES[result.name] for result in snapshot.collectors if not result.success]
+    failed = [SOURCES[result.name] for result in snapshot.collectors if not result.success]
     found = [f"{unknown}: {what} could not be read" for what, _, unknown in failed if unknown]
     several = len(snapshot.daemons) > 1
     for daemon in snapshot.daemons:

@@ -64,7 +64,7 @@ def merge(
 
     A client that exits looks stranded for a moment: stranded_since has the processes that looked so
     in earlier readings of the GPUs, with the time of the first such reading (None: each process
-    counts at once). Newer logs next to one reading do not prove anything.
+    counts at once). One reading proves nothing: the logs may be newer.
     """
     daemons = sorted(daemons, key=lambda inputs: inputs.facts.pipe_directory)
     context = MergeContext(gpus, processes, daemons, stranded_since)

@@ -116,8 +116,8 @@ def _resolve_pid0_clients(
 ) -> list[_ClientInputs]:
     """Find the PIDs of clients that a daemon in its own PID namespace calls PID 0.
 
-    NVML lists PIDs of this host. If it lists as many MPS processes on the server's GPUs as the
-    daemon has clients, these are the clients; else it is unknown which of them are.
+    NVML lists PIDs of this host. If it lists as many unidentified MPS processes on the server's
+    GPUs as the server has clients, these are the clients; else it is unknown which of them are.
     """
     listed: dict[int, dict[str, int]] = {}
     for gpu in context.gpus.values():
@@ -163,7 +163,7 @@ def _process_fields(
     process: ProcessFacts | None,
     daemon: ProcessFacts | None,
 ) -> dict[str, Any]:
-    """Return the fields of Client about its process, or without one about the user of the log."""
+    """Return the fields of Client about its process; without a process, the user in the log."""
     if process is None:
         return {"uid": uid, "user": context.user(uid), "confirmed": False}
     place = parse_cgroup(process.cgroup)
@@ -265,7 +265,7 @@ def _limits(
 def _sm_limits(
     context: MergeContext, ratio: float | None, uuids: tuple[str, ...]
 ) -> dict[str, int]:
-    """Return GPU UUID -> SMs of this ratio, if the GPU's own number is known."""
+    """Return GPU UUID -> SMs of this ratio, if the GPU's SMs and the rounding are known."""
     sms: dict[str, int] = {}
     for uuid in uuids:
         gpu = context.gpus.get(uuid)

@@ -83,7 +83,7 @@ def merge_daemon(
 
 
 def _counters(inputs: DaemonInputs) -> LogMetricValues | None:
-    """Return what the logs show; a counter whose log was never readable is left out."""
+    """Return the counters of the logs that were ever readable; None if control.log never was."""
     if not inputs.was_readable:
         return None
     found = inputs.state.counters.snapshot()
@@ -97,7 +97,7 @@ def _counters(inputs: DaemonInputs) -> LogMetricValues | None:
 
 
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
-    """Return the client that the daemon served last, if its process is certain."""
+    """Return the client that was sent last, if it is certain, and its server silent or ended."""
     last = inputs.state.handover
     if last is None or not inputs.log_readable("control") or inputs.facts.has_own_pid_namespace:
         return None
@@ -156,7 +156,7 @@ def _limit_clients(servers: Sequence[Server], clients_max: int) -> tuple[tuple[S
 
 
 def control_state(inputs: DaemonInputs) -> ControlState | None:
-    """Return the state of a daemon; None if no query was sent and /proc does not show it."""
+    """Return the state of a daemon; None if queries and /proc do not show it."""
     probe = inputs.probe
     alive = inputs.facts.process is not None or inputs.facts.lock_holder_pid is not None
     without_query: ControlState | None = None
@@ -225,7 +225,7 @@ def _merge_servers(
 
 
 def _server_pids(inputs: DaemonInputs) -> list[int]:
-    """Return the servers alive, in the daemon's PID namespace, by the newest source there is."""
+    """Return the PIDs of living servers in the daemon's namespace, from the best source."""
     if inputs.log_names_servers():
         return [server.pid for server in inputs.state.servers]
     if inputs.answers.probe is not None:

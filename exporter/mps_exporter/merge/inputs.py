@@ -33,7 +33,7 @@ class DaemonInputs:
     was_readable: bool = False  # control.log was readable at some time, so the counters are valid.
     server_log_was_readable: bool = True
     """server.log was readable, too; without it, the counters from its lines are unknown."""
-    hung: bool = False  # The last query timed out.
+    hung: bool = False  # The last query timed out, and the log shows no activity since.
     resumed: bool = False  # The daemon or its server was stopped then, and now runs.
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class DaemonInputs:
         """Return whether the log shows which servers exist; an MPS v3 daemon's does not."""
         unknown = self.answers.protocol is None and self.facts.protocol is None
         if unknown and self.facts.servers and not any(self.state.servers):
-            return False  # it may be one, with its protocol in an unreadable environment
+            return False  # perhaps a v3 daemon with an unreadable environment
         return self.log_readable("control") and not self.speaks_v3
 
     def device_uuids(self) -> dict[int, str]:
@@ -87,13 +87,13 @@ class MergeContext:
             pid for pid, facts in self.processes.items() if is_server(facts)
         )
         self.known_pids = self.server_pids | _logged_client_pids(daemons)
-        """PIDs on this host of processes whose daemon is known."""
+        """PIDs on this host of servers, and of clients that a log names."""
         self.cgroup_memory = _cgroup_memory(self.nvml.gpus, self.procfs)
         self._host_pids = _host_pids(self.processes.values())
         self._memory_by_process = _memory_by_process(self.nvml.gpus)
 
     def process(self, daemon: DaemonFacts, pid: int) -> ProcessFacts | None:
-        """Return the process that a daemon names as its server or client; None if it cannot be one.
+        """Return the process that a daemon names as server or client; None if unknown or foreign.
 
         The log of an ordinary user's daemon may name any PID, but that daemon can serve only its
         own user: a process of another user is not its client, and is not shown.
@@ -182,7 +182,7 @@ def _gpu_indexes(gpus: Iterable[GpuObservation], daemons: Iterable[DaemonInputs]
     """Return GPU UUID -> index, also of GPUs that only a daemon names; "" if unknown."""
     indexes = {gpu.uuid: str(gpu.index) for gpu in gpus}
     for inputs in daemons:
-        # A daemon that sees all GPUs numbers them like NVML; a daemon with a selection does not.
+        # A daemon without a known selection numbers the GPUs of one model like NVML.
         whole = inputs.visible_devices() is None
         for ordinal, uuid in inputs.device_uuids().items():
             indexes.setdefault(uuid, str(ordinal) if whole else "")

@@ -30,8 +30,8 @@ def stranded_pids(
 
     Certain if no server is on the GPU, or if the logs of every daemon that may serve the process
     show all its clients. NVML also lists a process that waits in a queue, which lacks a server for
-    another reason. `strangers` are servers of no daemon that was found: one on the GPU may serve
-    the clients of its user, and root's those of all users.
+    another reason. `strangers` are servers of no known daemon: on the GPU, such a server may serve
+    its user's clients, and root's server the clients of all users.
     """
     if "mps_client" not in by_kind:
         return None

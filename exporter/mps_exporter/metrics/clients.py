@@ -86,7 +86,7 @@ def _ratio_unless_in_sms(client: Client) -> float | None:
 
 
 def _user_rows(page: Page) -> Rows[Sequence[Wait]]:
-    """Return the queued clients of each user, 0 for users who waited before: graphs fall to 0."""
+    """Yield the queued clients of each user, none for users who waited before: graphs fall to 0."""
     for daemon in page.snapshot.daemons:
         uids: set[int | None] = {wait.uid for wait in daemon.waits}
         known = (daemon.counters or {}).get("mps_uid_wait_seconds", {})

@@ -105,7 +105,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The input of the metrics of one reply."""
+    """The input of one page of metrics."""
 
     snapshot: Snapshot
     build: Build

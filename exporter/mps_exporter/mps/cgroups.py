@@ -96,7 +96,7 @@ def parse_cgroup(cgroup: str | None) -> Attribution:
 
 
 def _paths(cgroup: str) -> Iterator[list[str]]:
-    """Yield the components of each path, to the first delegated group: users name those below.
+    """Yield the components of each path to the first delegated group: users name groups below it.
 
     Version 2 comes first, then systemd's hierarchy.
     """

@@ -144,8 +144,8 @@ def context_limit(
     """Return the maximum number of client contexts of one server on one GPU.
 
     16 before Volta; 48 since (measured, also on driver 580); 60 since driver 590 (CUDA 13.1), all
-    with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: raising it lowers them. Smaller on MIG, and
-    in confidential computing.
+    with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: a higher value lowers the limits. They are
+    smaller on MIG, and in confidential computing.
     """
     if compute_capability is None:
         return None

@@ -30,7 +30,7 @@ class TrackedClient:
     active_since: float | None = None  # Time when its first context became ACTIVE (server.log).
     unmapped: bool = False  # A context became ACTIVE after its address ranges were last requested.
     torn_down_at: float | None = None  # Time of the fatal GPU error that took it down.
-    wait: QueuedClient | None = None  # Its way through the queue, until it has a context.
+    wait: QueuedClient | None = None  # Its entry of the queue, until it has a context.
     terminating: bool = False  # An operator requested its termination.
     lost: bool = False  # Whether the client is counted as lost: once at most.
     from_control_tool: bool = False  # Known from the control tool only.
@@ -60,7 +60,7 @@ class TrackedClient:
 
     @property
     def leaving(self) -> bool:
-        """Whether its last context is closed: it ends without a fault."""
+        """Whether its last context is closed, so that it is not lost with its server."""
         return self.had_context and not self.contexts
 
     def lose(self, cause: str, when: Moment) -> None:
@@ -143,7 +143,7 @@ class ServerClients:
 
     @property
     def count(self) -> int:
-        """Client processes that are connected."""
+        """Client processes within the quota that are connected."""
         return len(self._clients) - self._unnamed_disconnections
 
     @property
@@ -160,12 +160,12 @@ class ServerClients:
         return self._clients.get(pid)
 
     def sole_new_client(self) -> int | None:
-        """Return the PID of the only client without a context yet: a refusal may name no PID."""
+        """Return the PID if only one client creates its first context: refusals may lack a PID."""
         new = [client.pid for client in self if client.creating and not client.had_context]
         return new[0] if len(new) == 1 and new[0] else None
 
     def find(self, pid: int, context: int | None = None) -> TrackedClient | None:
-        """Return a client; for PID 0, the client with this context, a leaving or the oldest one."""
+        """Return a client; for PID 0 one with this context, else a leaving, else the oldest one."""
         if pid:
             return self._clients.get(pid)
         unnamed = self._unnamed()
@@ -271,7 +271,7 @@ class ServerClients:
         return True
 
     def is_new_context(self, pid: int, context: int) -> bool:
-        """Return whether the log does not show a client's context yet."""
+        """Return whether the log shows the client, and does not show this context yet."""
         client = self._clients.get(pid)
         return client is not None and context not in (client.contexts | client.creating)
 
@@ -330,7 +330,7 @@ class ServerClients:
         self.disconnect(client.pid, when)
 
     def confirm_exit(self, client: TrackedClient, when: Moment) -> None:
-        """Remove a client whose process has exited, and whose end no line of the log shows."""
+        """Remove a client whose process has exited without a log line that names the client."""
         if self._unnamed_disconnections:
             self._unnamed_disconnections -= 1  # counted when it disconnected
             self.admissions.admitted.pop(client.pid, None)

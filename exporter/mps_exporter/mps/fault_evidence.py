@@ -29,7 +29,7 @@ FIRST_RANDOM_ADDRESS = 1 << 46
 ranges, which differ in size from process to process."""
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:]+)(?:\.\d)?\): \d+, ")
-# A process chooses the name in the line, so only the end of the line is trusted: it is longer.
+# A process chooses the name in the line. The end of the line, longer than a name, is trusted.
 _MMU_FAULT = re.compile(
     r"MMU Fault: ENGINE [\w ]*?GPCCLIENT_(?P<unit>[A-Z0-9]+)\w* "
     r"faulted @ 0x(?P<high>[0-9a-f]+)_(?P<low>[0-9a-f]{8})\. "
@@ -66,7 +66,7 @@ def pci_address(bus_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A client: as the logs name it, or as its address ranges were read."""
+    """A client that the logs name, or a process whose address ranges were read."""
 
     pid: int
     uid: int | None = None
@@ -97,7 +97,7 @@ class FaultEvidence:
     def add_ranges(self, found: AddressRanges) -> None:
         """Add the ranges of a process, maybe of another daemon; they replace its earlier ranges.
 
-        Users choose the ranges: those of running clients are dropped last.
+        Users choose the ranges: ranges of running clients are dropped last.
         """
         oldest = found.at - policy.RANGES_LIFETIME_SECONDS
         self._owners = [
@@ -221,7 +221,7 @@ class FaultEvidence:
 
 
 def same_gpu(some: Iterable[str], others: Collection[str]) -> bool:
-    """Return whether two clients may share a GPU. No UUID, "" and MIG instances match any GPU."""
+    """Return whether two sets may have a common GPU. No UUID, "" and MIG instances match any."""
     known, other = set(some), set(others)
     if not known or not other or not all(uuid.startswith("GPU-") for uuid in known | other):
         return True

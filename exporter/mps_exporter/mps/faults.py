@@ -87,7 +87,7 @@ class ClientEndings:
         ending.ended = True
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
-        # Exporters decide a fault of a different GPU at different times.
+        # Only faults of its GPUs: the time at which others are decided differs by exporter.
         in_fault = any(same_gpu(ending.gpus, fault.uuids) for fault in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
@@ -115,7 +115,7 @@ class ClientEndings:
         return any(same_gpu(ending.gpus, list(gpus)) for gpus in (*others, *ended))
 
     def before(self, at: float, gpus: Collection[str]) -> tuple[EndedBefore, ...]:
-        """Return the clients whose unfinished work may have caused a fault, by their time."""
+        """Return the clients whose unfinished work may have caused a fault, judged by time."""
         least, most = policy.END_TO_FAULT_SECONDS
         return tuple(
             EndedBefore(ending.pid, round(at - ending.at, 3))
@@ -126,12 +126,12 @@ class ClientEndings:
         )
 
     def forget(self, gpus: Collection[str]) -> None:
-        """Forget work that was left on these GPUs: a fault has ended it, or a client meets it."""
+        """Forget work left on these GPUs: a fault has ended it, or a later client used the GPU."""
         self._possible = [one for one in self._possible if not same_gpu(one.gpu_uuids, gpus)]
 
     @property
     def possible_unfinished_work(self) -> PossibleUnfinishedWork | None:
-        """The oldest unfinished work."""
+        """The oldest work that may have been left; None without any."""
         return self._possible[0] if self._possible else None
 
 
@@ -218,7 +218,7 @@ class ServerFaults:
         return bool(found)
 
     def blame(self, pid: int, context: int, when: Moment) -> None:
-        """Record the client that MPS names, which met the error: this proves nothing."""
+        """Record the client that MPS names: it met the error, and need not have caused it."""
         current = self._current
         new = current is None or (
             current.handled and pid not in {blamed for blamed, _ in current.blamed}
@@ -272,7 +272,7 @@ class ServerFaults:
         return True
 
     def close_device(self, device: int, when: Moment) -> None:
-        """Record that a context of the server was destroyed, which ends a fault on that device."""
+        """Record a destroyed context of the server; the last device of a fault ends the fault."""
         self.close_report()
         for fault in list(self._open):
             fault.open_devices.discard(device)
@@ -322,7 +322,7 @@ class ServerFaults:
             client.lost, client.torn_down_at = True, fault.at
 
     def _count_unnamed_gpu(self, fault: Fault) -> None:
-        """Count a fault without a blamed client, now that all its devices are known."""
+        """Count a fault that no GPU has been counted for, now that all its devices are known."""
         if not fault.uuids:
             devices = fault.hit or fault.devices
             fault.count_gpu(self._uuid_of(*devices) if len(devices) == 1 else "")
@@ -347,7 +347,7 @@ class ServerFaults:
                 self._decide(fault, final=True)
 
     def _decide(self, fault: Fault, *, final: bool = False) -> None:
-        """Decide the cause of a fault, and count its victims, once it is proved or too late."""
+        """Decide the cause of a fault, and count its victims, once it is proved or cannot be."""
         if fault is self._current:
             return  # the log's report is not complete
         verdict = self._evidence.judge(fault.at, fault.uuids)

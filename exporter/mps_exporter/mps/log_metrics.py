@@ -30,7 +30,7 @@ class LogMetric:
     source: str
     values: Mapping[str, tuple[str, ...]]
     """Label -> all its values, each of which a counter exposes from 0 on; () for an open set. The
-    daemon's label comes on top. A GPU is `uuid`; its index is added when it is exposed."""
+    daemon's label is not in it. A GPU is `uuid`; its index is added when it is exposed."""
     bounds: tuple[float, ...] = ()  # Upper bounds of a histogram's buckets.
     help: str = ""
 

@@ -111,7 +111,7 @@ class LogMerger:
     """Merges control.log and the logs of the servers of one daemon."""
 
     def __init__(self, readable: dict[LogName, bool]) -> None:
-        """`readable` are the logs that can be followed; the others hold nothing back."""
+        """`readable`: log -> whether it can be followed; other logs hold nothing back."""
         self._readable = readable
         # Server first: if timestamps are equal, its lines go before the daemon's.
         self._servers = {"": _LogBuffer("server")}
@@ -210,7 +210,7 @@ class _LogBuffer:
         return self._entries.popleft()[2]
 
     def holds_back(self, key: float) -> bool:
-        """Return whether a line before this key may still come, if the log's next one is later."""
+        """Return whether a line before this key may still come; all buffered entries are later."""
         return not self._entries and key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:

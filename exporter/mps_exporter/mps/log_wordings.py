@@ -210,7 +210,7 @@ class ControlLogReader:
             attrgetter(name)(self)(*values, when)
 
     def ui_opened(self, when: Moment) -> None:
-        """Count the line "Accepting connection...", which precedes each line of a control tool."""
+        """Count the line "Accepting connection...", which precedes each NEW UI line."""
         when.increment("mps_control_log_query_lines_total")
 
     def ui_command(self, command: str, when: Moment) -> None:
@@ -242,7 +242,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply a reply of the control tool: device ordinals, and lines that server.log lacks."""
+        """Apply a reply in the log: a device's UUID, a limit, or a termination."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
@@ -380,7 +380,7 @@ SERVER_LINES = Shapes(
 
 
 class ServerLogReader:
-    """Applies the lines of server.log; the PID in the prefix is that of the server."""
+    """Applies the lines of server.log. The PID in the prefix is the server's, or a client's."""
 
     server: TrackedServer  # The server that wrote the line.
 
@@ -418,7 +418,7 @@ class ServerLogReader:
         return True
 
     def server_process(self, when: Moment) -> None:
-        """Apply a server's first line: without control.log it shows that the last one has ended."""
+        """Apply a server's first line: without control.log it shows that older servers ended."""
         state = self._state
         if not state.readable["control"]:
             for other in state.servers:

@@ -240,7 +240,7 @@ def has_header(query: str, text: str) -> bool:
 
 
 def _row(query: str, columns: Sequence[str], line: str) -> list[str] | None:
-    """Return the cells of the columns; None if it is ambiguous which belong to which."""
+    """Return the cells of the columns; None if a cell's column is ambiguous."""
     if query == SERVERS and '"' not in line:
         line = _UNQUOTED_UUIDS.sub(r'"\g<0>"', line)
     cells, known = _cells(line), _LISTS[query].fields
@@ -452,7 +452,7 @@ _PROTOCOLS: Mapping[str, Literal["2", "3"]] = {"2": "2", "3": "3"}
 def named_protocol(
     arguments: Sequence[str], environment: Mapping[str, str] | None
 ) -> Literal["2", "3"] | None:
-    """Return the protocol that a daemon was started with; None if its arguments name none.
+    """Return the protocol that a daemon was started with; None if unknown.
 
     "-p 3", "--protocol 3" or CUDA_MPS_PROTOCOL_VERSION=3, which wins over the arguments. Drivers
     before 615 know neither, and ignore the variable.

@@ -156,7 +156,7 @@ class Incidents:
 
 
 def _repeats(incident: Incident, earlier: Incident) -> bool:
-    """Return whether the incidents differ only in their time and their processes."""
+    """Return whether a failed start or a rejection repeats a recent one, of any processes."""
     return (
         incident.kind in {"server_start_failed", "client_rejected"}
         and (incident.kind, incident.uid, incident.detail, incident.counted)
@@ -216,7 +216,7 @@ class GpuNames:
             self._ordinals[device] = uuid
 
     def clear_ordinals(self, before: float = inf) -> None:
-        """Forget the ordinals of the last daemon, which were shown before this one started."""
+        """Forget the ordinals, if all were shown before the present daemon started."""
         if self._shown_at < before:
             self._ordinals.clear()
 

@@ -3,9 +3,9 @@
 The control daemon has one thread: a query that a stuck server does not reply to blocks the daemon
 for every user. So servers are queried rarely, and only those whose process looks responsive.
 
-A reply changes the state of a daemon only where it differs from the logs, and counts nothing.
-Readable logs take precedence, because a reply may be older or newer than their last line: then a
-reply only adds what is missing. Entries are removed only if the logs cannot be read.
+A reply changes the state of a daemon only where it differs from the logs, and counts at most the
+ends of clients. Readable logs take precedence, because a reply may be older or newer than their
+last line: what they contradict is changed only after a second reply with the same result.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def with_servers(
     requested: Collection[int] = (),
     logged: Collection[int] = (),
 ) -> ServerAnswers:
-    """Apply a reconciliation of the `requested` servers; `logged` are those in the log then.
+    """Apply a reconciliation of the `requested` servers; `logged` are the servers in the log then.
 
     The map of devices, queried once in a server's life, is kept.
     """
@@ -180,7 +180,7 @@ def _is_starting(server: TrackedServer, now: float) -> bool:
 def _is_retry_due(
     answers: ServerAnswers, responsive: Collection[int], logged: Collection[int], age: float
 ) -> bool:
-    """Return whether a server is unexplained, and was not queried just now."""
+    """Return whether a server is unexplained, and the retry interval has passed."""
     unexplained = _unexplained(answers, responsive, logged)
     interval = policy.MIN_QUERY_AGE_SECONDS
     if unexplained == answers.unexplained and answers.repeats:
@@ -277,7 +277,7 @@ def _reconcile_clients(server: TrackedServer, now: Moment, client_pids: Collecti
 
 
 def _contradicted(server: TrackedServer, at: float, reported: set[int]) -> frozenset[int]:
-    """Return the clients about which two replies in a row contradict the log in the same way."""
+    """Return the clients about which two replies, 10 s apart, contradict the log alike."""
     logged = {client.pid for client in server.clients}
     if 0 in logged:
         return frozenset()  # the log does not contain PIDs

@@ -78,7 +78,7 @@ class TrackedServer:
 
     @property
     def state(self) -> str:
-        """INITIALIZING until Ready, FAULT from a fatal error to its recovery, else ACTIVE."""
+        """State by the control tool, else INITIALIZING until Ready, FAULT in a fault, ACTIVE."""
         state = "FAULT" if self.faults else "ACTIVE"
         if self.ready_at is None and not self.clients.ever_connected:
             state = "INITIALIZING"
@@ -142,7 +142,7 @@ class TrackedServer:
                 self._queued_dead[pid] = True
 
     def detect_ghost(self, when: Moment) -> None:
-        """Make a ready server a ghost if its queued clients are dead, and no client connected."""
+        """Set whether it is a ghost: ready, all queued clients dead, and no client connected."""
         if self._credentials_missing:
             return
         if self.clients.ever_connected or self.ready_at is None:
@@ -153,12 +153,12 @@ class TrackedServer:
             self._become_ghost(when)
 
     def may_miss_lines(self) -> bool:
-        """Return whether the log that is read is not its log, or may have lost lines of it."""
+        """Return whether its lines may be missing: the log is another server's, or lost lines."""
         lost_at = self.daemon.server_log_lost_at
         return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost unless it may have served: without a free descriptor it logs the same."""
+        """Make it a ghost, unless it may have served: without descriptors, any server logs this."""
         if self.has_first_line and not (self._has_served or self.clients.may_have_context):
             self._credentials_missing = True
             self._become_ghost(when)
@@ -200,14 +200,14 @@ class TrackedServer:
             self.faults.endings.client_continues(pid, when.at)
 
     def associate_gpu(self, uuid: str, _when: Moment) -> None:
-        """Assign a GPU to the context that is being created."""
+        """Assign a GPU to the oldest context without a GPU."""
         self.daemon.gpus.add_gpu(uuid)
         self.clients.associations.associate(uuid)
 
     def context_active(self, pid: int, context: int, when: Moment) -> None:
         """Mark a context as usable; a context refused for the limit never becomes ACTIVE."""
         if self.clients.is_new_context(pid, context):
-            # The server's threads write in any order: the line of its connection follows.
+            # A server's threads write in any order: the line of the context's connection follows.
             self._open_context(pid, context, when)
         if self.clients.activate_context(pid, context, when):
             self.ghost = self._credentials_missing = False
@@ -280,7 +280,7 @@ class TrackedServer:
 
     @property
     def failed_to_start(self) -> bool:
-        """Whether the server never was ready."""
+        """Whether the server, whose start was logged, was never ready."""
         return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
 
     def _had_to_end(self, at: float) -> bool:
@@ -295,7 +295,7 @@ class TrackedServer:
         """Return why it ended (label `cause` of mps_server_exits_total), and how that is known.
 
         The exit status in control.log proves nothing: it is 0 after SIGKILL, too (driver 580).
-        None if that log cannot be read.
+        `status` is None if that log cannot be read.
         """
         lost_at = self.daemon.server_log_lost_at
         log_lost = lost_at is not None and lost_at >= at - policy.SHUTDOWN_TIMEOUT_SECONDS
@@ -391,7 +391,7 @@ class Servers:
         self._ended_pids[server.pid] = None
 
     def mark_vanished(self, server: TrackedServer) -> None:
-        """Remove a server that disappeared without a line in the log: its cause is unknown."""
+        """Remove a server that disappeared, for an unknown cause, without a line in the log."""
         server.faults.run_timers()
         self.remove(server)
         self._vanished[server.pid] = server

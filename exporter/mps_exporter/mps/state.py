@@ -51,7 +51,7 @@ class DaemonLifetime:
     """User -> successive servers that the daemon was not allowed to start."""
 
     def match_credentials(self) -> bool:
-        """Match NEW CLIENT with the oldest caller without credentials. Return whether there was."""
+        """Match NEW CLIENT with the oldest caller without credentials; return False without any."""
         if not self.missing_credentials:
             return False
         self.missing_credentials.popleft()
@@ -85,12 +85,16 @@ class DaemonState:
         self.server_log_lost_at: float | None = None
         """Last time at which lines of server.log may have been lost."""
         self.clock_ms: int | None = None  # Time up to which the running totals are complete.
-        self._counted_from_ms: int | None = None  # Time at which the exporter started.
+        self._counted_from_ms: int | None = None  # Time from which running totals count.
 
     @property
     def waits(self) -> tuple[Wait, ...]:
+        before = dict[int, int]()  # user -> users before
         waits = [
-            Wait(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by)
+            Wait(
+                *(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by),
+                users_before=before.setdefault(one.uid, len(before)),
+            )
             for one in self.queue
             if one.blocked
         ]
@@ -114,7 +118,7 @@ class DaemonState:
 
     @property
     def stuck_since(self) -> float | None:
-        """Time of a line that another line of either log follows immediately, if none did."""
+        """Time of a line that another line normally follows at once, if none did; else None."""
         daemon, sent = self.daemon, self.handover
         if daemon.quit_requested_at is not None or daemon.ended_at is not None:
             return None
@@ -145,7 +149,7 @@ class DaemonState:
         return frozenset(pids - {0})
 
     def clients_to_map(self) -> list[int]:
-        """Return the clients whose address ranges must be read now: a new context has reserved one.
+        """Return the clients whose address ranges must be read now: a new context reserves a range.
 
         The memory of a running client that caused a fault may have grown since.
         """
@@ -159,12 +163,12 @@ class DaemonState:
         return [pid for pid in found if pid]
 
     def count_from(self, at: float) -> None:
-        """Set the exporter's start, before which nothing is counted."""
+        """Set, once, the time from which running totals and timers count: the first read."""
         if self._counted_from_ms is None:
             self._counted_from_ms = round(at * 1000.0)
 
     def moment(self, at: float) -> Moment:
-        """Return the context of events at this time, which count after the exporter's start."""
+        """Return the context of events at this time, which count from count_from() on."""
         counted = self._counted_from_ms is None or round(at * 1000.0) >= self._counted_from_ms
         return Moment(at, counted, self.counters, self.incidents)
 
@@ -376,7 +380,7 @@ class DaemonState:
         if pid in admissions.admitted and not again:
             server.clients.readmit(pid)
             return
-        # Credentials were missing for the first connection of the process.
+        # A line about missing credentials precedes only the first connection of a process.
         is_first = daemon.match_credentials()
         if pid == 0 and not is_first:
             return

@@ -49,7 +49,7 @@ class ForbiddenCommandError(ValueError):
 
 
 def stdin_text(commands: Iterable[str]) -> bytes:
-    """Return the text for the tool's standard input. Nothing else is ever sent."""
+    """Return the text for the tool's standard input; refuse commands that do more than read."""
     lines = list(commands)
     for command in lines:
         if _known(command) is None:
@@ -60,7 +60,7 @@ def stdin_text(commands: Iterable[str]) -> bytes:
 def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
     """Return the tool's arguments, its standard input and its environment for some queries.
 
-    A v3 query is the arguments of one run. The variable is for what is printed without a daemon.
+    A v3 query is the arguments of one run. The variable selects what is printed without a daemon.
     """
     if len(commands) == 1 and commands[0] in READ_ONLY_V3:
         return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}
@@ -97,7 +97,7 @@ class ServerReply:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A text without a reply."""
+    """Why a text has no usable reply."""
 
     kind: Literal["server_not_found", "absent", "refused", "unparsable"]
     text: str  # Output of the tool, shortened.
@@ -134,7 +134,7 @@ def limit_commands(server_pid: int, devices: Sequence[int]) -> tuple[str, ...]:
 
 
 def parse_failure(exchange: Exchange) -> Failure | None:
-    """Recognize the tool's own complaints; None if it printed the daemon's reply."""
+    """Recognize the tool's own complaints and failed exits; None if neither is found."""
     text = f"{exchange.stderr}\n{exchange.stdout}"
     for kind, phrases in _ERROR_PATTERNS:
         if any(phrase in text for phrase in phrases):
@@ -241,7 +241,7 @@ def failure_of(exchange: Exchange) -> Failure | None:
 
 
 def other_interface(exchange: Exchange) -> str | None:
-    """Return the interface ("2" or "3") that a refusal names; None if the run used it."""
+    """Return the other interface ("2" or "3") if the run's output shows that it was needed."""
     if exchange.outcome not in (Outcome.REFUSED, Outcome.UNPARSABLE):
         return None
     sent_v3 = set(exchange.commands) <= READ_ONLY_V3

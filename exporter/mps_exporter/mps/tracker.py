@@ -53,7 +53,7 @@ class DaemonTracker:
         self._server = ServerLogReader(self.state)
         self._merger = LogMerger(self.state.readable)
         self._process: tuple[int, float, int] | None = None
-        """The last known process of the daemon: PID, start time."""
+        """The last known process of the daemon: PID, start time, PID in its own namespace."""
         self._pending_reply: (
             tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None
         ) = None
@@ -166,7 +166,7 @@ class DaemonTracker:
         """Record which processes have exited and which exist; None means unknown."""
         state, lifetime = self.state, self.state.daemon
         if daemon and lifetime.ended_at is not None and not state.readable["control"]:
-            lifetime = state.daemon = DaemonLifetime()  # another one started, and no log shows it
+            lifetime = state.daemon = DaemonLifetime()  # another daemon started, unlogged
         lifetime.counted |= bool(daemon)
         if lifetime.ended_at is None:
             _update_missing_since(lifetime, now, daemon)
@@ -280,7 +280,7 @@ def _liveness(
     """
     daemon = facts.process
     if daemon is None:
-        # Only a daemon that was found by its process can be missing.
+        # Without a process, only the lock shows whether a daemon runs.
         held = facts.lock_holder_pid is not None
         return (lambda _pid, _at: None), held if facts.lock_tested else None
     if len(daemon.namespace_pids) > 1:

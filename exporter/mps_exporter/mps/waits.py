@@ -41,7 +41,7 @@ class QueuedClient:
             when.add_incident(Incident(self.since, "wait_started", uid=self.uid, pids=(self.pid,)))
 
     def serve(self, server_ready_at: float | None, when: Moment) -> bool:
-        """Record that the client has a context, and return whether its wait was a UID wait."""
+        """Record that the client has a context, and return whether that ended a UID wait."""
         if not self.blocked or self.dead:
             return False
         waited_until = when.at if server_ready_at is None else server_ready_at
@@ -51,7 +51,7 @@ class QueuedClient:
         return True
 
     def abandon(self, when: Moment, detail: str = "") -> None:
-        """Record that the client has exited, or will never be served."""
+        """End a UID wait: the client has exited, or will never be served."""
         if self.dead or not self.blocked:
             return
         self.dead = True
@@ -75,7 +75,7 @@ class ClientQueue:
         return iter(list(self._entries))
 
     def push(self, pid: int, uid: int, when: Moment) -> QueuedClient:
-        """Add a client, unless its user has it queued: the PID of another user was reused.
+        """Add a client, unless it is queued; remove the entry of another process with its PID.
 
         Clients with PID 0 cannot be distinguished: each has an entry of its own.
         """
@@ -210,7 +210,7 @@ class Timeline:
             self._since_ms = round(at * 1000)
 
     def add(self, from_ms: int, to_ms: int, occupants: Iterable[Occupant]) -> None:
-        """Extend the spans of these occupants to `to_ms`, and open a span for each new one."""
+        """Extend the spans of these occupants to `to_ms`; open a span for each new occupant."""
         now_open: dict[Occupant, _Span] = {}
         for occupant in occupants:
             span = self._open.get(occupant)

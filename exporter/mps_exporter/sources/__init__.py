@@ -1,1 +1,1 @@
-"""The only room that touches the world: one file a source."""
+"""The sources of observations: one file for each source. Only this package reads the host."""

@@ -70,7 +70,7 @@ class Anonymiser:
         self._key = secrets.token_bytes()
         self._converter = converter
         self._converter.register_unstructure_hook(str, self._text)
-        changes: dict[type, Callable[[Any], Any]] = {  # parts before the observation with them
+        changes: dict[type, Callable[[Any], Any]] = {  # parts before what contains the parts
             CgroupMemory: lambda memory: memory,
             ProcessFacts: self._process,
             ProcfsObservation: lambda observation: replace(observation, containers=()),

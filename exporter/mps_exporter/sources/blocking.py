@@ -187,7 +187,7 @@ def _work(work_queue: SimpleQueue[_Work]) -> None:
     while idle:
         settle = work_queue.get()()
         if idle := len(_idle) < policy.MAX_IDLE_THREADS:
-            _idle.append(work_queue)  # before the caller continues, who may have more work
+            _idle.append(work_queue)  # before the caller continues: it may have more work
         settle()
 
 

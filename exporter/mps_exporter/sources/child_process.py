@@ -1,8 +1,8 @@
 """Runs a program with a deadline, bounded output, and few rights.
 
 The control tool connects to other users' sockets, and may run as another user, who can make it do
-anything. So it gets no more rights than its user has, only the capabilities that it needs, and
-cannot start a process: one in a session of its own would outlive the tool.
+anything. So the tool gets no more rights than its user has, only the capabilities that it needs,
+and on known machines (_MACHINES) cannot start a process, which could outlive it in a new session.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ _FILTER_ARGUMENT = struct.pack("HP", len(_FILTER) // 8, ctypes.addressof(_FILTER
 class ProcessResult:
     """Output and exit of a program."""
 
-    return_code: int | None  # None: it was killed.
+    return_code: int | None  # None after a timeout or too much output.
     stdout: bytes = b""
     stderr: bytes = b""
     timed_out: bool = False
@@ -104,11 +104,11 @@ async def run_process(
     timeout_seconds: float,
     rights: ChildRights = ChildRights(),
 ) -> ProcessResult:
-    """Run a program in a new session, with exactly this environment. It cannot start another.
+    """Run a program in a new session, with exactly this environment.
 
     Input and output are files in memory: the kernel limits the length. Afterwards a program that
     did not exit is dead and reaped, also if the caller is cancelled; a process that the kernel
-    cannot kill yet is reaped later. It dies with this process, too.
+    cannot kill yet is reaped later. The program dies with this process, too.
 
     Raises:
         OSError: If the program cannot be started.
@@ -188,7 +188,7 @@ def _restrict(parent_pid: int, kept: Sequence[int]) -> None:
     mask = sum(1 << one for one in kept)
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    # (effective, permitted, inheritable), of the lower and the upper 32
+    # (effective, permitted, inheritable), for the lower and the upper 32 capabilities
     _capset(header, struct.pack("6I", low, low, low, high, high, high))
     for one in kept:
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, one, 0, 0)

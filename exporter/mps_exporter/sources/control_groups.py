@@ -1,7 +1,7 @@
 """Control groups: GPU memory, the freezer, and the names of containers.
 
 Files of the kernel's dmem controller (Linux 6.14 and later; NVIDIA's manual, release 615; not tried
-on hardware), of which a limit may be on a group itself or on a group above it:
+on hardware). The limit of a group may be in the files of a group above it:
 
     dmem.current    nvidia/00000000:02:00.0/vidmem 536870912
     dmem.min        nvidia/00000000:02:00.0/vidmem 4294967296      the soft limit

@@ -114,7 +114,7 @@ class _QueryState:
     identity: tuple[object, ...]
     lock: asyncio.Lock  # Lock that is held during a query.
     pause: Pause  # Pause of all queries after a hang.
-    server_pause: Pause  # Pause of queries to which a server must reply, after a hang of one.
+    server_pause: Pause  # Pause of queries to which a server must reply, after such a query hung.
     failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
     silent_seconds: float = 0.0  # Time without a reply: a hang is certain after several short runs.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
@@ -290,7 +290,7 @@ class ControlTool:
     async def _query(
         self, state: _QueryState, deadline: float, commands: tuple[str, ...]
     ) -> Exchange:
-        """Run the tool, a second time after a refusal."""
+        """Run the tool, again if a collision with another caller may explain a failure."""
         daemon = state.daemon
         exchange = Exchange(commands, Outcome.SKIPPED, attempts=0, error="no time was left to ask")
         least = min(policy.MIN_CONTROL_RUN_SECONDS, self._timeout_seconds / 2)
@@ -336,8 +336,8 @@ class ControlTool:
     def _reached(self, daemon: DaemonFacts) -> Iterator[tuple[str, ChildRights]]:
         """Yield the pipe directory as the tool must name it, and the rights of the tool.
 
-        The tool runs as the daemon's user if possible, and without capabilities. Only for root's
-        daemons in containers it keeps CAP_SYS_PTRACE, which is needed to enter /proc/PID/root; the
+        The tool runs as the daemon's user if possible, and without capabilities. It keeps
+        CAP_SYS_PTRACE for root's daemons in containers only, to enter /proc/PID/root. The
         directories of other users are opened here, and the tool inherits the descriptor.
         """
         user, path = daemon.user, daemon.pipe_path
@@ -421,7 +421,7 @@ async def _query_details(state: _QueryState, query: Query) -> list[Exchange]:
 
 
 async def _query_server(state: _QueryState, server_pid: int, query: Query) -> list[Exchange]:
-    """Query one server; the first time also its devices, and then the limits on these."""
+    """Query one server; the first time also its devices, and then the limits on its devices."""
     devices = state.devices.get(server_pid)
     exchanges = [await query(server_commands(server_pid, devices or (), map_devices=not devices))]
     if devices is None and exchanges[0].outcome is Outcome.OK:

@@ -105,7 +105,8 @@ class PipeDirectory:
     root: str
     directory: str
     lock_tested: bool
-    holder: int | None  # Holder of the lock, if its user may run a daemon here.
+    holder: int | None
+    """The process that holds the lock (0: invisible), unless belongs_to() excludes its user."""
     identity: object  # The same for the same directory under any name.
     owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
@@ -133,7 +134,7 @@ class PipeDirectory:
 
 
 class UnlessAbsent:
-    """Suppresses only the errors of a missing or forbidden path."""
+    """Suppresses only the errors of a missing, forbidden or impossible path."""
 
     def __enter__(self) -> None:
         pass
@@ -211,7 +212,7 @@ class Program:
 
     @property
     def is_control(self) -> bool:
-        """The program is the control daemon's, not the server's."""
+        """Whether the program is the control daemon's (and the tool's), not the server's."""
         return program_name(self.arguments) == CONTROL_PROGRAM
 
 
@@ -307,7 +308,7 @@ class DaemonDirectories:
         trusted = self._processes.account(holder, status) is None
         if status.uid is None:
             return seen
-        # The file of a stranger's program may be in a file system that hangs: it is not accessed.
+        # The file of another user's program may be in a file system that hangs: do not access it.
         belongs = seen.belongs_to(status.uid, trusted=trusted, strictly=strictly)
         if not belongs or self._processes.sole_user(holder, status) == SEVERAL_USERS:
             return replace(seen, holder=None)

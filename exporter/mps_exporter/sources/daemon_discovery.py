@@ -142,9 +142,9 @@ class DaemonDiscovery:
     ) -> DaemonFacts:
         """Combine the facts of one directory: its configuration, and processes that use it.
 
-        If two processes claim the directory, the holder of its lock is the daemon. An ordinary
-        user's process names the logs only with the mounts of the host: in a container it could
-        write them.
+        If two processes claim the directory, the holder of its lock is the daemon. Logs that an
+        ordinary user's process names count only if it has the mounts of the host: in a container,
+        its user could forge logs.
         """
         process = found.process
         holds_lock = process is not None and found.lock_holder_pid == process.pid
@@ -343,7 +343,7 @@ class DaemonDiscovery:
 
 
 def _candidates(programs: Sequence[Program], children: Iterable[int]) -> dict[Hashable, Program]:
-    """Return the processes that may be daemons; a child has the name until it is a server."""
+    """Return the processes that may be daemons; a daemon's child is a server before its exec."""
     controls = {one.pid for one in programs if one.is_control}.union(children)
     return {
         one.identity: one

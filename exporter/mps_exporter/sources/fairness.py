@@ -100,7 +100,7 @@ class UserBudget:
         return own, self._other_runs
 
     def _admit(self, user: Account) -> bool:
-        """Take a token from a user's bucket, and one from the bucket of all users."""
+        """Take a token from a user's bucket and from the common bucket; False if one is empty."""
         now = self._clock()
         admitted = min(self._of_user.available(user, now), self._of_all.available(None, now)) >= 1.0
         if admitted:

@@ -54,7 +54,7 @@ class Control(Protocol):
 class Host(Protocol):
     """The sources of observations.
 
-    Every method with a deadline (seconds) raises SourceTimeoutError when it expires.
+    A method with a deadline (seconds) raises SourceTimeoutError if it has no result by then.
     """
 
     @property

@@ -129,7 +129,7 @@ class KernelEvidence:
 
 
 def reserved_ranges(maps: bytes) -> tuple[tuple[int, int], ...]:
-    """Return the ranges without access in /proc/PID/maps, the smallest first."""
+    """Return the large ranges without access in /proc/PID/maps, the smallest first."""
     found = [(int(first, 16), int(last, 16)) for first, last in _RESERVED.findall(maps)]
     large = [one for one in found if one[1] - one[0] >= MIN_RANGE_BYTES]
     return tuple(sorted(large, key=lambda one: one[1] - one[0])[: policy.MAX_RANGES_PER_PROCESS])

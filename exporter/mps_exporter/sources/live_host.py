@@ -42,8 +42,8 @@ class LiveHost:
     def __init__(self, settings: Settings, *, brief: bool = False) -> None:
         """Open the sources, with `brief` for one or two collections.
 
-        Then no driver events are requested: their thread leaves NVML only every 0.5 s, and the end
-        of the program would wait for it.
+        With `brief`, no driver events are requested: their thread leaves NVML only every 0.5 s,
+        and the end of the program would wait for it.
         """
         self._settings = settings
         self._procfs_path = settings.path_procfs
@@ -70,7 +70,7 @@ class LiveHost:
         )
         self._calls = BlockingCalls[Any]()
         self._tick_at = 0.0
-        self._has_lines = False  # In the last poll: some wait for the other log until the next.
+        self._has_lines = False  # In the last poll. Lines wait for a poll of the other log.
 
     def now(self) -> float:
         return time.time()

@@ -81,12 +81,12 @@ class LogFollower:
     ) -> LogsObservation:
         """Return the new data of these daemons' logs, and close the files of all others.
 
-        Nothing is reported of daemons whose logs are not read at the deadline; a later call returns
-        their data. The positions in the logs of the `kept` pipe directories are retained. Logs of
-        ordinary users that were read within the interval of polls wait for the next one.
+        Logs that are not read at the deadline are missing, and after a time unreadable; a later
+        call returns their data. The positions in the logs of the `kept` pipe directories are
+        retained. Logs of ordinary users are read at most once in the interval of polls.
 
         Raises:
-            SourceTimeoutError: None of the logs was read.
+            SourceTimeoutError: If no log was read or is overdue.
         """
         began, names = self._monotonic(), {one.pipe_directory for one in daemons}
         interval = policy.LOG_POLL_INTERVAL_SECONDS
@@ -224,7 +224,7 @@ class LogFollower:
 
 
 def _byte_limits(daemons: Sequence[DaemonFacts]) -> dict[Hashable, int]:
-    """Return the maximum size that is read of each log of an ordinary user."""
+    """Return ordinary user -> maximum size that one poll reads of each log of that user."""
     users = Counter(one.account for one in daemons if one.limited)
     share = policy.MAX_USERS_LOG_POLL_BYTES // max(1, len(users))
     share = min(policy.MAX_USER_LOG_POLL_BYTES, share)

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
-    """Yield the position of each line with a timestamp, in seconds of a clock of local time.
+    """Yield position and timestamp of each stamped line, in seconds of a clock of local time.
 
     [2026-11-21 08:55:42.578 Control   630] NEW UI
     """
@@ -171,7 +171,7 @@ def _offset_after(before: LastLine | None, stamp: float, zone: LogZone) -> float
 
 
 def _lines_from_end(descriptor: int, size: int, bound: int) -> Iterator[tuple[int, bytes]]:
-    """Yield position and data of blocks of lines, the last first, without lines over a block."""
+    """Yield position and data of blocks of lines, the last first; longer lines are cut."""
     end = size
     while end > bound:
         begin = max(bound, end - BLOCK_BYTES)
@@ -304,7 +304,7 @@ class LogTail:
     def check_file(self, directory: int | OSError | None, control: LogTail) -> None:
         """Follow the file that is in the directory (None: unknown) now.
 
-        The same daemon's control.log shows the last start.
+        `control` is the same daemon's control.log, which shows its last start.
         """
         if directory is None:
             self.error = None if self.descriptor is not None else UNKNOWN
@@ -334,7 +334,7 @@ class LogTail:
             self.error = None if self.descriptor is not None else error_text(error)
 
     def _continues_elsewhere(self, found: os.stat_result, reason: str | None) -> bool:
-        """Return whether to stay at the open file: the new is empty, or this one has more."""
+        """Return whether to keep the open file: it has more, or the new file is unfit or empty."""
         if self.descriptor is None or (found.st_dev, found.st_ino) == self._file:
             return False
         if reason is not None or not found.st_size or not self._complete:
@@ -413,8 +413,8 @@ class LogTail:
     def _choose_start(self, control: LogTail, descriptor: int, found: os.stat_result) -> None:
         """Begin at the daemon's last start, and decide which part is history.
 
-        In a file that appeared while the exporter ran, the first line since the exporter's start
-        may be earlier.
+        In a file that appeared while the exporter ran, begin at the first line since the exporter's
+        start, if that is earlier.
         """
         size = found.st_size
         bound = max(0, size - policy.MAX_LOG_BACKLOG_BYTES)
@@ -468,7 +468,7 @@ class LogTail:
     def read(
         self, descriptor: int, fallback: LogZone | None, max_bytes: int | None = None
     ) -> LogChunk:
-        """Return the new data, which has one offset to Unix time, and is either history or new.
+        """Return unread data with one offset to Unix time: all of it history, or none.
 
         A chunk that does not extend to the file's end has no complete_until. `fallback` is the zone
         of the daemon's other log.

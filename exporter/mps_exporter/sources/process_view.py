@@ -65,7 +65,8 @@ DEBUG_VARIABLES = frozenset(
 )
 """Variables of which DCGM's diagnostics warn, and two that slow CUDA (its documentation)."""
 
-_PASS, _WRITE = 0o1, 0o2  # Bits that a client needs: of each folder on the way, of the socket.
+_PASS, _WRITE = 0o1, 0o2
+"""Bits of a mode that a client or a server needs: of each folder on the path; of the socket."""
 _MAX_LINKS = 40
 _MAX_NAMES = 512
 
@@ -146,9 +147,9 @@ def view_daemon(facts: DaemonFacts, uids: Iterable[int], procfs: str = "/proc") 
     A server has its client's user, the daemon's group, and none of the client's groups. On an H200
     servers of root's daemon ended at once below root's folder of mode 0701 or 0705, through which
     the client passed, and below a folder of mode 0710 that was open to the client's group; they ran
-    with 0711, and with 0710 for a client in root's group; a closed way to the logs did no harm.
+    with 0711, and with 0710 for a client in root's group; a closed path to the logs did no harm.
     Whether a server keeps the daemon's supplementary groups was not measured: a folder that is open
-    to these is not reported as closed.
+    to these groups is not reported as closed.
     """
     if facts.process is None:
         return DaemonConditions()
@@ -361,7 +362,7 @@ def find_leftovers(daemons: Iterable[DaemonFacts], procfs: str = "/proc") -> Lef
 
 
 def find_directories(daemons: Iterable[DaemonFacts], root: str = "/") -> tuple[MpsDirectory, ...]:
-    """Search for the pipe directories where a daemon has run or should run, and none of these."""
+    """Search for pipe directories where a daemon has run or should run, and no daemon runs."""
     running, found = _running(daemons), _left_directories(Path(root))
     return tuple(one for one in found if not _is_served(root, one, running))
 

@@ -89,9 +89,9 @@ def parse_stat(raw: bytes) -> ProcessStat | None:
 
 
 Account = tuple[int | None, int | None] | None
-"""Whose limits hold for a process: user, and PID namespace of container's root; None: no limits."""
+"""User whose limits hold for a process; for root, the PID namespace, too. None: no limits."""
 
-_SYS_ADMIN = 1 << 21  # CAP_SYS_ADMIN; a container has it only if it administrates its host.
+_SYS_ADMIN = 1 << 21  # CAP_SYS_ADMIN; a container has it only if it administers its host.
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def parse_mps_environment(raw: bytes) -> dict[str, str]:
 
 
 def parse_mountinfo(raw: bytes) -> tuple[str, bool]:
-    """Return the values of ProcessFacts for the mounts in /proc/PID/mountinfo.
+    """Return shared_memory and default_mounted of ProcessFacts, from /proc/PID/mountinfo.
 
     53 31 0:25 / /dev/shm rw,nosuid - tmpfs shm rw
     number parent device root folder …
@@ -194,8 +194,8 @@ class Processes:
     """The processes below one mount of procfs.
 
     A reused PID is detected by its start time, an exec mostly by the new name; control group and
-    user are read again every minute. A process keeps the start time first computed when the clock
-    is set, and so matches its log lines.
+    user are read again every minute. If the clock is set, a process keeps the start time computed
+    first, and so matches its log lines.
     """
 
     def __init__(
@@ -271,9 +271,9 @@ class Processes:
           mounts of process 1.
 
         The exporter's user counts only in the exporter's own PID namespace: a pod may have any
-        user. For it, the link to the namespace is readable. A process of which this cannot be read
-        is an ordinary user's. Only root can put a process with UID 0 into a PID namespace: there
-        each has its own limits. An ordinary user can make any number of namespaces.
+        user. That user can read the link to the namespace. A process whose files are unreadable
+        is an ordinary user's. Only root can put a process with UID 0 into a PID namespace, so each
+        such namespace has its own limits. An ordinary user can make any number of namespaces.
         """
         status = status or self.status(pid)
         uid, namespace = status.real_uid, self._namespace(pid)
@@ -296,8 +296,8 @@ class Processes:
     def sole_user(self, pid: int, status: ProcessStatus | None = None) -> int | None:
         """Return the user who chose a process's arguments and environment; None: unknown.
 
-        SEVERAL_USERS is a set-user-ID program: every user may start root's (su) by the name of
-        MPS's, with any environment.
+        SEVERAL_USERS is a set-user-ID program: every user may start root's program su, with the
+        name of an MPS program and any environment.
         """
         status = status or self.status(pid)
         with suppress(OSError):
@@ -325,7 +325,7 @@ class Processes:
         they are read in calls of that user (see blocking.py). Before they are read, the facts are
         those of stat and status, which need no such lock. A read that hangs is not repeated.
 
-        Facts that did not change are the same object as the last time.
+        Between two reads of a process's files, unchanged facts are the same object.
         """
         unknown, stats = dict[int, OSError](), dict[int, ProcessStat]()
         calls: dict[Hashable, tuple[Account, Callable[[], _CachedFacts]]] = {}
@@ -453,7 +453,7 @@ class Processes:
 
     @property
     def hidden(self) -> str:
-        """Name what this program cannot see: beyond its container, or of other users."""
+        """What this program cannot see: outside its container, or of other users; "": nothing."""
         if self.root == "/proc" and self._namespace("self") not in (None, _FIRST_PID_NAMESPACE):
             return "what is outside this container"
         there = os.path.isdir(self.root) and not _read_file(f"{self.root}/1/uid_map")  # noqa: PTH112
@@ -495,7 +495,7 @@ def _read_file(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | No
 def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
     """Read a file of /proc that is one line, which the kernel returns in the first read.
 
-    Hundreds of them are read in each collection; a second read, to find the end, would double that.
+    Hundreds are read in each collection; a second read, to find the end, would double the calls.
     The errors in `absent` return None; others are raised.
     """
     try:

@@ -223,7 +223,7 @@ def create_private(path: Path, beginning: bytes) -> int:
         os.set_blocking(file, True)
         regular = stat.S_ISREG(found.st_mode)
         if regular:
-            with suppress(PermissionError):  # a file of another user, with write permission
+            with suppress(PermissionError):  # root's file, with write permission
                 os.fchmod(file, 0o600)  # a recording shows what runs on this host
         _write_all(file, beginning)
         if regular:

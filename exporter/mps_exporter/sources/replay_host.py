@@ -163,7 +163,7 @@ class ReplayHost:
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
     ) -> LogsObservation:
-        """Return the new data of these daemons' logs; retain that of others."""
+        """Return the new data of these daemons' logs; retain the data of other logs."""
         now, followed = self.now(), {daemon.pipe_directory for daemon in daemons}
         for observation in self._new("logs"):
             self._chunks += observation.chunks
@@ -180,7 +180,7 @@ class ReplayHost:
         return LogsObservation(at=now, chunks=tuple(chunks), states=states)
 
     def _idle_chunk(self, state: LogState, now: float) -> LogChunk:
-        """Return until when a log without new data is known to be complete.
+        """Return a chunk with the time until which a log without new data is complete.
 
         Reads without new data are not recorded. So a log is complete until now, unless its next
         lines were read soon afterwards: some of them may have been written before.

@@ -37,7 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def process_root(path: str, procfs: str = "/proc") -> tuple[str, str]:
-    """Split a path into the process's root that it leads through ("": none) and the rest."""
+    """Split a path after /proc/PID/root, the root of a process; "" and the path if elsewhere."""
     below = path.removeprefix(f"{procfs}/")
     found = _INSIDE.fullmatch(below) if below != path else None
     return (f"{procfs}/{found[1]}", found[2] or "/") if found else ("", path)
@@ -112,7 +112,7 @@ def _require_trusted_mounts(process: int) -> None:
     """Refuse a mount namespace that belongs to a user namespace which an ordinary user made.
 
     Raises:
-        PermissionError: If that is so, or if the owner cannot be read.
+        PermissionError: If the owner is an ordinary user, or cannot be read.
     """
     with suppress(FileNotFoundError):  # a procfs that is not the kernel's
         mounts = os.open("ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
@@ -125,7 +125,7 @@ def _require_trusted_mounts(process: int) -> None:
 
 
 def _owner_of_namespace(namespace: int) -> int | None:
-    """Return the user who made the user namespace of a namespace; None: the exporter's, or above.
+    """Return the user who made a namespace's user namespace; None if trusted, or not supported.
 
     The exporter itself lives in the user namespaces above its own, and trusts their makers.
     """

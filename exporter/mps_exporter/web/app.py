@@ -29,8 +29,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
-
 _ERROR_HEADERS = ("Allow", "Retry-After")
 
 

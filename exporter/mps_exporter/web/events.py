@@ -23,9 +23,9 @@ class Stream:
         self._lost = 0
 
     def put(self, event: bytes | None, *, limited: bool = False) -> None:
-        """Add an event, and drop the oldest if there are too many; None ends the stream."""
+        """Add an event; drop the oldest if full (`limited`: the new one). None ends the stream."""
         if limited and 2 * self._events.qsize() >= policy.MAX_QUEUED_EVENTS:
-            self._lost += 1  # the other half is for root's
+            self._lost += 1  # the other half is for the node's daemons
             return
         if self._events.full():
             self._events.get_nowait()
@@ -51,7 +51,7 @@ class Events:
         self._run = secrets.token_hex(4)  # Prefix of this run's event IDs.
         self._number = 0
         self._past = [deque[tuple[int, bytes]](maxlen=policy.REPLAYED_EVENTS) for _ in range(2)]
-        """Past events of daemons of the node, and of ordinary users, who must not replace those."""
+        """Past events of the node's daemons; of ordinary users' daemons, which replace none."""
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
         self.history = History()

@@ -13,7 +13,7 @@ from mps_exporter.web.status_fields import View, finding_view
 def in_page_order(found: Iterable[View], snapshot: Snapshot) -> tuple[View, ...]:
     """Return the findings by severity; within a severity, dated findings with the newest first.
 
-    A past critical incident, such as a crash, comes after the warnings about the current state.
+    Past incidents, such as a crash, and daemons that died long ago come after current warnings.
     """
     shown, now = list(found), snapshot.taken_at
     old = [one for one in shown if _is_past_incident(one, now) or _is_long_gone(one, snapshot)]
@@ -46,7 +46,7 @@ def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
 
 
 def headline(snapshot: Snapshot, found: tuple[View, ...], unknowns: tuple[View, ...] = ()) -> View:
-    """Return the most important finding, or the answer "All is well"; never a mere suggestion.
+    """Return the most urgent finding, else a sentence about the host; never a mere suggestion.
 
     Findings about ordinary users' daemons are never the headline.
     """
@@ -91,9 +91,8 @@ def _without_daemon(snapshot: Snapshot, unknown: tuple[str, ...]) -> View:
     if snapshot.ignored_processes:
         unknown += ("not all processes of MPS's programs could be read",)
     if unknown:
-        return finding_view(
-            "info", humanize.sentence(f"no daemon was seen, but {'; '.join(unknown)}")
-        )
+        text = f"no daemon was seen, but {'; '.join(unknown)}"
+        return finding_view("info", humanize.sentence(text))
     return finding_view(
         "info",
         "No MPS control daemon runs on this host.",

@@ -26,12 +26,8 @@ _log = logging.getLogger(__name__)
 # -------------------------------------------------------------------------------- sockets
 
 
-class ListenError(StartError):
-    """A socket cannot be opened."""
-
-
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
-    """Open one or several sockets for each address, or raise ListenError and open none."""
+    """Open one or several sockets for each address, or raise StartError and open none."""
     sockets: list[socket.socket] = []
     for address in addresses:
         try:
@@ -41,7 +37,7 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
                 sockets += _tcp(*split_address(address))
         except (OSError, ValueError) as error:
             close_sockets(sockets)
-            raise ListenError(f"cannot listen on {address}: {_reason(address, error)}") from error
+            raise StartError(f"cannot listen on {address}: {_reason(address, error)}") from error
     return sockets
 
 
@@ -96,15 +92,12 @@ def _bound(family: int, where: tuple[object, ...], *, dualstack: bool = False) -
 
 def _reason(address: str, error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
-    port = address.rpartition(":")[2]
     if number == errno.EADDRINUSE:
+        owner = "another program listens there, or it is given twice"
         if address.startswith("unix:"):
-            return "another program listens there, or it is given twice"
-        owner = (
-            f"{port} is also the default port of NVIDIA's dcgm-exporter, which may be running here"
-            if port == "9400"
-            else "another program listens there, or it is given twice"
-        )
+            return owner
+        if address.endswith(":9400"):
+            owner = "9400 is also the default port of NVIDIA's dcgm-exporter, which may be running"
         return (
             f"the address is in use: {owner}. Choose another port, such as "
             "--web.listen-address=:9401 (both can run side by side)"
@@ -153,7 +146,7 @@ def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
     count = environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
     if process != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
-        raise ListenError(
+        raise StartError(
             "--web.systemd-socket: systemd handed over no socket; start the .socket unit, not the "
             ".service, or leave the flag out"
         )
@@ -161,7 +154,7 @@ def from_systemd(environment: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def _inherited(descriptor: int) -> socket.socket:
-    refusal = ListenError(
+    refusal = StartError(
         f"--web.systemd-socket: descriptor {descriptor} is not a listening stream socket "
         "(ListenStream= with Accept=no)"
     )
@@ -215,9 +208,8 @@ async def serve_app(
     on_listening: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
     """Serve until `stop`, then finish responses; `on_listening` gets addresses with real ports."""
-    settings = options.settings
-    systemd = settings.web_systemd_socket
-    sockets = from_systemd(os.environ) if systemd else listen(settings.web_listen_address)
+    systemd = options.settings.web_systemd_socket
+    sockets = from_systemd(os.environ) if systemd else listen(options.settings.web_listen_address)
     runner = _runner(app)
     watch = app.get(WEB_CONFIG)
 

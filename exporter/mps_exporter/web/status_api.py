@@ -3,7 +3,7 @@
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,16 +16,7 @@ from mps_exporter.findings.timeline import describe_incident
 from mps_exporter.flags import PROGRAM
 from mps_exporter.humanize import UserNames
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.snapshot import (
-    Client,
-    ControlDaemon,
-    Gpu,
-    Incident,
-    Server,
-    SmUse,
-    Snapshot,
-    Wait,
-)
+from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.headline import headline, in_page_order
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_fields import View, finding_view, shown, view_of
@@ -107,22 +98,17 @@ def gpu_view(gpu: Gpu, now: float, history: History) -> View:
     )
 
 
-def _client_view(client: Client, server: Server, use: Mapping[str, SmUse]) -> View:
-    return view_of(
-        "client",
-        client,
-        neighbours=neighbour_counts(client, server),
-        sm_use=use,
-        program=shown(client.command),
-        user=humanize.user_name(client.uid, client.user),
-        sm_partition=shown(client.sm_partition_name or client.sm_partition),
-    )
-
-
 def _server_view(server: Server, daemon: ControlDaemon, snapshot: Snapshot) -> View:
     def client_view(client: Client) -> View:
-        key = daemon.pipe_directory, server.pid, client.pid
-        return _client_view(client, server, snapshot.sm_use.get(key, {}))
+        return view_of(
+            "client",
+            client,
+            neighbours=neighbour_counts(client, server),
+            sm_use=snapshot.sm_use.get((daemon.pipe_directory, server.pid, client.pid), {}),
+            program=shown(client.command),
+            user=humanize.user_name(client.uid, client.user),
+            sm_partition=shown(client.sm_partition_name or client.sm_partition),
+        )
 
     oldest_first = sorted(
         server.clients,

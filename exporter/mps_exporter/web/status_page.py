@@ -104,7 +104,7 @@ def render_page(status: View, options: WebOptions) -> str:
 
 
 def age_of(moment: float, status: View) -> float:
-    """Return how long ago a moment was: in a replay, of recorded time, as in the findings."""
+    """Return the age of a moment; in a replay in recorded time, as in the findings."""
     speed: float = status.recording.speed if status.recording else 1.0
     return (float(status.taken_at) - moment) * speed
 
@@ -211,7 +211,7 @@ NO_GPU = View(uuid="", sm_count=None, memory_total_bytes=None)
 
 
 def _cards_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
-    """Return the shown GPUs of a client; the first GPU of its daemon if its own are unknown."""
+    """Return a client's shown GPUs; its daemon's first GPU if they are unknown; or NO_GPU."""
     used = {uuid for uuid, count in client.contexts.items() if count}
     used.update(client.memory_used_bytes, client.gpu_uuids)
     first = [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]

@@ -8,12 +8,12 @@ from unittest.mock import AsyncMock
 import pytest
 
 from mps_exporter.commands import doctor
-from mps_exporter.commands.doctor_report import status_of_end
+from mps_exporter.commands.doctor_report import status_of_ends
 from mps_exporter.findings.before_kill import before_kill, neighbour_counts
 from mps_exporter.flags import Settings
 from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
 from testing.fake_proc import FakeProc
-from testing.snapshots import NOW, UUID, client, daemon, server, snapshot
+from testing.snapshots import NOW, client, daemon, server, snapshot
 
 OTHER_GPU = "GPU-00000002-0000-4000-8000-000000000002"
 BUSY = client(11)
@@ -32,12 +32,12 @@ def test_neighbours_share_server_and_gpu_and_still_work() -> None:
     advice = before_kill(11, HOST)
     assert advice.in_danger
     assert advice.neighbours == (12,)
-    status, text = status_of_end(advice, as_json=False)
+    status, text = status_of_ends([advice], as_json=False, many=False)
     assert status == 1
     assert "1 other client of 1 other user can be lost" in text
     first = text.index("echo terminate_client 634 11 | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps")
     assert first < text.index("kill 11\n")
-    assert json.loads(status_of_end(advice, as_json=True)[1])["neighbours"] == [12]
+    assert json.loads(status_of_ends([advice], as_json=True, many=False)[1])["neighbours"] == [12]
 
 
 def test_what_could_not_be_read_is_not_called_harmless() -> None:
@@ -48,15 +48,17 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         advice = before_kill(11, host)
         assert advice.in_danger
         assert "others may be lost with it" in " ".join(advice.text)
-    for name in ("logs", "nvml"):  # NVML lists no clients
+    for name in ("control", "nvml"):  # NVML lists no clients
         failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
-        assert before_kill(99, replace(HOST, collectors=failed)).in_danger == (name == "logs")
+        end = before_kill(99, replace(HOST, collectors=failed))
+        assert end.in_danger == (name == "control") == ("the control daemons could" in end.text[0])
+        assert "--mps.log-directory" not in end.text[0]  # its logs can be read
     # A process in the queue of a container has no PID of this host; a v3 daemon shows no queue.
     hidden = snapshot(daemon(server(BUSY), waits=(Wait(0, 1002, NOW - 10, 1001),)))
     assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
     assert not before_kill(77, hidden, 1001).in_danger
     assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
-    assert before_kill(99, HOST, None, "a host").in_danger
+    assert "=DIR), or ask root" in before_kill(99, HOST, None, "a host").text[0]
     gone = before_kill(99, HOST, gone=True)
     assert (gone.in_danger, "is not seen" in gone.text[0]) == (False, True)
     assert before_kill(600, HOST).in_danger  # the daemon
@@ -66,7 +68,7 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Her daemon stands first, names root's clients and a stranger, and its log is unreadable."""
     listed = client(11, confirmed=False), client(98, confirmed=False)
@@ -94,6 +96,9 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
         proc.add(95, uid=uid)
         settings = Settings(doctor_before_kill=(13, 95), path_procfs=str(tmp_path))
         assert await doctor.diagnose(settings) == status
+        capsys.readouterr()
+        await doctor.diagnose(replace(settings, doctor_json=True))
+        assert len(json.loads(capsys.readouterr().out)) == 2 - status
 
 
 def test_no_command_for_a_process_that_is_not_confirmed_or_has_another_number() -> None:
@@ -112,7 +117,7 @@ def test_no_text_of_a_stranger_is_part_of_a_command() -> None:
     advice = before_kill(11, host)
     expected = [f"echo terminate_client 634 11 | {tool}", "kill 11"]
     assert [one.command for one in advice.actions] == expected
-    assert "\x1b" not in status_of_end(advice, as_json=False)[1]
+    assert "\x1b" not in status_of_ends([advice], as_json=False, many=False)[1]
     unprintable = replace(host, daemons=(replace(host.daemons[0], pipe_directory=words),))
     assert not before_kill(11, unprintable).actions
 
@@ -120,4 +125,3 @@ def test_no_text_of_a_stranger_is_part_of_a_command() -> None:
 def test_a_v3_daemon_has_its_own_command() -> None:
     host = snapshot(daemon(server(*CLIENTS), protocol="3"))
     assert "echo client terminate 11 |" in before_kill(11, host).actions[0].command
-    assert UUID in BUSY.contexts

@@ -208,9 +208,9 @@ def test_only_confirmed_processes_are_in_commands() -> None:
         assert not one.actions
     hung = (*(replace(one, state="connecting") for one in clients),)
     (one,) = findings(host(daemon(servers=(Server(20, state="ACTIVE", ghost=True, clients=hung),))))
-    assert [action.command for action in one.actions] == [
-        "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20",
-        "kill 30",
+    assert [(action.condition, action.command) for action in one.actions] == [
+        ("", "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20"),
+        ("if the daemon does not answer 5 s later", "kill 30"),
     ]
 
 

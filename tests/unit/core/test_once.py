@@ -57,6 +57,7 @@ def test_a_check_of_gpus_needs_the_driver_only() -> None:
     healthy = snapshot_at("quiet", 30)
     assert status_of_check(blind(healthy, "logs"), "gpu_lost")[0] == HEALTHY
     assert status_of_check(blind(healthy, "nvml"), "gpu_lost")[0] == UNKNOWN
+    assert status_of_check(blind(healthy, "control"), "unfit_gpu")[0] == UNKNOWN
 
 
 def test_unreadable_logs_are_unknown() -> None:

@@ -5,7 +5,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -246,7 +246,7 @@ def test_whether_a_newcomer_waits(
     assert (found.outcome, words in found.text) == (outcome, True), found
     assert (doctor_report.checks_exit_status({77: [found]}) == 3) == (outcome == "unknown")
     assert ("root may read closed logs" in found.remedy) == (not read)
-    unknown = replace(daemon.facts, log_directory="", log_directory_assumed=True)
+    unknown = replace(daemon.facts, log_directory_assumed=True)
     hidden = answer(
         replace(snapshot, daemons=(replace(changed, facts=unknown),)), 77, newcomer(snapshot)
     )
@@ -283,14 +283,23 @@ def test_a_newcomer_that_cannot_map_its_servers_memory(
     assert ("--ipc=host" in found.remedy) == fails
 
 
-def test_an_info_about_a_client_is_a_warning_of_the_process(snapshot: Snapshot) -> None:
+@pytest.mark.parametrize(
+    ("changes", "outcome", "words"),
+    [
+        ({"limiter": "HAMi-core"}, "warning", "HAMi-core"),
+        ({"state": "connecting", "contexts": {}}, "unknown", "called cuInit only"),
+    ],
+)
+def test_a_client_that_may_be_well(
+    changes: dict[str, Any], outcome: str, words: str, snapshot: Snapshot
+) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
     (server,) = daemon.servers
-    limited = tuple(replace(one, limiter="HAMi-core") for one in server.clients)
-    changed = replace(daemon, servers=(replace(server, clients=limited),))
+    (one,) = [replace(one, state_since=1.0) for one in server.clients if one.pid == 1797]
+    changed = replace(daemon, servers=(replace(server, clients=(replace(one, **changes),)),))
     view = process_using(daemon.pipe_directory, 1797)
     found = answer(replace(snapshot, daemons=(changed,)), 1797, view)
-    assert (found.outcome, "HAMi-core" in found.text) == ("warning", True)
+    assert (found.outcome, words in found.text) == (outcome, True)
 
 
 def test_a_process_that_has_lost_its_server_and_its_daemon() -> None:
@@ -530,6 +539,9 @@ def test_doctor_names_who_may_run_a_command_and_who_is_in_the_way(
     assert "Do not kill process 871" in text
     assert doctor("--user", "1002", f"--recording={RECORDINGS}/tour.rec.gz", "--at", "40s") == 1
     assert "when processes 597, 598, 599 and 600 will be done" in capsys.readouterr().out
+    for user in ("1002", "1003"):
+        assert doctor("--user", user, f"--recording={RECORDINGS}/three-users.rec.gz", "--at=3s")
+        assert ("1 other user came before" in capsys.readouterr().out) == (user == "1003")
     assert doctor("--user", "1002", f"--recording={RECORDINGS}/deaf-server.rec.gz", "--at=20s") == 1
     assert "When it is served is not known: a process died" in capsys.readouterr().out
 
@@ -540,12 +552,13 @@ def test_a_failed_reading_of_the_gpus_has_its_reason(snapshot: Snapshot) -> None
     found = answer(host, 77, process_using(host.daemons[0].pipe_directory, children=(78, 79)))
     assert found.remedy.startswith("It has started processes 78 and 79: try --pid with these.")
     assert "no GPU was read (libnvidia-ml.so.1 was not found)" in found.text
+    assert found.outcome == "unknown"
 
 
 def test_a_job_without_processes_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert doctor("--job", "77", f"--recording={RECORDINGS}/quiet.rec.gz") == 3
     text = capfd.readouterr().err
-    assert "no process of pod or job '77' was seen" in text
+    assert "no process of pod or job '77' was seen at this time of the recording" in text
     assert "proves nothing about MPS" in text
 
 

@@ -39,7 +39,7 @@ def test_alert_keeps_the_labels_of_its_target(rule: Rule) -> None:
     if rule.alert == "MpsExporterAbsent":  # there is no target, that is what it says
         assert labels == {"job"}
     else:
-        assert labels >= promql.TARGET_LABELS
+        assert labels >= promql.TARGET_LABELS, "an operator with `on (...)` drops all other labels"
 
 
 @ALERTS

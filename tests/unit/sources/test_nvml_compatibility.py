@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 RULES = yaml.safe_load((ROOT / "prometheus" / "dcgm-compat.rules.yml").read_text())["groups"]
 TESTS = (ROOT / "prometheus" / "tests" / "dcgm-compat.yml").read_text()
 
-ROWS = dict(re.findall(r"^\| `(DCGM_\w+)` \|(.*?)\|", PAGE, flags=re.MULTILINE))
+ROWS = dict(re.findall(r"^- `(DCGM_\w+)`: (.*)$", PAGE, flags=re.MULTILINE))
 """DCGM's metric -> ours, as the page writes it."""
 
 

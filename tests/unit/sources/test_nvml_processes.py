@@ -3,8 +3,8 @@
 import pytest
 
 from mps_exporter.limits_timeouts_intervals import REFUSED_RETRY_INTERVAL_SECONDS, SLOW
-from mps_exporter.sources.nvml.device import CALLS, NOT_AVAILABLE, ProcessReader
-from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries, ListedProcess
+from mps_exporter.sources.nvml.device import CALLS, ProcessReader
+from mps_exporter.sources.nvml.pynvml_api import Code, Device, DeviceQueries, Listed
 from testing.fake_nvml import FakeDevice, FakeNvml
 
 MIB = 1 << 20
@@ -15,10 +15,10 @@ MPS, GRAPHICS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("MPSCompute
 class Lists:
     """The process lists of a GPU, and a reader of them."""
 
-    def __init__(self, **lists: list[ListedProcess]) -> None:
+    def __init__(self, **lists: Listed) -> None:
         self.device = FakeDevice("GPU-0", processes=dict(lists))
         self.library = FakeNvml(self.device)
-        self.library.init()
+        self.library.call("nvmlInit")
         self.reader = ProcessReader(DeviceQueries(self.library, Device(self.device), "GPU 0"))
 
     def read(self) -> Shown:
@@ -34,15 +34,13 @@ class Lists:
         self.library.fail(f"nvmlDeviceGet{kind}RunningProcesses", code)
 
 
-SERVER, CLIENT, ELSEWHERE = (
-    ListedProcess(100, 28 * MIB),
-    ListedProcess(200, 500 * MIB),
-    ListedProcess(300, 0),
-)
+SERVER: Listed = {100: 28 * MIB}
+CLIENT: Listed = {200: 500 * MIB}
+ELSEWHERE: Listed = {300: 0}
 
 
 def test_clients_are_in_two_lists_and_clients_of_another_gpu_in_none() -> None:
-    lists = Lists(Compute=[SERVER, CLIENT], MPSCompute=[CLIENT, ELSEWHERE])
+    lists = Lists(Compute=SERVER | CLIENT, MPSCompute=CLIENT | ELSEWHERE)
     assert lists.read() == [
         (100, "compute", 28 * MIB),
         (200, "compute", 500 * MIB),
@@ -51,14 +49,9 @@ def test_clients_are_in_two_lists_and_clients_of_another_gpu_in_none() -> None:
 
 
 def test_without_the_compute_list_the_memory_decides() -> None:
-    lists = Lists(MPSCompute=[CLIENT, ELSEWHERE, ListedProcess(400, None)])
+    lists = Lists(MPSCompute=CLIENT | ELSEWHERE | {400: None})
     lists.fail("Compute", Code.NOT_SUPPORTED)
     assert lists.read() == [(200, "mps", 500 * MIB), (400, "mps", None)]
-
-
-def test_memory_that_is_not_available_is_absent() -> None:
-    lists = Lists(Graphics=[ListedProcess(1, NOT_AVAILABLE), ListedProcess(2, None)])
-    assert lists.read() == [(1, "graphics", None), (2, "graphics", None)]
 
 
 def test_empty_lists_differ_from_unreadable_lists() -> None:
@@ -75,8 +68,7 @@ def test_empty_lists_differ_from_unreadable_lists() -> None:
 def test_an_unreadable_list_is_named_and_read_again_when_readable(
     call: str, kind: str, code: Code
 ) -> None:
-    row = ListedProcess(7, MIB)
-    lists = Lists(Compute=[row], MPSCompute=[row], Graphics=[row])
+    lists = Lists(Compute={7: MIB}, MPSCompute={7: MIB}, Graphics={7: MIB})
     lists.fail(call, code)
     found, unread = lists.reader.read(lists.library.now)
     assert unread == (kind,)
@@ -89,12 +81,11 @@ def test_an_unreadable_list_is_named_and_read_again_when_readable(
 
 
 def test_rarely_read_lists_are_read_again_when_the_compute_list_changes() -> None:
-    rows = [ListedProcess(100, MIB), ListedProcess(200, MIB)]
-    lists = Lists(Compute=rows, MPSCompute=rows[1:])
+    lists = Lists(Compute=SERVER | CLIENT, MPSCompute=CLIENT)
     lists.read()
-    new = ListedProcess(300, MIB)
-    lists.device.processes = {"Compute": [*rows, new], "MPSCompute": [rows[1], new]}
-    assert lists.read()[2:] == [(300, "compute", MIB), (200, "mps", MIB), (300, "mps", MIB)]
+    new: Listed = {300: MIB}
+    lists.device.processes = {"Compute": SERVER | CLIENT | new, "MPSCompute": CLIENT | new}
+    assert lists.read()[2:] == [(300, "compute", MIB), (200, "mps", 500 * MIB), (300, "mps", MIB)]
     lists.library.now += SLOW
     lists.read()
     assert lists.library.calls[MPS] == lists.library.calls[GRAPHICS] == 1

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from mps_exporter.limits_timeouts_intervals import (
-    MIN_LOST_RETRY_SECONDS,
+    LOST_RETRY_INTERVAL_SECONDS,
     REFUSED_RETRY_INTERVAL_SECONDS,
     TICK_INTERVAL_SECONDS,
 )
 from mps_exporter.observations import Outcome
 from mps_exporter.sources.nvml import Clock, NvmlSession
-from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError, NvmlEvent
+from mps_exporter.sources.nvml.pynvml_api import Code, NvmlError
 from testing.fake_nvml import FakeDevice, FakeNvml, recorded
 from testing.nvml_host import COUNTERS, GPM, OPTIONS, gpu, only, opened, pass_time, values
 from testing.waiting import wait_for
@@ -196,8 +196,7 @@ def test_xids_are_counted_by_code_and_outlive_a_reload() -> None:
         nvml.observe()
         for xid in (31, 31, 143):
             library.xid(device, xid)
-        library.events.put(NvmlEvent(0xDEAD, 0x8, 13))  # an unknown device
-        library.events.put(NvmlEvent(device.key, 0x1, 13))  # not an Xid
+        library.events.put((0xDEAD, 13))  # an unknown device
         wait_for(library.events.empty)
         wait_for(lambda: xids(nvml, 143) == 1)
         seen = only(nvml.observe())
@@ -243,7 +242,7 @@ def test_the_last_xid_of_a_lost_gpu_is_known() -> None:
         wait_for(lambda: xids(nvml, 79) == 1)
         device.gone = Code.GPU_IS_LOST
         assert xids(nvml, 79) == 1
-        library.now += MIN_LOST_RETRY_SECONDS + 1
+        library.now += LOST_RETRY_INTERVAL_SECONDS + 1
         nvml.observe()
         nvml.tick()
         seen = only(nvml.observe())

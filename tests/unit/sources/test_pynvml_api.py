@@ -145,7 +145,7 @@ def test_values_out_of_structures(binding: NvmlApi, nvml: Any) -> None:
 def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
     new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
     nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)
-    assert binding.memory(DEVICE).reserved == 1
+    assert binding.memory(DEVICE) == vars(new)
 
     def old(_device: object, version: int | None = None) -> object:
         if version is not None:
@@ -153,7 +153,7 @@ def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
         return SimpleNamespace(total=9, used=3, free=6)
 
     nvml(nvmlDeviceGetMemoryInfo=old)
-    assert (binding.memory(DEVICE).used, binding.memory(DEVICE).reserved) == (3, None)
+    assert binding.memory(DEVICE) == {"total": 9, "used": 3, "free": 6}
     nvml(nvmlDeviceGetMemoryInfo=fails(Code.NOT_SUPPORTED))
     with pytest.raises(NvmlError):
         binding.memory(DEVICE)
@@ -181,19 +181,7 @@ def test_fields_by_their_type(binding: NvmlApi, nvml: Any) -> None:
     assert [one.code for one in found] == [0, 0, 0, 0, Code.NOT_SUPPORTED, Code.UNKNOWN]
 
 
-# Processes: two versions of the call
-
-
-def pointers(**functions: Any) -> Any:
-    """Return the lookup of the library's functions, by the end of their names."""
-
-    def find(name: str) -> Any:
-        for end, function in functions.items():
-            if name.endswith(end):
-                return function
-        raise pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
-
-    return find
+# Processes
 
 
 def lists(*rows: tuple[int, int]) -> Any:
@@ -210,39 +198,14 @@ def lists(*rows: tuple[int, int]) -> Any:
     return function
 
 
-@pytest.mark.parametrize(
-    ("driver", "version"),
-    [
-        ("535.54.03", "_v2"),
-        ("535.86.10", "_v2"),
-        ("535.104.05", "_v3"),
-        ("525.85.12", "_v3"),
-        ("[Unknown]", "_v3"),
-        ("470.57.02", "_v2"),  # without the third version
-    ],
-)
-def test_processes_in_the_version_that_the_driver_fills_correctly(
-    binding: NvmlApi, nvml: Any, driver: str, version: str
-) -> None:
-    newer = {} if driver.startswith("470") else {"_v3": lists((3, 30))}
-    nvml(
-        nvmlSystemGetDriverVersion=lambda: driver,
-        _nvmlGetFunctionPointer=pointers(_v2=lists((2, 20)), **newer),
-    )
-    (row,) = binding.processes(DEVICE, "MPSCompute")
-    assert (f"_v{row.pid}", row.used_memory) == (version, 10 * row.pid)
-
-
 @pytest.mark.parametrize("processes", [0, 64, 65, 1000])
 def test_any_number_of_processes(binding: NvmlApi, nvml: Any, processes: int) -> None:
     rows = [(pid, pid << 20) for pid in range(1, processes + 1)]
-    nvml(
-        nvmlSystemGetDriverVersion=lambda: "580.159.04",
-        _nvmlGetFunctionPointer=pointers(_v3=lists(*rows)),
-    )
+    nvml(_nvmlGetFunctionPointer=lambda _: lists(*rows))
     for _ in range(2):
-        listed = binding.processes(DEVICE, "Compute")
-        assert [(row.pid, row.used_memory) for row in listed] == rows
+        assert binding.processes(DEVICE, "Compute") == dict(rows)
+    nvml(_nvmlGetFunctionPointer=lambda _: lists((1, 2**64 - 1)))
+    assert binding.processes(DEVICE, "Compute") == {1: None}
 
 
 @pytest.mark.parametrize("code", [Code.INSUFFICIENT_SIZE, Code.NO_PERMISSION])
@@ -251,9 +214,7 @@ def test_a_list_that_keeps_growing_or_is_refused(binding: NvmlApi, nvml: Any, co
         count._obj.value += 1000
         return int(code)
 
-    nvml(
-        nvmlSystemGetDriverVersion=lambda: "580.159.04", _nvmlGetFunctionPointer=pointers(_v3=fails)
-    )
+    nvml(_nvmlGetFunctionPointer=lambda _: fails)
     with pytest.raises(NvmlError, match=f"{code.name}$"):
         binding.processes(DEVICE, "Compute")
 
@@ -292,12 +253,10 @@ def test_events(binding: NvmlApi, nvml: Any) -> None:
     device = ctypes.cast(ctypes.c_void_p(0x1000), pynvml.c_nvmlDevice_t)
     event = SimpleNamespace(device=device, eventType=8, eventData=31)
     nvml(nvmlEventSetWait_v2=lambda *_: event)
-    found = binding.wait_event(object(), 10)
-    assert found is not None
-    assert (found.device_key, found.type, found.data) == (0x1000, 8, 31)
-    assert found.device_key == device_key(Device(device))
+    assert binding.wait_xid(object(), 10) == (0x1000, 31)
+    assert device_key(Device(device)) == 0x1000
     nvml(nvmlEventSetWait_v2=fails(Code.TIMEOUT))
-    assert binding.wait_event(object(), 10) is None
+    assert binding.wait_xid(object(), 10) is None
 
 
 # One call at a time
@@ -318,7 +277,7 @@ def test_one_call_at_a_time_in_the_process(nvml: Any) -> None:
 
     def work(binding: NvmlApi) -> None:
         for _ in range(5):
-            binding.init()
+            binding.call("nvmlInit")
             binding.number("nvmlDeviceGetPowerUsage", DEVICE)
             binding.call("nvmlGpmSampleGet", DEVICE, object())
 
@@ -337,7 +296,7 @@ def test_waiting_for_events_blocks_no_caller(binding: NvmlApi, nvml: Any) -> Non
 
     nvml(nvmlEventSetWait_v2=wait, nvmlDeviceGetPowerUsage=lambda _: 1)
     with ThreadPoolExecutor() as threads:
-        threads.submit(binding.wait_event, object(), 10)
+        threads.submit(binding.wait_xid, object(), 10)
         assert waits.wait(PATIENCE_SECONDS)
         assert binding.number("nvmlDeviceGetPowerUsage", DEVICE) == 1
         may_end.set()

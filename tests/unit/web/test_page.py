@@ -187,7 +187,9 @@ def test_a_failed_source_shows_its_last_reading() -> None:
 
 def test_a_finding_without_a_time_is_dated_by_the_collections() -> None:
     history = History()
-    ghost = hosts.snapshot(hosts.daemon(hosts.server(ghost=True)))
+    hung = hosts.client(11, state="connecting", contexts={})
+    ghost = hosts.snapshot(hosts.daemon(hosts.server(hung, ghost=True)))
+    assert "<p>If the daemon does not answer 5 s later:</p>" in page_of(ghost)
     history.add(ghost)
     ghost = replace(ghost, taken_at=NOW + 20)
     history.add(ghost)

@@ -14,7 +14,7 @@ import pytest
 
 from mps_exporter.web.webconfig import WebConfigError
 from mps_exporter.web.webconfig.reload import load_web_config
-from testing.web_configurations import filled_in, write_certificates
+from tests.unit.web.webconfigs import filled_in, write_certificates
 
 TABLE = Path(__file__).with_name("toolkit_verdicts.json")
 

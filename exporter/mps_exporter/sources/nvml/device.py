@@ -19,7 +19,7 @@ from mps_exporter.sources.nvml.pynvml_api import (
     DeviceQueries,
     FieldReply,
     GpuGoneError,
-    ListedProcess,
+    Listed,
     NvmlApi,
     NvmlError,
     ProcessKind,
@@ -65,7 +65,7 @@ class DeviceReader:
     def tick(self, now: float) -> None:
         """Sample activity that would be lost between two scrapes."""
         with suppress(GpuGoneError):
-            self._sample(self._gpm, now, policy.INSTANCE_SAMPLE_INTERVAL_SECONDS)
+            self._gpm.sample(now, policy.SLOW)
 
     def observe(self, now: float) -> GpuObservation:
         """Return all readings and processes, or `lost` if the device is gone.
@@ -78,7 +78,7 @@ class DeviceReader:
         try:
             readings = [Reading("up", 1.0), *self._values(as_of, policy.EACH)]
             for accumulator in self._accumulators:
-                self._sample(accumulator, now, shortest)
+                accumulator.sample(now, shortest)
                 readings += accumulator.readings()
             processes, unread = self._processes.read(as_of)
             compute_mode = self._number("nvmlDeviceGetComputeMode", now, policy.EACH)
@@ -95,25 +95,11 @@ class DeviceReader:
             activity_age_seconds=self._gpm.age_seconds(now),
         )
 
-    @property
-    def session_gone(self) -> bool:
-        """Whether a query showed that NVML must be reinitialized."""
-        return self._queries.session_gone
-
     def close(self) -> None:
         """Free the samples that NVML has allocated."""
         self._gpm.close()
 
     # Readings
-
-    def _sample(
-        self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float
-    ) -> None:
-        """Take a sample. After a defect, only the readings of this accumulator are missing."""
-        try:
-            accumulator.sample(now, shortest)
-        except DEFECTS as error:
-            self._queries.record_defect(type(accumulator).__name__, error)
 
     def _values(self, now: float, min_interval: float) -> Iterator[Reading]:
         """Yield the values that are queried at this interval or more rarely."""
@@ -220,8 +206,8 @@ class GpuReader(DeviceReader):
     def tick(self, now: float) -> None:
         """Sample activity, and renew slow values."""
         with suppress(GpuGoneError):
-            self._sample(self._busy, now, policy.BUSY_SAMPLE_INTERVAL_SECONDS)
-            self._sample(self._gpm, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
+            self._busy.sample(now, policy.SLOW)
+            self._gpm.sample(now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
             self._ticked_at = now
             for _ in self._values(now, policy.SLOW):
                 pass
@@ -233,12 +219,6 @@ class GpuReader(DeviceReader):
     def is_divided(self) -> bool:
         """Whether the GPU is divided into MIG instances, as of the last observation."""
         return self._mig_mode == 1
-
-    @property
-    def session_gone(self) -> bool:
-        """Whether a query of the GPU or of an instance showed that NVML must be reinitialized."""
-        instances = self._instances.values()
-        return super().session_gone or any(one.session_gone for one in instances)
 
     def close(self) -> None:
         self._close_instances()
@@ -297,7 +277,7 @@ class GpuReader(DeviceReader):
         try:
             yield
         except NvmlError as error:
-            self._queries.session_gone |= error.code in SESSION_GONE
+            self._api.session_gone |= error.code in SESSION_GONE
 
     def _instance(self, slot: int, before: Mapping[str, DeviceReader]) -> DeviceReader:
         api = self._api
@@ -322,8 +302,6 @@ def _compute_mode(value: int | None) -> str | None:
 
 
 # Processes
-
-NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory.
 
 CALLS: dict[ProcessList, ProcessKind] = {
     "compute": "Compute",
@@ -356,21 +334,19 @@ class ProcessReader:
         bypass MPS. If no list could be read, the processes are None and no list is named.
         """
         compute = self._list("compute", now)
-        pids = None if compute is None else {row.pid for row in compute}
+        pids = None if compute is None else set(compute)
         if pids is None or pids != self._pids:
             self._queries.forget(*(_list_name(kind) for kind in RARELY_READ))
         self._pids = pids
         others = {kind: self._list(kind, now, policy.SLOW) for kind in RARELY_READ}
         if others["mps"] is not None:
             others["mps"] = _on_this_gpu(others["mps"], compute)
-        lists: dict[ProcessList, list[ListedProcess] | None] = {"compute": compute, **others}
+        lists: dict[ProcessList, Listed | None] = {"compute": compute, **others}
         found = [(kind, rows) for kind, rows in lists.items() if rows is not None]
         if not found:
             return None, ()
         processes = tuple(
-            GpuProcess(row.pid, kind, None if row.used_memory == NOT_AVAILABLE else row.used_memory)
-            for kind, rows in found
-            for row in rows
+            GpuProcess(pid, kind, used) for kind, rows in found for pid, used in rows.items()
         )
         return processes, tuple(kind for kind, rows in lists.items() if rows is None)
 
@@ -380,12 +356,10 @@ class ProcessReader:
             for kind in RARELY_READ:
                 self._list(kind, now, policy.SLOW)
 
-    def _list(
-        self, kind: ProcessList, now: float, every: float = policy.EACH
-    ) -> list[ListedProcess] | None:
+    def _list(self, kind: ProcessList, now: float, every: float = policy.EACH) -> Listed | None:
         queries = self._queries
 
-        def read() -> list[ListedProcess]:
+        def read() -> Listed:
             return queries.api.processes(queries.device, CALLS[kind])
 
         return queries.get(_list_name(kind), read, now, every)
@@ -395,11 +369,8 @@ def _list_name(kind: ProcessList) -> str:
     return f"nvmlDeviceGet{CALLS[kind]}RunningProcesses"
 
 
-def _on_this_gpu(
-    rows: list[ListedProcess], compute: list[ListedProcess] | None
-) -> list[ListedProcess]:
+def _on_this_gpu(rows: Listed, compute: Listed | None) -> Listed:
     """Return the rows of the MPS list on this GPU, with the memory of the compute list."""
     if compute is None:
-        return [row for row in rows if row.used_memory != 0]
-    here = {row.pid: row for row in compute}
-    return [here[row.pid] for row in rows if row.pid in here]
+        return {pid: used for pid, used in rows.items() if used != 0}
+    return {pid: compute[pid] for pid in rows if pid in compute}

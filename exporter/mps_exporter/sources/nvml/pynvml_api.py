@@ -34,6 +34,7 @@ T = TypeVar("T")
 Device = NewType("Device", object)  # An NVML handle of a GPU or a MIG instance.
 ProcessKind = Literal["Compute", "MPSCompute", "Graphics"]
 Argument = int | str
+Listed = dict[int, int | None]  # PID -> memory in bytes; None if the driver does not report it.
 
 
 class Code(IntEnum):
@@ -69,7 +70,7 @@ UNSUPPORTED = MAY_CHANGE | {
     Code.ARGUMENT_VERSION_MISMATCH,
     Code.DEPRECATED,
 }
-"""Codes of a function that this driver or GPU lacks: a later query gets the same code."""
+"""Codes of a function that this driver or GPU lacks; only those in MAY_CHANGE may end."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
@@ -106,22 +107,6 @@ class NvmlError(Exception):
         self.function = function
 
 
-class Memory(NamedTuple):
-    """Framebuffer memory in bytes; if `reserved` is None, it is part of `used` (old drivers)."""
-
-    total: int
-    used: int
-    free: int
-    reserved: int | None = None
-
-
-class ListedProcess(NamedTuple):
-    """A row of a process list; memory in bytes, None if the driver does not report it."""
-
-    pid: int
-    used_memory: int | None
-
-
 class FieldReply(NamedTuple):
     """One reply of nvmlDeviceGetFieldValues: a value, or the code of the refusal."""
 
@@ -129,22 +114,13 @@ class FieldReply(NamedTuple):
     value: float = 0
 
 
-class NvmlEvent(NamedTuple):
-    """An event; the data of an Xid event is its code."""
-
-    device_key: int
-    type: int
-    data: int
-
-
 SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
 LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
-
-BROKEN_V3 = ((535, 43), (535, 98))  # Drivers (from, before) whose _v3 has rows of another size.
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 MEMORY_LIMITS = "nvmlDeviceGetMemoryLimits_v1"
 UNLIMITED = 0xFFFF_FFFF_FFFF_FFFF  # NVML_DEVICE_MEMORY_LIMIT_MAX, as a hard limit.
+NOT_AVAILABLE = 0xFFFF_FFFF_FFFF_FFFF  # NVML's number for unknown memory of a process.
 LOCK = threading.Lock()  # Held during each NVML call except waits for events.
 
 _MISMATCH: tuple[type[Exception], ...] = (
@@ -160,7 +136,7 @@ class NvmlApi:
     """NVML. All methods block, and may be called from any thread."""
 
     def __init__(self) -> None:
-        self._processes_version = ""
+        self.session_gone = False  # Whether a query showed that NVML must be initialized again.
         self._rows = (pynvml.c_nvmlProcessInfo_v2_t * SPARE_ROWS)()
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -185,10 +161,6 @@ class NvmlApi:
         except (ctypes.ArgumentError, UnicodeDecodeError) as error:
             raise NvmlError(Code.UNKNOWN, name) from error
 
-    def init(self) -> None:
-        self.call("nvmlInit")
-        self._processes_version = ""
-
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
         """Call a function that returns a number, several numbers, or a structure of numbers."""
         reply = self.call(function, *arguments)
@@ -198,24 +170,26 @@ class NvmlApi:
         return tuple(int(part) for part in several)
 
     def number(self, function: str, *arguments: object) -> int:
-        """Call a function with one result, and return that number."""
+        """Call a function, and return the first number of its reply."""
         return self.numbers(function, *arguments)[0]
 
     def text(self, function: str, *arguments: object) -> str:
-        """Call a function that returns text, or the PCI structure, and return its bus ID."""
+        """Call a function; return its text, or the bus ID if it returns the PCI structure."""
         reply = self.call(function, *arguments)
         value = getattr(reply, "busId", reply)
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
-    def memory(self, device: Device) -> Memory:
+    def memory(self, device: Device) -> dict[str, int]:
+        """Return the bytes by their names; old drivers count what is reserved as used."""
+        names = ["total", "used", "free", "reserved"]
         try:
-            full = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
+            found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
         except NvmlError as error:
             if error.code not in {Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH}:
                 raise
-            old = self.call("nvmlDeviceGetMemoryInfo", device)
-            return Memory(old.total, old.used, old.free)
-        return Memory(full.total, full.used, full.free, full.reserved)
+            found = self.call("nvmlDeviceGetMemoryInfo", device)
+            names.remove("reserved")
+        return {name: getattr(found, name) for name in names}
 
     def has(self, function: str) -> bool:
         """Return whether the driver's library and pynvml have a function."""
@@ -259,26 +233,14 @@ class NvmlApi:
         replies = self.call(FIELD_VALUES, device, list(fields))
         return [_field_reply(reply) for reply in replies]
 
-    def processes(self, device: Device, kind: ProcessKind) -> list[ListedProcess]:
-        """Read a process list, in the newest version that the driver fills correctly."""
-        if not self._processes_version:
-            words = self.text("nvmlSystemGetDriverVersion").split(".")
-            driver = tuple(int(word) for word in words[:2] if word.isdecimal())
-            broken = BROKEN_V3[0] <= driver < BROKEN_V3[1]
-            self._processes_version = "_v2" if broken else "_v3"
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        try:
-            return self._list(f"{name}{self._processes_version}", device)
-        except NvmlError as error:
-            if error.code != Code.FUNCTION_NOT_FOUND or self._processes_version != "_v3":
-                raise
-            return self._list(f"{name}_v2", device)
+    def processes(self, device: Device, kind: ProcessKind) -> Listed:
+        """Read a process list with one driver call, into rows of this process.
 
-    def _list(self, name: str, device: Device) -> list[ListedProcess]:
-        """Fill rows of this process with one driver call; versions 2 and 3 fill the same rows.
-
-        pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200.
+        pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200. Version
+        3 of the function returns the same, except with drivers 535.43 to 535.97: rows of another
+        size.
         """
+        name = f"nvmlDeviceGet{kind}RunningProcesses_v2"
         function = self.call("_nvmlGetFunctionPointer", name)
         code = int(Code.INSUFFICIENT_SIZE)
         for _ in range(LIST_ATTEMPTS):
@@ -287,7 +249,8 @@ class NvmlApi:
             with LOCK:
                 code = int(function(device, ctypes.byref(count), rows))
             if code == 0:
-                return [ListedProcess(row.pid, row.usedGpuMemory) for row in rows[: count.value]]
+                found = {row.pid: row.usedGpuMemory for row in rows[: count.value]}
+                return {pid: None if used == NOT_AVAILABLE else used for pid, used in found.items()}
             if code != Code.INSUFFICIENT_SIZE:
                 break
             self._rows = (pynvml.c_nvmlProcessInfo_v2_t * (2 * count.value + SPARE_ROWS))()
@@ -319,15 +282,18 @@ class NvmlApi:
         replies = request.metrics[: len(metrics)]
         return {one.metricId: one.value for one in replies if one.nvmlReturn == 0}
 
-    def wait_event(self, events: object, timeout_milliseconds: int) -> NvmlEvent | None:
-        """Wait for an event; return None at the timeout. Never shut NVML down during a wait."""
+    def wait_xid(self, events: object, timeout_milliseconds: int) -> tuple[int, int] | None:
+        """Wait for an Xid; return the key of its device and its code, or None at the timeout.
+
+        Never shut NVML down during a wait.
+        """
         try:
             event = self._call_unlocked("nvmlEventSetWait_v2", events, timeout_milliseconds)
         except NvmlError as error:
             if error.code == Code.TIMEOUT:
                 return None
             raise
-        return NvmlEvent(device_key(event.device), event.eventType, event.eventData)
+        return device_key(event.device), event.eventData
 
 
 def _structure(name: str, function: str) -> Any:
@@ -368,7 +334,6 @@ class DeviceQueries:
     def __init__(self, api: NvmlApi, device: Device, device_name: str) -> None:
         self.api = api
         self.device = device
-        self.session_gone = False  # Whether NVML must be initialized again.
         self._device_name = device_name
         self._refused: dict[str, float] = {}  # Query -> time from which it may be repeated.
         self._logged: set[tuple[str, int]] = set()
@@ -409,7 +374,7 @@ class DeviceQueries:
         return value if now < fresh_until else None
 
     def record(self, name: str, value: object, fresh_until: float) -> None:
-        """Record a reply: later refusals of the query count again."""
+        """Record a reply, which ends an earlier refusal of the query."""
         self._refused.pop(name, None)
         self._cached[name] = fresh_until, value
 
@@ -423,7 +388,7 @@ class DeviceQueries:
         if code in GPU_GONE:
             raise GpuGoneError(f"{name}: {code_name(code)}")
         if code in SESSION_GONE:
-            self.session_gone = True
+            self.api.session_gone = True
         elif code in UNSUPPORTED:
             delay = REFUSED_RETRY_INTERVAL_SECONDS if code in MAY_CHANGE else NEVER_AGAIN
             self._refused[name] = now + delay

@@ -97,12 +97,8 @@ def _utilization(api: NvmlApi, device: Device) -> Iterable[Reading]:
 
 
 def _memory(api: NvmlApi, device: Device) -> Iterable[Reading]:
-    memory = api.memory(device)
-    yield Reading("memory_total", memory.total)
-    yield Reading("memory_used", memory.used)
-    yield Reading("memory_free", memory.free)
-    if memory.reserved is not None:
-        yield Reading("memory_reserved", memory.reserved)
+    for name, size in api.memory(device).items():
+        yield Reading(f"memory_{name}", size)
 
 
 def _bar1(api: NvmlApi, device: Device) -> Iterable[Reading]:

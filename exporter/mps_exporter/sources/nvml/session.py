@@ -1,7 +1,7 @@
 """NVML as a source: opens the devices, reads them, waits for Xid errors, recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and while a GPU is lost: at growing intervals
+when the set of GPUs that the kernel lists changed, and while a GPU is lost: every two minutes
 and between two collections, since it costs the healthy GPUs a second of their GPM counters. All
 counters continue.
 
@@ -74,7 +74,7 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NvmlOptions:
-    """Options."""
+    """Options of an NvmlSession."""
 
     serials: bool = False  # Whether to read the boards' serial numbers.
     xid_events: bool = True  # Whether to wait for Xid events.
@@ -97,7 +97,7 @@ class NvmlSession:
         self._clock = clock or Clock()
         self._options = options or NvmlOptions()
         self._open = False
-        self._has_limits = False
+        self.has_memory_limits = False  # Whether the driver has those of control groups.
         self._closing = False
         self._state = NvmlObservation(0.0, Outcome.OK)
         """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
@@ -105,7 +105,6 @@ class NvmlSession:
         self._lost: frozenset[str] = frozenset()
         self._retry_at = 0.0  # Time of the next attempt after an error.
         self._reopen_at = NEVER
-        self._reopen_after = policy.MIN_LOST_RETRY_SECONDS
         self._watch_at = 0.0
         self._observed_at = 0.0
         self._bound: frozenset[str] | None = None
@@ -121,7 +120,7 @@ class NvmlSession:
         at = self._clock.wall()
         self._observed_at = self._clock.monotonic()
         is_open, gpus = self._ensure_open(), self._observe_gpus()
-        if any(reader.session_gone for reader in self._gpus):
+        if self._api.session_gone:
             self._closing = True
             is_open, gpus = self._ensure_open(), self._observe_gpus()
         if is_open:
@@ -143,11 +142,6 @@ class NvmlSession:
             reader.tick(now)
         if not self._watcher.started and now >= self._watch_at:
             self._watch(now)
-
-    @property
-    def has_memory_limits(self) -> bool:
-        """Whether the driver has memory limits of control groups. Does not block."""
-        return self._has_limits
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
         """Return the memory of control groups that use some on a GPU, or have a limit there.
@@ -203,7 +197,7 @@ class NvmlSession:
         return True
 
     def _open_session(self) -> None:
-        self._api.init()
+        self._api.call("nvmlInit")
         self._open = True
         driver = cuda = None
         with suppress(NvmlError):
@@ -214,7 +208,7 @@ class NvmlSession:
         confidential = False
         with suppress(NvmlError):
             confidential = bool(self._api.call("nvmlSystemGetConfComputeState").ccFeature)
-        self._has_limits = self._api.has(MEMORY_LIMITS)
+        self.has_memory_limits = self._api.has(MEMORY_LIMITS)
         count = self._api.number("nvmlDeviceGetCount")
         gone = [index for index in range(count) if not self._add_gpu(index)]
         self._missing_gpus = list(self._missing(gone))
@@ -269,6 +263,7 @@ class NvmlSession:
         for reader in self._gpus:
             reader.close()
         self._gpus, self._missing_gpus = [], []
+        self._api.session_gone = False
         if not self._open:
             return True
         self._closing = True
@@ -287,10 +282,7 @@ class NvmlSession:
         if not lost:
             self._reopen_at = NEVER
         elif lost != self._lost or self._reopen_at == NEVER:
-            again = lost == self._lost
-            doubled = min(2 * self._reopen_after, policy.MAX_LOST_RETRY_SECONDS)
-            self._reopen_after = doubled if again else policy.MIN_LOST_RETRY_SECONDS
-            self._reopen_at = self._clock.monotonic() + self._reopen_after
+            self._reopen_at = self._clock.monotonic() + policy.LOST_RETRY_INTERVAL_SECONDS
         for uuid in sorted(lost - self._lost):
             log.warning("GPU %s is lost: it has fallen off the bus or must be reset", uuid)
         for uuid in sorted(self._lost - lost):
@@ -374,28 +366,26 @@ class XidWatcher:
     def _run(self, events: object, watched: dict[int, str], stop: threading.Event) -> None:
         while watched and not stop.is_set():
             try:
-                event = self._api.wait_event(events, policy.XID_TIMEOUT_MILLISECONDS)
+                found = self._api.wait_xid(events, policy.XID_TIMEOUT_MILLISECONDS)
             except NvmlError as error:
                 if error.code in SESSION_GONE:
                     self._watched = frozenset()
                     break
                 stop.wait(policy.XID_RETRY_SECONDS)
                 continue
-            if event is None or not event.type & XID_CRITICAL_ERROR:
-                continue
-            uuid = watched.get(event.device_key)
-            if uuid is not None:
-                log.warning("GPU %s: Xid %d", uuid, event.data)
+            key, xid = found or (0, 0)
+            if uuid := watched.get(key):
+                log.warning("GPU %s: Xid %d", uuid, xid)
                 before = self._seen.get(uuid, {})
-                count, _ = before.get(event.data, (0, 0.0))
-                self._seen[uuid] = {**before, event.data: (count + 1, self._wall_clock())}
+                count, _ = before.get(xid, (0, 0.0))
+                self._seen[uuid] = {**before, xid: (count + 1, self._wall_clock())}
         try:
             self._api.call("nvmlEventSetFree", events)
         except NvmlError as error:
             log.debug("%s", error)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop waiting, or shutting NVML down would end the process; return whether it stopped."""
+        """Stop the thread, under which shutting NVML down could crash; return whether it ended."""
         self._stop.set()
         self._watched = frozenset()
         if self._thread is not None:

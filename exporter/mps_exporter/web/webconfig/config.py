@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from types import NoneType
 from typing import Any, TypeVar, get_type_hints
 
 import yaml
@@ -56,12 +55,7 @@ CURVES = {
     "X25519": "X25519",
 }
 
-VERSIONS = {
-    "TLS10": ssl.TLSVersion.TLSv1,
-    "TLS11": ssl.TLSVersion.TLSv1_1,
-    "TLS12": ssl.TLSVersion.TLSv1_2,
-    "TLS13": ssl.TLSVersion.TLSv1_3,
-}
+VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 CLIENT_AUTH = {
     "": ssl.CERT_NONE,
@@ -69,7 +63,7 @@ CLIENT_AUTH = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-"""The types that verify certificates: Python's ssl module does not support Go's others."""
+"""Go's types that Python's ssl module supports: it cannot request certificates unverified."""
 
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
@@ -123,7 +117,6 @@ class WebConfig:
     tls_server_config: TLSConfig = TLSConfig()
     http_server_config: HTTPConfig = field(default_factory=HTTPConfig)
     basic_auth_users: Mapping[str, str] = field(default_factory=dict, repr=False)  # Name -> hash.
-    rate_limit: None = None  # Not supported.
 
 
 # ------------------------------------------------------------------------------------ YAML
@@ -202,19 +195,11 @@ def _to_flag(node: yaml.Node) -> bool:
     return _Loader.bool_values[_to_string(node).lower()]
 
 
-def _refuse_rate_limit(_node: yaml.Node) -> None:
-    raise WebConfigError(
-        "is not supported: any client could use up the tokens of all. Remove it: the exporter "
-        "limits the connections of each address"
-    )
-
-
 _CONVERTERS: Mapping[object, Callable[[yaml.Node], object]] = {
     TLSConfig: partial(_section, TLSConfig),
     HTTPConfig: partial(_section, HTTPConfig),
     str: _to_string,
     bool: _to_flag,
-    NoneType: _refuse_rate_limit,
     tuple[str, ...]: _to_strings,
     tuple[str, ...] | None: _to_strings,
     Mapping[str, str]: lambda node: {k: _to_string(v) for k, v in _to_mapping(node).items()},
@@ -228,7 +213,7 @@ Problem = tuple[str, str]  # Key and reason of a refusal.
 
 
 def _problems(config: WebConfig) -> Iterator[Problem]:
-    """Yield the values that are unknown, impossible in Python, or contradict each other."""
+    """Yield the refusals of values that are unknown, impossible in Python, or contradictory."""
     yield from _tls_problems(config.tls_server_config)
     for name, value in config.http_server_config.headers.items():
         key, allowed = f"http_server_config.headers.{name}", HEADERS.get(name)
@@ -261,8 +246,7 @@ def _tls_problems(tls: TLSConfig) -> Iterator[Problem]:
         yield TLS_KEY, "TLS needs a certificate: cert_file (or cert) is missing"
     if not (tls.key or tls.key_file):
         yield TLS_KEY, "TLS needs the certificate's key: key_file (or key) is missing"
-    order = tuple(VERSIONS)
-    if order.index(tls.min_version) > order.index(tls.max_version):
+    if VERSIONS[tls.min_version] > VERSIONS[tls.max_version]:
         yield f"{TLS_KEY}.min_version", "is above max_version: no client could connect"
     yield from _client_problems(tls)
     key, chosen = f"{TLS_KEY}.cipher_suites", set(tls.cipher_suites)
@@ -274,13 +258,8 @@ def _client_problems(tls: TLSConfig) -> Iterator[Problem]:
     kind = tls.client_auth_type
     yield from _unknown("client_auth_type", [kind], CLIENT_AUTH, "or unverified client auth type")
     if CLIENT_AUTH[kind] != ssl.CERT_NONE:
-        if tls.min_version in ("TLS10", "TLS11"):
-            reason = (
-                "is below TLS12 with client certificates: OpenSSL would take those with SHA-1 or "
-                "short keys, too"
-            )
-            yield f"{TLS_KEY}.min_version", reason
-    elif tls.client_ca or tls.client_ca_file:
+        return
+    if tls.client_ca or tls.client_ca_file:
         reason = "there is a client CA, but no client_auth_type that asks for certificates"
         yield TLS_KEY, reason
     elif tls.client_allowed_sans is not None:

@@ -63,7 +63,7 @@ class WebConfigWatch:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.error: WebConfigError | None = None  # Why the present file is unusable, if so.
+        self.error: WebConfigError | None = None  # Why the present file is unusable, else None.
         self.active = load_web_config(path)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="web-config")
 

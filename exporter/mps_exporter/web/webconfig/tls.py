@@ -6,7 +6,6 @@ import ipaddress
 import os
 import ssl
 import stat
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,18 +60,10 @@ def make_context(config: TLSConfig, cert: Pem, key: Pem, client_ca: Pem) -> ssl.
 
 
 def _versions_and_ciphers(context: ssl.SSLContext, config: TLSConfig) -> None:
-    minimum = config.min_version
     chosen = config.cipher_suites or TLS12_SUITES
     ciphers = [TLS12_SUITES[name] for name in chosen if name in TLS12_SUITES]
-    if not ciphers:
-        minimum = "TLS13"
-    with warnings.catch_warnings():
-        # TLS 1.0 and 1.1 are deprecated, and configured explicitly here.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context.maximum_version = VERSIONS[config.max_version]
-        context.minimum_version = VERSIONS[minimum]
-    if minimum in ("TLS10", "TLS11"):
-        ciphers.append("@SECLEVEL=0")
+    context.maximum_version = VERSIONS[config.max_version]
+    context.minimum_version = VERSIONS[config.min_version if ciphers else "TLS13"]
     if ciphers:
         context.set_ciphers(":".join(ciphers))
 
