@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from mps_exporter.observations import DaemonFacts, LogChunk, LogsObservation, LogState
 from mps_exporter.sources.log_follower import LogFollower
@@ -29,10 +28,10 @@ def poll_all(follower: LogFollower, *daemons: DaemonFacts) -> LogsObservation:
 class LogFolder:
     """The logs of one daemon, written and followed by a test."""
 
-    def __init__(self, folder: Path, now: float = EIGHT + 3600.0, **bounds: Any) -> None:
+    def __init__(self, folder: Path, now: float = EIGHT + 3600.0) -> None:
         self.folder = folder
         self.now = now
-        self.tails = LogFollower(clock=lambda: self.now, **bounds)
+        self.tails = LogFollower(clock=lambda: self.now)
 
     def write(self, log: str, data: bytes | str, *, mtime: float | None = None) -> None:
         """Append lines (see mps_logs.script) or bytes to a log."""

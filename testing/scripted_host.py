@@ -21,7 +21,6 @@ from mps_exporter.snapshot import ControlDaemon
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
-from mps_exporter.sources.log_tail import last_activity
 from testing import fake_mps_control
 from testing.fake_host import H200
 from testing.mps_logs import EIGHT, LOGS, PIPE, Logs, observation, script
@@ -133,11 +132,7 @@ class ScriptedHost:
         """What was written since."""
         del daemons, deadline_seconds
         written, self._logs = self._logs, {}
-        found = observation(self.wall, written, readable=self.readable)
-        for chunk in found.chunks:
-            if (at := last_activity(replace(chunk, utc_offset_seconds=0.0))) is not None:
-                self.control.record_activity(PIPE, at)
-        return found
+        return observation(self.wall, written, readable=self.readable)
 
     def read_kernel(self, clients: Mapping[int, int | None]) -> KernelObservation:
         del clients
@@ -149,8 +144,8 @@ class ScriptedHost:
             raise SourceError("no GPU here")
         return replace(self.gpus, at=self.wall, outcome=Outcome.OK)
 
-    async def wait_for_next_poll(self) -> bool:
-        return False
+    async def wait_for_next_poll(self) -> None:
+        """Return at once."""
 
 
 async def look(collector: Collector, **arguments: Any) -> ControlDaemon:

@@ -58,8 +58,7 @@ class CollectionRun:
     processes: ProcfsObservation | None = None
     probes: dict[str, ControlObservation | None] = field(default_factory=dict)
     """Pipe directory -> reply of its daemon in this collection; None: there is none, or not yet."""
-    reconciled: bool = False
-    """Whether servers were queried: their replies wait until the logs are read up to them."""
+    reconciled: bool = False  # Servers were queried: their replies wait for the logs.
 
     @property
     def age_seconds(self) -> float:
@@ -297,17 +296,11 @@ class Collector:
         if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()
-        found = await self._host.exit_observations(watched, self._identified, deadline_seconds)
-        for observation in found:
+        others = self._identified
+        for observation in await self._host.exit_observations(watched, others, deadline_seconds):
             self._update_daemons(observation.daemons)
-            # The logs of a new daemon are read first: they contain its history. A daemon that exits
-            # later is not found either: the time of this observation is not that of its exit.
-            later = set(found[-1].gone) - set(observation.gone)
-            known = [
-                record
-                for record in self._daemons.values()
-                if record.logs and later.isdisjoint(record.missing_process())
-            ]
+            # The logs of a new daemon are read first: they contain its history.
+            known = [record for record in self._daemons.values() if record.logs]
             self._apply_processes(observation, known)
 
     async def _read_logs(self, run: CollectionRun) -> None:
@@ -371,7 +364,10 @@ class Collector:
             # Another process may have replaced it when the reply arrives.
             record.answered_by = record.facts.process_identity
             since = record.tracker.silent_since or 0.0
-            probe = await self._host.control.probe(record.facts, run.remaining_seconds(), since)
+            active_at = max(record.state.daemon.served_at or 0.0, record.resumed_at or 0.0)
+            probe = await self._host.control.probe(
+                record.facts, run.remaining_seconds(), since, active_at
+            )
             self.on_observation(probe)
         run.probes[record.facts.pipe_directory] = record.last_probe = probe
         record.answers = with_probe(record.answers, probe)
@@ -471,14 +467,14 @@ class Collector:
 
     async def run_between_collections(self) -> None:
         """Follow the logs until cancelled; search for daemons first, so that no line is missed."""
-        search_at, poll = 0.0, True
+        search_at = 0.0
         while True:
             try:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + policy.DAEMON_SEARCH_INTERVAL_SECONDS
                     timeout = policy.DAEMON_SEARCH_TIMEOUT_SECONDS
                     self._update_daemons(await self._host.discover(timeout))
-                while poll and await self.poll_logs():
+                while await self.poll_logs():
                     pass
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
@@ -486,7 +482,7 @@ class Collector:
                 self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
             else:
                 self._transitions.recovered("tail", message="the logs are followed again")
-            poll = await self._host.wait_for_next_poll()
+            await self._host.wait_for_next_poll()
 
     def _publish(self) -> None:
         for record in self._daemons.values():

@@ -25,9 +25,7 @@ MAX_KEPT_EVIDENCE = 256  # Maximum number of faults, and of ranges, kept for a l
 
 # ----------------------------------------------------- between collections
 
-EXIT_DETAILS_TIMEOUT_SECONDS = 1.0
-"""Timeout for reading processes after an exit. The next poll of the logs waits for it."""
-
+EXIT_DETAILS_TIMEOUT_SECONDS = 1.0  # Timeout for reading processes after an exit: logs wait for it.
 DAEMON_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches of /proc for a first daemon.
 DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of that search, and of a poll of the logs.
 
@@ -40,10 +38,7 @@ MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemon
 USERS_PER_LIMIT = 4  # Number of ordinary users who can exhaust one of these limits together.
 MAX_CLIENTS_PER_USER = 256  # Clients with metrics, of the daemons of one ordinary user.
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
-
-STRANDED_SECONDS = 1.0
-"""Minimum time without a server after which a client is stranded. A client that exits leaves NVML's
-list within this time after it left its server."""
+STRANDED_SECONDS = 1.0  # Minimum time without a server; NVML lists a client that exits for less.
 
 # --------------------------------------------------------------- rendering
 
@@ -53,15 +48,11 @@ RENDER_THREADS = 2  # Number of threads that render metrics, so that the event l
 
 # ---------------------------------------------------------- ordinary users
 # Root, the exporter's own user and configured daemons have none of these limits.
-MAX_PROCESSES_PER_USER = 24
-"""Processes of MPS's programs: eight daemons, their servers, and as many runs of the tool."""
+MAX_PROCESSES_PER_USER = 24  # Processes of MPS: 8 daemons, their servers, and 8 runs of the tool.
 
-MAX_DIRECTORY_CHECKS_PER_USER = 2
-"""Processes of a user whose directories are checked again in one round: 40 system calls each, on a
-thread."""
-
-USERS_CHECK_INTERVAL_SECONDS = 5.0
-"""Minimum interval between these rounds: whoever connects to the port can cause collections."""
+USERS_CHECK_INTERVAL_SECONDS = 30.0
+"""Minimum interval between two checks of their directories: 40 system calls each, on a thread.
+Whoever connects to the port can cause collections."""
 
 MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
 
@@ -81,37 +72,20 @@ MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, by number o
 DEFAULT_PIPE_DIRECTORIES = ("/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108 - where MPS has it
 """The second is the default of newer daemons that run as root."""
 
-DIRECTORY_TIMEOUT_SECONDS = 0.5
-"""Timeout of one collection's directory checks. A hung file server must not hold up the rest."""
-
-MAX_PIPE_DIRECTORY_BYTES = 255
-"""Length of a pipe directory's path. No daemon can run at a longer path: a socket's address has at
-most 108 bytes."""
-
+DIRECTORY_TIMEOUT_SECONDS = 0.5  # Timeout of a collection's directory checks: file servers hang.
+MAX_PIPE_DIRECTORY_BYTES = 255  # Length of a pipe directory's path: a socket's has at most 108.
 MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
-
-MAX_SOCKETS = 1 << 18
-"""Unix sockets that are searched for a trusted daemon's control socket, if the environment cannot
-be read. 100,000 take 0.3 s."""
-
+MAX_SOCKETS = 1 << 18  # Unix sockets that are searched for a trusted daemon's. 100,000 take 0.3 s.
 MAX_USERS_SOCKETS = 1 << 15  # The same limit for an ordinary user's daemon.
 MAX_SOCKET_DIRECTORIES = 256  # Directories of control sockets among these that are checked.
 LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
 
 # --------------------------------------------------------------- processes
 
-PROCESS_REFRESH_INTERVAL_SECONDS = 60.0
-"""Interval between two reads of what rarely changes: control group, user, names of users."""
-
-PROCESS_TIMEOUT_SECONDS = 0.5
-"""Timeout for reading the memory of processes: arguments and environment, 0.05 ms each."""
-
+PROCESS_REFRESH_INTERVAL_SECONDS = 60.0  # Interval of reading control groups, users and names.
+PROCESS_TIMEOUT_SECONDS = 0.5  # Timeout for reading arguments and environments, 0.05 ms each.
 USERS_PROCESS_TIMEOUT_SECONDS = 0.1  # Part of that timeout for processes of ordinary users.
-
-CLOCK_STEP_SECONDS = 2.0
-"""Smallest change of the boot time that is a step of the clock. /proc/stat contains whole seconds,
-and adjustments of the clock move them a little."""
-
+CLOCK_STEP_SECONDS = 2.0  # Smallest step of the boot time: /proc/stat has whole seconds.
 MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
 MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts, with the first number.
 MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
@@ -119,23 +93,14 @@ MAX_ARGUMENT_BYTES = 1 << 13  # Length of arguments that is read: a daemon's fla
 MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
 MAX_VARIABLE_ENTRIES = 4096  # Settings of MPS variables that are searched for these.
 MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
-
-MAX_VARIABLE_VALUE_BYTES = 4096
-"""Length of an MPS variable's value, one byte more than the longest path. The rest is cut."""
-
-MAX_PIDFDS = 128
-"""Processes that are watched by descriptor: an eighth of the usual limit of a program, 1024. A
-daemon, its server and its queued clients need one each."""
+MAX_VARIABLE_VALUE_BYTES = 4096  # Length of an MPS variable's value: above the longest path.
 
 # ---------------------------------------------------------- control groups
 
 MAX_CGROUPS = 1024  # Control groups whose GPU memory is read.
 MAX_CGROUP_DEPTH = 32  # Levels of a control group's path that are searched for a limit.
 MAX_CGROUP_FILE_BYTES = 1 << 16  # Length of a control group's file.
-
-MAX_CONTAINER_LINKS = 20_000
-"""Links in the kubelet's folder. A node has 110 pods by default; links of ended containers stay
-until their pods are removed."""
+MAX_CONTAINER_LINKS = 20_000  # Links in the kubelet's folder: of 110 pods, and of ended containers.
 
 # -------------------------------------------------------------------- logs
 
@@ -145,16 +110,9 @@ USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1  # Part of that timeout for logs of ordinar
 LOG_UNREADABLE_AFTER_SECONDS = 5.0  # Duration of a read after which its log is unreadable.
 SERVER_LOG_SEARCH_INTERVAL_SECONDS = 5.0  # Interval between searches for new server logs (v3).
 MAX_LOG_BACKLOG_BYTES = 16 << 20  # Maximum part of a log that its first read covers, from the end.
-
-MAX_LOG_BEHIND_BYTES = 64 << 20
-"""Maximum unread part of a log. A log that grew by more is skipped up to its last lines."""
-
+MAX_LOG_BEHIND_BYTES = 64 << 20  # Maximum unread part of a log; of a larger part, the end is read.
 MAX_LOG_POLL_BYTES = 1 << 20  # Maximum part of a log that one poll reads.
-
-MAX_USER_LOG_POLL_BYTES = 64 << 10
-"""Maximum size that one poll reads of all logs of an ordinary user (0.33 MB/s; a daemon writes
-some kB/s)."""
-
+MAX_USER_LOG_POLL_BYTES = 64 << 10  # Maximum size of one poll of all logs of an ordinary user.
 MAX_USERS_LOG_POLL_BYTES = 128 << 10  # The same for all ordinary users together.
 MIN_USER_LOG_POLL_BYTES = 4096  # Minimum share of each log in these two limits.
 MAX_SERVER_LOGS = 64  # Maximum number of server logs that are followed for a v3 daemon.
@@ -164,15 +122,9 @@ MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs an
 
 MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second after a collision.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
-
-MIN_CONTROL_RUN_SECONDS = 0.5
-"""Minimum time for a run (or half of its timeout): starting the tool takes a part of it."""
-
+MIN_CONTROL_RUN_SECONDS = 0.5  # Minimum time for a run, or half of its timeout.
 MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
-
-CONTROL_HANG_RATIO = 0.9
-"""Part of --mps.query-timeout. Runs without a reply in between that add up to it are a hang."""
-
+CONTROL_HANG_RATIO = 0.9  # Part of the timeout, over all runs without a reply, that is a hang.
 CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 
@@ -210,7 +162,7 @@ MAX_USERS_CALLS = 24
 # --------------------------------------------------- timeouts of this host
 
 MEMORY_LIMITS_TIMEOUT_SECONDS = 0.5  # Timeout for the memory limits that only NVML reports.
-EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits without a pidfd.
+EXIT_POLL_INTERVAL_SECONDS = 1.0  # Interval between scans for exits that no log shows.
 GPU_SAMPLE_TIMEOUT_SECONDS = 5.0  # Timeout for what NVML reads between collections.
 CLOSE_TIMEOUT_SECONDS = 1.0  # Timeout for closing each source.
 
@@ -222,11 +174,7 @@ MAX_RECORDING_BYTES = 128 << 20  # Size of an unpacked recording. In memory: up 
 MAX_RECORDING_LINE_BYTES = 32 << 20  # Maximum size of one line.
 MAX_RECORDING_LINE_LISTS = 1_000_000  # Maximum number of lists and objects in one line.
 MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
-
-MAX_RECORDING_EARLY_SECONDS = 86400.0
-"""Maximum time of an observation before the recording's start: an exit is recorded with its own
-time."""
-
+MAX_RECORDING_EARLY_SECONDS = 86400.0  # Maximum time of an observation before the start.
 REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
 MAX_REPLAY_STEPS = 5000  # Maximum number of steps; for more than 40 minutes, steps are longer.
 MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
@@ -263,15 +211,12 @@ MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 
-MIN_SAMPLE_INTERVAL_SECONDS = 0.1
-"""Minimum interval between two samples of a GPU's activity: the shortest that GPM supports, by
-NVIDIA's documentation of DCGM."""
+MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples: GPM's, by DCGM's manual.
 
 # ---------------------------------------------------------------- recovery
 
 REFUSED_RETRY_INTERVAL_SECONDS = 600.0  # Interval of a refused query that may be allowed later.
 INIT_RETRY_INTERVAL_SECONDS = 10.0  # Interval between initializations while NVML is missing.
-
 LOST_RETRY_INTERVAL_SECONDS = 120.0  # Interval between initializations while a GPU is lost.
 MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances.
 
@@ -286,15 +231,10 @@ MAX_CGROUPS_PER_GPU = 128  # Control groups whose memory is read: one call for e
 
 # -------------------------------------------------------- reading the logs
 
-MAX_LINE_BYTES = 65_536
-"""Longest line, also of a recording's filter. A longer line is skipped, and counted as unknown."""
-
+MAX_LINE_BYTES = 65_536  # Longest line, also in a recording. A longer line counts as unknown.
 MAX_MESSAGE = 512  # Longest message, in characters, that is compared with the known wordings.
 MAX_QUOTED_MESSAGE = 120  # Longest text that is kept of a message, in characters.
-
-WRITE_RACE_SECONDS = 0.1
-"""Time between a line's timestamp and the write. A log read to its end at t is complete to t less
-this time."""
+WRITE_RACE_SECONDS = 0.1  # Maximum time from a line's timestamp until the log contains the line.
 
 MAX_HOLD_SECONDS = 5.0
 """Maximum time for which a line waits until the other log is read up to its timestamp, and a reply
@@ -312,18 +252,10 @@ ADMISSION_TIMEOUT_SECONDS = 10.0
 """Time after which a client that was sent to a ready server will not connect, and a caller without
 credentials was refused. Other clients connect, and NEW CLIENT follows, within 1 ms (measured)."""
 
-SILENCE_SECONDS = 0.25
-"""Silence after which a daemon seems stuck. It completes what it began within 0.1 s (measured)."""
-
+SILENCE_SECONDS = 0.25  # Silence after which a daemon seems stuck. Measured: at most 0.1 s.
 EXIT_CONFIRM_SECONDS = 1.0  # Time after an exit by which the last lines have been written.
-
-LOST_LINE_SECONDS = 10.0
-"""Time after which the line about a client's disconnection is lost. It is longer than
-EXIT_CONFIRM_SECONDS: the server writes the line, not the client."""
-
-SHUTDOWN_TIMEOUT_SECONDS = 5.0
-"""Maximum time from a shutdown request to the server's exit: 0.06 to 0.1 s were measured."""
-
+LOST_LINE_SECONDS = 10.0  # Time after which a server's line about a disconnection is lost.
+SHUTDOWN_TIMEOUT_SECONDS = 5.0  # Maximum time from a shutdown request to the exit. Measured: 0.1 s.
 SIMULTANEOUS_SECONDS = 0.01  # Maximum difference of one event's timestamps in the two logs.
 REFUSAL_SECONDS = 1.0  # Maximum time between the lines about one refused client.
 MAX_RECENT = 256  # Entries of each list of recent events, such as refusals. The oldest go first.
@@ -333,11 +265,7 @@ TIMELINE_SECONDS = 600  # Time that the timeline covers.
 MAX_TIMELINE_SPANS = 400  # Spans of one daemon's timeline. The oldest go first.
 MAX_INCIDENTS = 100  # Incidents of one daemon. The oldest go first.
 MAX_INCIDENT_PIDS = 64  # Processes that one incident names.
-
-REPEATED_WITHIN_SECONDS = 60.0
-"""Time within which equal failed starts and rejections are one incident with a count: a server that
-cannot start fails twenty times a second."""
-
+REPEATED_WITHIN_SECONDS = 60.0  # Time within which equal failed starts are one incident.
 REPEATED_AMONG = 8  # Recent incidents that a repeated incident is compared with.
 
 # ------------------------------------------------------------------ faults
@@ -346,8 +274,7 @@ SAME_FAULT_SECONDS = 0.5
 """Maximum time between the lines of server.log about one fault, and between server.log and the
 kernel log. Measured: 0.1 s."""
 
-SAME_LINES_SECONDS = 0.15
-"""Maximum time between the kernel log's lines about one fault. Measured: 0.12 s, five contexts."""
+SAME_LINES_SECONDS = 0.15  # Time between the kernel log's lines about one fault. Measured: 0.12 s.
 
 FAULT_DECISION_SECONDS = 1.5
 """Maximum time from a fault to its line in the kernel log and to the end of the client that left
@@ -394,15 +321,10 @@ full quota, 3 MB with this one."""
 
 MAX_LIST_ROWS = 1024  # Rows read of a list of the control tool; further rows are counted.
 MAX_QUOTED_OUTPUT = 200  # Maximum length of the control tool's output in a message.
-
-MIN_QUERY_AGE_SECONDS = 1.0
-"""Minimum age of a server that is queried: the log lines of its start may not have been read."""
-
+MIN_QUERY_AGE_SECONDS = 1.0  # Minimum age of a queried server: its first lines may be unread.
 QUERY_RETRY_INTERVAL_SECONDS = 60.0  # Interval after a reply that explained nothing; doubles.
 LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the log.
-
-CONTRADICTION_CONFIRM_SECONDS = 10.0
-"""Minimum time between two replies that contradict the log and so prove that it lost a line."""
+CONTRADICTION_CONFIRM_SECONDS = 10.0  # Minimum time between two replies that prove a lost line.
 
 # ======================================================================================== findings
 
@@ -411,9 +333,7 @@ CONTRADICTION_CONFIRM_SECONDS = 10.0
 RECENT_INCIDENT_SECONDS = 300.0  # Age up to which an incident is recent.
 MAX_START_SECONDS = 10.0  # Maximum normal start time of a server; most take less than a second.
 MAX_BACKOFF_SECONDS = 51.2  # Longest pause before a used server is replaced (driver 580).
-
-MAX_CONTEXT_CREATION_SECONDS = 30.0
-"""Maximum normal time to create a context. Measured: ACTIVE within 2 ms (257 recorded contexts)."""
+MAX_CONTEXT_CREATION_SECONDS = 30.0  # Maximum time to create a context. Measured: 2 ms.
 
 GHOST_GRACE_SECONDS = 5
 """Time within which a daemon continues after the end of its ghost. Measured (driver 580): with one
@@ -429,10 +349,7 @@ clients on one GPU (H200, driver 580); a limit of 72 admitted two clients and re
 MAX_IDLE_SM_ACTIVITY = 0.3
 MIN_BUSY_UTILIZATION = 0.9
 MAX_COMMITTED_RATIO = 0.75  # Sum of the limits above which little of the GPU can be idle.
-
-MIN_USED_RATIO = 0.9
-"""SM activity, as a part of what the limits allow, from which the limits hold the clients back."""
-
+MIN_USED_RATIO = 0.9  # Active part of what the limits allow from which they hold clients back.
 RATIO_TOLERANCE = 0.005  # Difference up to which two SM limits are equal: a third is written as 33.
 NEAR_LIMIT_RATIO = 0.95  # Used part of a memory limit from which the next allocation can fail.
 
@@ -440,9 +357,7 @@ CONTEXT_BYTES = 290 << 20
 """Memory limit with which no context can be created. Measured on an H200: cuDevicePrimaryCtxRetain
 failed with error 2; with 1 GiB a client without memory of its own had 753 MiB left."""
 
-MIN_SMS = 2
-"""Smallest usable SM limit before Hopper: SMs come in pairs. On Hopper the minimum is 8 SMs for
-any percentage (measured)."""
+MIN_SMS = 2  # Smallest usable SM limit before Hopper: SMs come in pairs. On Hopper: 8 (measured).
 
 # ---------------------------------------------------------- logs and texts
 
@@ -476,7 +391,6 @@ MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of 
 # ---------------------------------------------------- status page and JSON
 
 STATUS_REUSE_SECONDS = 1.0  # Maximum age of a status that is shown again if no incident followed.
-AFTER_INCIDENT_SECONDS = 0.2  # Minimum interval between two collections that incidents cause.
 STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
 INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
 HISTORY_SECONDS = 600.0  # Period of the drawings on the page.

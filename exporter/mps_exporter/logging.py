@@ -23,7 +23,7 @@ from typing import Any, TextIO
 STDERR = 2
 
 MAX_FIELD_CHARACTERS = 1000  # Maximum length of a value: paths chosen by users may have 128 kB.
-MAX_QUEUED_LINES = 1000  # Maximum number of queued lines; further lines are dropped and counted.
+MAX_QUEUED_LINES = 1000  # Maximum number of queued lines; further lines are dropped.
 
 WRITE_TIMEOUT_SECONDS = 0.5  # Timeout of a message to the user, and of queued lines at shutdown.
 
@@ -105,27 +105,16 @@ class _StderrHandler(logging.handlers.QueueHandler):
     """Writes to standard error on a separate thread: a blocked write stops nothing else."""
 
     def __init__(self) -> None:
-        self.lines: queue.Queue[str] = queue.Queue()
+        self.lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
         super().__init__(self.lines)
-        self._dropped = 0
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def prepare(self, record: logging.LogRecord) -> str:
         return self.format(record)
 
     def enqueue(self, record: Any) -> None:
-        if self.lines.unfinished_tasks >= MAX_QUEUED_LINES:
-            self._dropped += 1
-            return
-        dropped = f"{self._format_dropped()}\n" if self._dropped else ""
-        self._dropped = 0
-        self.lines.put_nowait(dropped + record)
-
-    def _format_dropped(self) -> str:
-        message = "log lines were dropped: standard error was not read"
-        record = logging.LogRecord(__name__, logging.WARNING, "", 0, message, None, None)
-        record.fields = {"lines": self._dropped}
-        return self.format(record)
+        with contextlib.suppress(queue.Full):  # standard error is not read
+            super().enqueue(record)
 
     def _write(self) -> None:
         while True:

@@ -103,7 +103,6 @@ class ProcFiles:
         )
         for one in (discovery, discovery._processes):
             one._calls = AtOnce(obstacles)  # type: ignore[assignment]
-        discovery._checks = discovery._users_calls = AtOnce(obstacles)  # type: ignore[assignment]
         self._found: tuple[DaemonFacts, ...] = ()
         weakref.finalize(self, _remove, self._folder)
 

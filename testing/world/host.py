@@ -21,8 +21,6 @@ from mps_exporter.observations import (
 from mps_exporter.sources.child_process import ChildRights, ProcessResult
 from mps_exporter.sources.control_tool import ControlTool
 from mps_exporter.sources.host import SourceError
-from mps_exporter.sources.log_tail import last_activity
-from mps_exporter.sources.processes import observations_by_exit
 from testing.fake_mps_control import V3_USAGE
 from testing.mps_logs import EIGHT
 from testing.world.daemon import Daemon
@@ -212,7 +210,7 @@ class WorldHost:
         if self.procfs is not None and not self.procfs.daemon_pids.isdisjoint(ended):
             await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
-        return observations_by_exit(observation, ended)
+        return _by_exit(observation, ended)
 
     # -- logs
 
@@ -221,11 +219,7 @@ class WorldHost:
     ) -> LogsObservation:
         del deadline_seconds
         self._obstacles.fail("the logs")
-        found = await self.logs.poll(daemons)
-        for chunk in found.chunks:
-            if (at := last_activity(chunk)) is not None:
-                self.control.record_activity(chunk.pipe_directory, at)
-        return found
+        return await self.logs.poll(daemons)
 
     # -- the kernel log and the GPUs
 
@@ -273,5 +267,26 @@ class WorldHost:
                         yield GpuProcess(process.pid, "compute", process.used_on(ordinal))
                         yield GpuProcess(process.pid, "mps", process.used_on(ordinal))
 
-    async def wait_for_next_poll(self) -> bool:
-        return False
+    async def wait_for_next_poll(self) -> None:
+        """Return at once."""
+
+
+def _by_exit(observation: ProcfsObservation, ended: Mapping[int, float]) -> list[ProcfsObservation]:
+    """Return an observation for the exact time of each exit, and the given one.
+
+    A live host scans once a second: its times, and what is computed from them, are up to that late.
+    """
+    earlier = [
+        replace(
+            observation,
+            at=at,
+            processes={
+                pid: facts
+                for pid, facts in observation.processes.items()
+                if ended.get(pid, at) <= at
+            },
+            gone=tuple(pid for pid in observation.gone if ended.get(pid, at + 1) <= at),
+        )
+        for at in sorted({at for at in ended.values() if at < observation.at})
+    ]
+    return [*earlier, observation]

@@ -344,7 +344,7 @@ async def test_an_internal_error_leaves_no_client_waiting(
 
 async def test_a_handshake_that_is_never_finished(site: Site) -> None:
     site.write(TLS)
-    options = {"web_config_file": str(site.config), "request_timeout": 0.5}
+    options = {"web_config_file": str(site.config), "REQUEST_TIMEOUT_SECONDS": 0.5}
     async with served(FakeBackend(), **options) as (shown, _):
         host, _, port = shown[0].rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))

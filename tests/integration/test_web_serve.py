@@ -43,7 +43,7 @@ async def test_all_addresses_answer(tmp_path: Path) -> None:
 
 async def test_a_response_in_progress_is_finished_before_the_end() -> None:
     backend = FakeBackend(gate=asyncio.Event())
-    options = {"shutdown_timeout": PATIENCE_SECONDS}
+    options = {"DRAIN_TIMEOUT_SECONDS": PATIENCE_SECONDS}
     async with served(backend, **options) as (shown, stop), ClientSession() as session:
         scrape = asyncio.create_task(session.get(f"http://{shown[0]}/metrics"))
         await until(lambda: backend.collections)
@@ -57,7 +57,7 @@ async def test_a_response_in_progress_is_finished_before_the_end() -> None:
 
 
 async def test_the_end_does_not_wait_for_idle_connections() -> None:
-    options = {"shutdown_timeout": FOR_EVER, "request_timeout": FOR_EVER}
+    options = {"DRAIN_TIMEOUT_SECONDS": FOR_EVER, "REQUEST_TIMEOUT_SECONDS": FOR_EVER}
     async with served(FakeBackend(), **options) as (shown, stop), ClientSession() as session:
         async with session.get(f"http://{shown[0]}/-/healthy") as answer:
             await answer.read()
@@ -77,7 +77,7 @@ async def test_connections_are_kept_between_scrapes() -> None:
 
 async def test_a_slow_request_is_cut() -> None:
     timeout = ClientTimeout(total=PATIENCE_SECONDS)
-    async with served(FakeBackend(), request_timeout=0.5) as (shown, _):
+    async with served(FakeBackend(), REQUEST_TIMEOUT_SECONDS=0.5) as (shown, _):
         async with connected(shown[0]) as (reader, writer):
             writer.write(b"GET /metr")
             assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
@@ -91,7 +91,7 @@ async def test_a_slow_request_is_cut() -> None:
 async def test_connections_are_limited_in_all_and_for_one_address() -> None:
     backend = FakeBackend(gate=asyncio.Event())
     request = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-    async with served(backend, max_connections=4) as (shown, _), AsyncExitStack() as clients:
+    async with served(backend, MAX_CONNECTIONS=4) as (shown, _), AsyncExitStack() as clients:
 
         async def client(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             made = connected(shown[0], local_addr=(address, 0))
@@ -158,7 +158,7 @@ async def test_a_client_that_sends_too_much_before_its_reply_is_aborted() -> Non
 
 
 async def test_who_leaves_a_stream_leaves_its_place_at_once() -> None:
-    async with served(FakeBackend(), max_event_streams=1) as (shown, _):
+    async with served(FakeBackend(), MAX_EVENT_STREAMS=1) as (shown, _):
 
         async def has_a_place() -> bool:
             async with connected(shown[0]) as (reader, writer):
@@ -184,7 +184,7 @@ async def test_a_request_without_a_host_asks_no_resolver(monkeypatch: pytest.Mon
 
 async def test_streams_do_not_hold_up_the_end() -> None:
     async with (
-        served(FakeBackend(), shutdown_timeout=FOR_EVER) as (shown, stop),
+        served(FakeBackend(), DRAIN_TIMEOUT_SECONDS=FOR_EVER) as (shown, stop),
         ClientSession() as session,
         session.get(f"http://{shown[0]}/api/v1/events") as answer,
     ):

@@ -18,8 +18,7 @@ class Attribution:
     """ID in the format of kube-state-metrics: "containerd://…", "docker://…", "cri-o://…",
     "podman://…". A pod's path without a runtime (the cgroupfs driver) is assumed to be
     containerd's."""
-    pod_uid: str | None = None
-    """UID of the pod; for a static pod the hash of its manifest, which its path contains."""
+    pod_uid: str | None = None  # UID of the pod; of a static pod the hash of its manifest.
     slurm_job_id: str | None = None
     systemd_unit: str | None = None
     """The innermost service, else the innermost scope, else a user's slice. Scopes of containers

@@ -159,8 +159,7 @@ def context_limit(
 class ThreadPercentage:
     """The effect of a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
 
-    ratio: float | None = None
-    """Fraction of the SMs, above 0 and below 1; None if the client sets no limit."""
+    ratio: float | None = None  # Fraction of the SMs between 0 and 1; None: no limit is set.
     ignored: bool = False  # The variable is set, and CUDA silently ignores its value.
 
 

@@ -29,16 +29,14 @@ class TrackedClient:
     had_context: bool = False
     active_since: float | None = None  # Time when its first context became ACTIVE (server.log).
     unmapped: bool = False  # A context became ACTIVE after its address ranges were last requested.
-    torn_down_at: float | None = None
-    """Time of the fatal GPU error after which the client cannot use the GPU any more."""
+    torn_down_at: float | None = None  # Time of the fatal GPU error that took it down.
     wait: QueuedClient | None = None  # Its entry of the queue, until it has a context.
     terminating: bool = False  # An operator requested its termination.
     lost: bool = False  # Whether the client is counted as lost: once at most.
     from_control_tool: bool = False  # Known from the control tool only.
     inferred: bool = False  # Known from control.log only.
     thread_ratio: float | None = None
-    memory_limits: Mapping[int, int] | None = None
-    """Limits of its server when it connected, which it keeps; None if unknown."""
+    memory_limits: Mapping[int, int] | None = None  # Limits at its connection; None: unknown.
     missing_since: float | None = None  # Time since which its process is missing.
     key: int = 0  # Its PID; a unique negative number if the PID is 0.
 
@@ -93,8 +91,7 @@ class Associations:
         self._clients = clients
         self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
         """(key of the client, context ID)."""
-        self._last: tuple[int, int] | None = None
-        """The context that the last GPU was assigned to, until the next status line."""
+        self._last: tuple[int, int] | None = None  # Context of the last GPU, until its status.
 
     def add(self, key: int, context: int) -> None:
         self._waiting.append((key, context))

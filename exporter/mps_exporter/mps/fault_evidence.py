@@ -72,10 +72,8 @@ class Process:
     uid: int | None = None
     read_at: float = 0.0
     ranges: tuple[tuple[int, int], ...] = ()
-    ending_since: float | None = None
-    """Time at which its first context ended, by server.log; None: it uses the GPU."""
-    ended_at: float | None = None
-    """Time at which its process left the server: it exited, or runs another program (exec)."""
+    ending_since: float | None = None  # Time at which its first context ended (server.log).
+    ended_at: float | None = None  # Time at which it left the server, by its exit or an exec.
     counted: bool = False  # Whether the client is counted as one with work left behind.
 
 

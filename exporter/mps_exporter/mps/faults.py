@@ -39,8 +39,7 @@ class Ending:
 
     pid: int  # 0 if the daemon does not see the client's PID namespace.
     uid: int | None
-    gpus: list[str] = field(default_factory=list)
-    """UUID of the GPU of each context that ended, "" if unknown."""
+    gpus: list[str] = field(default_factory=list)  # GPU of each context that ended, or "".
     at: float = 0.0  # Time at which its last context ended.
     ended: bool = False
     excused: bool = False  # An operator terminated it, or a fault had taken it down.
@@ -142,14 +141,12 @@ class Fault:
     """A fatal GPU error."""
 
     when: Moment  # A fault counts if it occurred after the exporter's start.
-    blamed: set[tuple[int, int]] = field(default_factory=set)
-    """(PID, context) of the clients that the log blames."""
+    blamed: set[tuple[int, int]] = field(default_factory=set)  # Blamed clients: PID, context.
     victims: list[int] = field(default_factory=list)
     """Client processes that were lost, including the responsible client, in the log's order."""
     devices: set[int] = field(default_factory=set)
     open_devices: set[int] = field(default_factory=set)  # Devices that still have the context.
-    hit: set[int] = field(default_factory=set)
-    """Devices of the blamed contexts; others may be reset with them."""
+    hit: set[int] = field(default_factory=set)  # Devices of the blamed contexts.
     uuids: list[str] = field(default_factory=list)
     """GPUs that it hit, for which it is counted; "" if the log does not show the GPU."""
     handled: bool = False

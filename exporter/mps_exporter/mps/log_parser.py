@@ -59,13 +59,6 @@ DAEMON_STARTING_LINE = re.compile(
 )
 """First line of a control daemon."""
 
-DAEMON_ACTIVITY_LINE = re.compile(
-    rb"^\[[^\]\n]{1,64} Control +\d+\] "
-    rb"(?:Accepting connection|NEW UI|NEW CLIENT|NEW SERVER|Server \d+ exited)",
-    re.MULTILINE,
-)
-"""Lines of a control daemon that serves a client or a tool: its only thread is not stuck."""
-
 SERVER_ADDED_LINE = re.compile(rb"(Adding server ')([a-z0-9_]{1,64})(')")
 """Line of an MPS v3 daemon about a new server, with the server's name."""
 
@@ -175,8 +168,7 @@ class LogMerger:
         return min(known) if times and len(known) == len(times) else None
 
 
-_BufferedEntry = tuple[float, float, LogEntry]
-"""An entry with its sort key, and the time at which it was read."""
+_BufferedEntry = tuple[float, float, LogEntry]  # Sort key, time of the read, and the entry.
 
 
 class _LogBuffer:

@@ -308,9 +308,8 @@ SERVER_LINES = Shapes(
     # Clients. 580: Received new client request for {PID: -1333654781, Context ID: 0}
     ("server.request_connection", r"Received new client request for \{.*\}"),
     ("server.request_unnamed_connection", r"Received new client request"),  # 550, T4
-    # 580: a client process (context 0) or one of its contexts; R340: New client 14781 connected
+    # 580: a client process (context 0) or one of its contexts
     ("server.connect", r"Client <who> connected"),
-    ("server.connect", r"New client <pid> connected", 0),
     # 580, for client {PID: 440, Context ID: 1}; 550, T4
     (KNOWN, r"Creating worker thread(?: for client \{.*\})?"),
     (KNOWN, r"Worker created"),
@@ -337,7 +336,6 @@ SERVER_LINES = Shapes(
     (KNOWN, r"Client disconnected\. Number of active client contexts is \d+\.?"),
     ("server.disconnect", r"Client process <pid> disconnected"),
     ("server.clients.disconnect_unnamed", r"Client process disconnected"),  # T4
-    ("server.disconnect", r"Client <pid> disconnected"),  # R340
     ("server.clients.request_termination", r"MPS server requesting client <who> to exit"),
     ("server.clients.terminated", r"Client termination succeeded\.?"),
     # Refusals
@@ -374,7 +372,6 @@ SERVER_LINES = Shapes(
     ("server.credentials_missing", r"User did not send valid credentials"),
     # 550, component Legacy Server: Failed to start : invalid argument
     ("server_failed", r"Failed to start : .*", MESSAGE),
-    ("server_failed", r"MPS server failed to start\.?", ""),  # R340
     ("server_failed", r"MPS Server failed to create/open SHM segment.*", MESSAGE),
     # MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
     ("server_failed", r"MPS is only supported on .*", MESSAGE),

@@ -41,11 +41,9 @@ CLIENTS = "client list --all --format=csv"
 PARTITIONS = "sm-partition list --all --format=csv"
 DEVICES = "device list --format=csv"
 FEATURES = "feature describe --format=csv"
-ACCOUNTING = "memacct describe --format=csv"
-"""Settings of memory accounting. The titles of its columns are not published."""
+ACCOUNTING = "memacct describe --format=csv"  # Its columns' titles are not published.
 
-V2_PARTITIONS = "lspart"
-"""Query of a v2 daemon that was started with -S; sent on standard input like all v2 commands."""
+V2_PARTITIONS = "lspart"  # Query of a v2 daemon that was started with -S.
 
 PROBE_V3 = (SERVERS, NAMESPACES)  # Lists of the daemon's configuration.
 DETAILS_V3 = (CLIENTS, PARTITIONS)

@@ -169,8 +169,7 @@ class Moment(NamedTuple):
     """The time of an event, with the counters and incidents that record it."""
 
     at: float  # Unix time in seconds.
-    counted: bool
-    """False before the exporter's start: the event rebuilds the state, and no counter counts it."""
+    counted: bool  # False before the exporter's start: no counter counts the event.
     counters: Counters
     incidents: Incidents
 

@@ -41,8 +41,7 @@ PROBE: tuple[str, ...] = ("get_server_list", FENCE)
 """Commands that the daemon replies to without a server's help. Without the fence, an empty list of
 servers and a collision would look the same."""
 
-SOCKET_PATH_BYTES = 107
-"""Maximum length of a Unix socket's path in the kernel; the daemon's is DIRECTORY/control."""
+SOCKET_PATH_BYTES = 107  # Maximum length of a Unix socket's path in the kernel.
 
 
 class ForbiddenCommandError(ValueError):
@@ -83,8 +82,7 @@ class ServerReply:
     server_pid: int  # In the daemon's PID namespace.
     state: str | None = None  # INITIALIZING, ACTIVE, FAULT, or a newer driver's state.
     active_thread_ratio: float | None = None  # 0-1, for clients that connect from now on.
-    client_pids: tuple[int, ...] | None = None
-    """0 for each client in a PID namespace that the daemon cannot see."""
+    client_pids: tuple[int, ...] | None = None  # 0: in an invisible PID namespace.
     contexts: Mapping[int, Mapping[int, int]] | None = None  # Device -> client PID -> contexts.
     devices: Mapping[int, str] | None = None
     """Device ordinal of the daemon -> GPU UUID. (The tool's PCI addresses are not always real.)"""
@@ -94,8 +92,7 @@ class ServerReply:
     default_pinned_memory_limit_bytes: Mapping[int, int] = field(default_factory=dict)
     """For servers that start from now on, rounded likewise."""
     default_active_thread_ratio: float | None = None
-    default_client_priority: int | None = None
-    """0 normal, 1 below normal; for clients that connect from now on."""
+    default_client_priority: int | None = None  # 0 normal, 1 below normal.
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ class QueuedClient:
     pid: int
     uid: int
     since: float
-    blocked: bool = False
-    """A UID wait: another user's server holds the GPU, or did while this client waited."""
+    blocked: bool = False  # A UID wait: another user's server holds the GPU, or did.
     behind_uid: int | None = None
     missing_since: float | None = None  # Time since which its process is missing.
     dead: bool = False  # Its process has exited, and the logs have been read up to then.

@@ -76,7 +76,7 @@ Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]  # Sends commands to on
 class Pause:
     """Pause after a failure, each time twice as long; a success ends it.
 
-    The first activity in the log ends the pause immediately, a later one after its first length.
+    The daemon's first activity ends the pause immediately, a later one after its first length.
     """
 
     def __init__(self, clock: Callable[[], float], first: float, longest: float) -> None:
@@ -115,8 +115,7 @@ class _QueryState:
     lock: asyncio.Lock  # Lock that is held during a query.
     pause: Pause  # Pause of all queries after a hang.
     server_pause: Pause  # Pause of queries to which a server must reply, after such a query hung.
-    failed_pause: Pause
-    """Time for which a failed probe of an ordinary user's daemon is reused at least."""
+    failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
     silent_seconds: float = 0.0  # Time without a reply: a hang is certain after several short runs.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None
@@ -163,13 +162,21 @@ class ControlTool:
         self._transitions = TransitionLogger(logging.getLogger(__name__))
 
     async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+        self,
+        daemon: DaemonFacts,
+        deadline_seconds: float,
+        since: float = 0.0,
+        active_at: float = 0.0,
     ) -> ControlObservation:
         """See Control; the outcome shows a failure."""
         deadline = self._clock() + deadline_seconds
         async with _held([self._state_of(daemon).lock], deadline_seconds) as free:
             state = self._state_of(daemon)
+            if active_at > state.hung_at:
+                state.pause.record_activity()
             if free and (probe := state.probe) is not None:
+                if active_at > probe.at:
+                    state.failed_pause.record_activity()
                 age = self._clock() - state.probed_at
                 fresh = age < self._min_interval_seconds and probe.at >= since
                 if fresh or state.failed_pause.remaining_seconds() > 0:
@@ -215,16 +222,6 @@ class ControlTool:
             elif observation.outcome is not Outcome.SKIPPED:
                 state.server_pause.record_success()
             return observation
-
-    def record_activity(self, pipe_directory: str, at: float) -> None:
-        """Record that a daemon served a client (Unix time); shorten pauses that began earlier."""
-        state = self._daemons.get(pipe_directory)
-        if state is None:
-            return
-        if at > state.hung_at:
-            state.pause.record_activity()
-        if state.probe is not None and at > state.probe.at:
-            state.failed_pause.record_activity()
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
         return self._runs[pipe_directory], dict(self._failures.get(pipe_directory, ()))

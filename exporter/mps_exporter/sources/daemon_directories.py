@@ -26,8 +26,7 @@ from mps_exporter.sources.processes import SEVERAL_USERS, Account, Processes, pr
 from mps_exporter.sources.resolve_in_root import MAX_PATH_BYTES, opened_directory, resolve_in_root
 
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
-MPS_COMM = b"nvidia-cuda-mps"
-"""Name of both MPS programs, the control daemon and the server, in the kernel: 15 bytes."""
+MPS_COMM = b"nvidia-cuda-mps"  # Name of both MPS programs in the kernel: 15 bytes.
 
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 LOCK_FILE = "control_lock"
@@ -111,8 +110,7 @@ class PipeDirectory:
     identity: object  # The same for the same directory under any name.
     owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
-    holder_is_root: bool = False
-    """The holder is proved to be the host's root or the exporter's own (see Processes.account)."""
+    holder_is_root: bool = False  # The host's root or the exporter's own user, proved.
 
     @property
     def exists(self) -> bool:

@@ -70,24 +70,20 @@ class DaemonDiscovery:
         self._cgroups = cgroups
         self._now, self._clock = now, clock
         self._ignored = Counter[int]()
-        self._left_out = set[int]()
-        """Processes of MPS's programs that are not read: their users have too many."""
+        self._left_out = set[int]()  # MPS's processes that are not read: too many.
         self._children = dict[int, int]()
         """Children of ordinary users' daemons -> the daemon. A daemon is a child of no daemon."""
         self._children_until = float("-inf")
-        self._checks = BlockingCalls[_Place]()  # Checks of configured directories.
-        self._calls = BlockingCalls[Any]()
-        self._users_calls = BlockingCalls[Any]()
+        self._calls = BlockingCalls[Any]()  # Checks of directories.
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
-        self._rounds, self._next_round_at = 0, float("-inf")
+        self._recheck_at = float("-inf")  # When ordinary users' directories are checked again.
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []  # Files of the node's daemons that were not read in time.
         self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
         self._qualified: frozenset[tuple[int, float]] = frozenset()
         """Daemons that have their root in their name."""
-        self._of_root = set[object]()
-        """Identities of the configured directories where the host's root has run a daemon."""
+        self._of_root = set[object]()  # Configured directories where root ran a daemon.
         self._default_log_of: object = None
         """Identity of the pipe directory of the last trusted daemon that wrote the default log."""
 
@@ -100,10 +96,6 @@ class DaemonDiscovery:
             OSError: If /proc cannot be listed, or the daemons in it cannot be read now.
         """
         logs, shown = dict(configured), Counter[Hashable]()
-        # Configured directories come first, in case threads run out.
-        self._checks.start(
-            {place: (None, partial(self._check_configured, *place)) for place in configured}
-        )
         found = self._check_directories(configured, self._programs())
         daemons: dict[object, DaemonFacts] = {}
         for pipe, log in configured:
@@ -242,47 +234,34 @@ class DaemonDiscovery:
     ) -> list[tuple[PipeDirectory, DaemonFacts]]:
         """Check directories on threads; update the configured places, and return the daemons.
 
-        All checks of trusted users are started before the first wait: waking a thread takes 0.24 ms
-        (H200). Ordinary users' checks follow: at the same time, each check takes twice as long. If
-        a check does not return now, or is not due, its last result is used.
+        If a check does not return now, or is not due, its last result is used.
         """
         candidates = _candidates(programs, self._children)
         pipes = [pipe for pipe, _ in configured]
-        accounts = {name: one.account for name, one in candidates.items()}
-        rechecks = self._clock() >= self._next_round_at
+        rechecks = self._clock() >= self._recheck_at
         if rechecks:
-            self._next_round_at = self._clock() + policy.USERS_CHECK_INTERVAL_SECONDS
-            self._rounds += 1
-        number = self._rounds if rechecks else None
-        due = self.budget.due_checks(accounts, self._lookups, number)
-        end = time.monotonic() + policy.DIRECTORY_TIMEOUT_SECONDS
-        found, errors = dict[Hashable, DirectoryLookup](), dict[Hashable, OSError]()
-        for limited, calls in enumerate((self._calls, self._users_calls)):
-            some: dict[Hashable, tuple[Account, Callable[[], Any]]] = {}
-            for name, program in candidates.items():
-                if name in due and limited == (program.account is not None):
-                    before = self._lookups.get(name)
-                    locate = partial(self._directories.locate, program, pipes, before)
-                    some[name] = program.account, locate
-            calls.start(some)
-            self._checks.wait(max(0.0, end - time.monotonic()))
-            calls.wait(max(0.0, end - time.monotonic()))
-            found |= calls.results(some)
-            errors |= calls.errors
-        checked = self._checks.results(configured)
+            self._recheck_at = self._clock() + policy.USERS_CHECK_INTERVAL_SECONDS
+        # Configured directories come first, in case threads run out.
+        calls: dict[Hashable, tuple[Account, Callable[[], Any]]] = {
+            place: (None, partial(self._check_configured, *place)) for place in configured
+        }
+        for name, program in candidates.items():
+            if rechecks or program.account is None or name not in self._lookups:
+                locate = partial(self._directories.locate, program, pipes, self._lookups.get(name))
+                calls[name] = program.account, locate
+        self._calls.start(calls)
+        self._calls.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
+        found = self._calls.results(calls)
+        errors = {one: _error_suffix(self._calls.errors.get(one)) for one in calls}
         hung = [(one.account, f"the memory of PID {one.pid}") for one in programs if one.unread]
+        hung += [(None, place[0] + errors[place]) for place in configured if place not in found]
         hung += [
-            (None, place[0] + _error_suffix(self._checks.errors.get(place)))
-            for place in configured
-            if place not in checked
-        ]
-        hung += [
-            (one.account, f"the directories of PID {one.pid}{_error_suffix(errors.get(name))}")
+            (one.account, f"the directories of PID {one.pid}{errors[name]}")
             for name, one in candidates.items()
-            if name in due and name not in found
+            if name in calls and name not in found
         ]
         self._hung = self._of_node(hung)
-        self._places = {place: self._place(place, checked) for place in configured}
+        self._places = {place: self._place(place, found) for place in configured}
         latest = {**self._lookups, **found}
         self._lookups = {name: latest[name] for name in candidates if name in latest}
         self._unplaced = self._of_node(
@@ -344,7 +323,7 @@ class DaemonDiscovery:
             self._of_root.add(place.identity)
         elif place.holder and place.identity in self._of_root:
             place = replace(place, holder=None)
-        if configured not in found or configured in self._checks.old:
+        if configured not in found or configured in self._calls.old:
             place = replace(place, lock_tested=False, holder=None)
         return place, owners
 

@@ -7,7 +7,7 @@ have many user IDs (/etc/subuid).
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from weakref import WeakValueDictionary
 
 from mps_exporter import limits_timeouts_intervals as policy
@@ -77,23 +77,6 @@ class UserBudget:
                 ignored[uid] += 1
         self._admitted = frozenset(admitted)
         return sorted(admitted), ignored
-
-    def due_checks(
-        self, accounts: Mapping[Hashable, Account], checked: Container[Hashable], number: int | None
-    ) -> set[Hashable]:
-        """Return the processes whose directories are checked in this collection.
-
-        All processes of trusted users are checked, all that were never checked, and, with the
-        number of a round, some of each ordinary user, in turn.
-        """
-        due, most = set[Hashable](), policy.MAX_DIRECTORY_CHECKS_PER_USER
-        totals, seen = Counter(accounts.values()), Counter[Account]()
-        for name, user in accounts.items():
-            its_turn = number is not None and (seen[user] - number * most) % totals[user] < most
-            if user is None or name not in checked or its_turn:
-                due.add(name)
-            seen[user] += 1
-        return due
 
     def admit_daemon(self, daemon: DaemonFacts, shown: Counter[Hashable]) -> bool:
         """Return whether a daemon is shown; count it in `shown`, the ordinary users' daemons."""

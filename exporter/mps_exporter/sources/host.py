@@ -28,9 +28,16 @@ class Control(Protocol):
     """The control tool, for any number of daemons."""
 
     async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+        self,
+        daemon: DaemonFacts,
+        deadline_seconds: float,
+        since: float = 0.0,
+        active_at: float = 0.0,
     ) -> ControlObservation:
-        """Query what the daemon reports without its servers. Replies before `since` are stale."""
+        """Query what the daemon reports without its servers. Replies before `since` are stale.
+
+        A daemon that served a client or continued (`active_at`) after a hang is queried again.
+        """
 
     async def reconcile(
         self, daemon: DaemonFacts, servers: Sequence[int], deadline_seconds: float
@@ -68,8 +75,8 @@ class Host(Protocol):
     ) -> Sequence[ProcfsObservation]:
         """Return observations of the watched processes' exits since the last call, oldest first.
 
-        There is one observation for each time at which a watched process exited, and a present
-        one if a process exited or is newly watched. Each also contains the other processes.
+        There is also one when a process is watched for the first time. Each also contains the other
+        processes.
         """
 
     async def poll_logs(
@@ -86,5 +93,5 @@ class Host(Protocol):
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         """Read all GPUs."""
 
-    async def wait_for_next_poll(self) -> bool:
-        """Update the GPUs' running integrals; return after a time whether to poll the logs."""
+    async def wait_for_next_poll(self) -> None:
+        """Update the GPUs' running integrals; return when the logs are to be polled."""

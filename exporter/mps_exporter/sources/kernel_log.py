@@ -25,8 +25,7 @@ from mps_exporter.sources.processes import Account, Processes, parse_status
 
 MAX_RECORD_BYTES = 8192  # Buffer for one record (or the beginning of /proc/PID/status).
 
-MIN_RANGE_BYTES = 2 << 20
-"""Size of the range that each context reserves; guard pages of threads are smaller."""
+MIN_RANGE_BYTES = 2 << 20  # Size of a context's range; guard pages of threads are smaller.
 
 _KERNEL_FACILITY = 0
 _RECORD = re.compile(rb"(\d+),\d+,(\d+),[^;]*;(NVRM: Xid [^\n]*)")

@@ -14,7 +14,6 @@ from typing import Any
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.mps.cgroups import unified_path
-from mps_exporter.mps.server_queries import has_resumed
 from mps_exporter.observations import (
     DaemonFacts,
     KernelObservation,
@@ -28,9 +27,8 @@ from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.sources.host import SourceTimeoutError
 from mps_exporter.sources.kernel_log import KernelEvidence
 from mps_exporter.sources.log_follower import LogFollower, skipped_log_states
-from mps_exporter.sources.log_tail import last_activity
 from mps_exporter.sources.nvml import NvmlOptions, NvmlSession
-from mps_exporter.sources.processes import ProcessWatch, observations_by_exit, pidfd_opener
+from mps_exporter.sources.processes import Processes
 from mps_exporter.sources.resolve_in_root import process_root
 
 FOREGROUND = (
@@ -64,18 +62,14 @@ class LiveHost:
         )
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogFollower(procfs=settings.path_procfs)
-        self._watch = ProcessWatch(pidfd_opener(settings.path_procfs))
-        self._new: set[int] = set()
-        self._exited: dict[int, float] = {}  # Exits that were not reported yet: PID -> Unix time.
-        self._found: dict[str, DaemonFacts] = {}  # Daemons that were found last, by pipe directory.
+        self._daemon_pids = set[int]()  # PIDs of the daemons that were found last.
+        self._watched: dict[int, int | None] = {}  # PID -> its start; None: it has exited.
         self._scanned_at = float("-inf")
-        self._without_pidfd: dict[int, float | None] = {}
-        """Start time of each process that has no pidfd; None: it has exited."""
         self._nvml = NvmlSession(
             options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
         )
         self._calls = BlockingCalls[Any]()
-        self._tick_at = self._polled_at = 0.0
+        self._tick_at = 0.0
         self._has_lines = False  # In the last poll. Lines wait for a poll of the other log.
 
     def now(self) -> float:
@@ -84,19 +78,17 @@ class LiveHost:
     async def discover(self, deadline_seconds: float) -> tuple[DaemonFacts, ...]:
         search = self._settings.mps_discovery and self._settings.collector_process
         discover = partial(self._procfs.discover, search=search)
-        found = await self._calls.call(
+        found: tuple[DaemonFacts, ...] = await self._calls.call(
             "procfs", discover, self._settings.configured_directories(), seconds=deadline_seconds
         )
-        for daemon in found:
-            before = self._found.get(daemon.pipe_directory)
-            if before is not None and has_resumed(before, daemon):
-                self.control.record_activity(daemon.pipe_directory, time.time())
-        self._found = {one.pipe_directory: one for one in found}
+        self._daemon_pids = {one.process.pid for one in found if one.process is not None}
         return found
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
         """Return facts about these processes, and the GPU memory of their control groups."""
-        found = await self._observe(pids, deadline_seconds)
+        found: ProcfsObservation = await self._calls.call(
+            "procfs", self._procfs.observe, pids, seconds=deadline_seconds
+        )
         if found.cgroup_memory or not self._nvml.has_memory_limits:
             return found
         cgroups = (unified_path(one.cgroup) for one in found.processes.values())
@@ -114,36 +106,20 @@ class LiveHost:
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        new, without = self._watch.watch_only(watched)
-        self._new |= new
-        self._exited |= self._watch.take_exited()
-        if without and time.monotonic() - self._scanned_at >= policy.EXIT_POLL_INTERVAL_SECONDS:
-            self._scanned_at = time.monotonic()
-            await self._scan_for_exits(without, deadline_seconds)
-        if not self._new and not self._exited:
+        """Compare the starts of the watched processes with the last scan's."""
+        if not watched or time.monotonic() - self._scanned_at < policy.EXIT_POLL_INTERVAL_SECONDS:
             return ()
-        daemons = {one.process.pid for one in self._found.values() if one.process is not None}
-        if not daemons.isdisjoint(self._exited):
+        self._scanned_at, before = time.monotonic(), self._watched.items()
+        start_ticks = Processes(self._procfs_path).start_ticks
+        found = await self._calls.call("exits", start_ticks, watched, seconds=deadline_seconds)
+        changed = {pid for pid, start in found.items() if (pid, start) not in before}
+        if not changed:
+            return ()
+        if not self._daemon_pids.isdisjoint(changed):
             await self.discover(deadline_seconds)
         observation = await self.identify({*watched, *others}, deadline_seconds)
-        found = observations_by_exit(observation, self._exited)
-        self._new, self._exited = set(), {}
-        return found
-
-    async def _observe(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        return await self._calls.call(
-            "procfs", self._procfs.observe, pids, seconds=deadline_seconds
-        )
-
-    async def _scan_for_exits(self, pids: Collection[int], deadline_seconds: float) -> None:
-        observation = await self._observe(pids, deadline_seconds)
-        before, self._without_pidfd = self._without_pidfd, _start_times(observation, pids)
-        self._new |= self._without_pidfd.keys() - before.keys()
-        self._exited |= {
-            pid: observation.at
-            for pid, start in self._without_pidfd.items()
-            if before.get(pid) is not None and start != before[pid]
-        }
+        self._watched = found
+        return (observation,)
 
     async def poll_logs(
         self, daemons: Sequence[DaemonFacts], deadline_seconds: float
@@ -153,11 +129,7 @@ class LiveHost:
         # A daemon that is started with -d again appends to its logs: keep the positions.
         kept = [one.pipe_directory for one in others]
         found = await self._logs.poll(followed, deadline_seconds, kept=kept)
-        self._polled_at = time.monotonic()
         self._has_lines = any(chunk.data for chunk in found.chunks)
-        for chunk in found.chunks:
-            if (at := last_activity(chunk)) is not None:
-                self.control.record_activity(chunk.pipe_directory, at)
         states = [state for other in others for state in skipped_log_states(other, FOREGROUND)]
         return replace(found, states=(*found.states, *states))
 
@@ -167,39 +139,29 @@ class LiveHost:
     async def read_gpus(self, deadline_seconds: float) -> NvmlObservation:
         return await self._calls.call("nvml", self._nvml.observe, seconds=deadline_seconds)
 
-    async def wait_for_next_poll(self) -> bool:
+    async def wait_for_next_poll(self) -> None:
         if time.monotonic() >= self._tick_at:
             self._tick_at = time.monotonic() + policy.TICK_INTERVAL_SECONDS
             seconds = policy.GPU_SAMPLE_TIMEOUT_SECONDS
             with suppress(SourceTimeoutError):  # a collection reports it
                 await self._calls.call("nvml", self._nvml.tick, seconds=seconds)
-        wait = partial(self._logs.wait_for_change, self._is_poll_due, self._tick_at)
+        wait = partial(
+            self._logs.wait_for_change,
+            lambda: self._has_lines or self._kernel.requested,
+            self._tick_at,
+        )
         try:
-            return await self._calls.call("logs", wait, seconds=policy.LOG_POLL_TIMEOUT_SECONDS)
+            await self._calls.call("logs", wait, seconds=policy.LOG_POLL_TIMEOUT_SECONDS)
         except (OSError, SourceTimeoutError):  # a file was closed, or its file system hangs
             await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
-            return True
-
-    def _is_poll_due(self) -> bool:
-        """Return whether to poll although no log has changed since the last poll."""
-        news = self._has_lines or self._watch.new_exits or self._kernel.requested
-        return bool(news) or time.monotonic() >= self._polled_at + policy.TICK_INTERVAL_SECONDS
 
     async def close(self) -> None:
         """Close NVML and the logs; a hanging thread ends with the process."""
         with suppress(SourceTimeoutError):
             seconds = policy.CLOSE_TIMEOUT_SECONDS
             await self._calls.call("nvml", self._nvml.close, seconds=seconds)
-        self._watch.close()
         self._kernel.close()
         await self._logs.close()
-
-
-def _start_times(observation: ProcfsObservation, pids: Collection[int]) -> dict[int, float | None]:
-    """Return the start times of these processes; None: exited. Unknown processes are missing."""
-    there = observation.processes.items()
-    found = {pid: None if one.ended else one.start_time_seconds for pid, one in there}
-    return dict.fromkeys(set(observation.gone).intersection(pids)) | found
 
 
 def _with_own_logs(daemon: DaemonFacts, procfs: str) -> DaemonFacts:

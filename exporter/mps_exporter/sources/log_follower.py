@@ -24,7 +24,7 @@ from mps_exporter.logging import TransitionLogger
 from mps_exporter.observations import DaemonFacts, LogChunk, LogName, LogsObservation, LogState
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.host import SourceTimeoutError
-from mps_exporter.sources.log_tail import LogTail, ReadLimits
+from mps_exporter.sources.log_tail import LogTail, Times
 from mps_exporter.sources.resolve_in_root import opened_directory
 
 LOGS: tuple[LogName, LogName] = ("control", "server")
@@ -65,17 +65,14 @@ class LogFollower:
         procfs: str = "/proc",
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        backlog_bytes: int = policy.MAX_LOG_BACKLOG_BYTES,
-        poll_bytes: int = policy.MAX_LOG_POLL_BYTES,
     ) -> None:
         self.clock = clock
         self._monotonic = monotonic
         self._procfs = procfs
-        self._limits = ReadLimits(clock(), backlog_bytes, poll_bytes, clock)
+        self._times = Times(clock(), clock)
         self._daemons: dict[str, _DaemonLogs] = {}
         self._calls = BlockingCalls[LogsObservation | None]()
-        self._read_at: dict[str, float] = {}
-        """Pipe directory -> when its logs were last read, or first requested."""
+        self._read_at: dict[str, float] = {}  # Pipe directory -> last read of its logs.
         self._seen: list[tuple[int, int]] = []  # Sizes and times of the logs at the last check.
         self._transitions = TransitionLogger(_log)
 
@@ -119,16 +116,16 @@ class LogFollower:
         chunks = tuple(chunk for part in parts.values() for chunk in part.chunks)
         return LogsObservation(self.clock(), chunks, tuple(states))
 
-    def wait_for_change(self, is_due: Callable[[], bool], until: float) -> bool:
-        """Return True when a log has changed or a poll `is_due`, else False at `until`."""
+    def wait_for_change(self, is_due: Callable[[], object], until: float) -> None:
+        """Return when a log has changed or `is_due`, else at `until` (monotonic time)."""
         while True:
             time.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
             tails = [tail for logs in self._daemons.copy().values() for tail in logs.tails()]
             files = [os.fstat(tail.descriptor) for tail in tails if tail.descriptor is not None]
             # A rename changes st_ctime, too; the exporter's own reads change st_atime.
             before, self._seen = self._seen, [(one.st_size, one.st_ctime_ns) for one in files]
-            if (poll := before != self._seen or is_due()) or time.monotonic() >= until:
-                return poll
+            if before != self._seen or is_due() or time.monotonic() >= until:
+                return
 
     async def close(self) -> None:
         """Close all files that are not being read."""
@@ -153,10 +150,10 @@ class LogFollower:
         """Read new data of one daemon's logs, of each up to a maximum."""
         at = self.clock()
         # After the clock was set back, lines that are written now are still new.
-        self._limits.started_at = min(self._limits.started_at, at)
+        self._times.started_at = min(self._times.started_at, at)
         logs = self._daemons.get(daemon.pipe_directory)
         if logs is None:
-            control, server = (LogTail(daemon.pipe_directory, log, self._limits) for log in LOGS)
+            control, server = (LogTail(daemon.pipe_directory, log, self._times) for log in LOGS)
             logs = self._daemons[daemon.pipe_directory] = _DaemonLogs(control, server)
         if daemon.protocol == "3" and daemon.log_directory:
             self._find_servers(logs, daemon, at)
@@ -194,7 +191,7 @@ class LogFollower:
         for gone in logs.named_servers.keys() - names:
             logs.named_servers.pop(gone).close()
         for name in names - logs.named_servers.keys():
-            tail = LogTail(daemon.pipe_directory, "server", self._limits, name)
+            tail = LogTail(daemon.pipe_directory, "server", self._times, name)
             logs.named_servers[name] = tail
 
     def _read_directory(

@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.mps.log_parser import DAEMON_ACTIVITY_LINE, DAEMON_STARTING_LINE
+from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.observations import LogChunk, LogName, LogState
 
 BLOCK_BYTES = 64 * 1024  # Size of the blocks in which a file is searched.
@@ -39,11 +39,9 @@ STAMP_BYTES = 128  # Maximum length of a line's timestamp with its component and
 ZONE_STEP_SECONDS = 900  # Granularity of time zones: a quarter of an hour.
 MAX_ZONE_SECONDS = 14 * 3600  # Maximum distance of a time zone from Greenwich.
 
-MTIME_TOLERANCE_SECONDS = 2.0
-"""Maximum distance of a file's modification time from the timestamp of its last line."""
+MTIME_TOLERANCE_SECONDS = 2.0  # Maximum distance of a file's time from its last line's.
 
-_SET_BACK_SECONDS = 1800.0
-"""Minimum step back of timestamps that shows the second pass of the hour that occurs twice."""
+_SET_BACK_SECONDS = 1800.0  # Step back that shows the hour that occurs twice.
 
 MAX_COPIES = 3  # Maximum number of files that are searched for the end of a truncated log.
 
@@ -82,19 +80,6 @@ def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
 def last_stamp_in(data: bytes) -> float | None:
     """Return the timestamp of the last line with a timestamp in the last block."""
     return max(stamps_in(data[-BLOCK_BYTES:]), default=(0, None))[1]
-
-
-def last_activity(chunk: LogChunk) -> float | None:
-    """Return when the daemon last served a client or a tool (Unix time); None: not in this chunk.
-
-    Its one thread writes these lines, so a stuck thread does not. A daemon that drains (it was
-    requested to quit, and has clients) writes other lines, and replies to no query.
-    """
-    if chunk.log != "control" or chunk.history or chunk.utc_offset_seconds is None:
-        return None
-    lines = DAEMON_ACTIVITY_LINE.findall(chunk.data[-BLOCK_BYTES:])
-    stamp = last_stamp_in(lines[-1]) if lines else None
-    return None if stamp is None else stamp - chunk.utc_offset_seconds
 
 
 # ---------------------------------------------------------------------- time zones
@@ -233,13 +218,10 @@ def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) 
 
 
 @dataclass(slots=True)
-class ReadLimits:
-    """Settings that all tails share."""
+class Times:
+    """The clock that all tails share, and the exporter's start."""
 
-    started_at: float
-    """When the exporter started (Unix time by the current clock); earlier lines are history."""
-    backlog_bytes: int  # Maximum part that the first read of a file covers.
-    poll_bytes: int  # Maximum part that one read returns.
+    started_at: float  # Start of the exporter (Unix time); earlier lines are history.
     clock: Callable[[], float]  # Unix time.
 
 
@@ -253,7 +235,7 @@ class LogTail:
 
     pipe_directory: str
     log: LogName
-    limits: ReadLimits
+    times: Times
     server_name: str = ""  # Name of the server that owns the log; empty: the log of a v2 daemon.
     path: str = ""
     owners: frozenset[int] = frozenset()
@@ -435,7 +417,7 @@ class LogTail:
         start, if that is earlier.
         """
         size = found.st_size
-        bound = max(0, size - self.limits.backlog_bytes)
+        bound = max(0, size - policy.MAX_LOG_BACKLOG_BYTES)
         stamp = last_stamp_in(os.pread(descriptor, BLOCK_BYTES, max(0, size - BLOCK_BYTES)))
         zone = infer_zone(stamp, found.st_mtime)
         history_end = self._first_new_offset(descriptor, found, stamp, zone or control.zone)
@@ -464,7 +446,7 @@ class LogTail:
         """Return the offset of the first line that was written since the exporter started."""
         size = found.st_size
         # Timestamps are truncated to milliseconds: the millisecond of the start is new.
-        started_at = math.floor(self.limits.started_at * 1000) / 1000
+        started_at = math.floor(self.times.started_at * 1000) / 1000
         if found.st_mtime < started_at - MTIME_TOLERANCE_SECONDS:
             return size
         if stamp is None:
@@ -478,7 +460,7 @@ class LogTail:
             since = started_at + HOST_ZONE.at(started_at)
         if stamp < since:
             return size
-        bound = max(0, size - self.limits.backlog_bytes)
+        bound = max(0, size - policy.MAX_LOG_BACKLOG_BYTES)
         return find_first_line_since(descriptor, size, bound, since)
 
     # ------------------------------------------------------------------ reading
@@ -496,11 +478,11 @@ class LogTail:
             self._close_copy()
             copy = None
         descriptor = descriptor if copy is None else copy
-        read_at, found = self.limits.clock(), os.fstat(descriptor)
+        read_at, found = self.times.clock(), os.fstat(descriptor)
         size = found.st_size
         self._check_position(descriptor, size)
         self._size_bytes = size
-        wanted = min(size - self._offset, max_bytes or self.limits.poll_bytes)
+        wanted = min(size - self._offset, max_bytes or policy.MAX_LOG_POLL_BYTES)
         if self._history_until > self._offset:
             wanted = min(wanted, self._history_until - self._offset)
         data = os.pread(descriptor, wanted, self._offset) if wanted > 0 else b""
@@ -518,7 +500,7 @@ class LogTail:
             self._close_copy()
             self._complete = False  # the log itself is next
         chunk = LogChunk(
-            at=self.limits.clock(),
+            at=self.times.clock(),
             pipe_directory=self.pipe_directory,
             log=self.log,
             data=data,
@@ -540,7 +522,7 @@ class LogTail:
             self._lost_bytes += max(0, self._size_bytes - self._offset)
             self._restart()
         if size - self._offset > policy.MAX_LOG_BEHIND_BYTES:
-            position = find_next_line(descriptor, size - self.limits.backlog_bytes, size)
+            position = find_next_line(descriptor, size - policy.MAX_LOG_BACKLOG_BYTES, size)
             self._lost_bytes += position - self._offset
             self._offset, self._restarted, self._fingerprint = position, True, b""
 

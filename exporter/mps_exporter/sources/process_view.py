@@ -256,8 +256,7 @@ class _Walk:
 
     error: str | None = None  # Why the user cannot reach the directory; None: no obstacle is seen.
     closed: ClosedFolder | None = None  # The folder that is closed to the user.
-    end: str | None = None
-    """The directory's path on the host; None: it does not exist, or the caller may not see it."""
+    end: str | None = None  # Path of the directory on the host; None: missing, or hidden.
 
 
 def _walk_as(root: str, path: str, user: _User) -> _Walk:

@@ -1,4 +1,4 @@
-r"""Facts about processes, read from /proc and cached, and their exits.
+r"""Facts about processes, read from /proc and cached.
 
 Only ENOENT, or ESRCH during a read, means that a process has exited. Any other error, such as
 EMFILE, is inconclusive, and is raised or reported.
@@ -10,13 +10,12 @@ Paths are plain strings: pathlib interns each component, and Python 3.12.0 to 3.
 interned string (python/cpython#113993; 38 MB for 500,000 PIDs).
 """
 
-import asyncio
 import errno
 import os
 import re
 import stat as stat_bits
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.observations import ProcessFacts, ProcfsObservation
+from mps_exporter.observations import ProcessFacts
 from mps_exporter.sources.blocking import BlockingCalls
 from mps_exporter.sources.user_names import HOST_USERS, PasswdNames
 
@@ -49,8 +48,7 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the host's
 _ENDED = frozenset("ZX")
 _GONE = (errno.ENOENT, errno.ESRCH)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Temporary shortages of this process or of the host: the file still exists."""
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # Temporary: the file still exists.
 
 # ---------------------------------------------------------------------- contents of files
 
@@ -185,8 +183,7 @@ class _CachedFacts:
     stat: ProcessStat  # The file when the facts were read.
     read_at: float
     facts: ProcessFacts
-    arguments: tuple[str, ...] | None = None
-    """None: they were not read yet, and the facts are those of stat and status only."""
+    arguments: tuple[str, ...] | None = None  # None: only stat and status were read.
 
     def is_of(self, stat: ProcessStat) -> bool:
         """Return whether the process is the same, and has not executed another program."""
@@ -362,6 +359,18 @@ class Processes:
             found[pid] = known.facts
         return found, unknown
 
+    def start_ticks(self, pids: Iterable[int]) -> dict[int, int | None]:
+        """Return when processes started, in ticks since the boot; None: the process has exited.
+
+        Processes of which this is unknown are missing.
+        """
+        found: dict[int, int | None] = {}
+        for pid in pids:
+            with suppress(OSError):
+                stat = self._stat(pid)
+                found[pid] = None if stat is None or stat.state in _ENDED else stat.start_ticks
+        return found
+
     def _stat(self, pid: int) -> ProcessStat | None:
         """Read /proc/PID/stat; None: the process does not exist.
 
@@ -499,103 +508,3 @@ def _read_line(path: str, absent: tuple[int, ...]) -> bytes | None:
         if error.errno in absent:
             return None
         raise
-
-
-# ---------------------------------------------------------------------- exits
-
-
-class ProcessWatch:
-    """Watches processes by descriptor (pidfd), in the running event loop.
-
-    pidfd_open(2) needs no rights and exists since Linux 5.3. A descriptor stays with its process
-    when the PID is reused, and becomes readable when the process ends. Processes without a
-    descriptor (older kernel, seccomp filter, more than MAX_PIDFDS processes, procfs of another PID
-    namespace) are left to the caller, who must poll them.
-    """
-
-    def __init__(
-        self, open_process: Callable[[int], int] | None, *, now: Callable[[], float] = time.time
-    ) -> None:
-        self._open = open_process
-        self._now = now
-        self._descriptors: dict[int, int] = {}
-        self._ended: dict[int, float] = {}
-        self._unwatched: set[int] = set()
-        self.new_exits: dict[int, float] = {}
-
-    def watch_only(self, pids: Iterable[int]) -> tuple[set[int], set[int]]:
-        """Watch these processes only; return the new ones, and those without a descriptor."""
-        wanted = dict.fromkeys(pid for pid in pids if pid > 0)
-        for pid in self._descriptors.keys() - wanted:
-            self._close(pid)
-        self._ended = {pid: at for pid, at in self._ended.items() if pid in wanted}
-        self._unwatched &= wanted.keys()
-        known = self._descriptors.keys() | self._ended.keys() | self._unwatched
-        new = {pid for pid in wanted if pid not in known and self._add(pid)}
-        return new, set(self._unwatched)
-
-    def take_exited(self) -> dict[int, float]:
-        """Return the processes that ended since the last call, and when (Unix time)."""
-        exits, self.new_exits = self.new_exits, {}
-        return exits
-
-    def close(self) -> None:
-        for pid in list(self._descriptors):
-            self._close(pid)
-
-    def _add(self, pid: int) -> bool:
-        if self._open is None or len(self._descriptors) >= policy.MAX_PIDFDS:
-            self._unwatched.add(pid)
-            return False
-        try:
-            descriptor = self._open(pid)
-        except ProcessLookupError:
-            self._end(pid)
-            return True
-        except OSError:
-            self._unwatched.add(pid)
-            return False
-        self._descriptors[pid] = descriptor
-        asyncio.get_running_loop().add_reader(descriptor, self._readable, pid)
-        return True
-
-    def _readable(self, pid: int) -> None:
-        self._close(pid)
-        self._end(pid)
-
-    def _end(self, pid: int) -> None:
-        self._ended[pid] = self.new_exits[pid] = self._now()
-
-    def _close(self, pid: int) -> None:
-        descriptor = self._descriptors.pop(pid)
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
-
-
-def pidfd_opener(procfs: str) -> Callable[[int], int] | None:
-    """Return pidfd_open if it exists and the procfs has the PIDs of this process's namespace."""
-    with suppress(OSError):
-        if os.readlink(f"{procfs}/self") == str(os.getpid()):  # noqa: PTH115
-            return getattr(os, "pidfd_open", None)
-    return None
-
-
-def observations_by_exit(
-    observation: ProcfsObservation, ended: Mapping[int, float]
-) -> list[ProcfsObservation]:
-    """Return an observation for each time at which a process ended, and the given one."""
-    times = sorted({at for at in ended.values() if at < observation.at})
-    earlier = [
-        replace(
-            observation,
-            at=at,
-            processes={
-                pid: facts
-                for pid, facts in observation.processes.items()
-                if ended.get(pid, at) <= at
-            },
-            gone=tuple(pid for pid in observation.gone if pid in ended and ended[pid] <= at),
-        )
-        for at in times
-    ]
-    return [*earlier, observation]

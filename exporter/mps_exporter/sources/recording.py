@@ -172,8 +172,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
         """Create the file, or replace an older one, or raise RecordingError."""
-        self.failure: OSError | None = None
-        """Reason why writing ended, such as a full disk; earlier lines can be read."""
+        self.failure: OSError | None = None  # Why writing ended, such as a full disk.
         self._encoder = RecordEncoder(anonymised=header.anonymised)
         self._last_at = header.started_at
         self._zip = zlib.compressobj(zlib.Z_BEST_COMPRESSION, wbits=16 + zlib.MAX_WBITS)

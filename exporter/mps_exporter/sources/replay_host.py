@@ -56,8 +56,7 @@ class ReplayHost:
         self._clock = clock
         self._started_at = clock()
         self._held: float | None = None
-        self._streams: dict[str, list[Any]] = defaultdict(list)
-        """Observations by source (see stream_of) and time."""
+        self._streams: dict[str, list[Any]] = defaultdict(list)  # Observations by source and time.
         # An exit may be recorded after a later scan of /proc: it is replayed at its own time.
         for observation in sorted(recording.observations, key=_TIME):
             self._streams[stream_of(observation)].append(observation)
@@ -135,7 +134,11 @@ class ReplayHost:
         return self
 
     async def probe(
-        self, daemon: DaemonFacts, deadline_seconds: float, since: float = 0.0
+        self,
+        daemon: DaemonFacts,
+        deadline_seconds: float,
+        since: float = 0.0,
+        active_at: float = 0.0,
     ) -> ControlObservation:
         return self._reply(daemon, "probe")
 
@@ -211,9 +214,8 @@ class ReplayHost:
             raise SourceError("the recording holds nothing of NVML yet")
         return found
 
-    async def wait_for_next_poll(self) -> bool:
+    async def wait_for_next_poll(self) -> None:
         await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
-        return True
 
 
 # ---------------------------------------------------------------------- playlists

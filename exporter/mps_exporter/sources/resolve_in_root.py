@@ -26,8 +26,7 @@ MAX_PATH_BYTES = 4095  # Longest path that the kernel accepts (PATH_MAX without 
 _INACCESSIBLE = "/systemd/inaccessible/dir"
 """The directory that systemd mounts over the directories of InaccessiblePaths= and ProtectHome=."""
 
-_INSIDE = re.compile(r"(\d+/root)(/.*|)", re.DOTALL)
-"""A path in the mount namespace of a process, below procfs."""
+_INSIDE = re.compile(r"(\d+/root)(/.*|)", re.DOTALL)  # A path below the root of a process.
 
 _OPENAT2 = 437  # the same on every architecture
 _NO_MAGICLINKS, _BENEATH, _IN_ROOT = 0x02, 0x08, 0x10

@@ -4,6 +4,7 @@ import logging
 
 from aiohttp import web
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.web import (
     BACKEND,
     OPTIONS,
@@ -74,7 +75,8 @@ def create_app(
     app[handlers.RENDERER] = handlers.StatusRenderer()
     app[handlers.PAGE_LIMITER] = Limiter(options.settings.web_max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
-    app[events.STREAM_LIMITER] = Limiter(options.max_event_streams, "readers already", 30)
+    app[events.STREAM_LIMITER] = Limiter(policy.MAX_EVENT_STREAMS, "readers already", 30)
+    backend.subscribe(app[handlers.RENDERER].forget)
     backend.subscribe(app[events.EVENTS].add)
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)

@@ -48,8 +48,7 @@ class Events:
     """Distributes incidents to the readers, and remembers facts from earlier collections."""
 
     def __init__(self) -> None:
-        self._run = secrets.token_hex(4)
-        """Prefix of the event IDs, which differs between runs of the exporter."""
+        self._run = secrets.token_hex(4)  # Prefix of this run's event IDs.
         self._number = 0
         self._past = [deque[tuple[int, bytes]](maxlen=policy.REPLAYED_EVENTS) for _ in range(2)]
         """Past events of the node's daemons; of ordinary users' daemons, which replace none."""
@@ -57,7 +56,6 @@ class Events:
         self.user_names = UserNames()
         self.history = History()
         self._noted: Snapshot | None = None
-        self.last_at = 0.0  # Time of the last incident, by the clock of the event loop.
 
     def note(self, snapshot: Snapshot) -> None:
         """Record the user names and the history of a collection."""
@@ -67,7 +65,6 @@ class Events:
             self.history.add(snapshot)
 
     def add(self, daemon: DaemonFacts, incident: Incident) -> None:
-        self.last_at = asyncio.get_running_loop().time()
         self._number += 1
         data = to_json(incident_view(daemon, incident, self.user_names))
         event = f"id: {self._run}-{self._number}\nevent: incident\ndata: {data}\n\n".encode()

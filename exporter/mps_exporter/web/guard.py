@@ -22,7 +22,6 @@ from aiohttp import web
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.web import Handler
-from mps_exporter.web.options import WebOptions
 
 _log = logging.getLogger(__name__)
 
@@ -134,13 +133,14 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def is_too_slow(self, now: float, options: WebOptions) -> bool:
+    def is_too_slow(self, now: float) -> bool:
         if self._transport is None or not self._transport.get_write_buffer_size():
             self._unsent_since = None
         elif self._unsent_since is None:
             self._unsent_since = now
         receiving, sending = self.waiting_since or now, self._unsent_since or now
-        return now - receiving > options.request_timeout or now - sending > options.send_timeout
+        slow = now - receiving > policy.REQUEST_TIMEOUT_SECONDS
+        return slow or now - sending > policy.SEND_TIMEOUT_SECONDS
 
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -150,13 +150,9 @@ class Connections:
     """All connections of the server."""
 
     def __init__(
-        self,
-        server: Callable[[], asyncio.Protocol],
-        options: WebOptions,
-        tls: Callable[[], ssl.SSLContext | None],
+        self, server: Callable[[], asyncio.Protocol], tls: Callable[[], ssl.SSLContext | None]
     ) -> None:
         self._new_protocol = server
-        self._options = options
         self._tls = tls  # Returns the context for a new connection; None without TLS.
         self._open: dict[Connection, str] = {}  # Connection -> address.
 
@@ -177,7 +173,7 @@ class Connections:
                     client.close()
                     continue
                 address = network_of(peer[0]) if isinstance(peer, tuple) else ""
-                limit, used = self._options.max_connections, list(self._open.values())
+                limit, used = policy.MAX_CONNECTIONS, list(self._open.values())
                 if len(used) >= limit or used.count(address) >= address_limit(limit):
                     client.close()
                     continue
@@ -189,7 +185,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         try:
-            async with asyncio.timeout(self._options.request_timeout):
+            async with asyncio.timeout(policy.REQUEST_TIMEOUT_SECONDS):
                 if self._tls() is not None:
                     await _readable(client)
                     tls = {
@@ -211,7 +207,7 @@ class Connections:
             await asyncio.sleep(policy.SWEEP_INTERVAL_SECONDS)
             now = asyncio.get_running_loop().time()
             for connection in list(self._open):
-                if connection.is_too_slow(now, self._options):
+                if connection.is_too_slow(now):
                     connection.abort()
 
     async def abort_all(self) -> None:

@@ -86,7 +86,7 @@ async def metrics(request: web.Request) -> web.Response:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":
         return web.Response(headers=headers)
-    offset = request.app[OPTIONS].timeout_offset
+    offset = policy.TIMEOUT_OFFSET_SECONDS
     seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), offset)
     began = time.monotonic()
     queued = policy.MAX_QUEUE_SECONDS if seconds is None else seconds / 2
@@ -112,27 +112,20 @@ class StatusRenderer:
 
     def __init__(self) -> None:
         self._latest: tuple[float, Snapshot] | None = None
-        self._collections = SharedCalls[Snapshot]()
 
-    async def _snapshot(self, app: web.Application) -> Snapshot:
+    async def _snapshot(self, backend: Backend) -> Snapshot:
         """Return the last snapshot if it is fresh, otherwise a new one."""
-        loop, events = asyncio.get_running_loop(), app[EVENTS]
-        if self._latest is not None and events.last_at > self._latest[0]:
-            await asyncio.sleep(self._latest[0] + policy.AFTER_INCIDENT_SECONDS - loop.time())
-        if self._latest is not None:  # another reader may have collected meanwhile
+        loop = asyncio.get_running_loop()
+        if self._latest is not None:
             taken_at, snapshot = self._latest
-            recent = loop.time() - taken_at < policy.STATUS_REUSE_SECONDS
-            if recent and events.last_at <= taken_at:
+            if loop.time() - taken_at < policy.STATUS_REUSE_SECONDS:
                 return snapshot
-        return await self._collections.join("status", lambda: self._collect(app[BACKEND]))
-
-    async def _collect(self, backend: Backend) -> Snapshot:
         snapshot = await backend.collect(policy.STATUS_TIMEOUT_SECONDS, None)
-        self._latest = asyncio.get_running_loop().time(), snapshot
+        self._latest = loop.time(), snapshot
         return snapshot
 
     async def render(self, app: web.Application, *, as_json: bool) -> bytes:
-        snapshot = await self._snapshot(app)
+        snapshot = await self._snapshot(app[BACKEND])
         events, options = app[EVENTS], app[OPTIONS]
         events.note(snapshot)
         watch = app.get(WEB_CONFIG)
@@ -146,13 +139,13 @@ class StatusRenderer:
             (id(snapshot), as_json, error), lambda: asyncio.to_thread(encode)
         )
 
-    def forget(self) -> None:
+    def forget(self, *_incident: object) -> None:
+        """Collect again for the next request: after an incident, or a jump of the demo."""
         self._latest = None
 
 
 RENDERER = web.AppKey[StatusRenderer]("RENDERER")
-PAGE_LIMITER = web.AppKey[Limiter]("PAGES")
-"""Separate from SCRAPE_LIMITER, so that readers of the page do not block scrapes."""
+PAGE_LIMITER = web.AppKey[Limiter]("PAGES")  # Readers of the page do not block scrapes.
 
 
 async def status(request: web.Request) -> web.Response:

@@ -186,7 +186,7 @@ _protocol_log = logging.getLogger(f"{__name__}.protocol")
 _protocol_log.addFilter(_is_of_the_server)
 
 
-def _runner(app: web.Application, options: WebOptions) -> web.AppRunner:
+def _runner(app: web.Application) -> web.AppRunner:
     return web.AppRunner(
         app,
         access_log=None,
@@ -194,9 +194,9 @@ def _runner(app: web.Application, options: WebOptions) -> web.AppRunner:
         auto_decompress=False,
         handle_signals=False,
         handler_cancellation=True,
-        keepalive_timeout=options.keepalive_timeout,
+        keepalive_timeout=policy.KEEPALIVE_TIMEOUT_SECONDS,
         lingering_time=policy.LINGERING_TIMEOUT_SECONDS,
-        shutdown_timeout=options.shutdown_timeout,
+        shutdown_timeout=policy.DRAIN_TIMEOUT_SECONDS,
     )
 
 
@@ -210,7 +210,7 @@ async def serve_app(
     """Serve until `stop`, then finish responses; `on_listening` gets addresses with real ports."""
     systemd = options.settings.web_systemd_socket
     sockets = from_systemd(os.environ) if systemd else listen(options.settings.web_listen_address)
-    runner = _runner(app, options)
+    runner = _runner(app)
     watch = app.get(WEB_CONFIG)
 
     def tls() -> ssl.SSLContext | None:
@@ -219,7 +219,7 @@ async def serve_app(
     tasks: list[asyncio.Task[object]] = []
     try:
         await runner.setup()
-        connections = Connections(cast("web.Server", runner.server), options, tls)
+        connections = Connections(cast("web.Server", runner.server), tls)
         addresses = [display_address(one) for one in sockets]
         for address in addresses:
             _log.info("listening", extra={"fields": {"address": address, "tls": tls() is not None}})

@@ -80,12 +80,10 @@ Received new client request for {PID: -1333654781, Context ID: 0} -> server.requ
 Received new client request -> server.request_unnamed_connection
 Worker created -> known
 Creating worker thread -> known
-New client 14781 connected -> server.connect (14781, 0)
 Server failed to receive command with status 3, assuming client exit -> known
 Client {PID: 1376, Context ID: 1} exiting. Worker is in reset. Number of active \
 client contexts is 0.
 -> server.close_context (1376, 1)
-Client 14777 disconnected -> server.disconnect (14777,)
 MPS Server failed to create/open SHM segment.
 -> server_failed ('MPS Server failed to create/open SHM segment',)
 MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.sources.fairness import UserBudget, UserTokenBuckets
-from mps_exporter.sources.processes import Account, ProcessStatus
+from mps_exporter.sources.processes import ProcessStatus
 
 OWN, ALICE, BOB = 900, 2001, 2002
 
@@ -90,22 +90,6 @@ def test_all_users_together_have_a_limit_and_new_processes_a_rate() -> None:
     assert scan(2) == 0
     now += 1.0
     assert scan(3) == policy.MAX_NEW_PROCESSES_PER_SECOND
-
-
-def test_directories_of_each_user_are_checked_in_turn_and_new_ones_at_once() -> None:
-    most = policy.MAX_DIRECTORY_CHECKS_PER_USER
-    others = crowd(1, 0, 9) | crowd(11, BOB, 1)
-    accounts: dict[Hashable, Account] = {pid: one.account for pid, one in others.items()}
-    accounts |= dict.fromkeys(range(100, 107), (ALICE, None))
-    budget, checked = UserBudget(), Counter[Hashable]()
-    assert budget.due_checks(accounts, (), 1) == accounts.keys()
-    assert budget.due_checks(accounts, accounts, None).isdisjoint(range(100, 107))
-    for number in range(7):
-        due = budget.due_checks(accounts, accounts, number)
-        assert len(due) == 9 + 1 + most
-        checked.update(due)
-    assert {checked[pid] for pid in range(100, 107)} == {most}
-    assert {checked[pid] for pid in (*range(1, 10), 11)} == {7}
 
 
 def test_the_daemons_shown_have_a_limit_per_user_and_one_in_total() -> None:

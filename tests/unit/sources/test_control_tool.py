@@ -64,10 +64,10 @@ class Desk:
             clock=lambda: self.time,
         )
 
-    async def probe(self, *answers: Answer, seconds: float = 5.0) -> str:
+    async def probe(self, *answers: Answer, seconds: float = 5.0, active_at: float = 0.0) -> str:
         """Probe the daemon, with these replies to the tool's runs; return the outcome."""
         self.answers = list(answers)
-        self.seen = await self.control.probe(DAEMON, seconds)
+        self.seen = await self.control.probe(DAEMON, seconds, active_at=active_at)
         assert not self.answers
         return self.seen.outcome.value
 
@@ -190,16 +190,13 @@ async def test_activity_shortens_the_pause(desk: Desk) -> None:
     for pause in (10, 20, 40, 0):
         await desk.probe(HUNG)
         desk.time += pause + 0.1
-    desk.control.record_activity("/tmp/mps", desk.time - 1.0)  # before it hung
-    desk.control.record_activity("/tmp/unknown", desk.time)
     desk.time += 30.0
-    assert await desk.probe() == "skipped"
-    desk.control.record_activity("/tmp/mps", desk.time - 5.0)
-    await desk.probe(HUNG)
+    assert await desk.probe(active_at=desk.time - 31.0) == "skipped"  # before it hung
+    await desk.probe(HUNG, active_at=desk.time - 5.0)
     assert (desk.seen.error or "").endswith("it is left alone for 160 s")
-    desk.control.record_activity("/tmp/mps", desk.time + 1.0)
+    active_at = desk.time + 1.0
     desk.time += 9.0
-    assert await desk.probe() == "skipped"  # not sooner than this
+    assert await desk.probe(active_at=active_at) == "skipped"  # not sooner than this
     desk.time += 1.1
     assert await desk.probe(OK) == "ok"
 
@@ -209,8 +206,7 @@ async def test_the_first_sign_of_life_ends_the_pause_at_once(desk: Desk) -> None
         await desk.probe(HUNG)
         desk.time += 0.1
         assert await desk.probe() == "skipped"
-        desk.control.record_activity("/tmp/mps", desk.time)
-        assert await desk.probe(OK) == "ok"
+        assert await desk.probe(OK, active_at=desk.time) == "ok"
         desk.time += 60.0
 
 
@@ -221,11 +217,9 @@ async def test_activity_ends_the_pause_of_an_ordinary_users_daemon(desk: Desk) -
     desk.answers = [ABSENT]
     failed = await tool.probe(daemon, 5)
     desk.time += 2.0
-    tool.record_activity(daemon.pipe_directory, failed.at - 1.0)
-    assert await tool.probe(daemon, 5) is failed
-    tool.record_activity(daemon.pipe_directory, failed.at + 1.5)
+    assert await tool.probe(daemon, 5, active_at=failed.at - 1.0) is failed
     desk.answers = [OK]
-    assert (await tool.probe(daemon, 5)).outcome is Outcome.OK
+    assert (await tool.probe(daemon, 5, active_at=failed.at + 1.5)).outcome is Outcome.OK
 
 
 async def test_a_reply_before_a_hang_is_not_reused(desk: Desk) -> None:

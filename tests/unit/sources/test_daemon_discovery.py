@@ -5,7 +5,6 @@ import fcntl
 import os
 import socket
 import struct
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -187,9 +186,10 @@ def test_configured_directories_are_checked_first_if_threads_run_out(
 ) -> None:
     host.daemon(500, "/one")
     (tmp_path / "two").mkdir()
+    host.found()  # its process has been read
     allow_one_thread(monkeypatch)
-    (facts,) = host.found([(str(tmp_path / "two"), None)])
-    assert facts.owner_uid == os.getuid()
+    found = {one.pipe_directory: one for one in host.found([(str(tmp_path / "two"), None)])}
+    assert found[str(tmp_path / "two")].owner_uid == os.getuid()
 
 
 def test_of_a_crowd_some_daemons_are_shown_and_roots_always(host: Host) -> None:
@@ -233,25 +233,24 @@ def test_what_is_left_out_is_not_read_again_until_its_pid_is_of_another(
     assert host.pipes() == ["/root"]
 
 
-def test_checks_of_ordinary_users_begin_after_roots(
+def test_directories_of_ordinary_users_are_checked_rarely_and_new_ones_at_once(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.daemon(100, "/user", uid=os.getuid() + 2001)
     host.daemon(200, "/root")
-    running, beside = Counter[bool](), list[bool]()
-    locate = DaemonDirectories.locate
+    checked, locate = list[int](), DaemonDirectories.locate
 
-    def slow(self: DaemonDirectories, program: Program, *more: Any) -> Any:
-        limited = program.account is not None
-        running[limited] += 1
-        beside.append(bool(running[not limited]))
-        time.sleep(0.05)
-        running[limited] -= 1
+    def located(self: DaemonDirectories, program: Program, *more: Any) -> Any:
+        checked.append(program.pid)
         return locate(self, program, *more)
 
-    monkeypatch.setattr(DaemonDirectories, "locate", slow)
-    assert host.pipes() == ["/root", "/user"]
-    assert beside == [False, False]
+    monkeypatch.setattr(DaemonDirectories, "locate", located)
+    host.found()
+    host.daemon(101, "/new", uid=os.getuid() + 2001)
+    host.found()
+    monkeypatch.setattr(host.source, "_recheck_at", 0.0)
+    host.found()
+    assert Counter(checked) == {200: 3, 100: 2, 101: 2}
 
 
 # ------------------------------------------------------------------------------ configured

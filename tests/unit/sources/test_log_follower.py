@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -186,27 +185,30 @@ async def test_logs_that_hang_are_unreadable_after_a_while(
 # ------------------------------------------------------------------------------ this host
 
 
-async def test_a_quiet_host_is_polled_for_lines_exits_and_maps(
+async def test_a_host_waits_for_new_lines_maps_and_the_next_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "LOG_POLL_INTERVAL_SECONDS", 0.001)
     monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(policy, "TICK_INTERVAL_SECONDS", 0.1)
     host = LiveHost(Settings(collector_nvml=False))
-    assert await host.wait_for_next_poll()  # the first
-    (tmp_path / "control.log").write_text("line\n")
-    for waits in ((True, True), (False,)):  # the log is new, its lines may wait; no line
-        await host.poll_logs([DaemonFacts("/a", str(tmp_path), log_owners=OWN)], PATIENCE_SECONDS)
-        monkeypatch.setattr(host, "_polled_at", math.inf)
-        assert [await host.wait_for_next_poll() for _ in waits] == list(waits)
-    (tmp_path / "control.log").write_text("line\nnext\n")
-    assert await host.wait_for_next_poll()
-    for reason in cast("list[dict[int, object]]", [host._watch.new_exits, host._kernel.requested]):
-        reason[1] = None
-        assert await host.wait_for_next_poll()
-        reason.clear()
+    monkeypatch.setattr(policy, "TICK_INTERVAL_SECONDS", 0.0)
+    await host.wait_for_next_poll()  # the tick is due
+    monkeypatch.setattr(policy, "TICK_INTERVAL_SECONDS", math.inf)
+    daemon = DaemonFacts("/a", str(tmp_path), log_owners=OWN)
+    for text in ("line\n", "line\nnext\n"):
+        (tmp_path / "control.log").write_text(text)
+        await host.poll_logs([daemon], PATIENCE_SECONDS)
+        for _ in range(2):  # the log has changed, and its lines may wait for the other log
+            await host.wait_for_next_poll()
+        await host.poll_logs([daemon], PATIENCE_SECONDS)
+    due = [True, False, False]
+    host._logs.wait_for_change(due.pop, math.inf)
+    assert not due
+    host._kernel.requested[1] = None, lambda: None
+    await host.wait_for_next_poll()
+    host._kernel.requested.clear()
     monkeypatch.setattr(policy, "LOG_POLL_TIMEOUT_SECONDS", 0.0)
-    assert await host.wait_for_next_poll()  # the check hangs
+    await host.wait_for_next_poll()  # the check hangs
     await host.close()
 
 

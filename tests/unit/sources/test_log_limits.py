@@ -39,9 +39,12 @@ def test_a_log_that_another_user_replaces_is_not_read(tmp_path: Path) -> None:
     assert not state(host.poll(), "control").readable
 
 
-def test_a_log_that_is_far_behind_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_a_log_that_is_far_behind_is_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """truncate -s makes a file of any size at once."""
-    host = LogFolder(tmp_path, backlog_bytes=4096)
+    monkeypatch.setattr(policy, "MAX_LOG_BACKLOG_BYTES", 4096)
+    host = LogFolder(tmp_path)
     host.write("control", LINE)
     host.poll()
     log = tmp_path / "control.log"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import DaemonFacts, LogsObservation
 from mps_exporter.sources import log_tail
@@ -43,8 +44,10 @@ def test_a_first_read_begins_at_the_last_start_of_the_daemon(host: LogFolder) ->
     assert (found.readable, found.path) == (True, f"{host.folder}/control.log")
 
 
-def test_a_backlog_is_bounded(tmp_path: Path) -> None:
-    host = LogFolder(tmp_path, backlog_bytes=100_000, poll_bytes=40_000)
+def test_a_backlog_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "MAX_LOG_BACKLOG_BYTES", 100_000)
+    monkeypatch.setattr(policy, "MAX_LOG_POLL_BYTES", 40_000)
+    host = LogFolder(tmp_path)
     host.write("control", START.format("00:01.000"))
     line = script("00:02.000 C630 Accepting connection...").control
     host.write("control", line * 5_000, mtime=at("00:02"))
@@ -73,8 +76,11 @@ def test_the_start_is_found_at_any_position(tmp_path: Path, before: int, after: 
     assert chunks["server"].data == server
 
 
-def test_a_line_longer_than_a_poll_is_delivered_in_pieces(tmp_path: Path) -> None:
-    host = LogFolder(tmp_path, poll_bytes=100)
+def test_a_line_longer_than_a_poll_is_delivered_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MAX_LOG_POLL_BYTES", 100)
+    host = LogFolder(tmp_path)
     host.poll()
     host.write("control", b"x" * 250 + b"\n")
     assert b"".join(host.data("control") for _ in range(4)) == b"x" * 250 + b"\n"
@@ -99,8 +105,11 @@ def test_the_end_of_a_truncated_log_is_read_from_its_copy(host: LogFolder, name:
     ]
 
 
-def test_what_a_truncation_loses_is_counted(tmp_path: Path) -> None:
-    host = LogFolder(tmp_path, poll_bytes=100)
+def test_what_a_truncation_loses_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MAX_LOG_POLL_BYTES", 100)
+    host = LogFolder(tmp_path)
     host.write("control", START.format("00:01.000"))
     host.poll()
     line = script("58:00.000 C630 NEW UI").control

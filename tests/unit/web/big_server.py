@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.options import WebOptions
@@ -19,11 +20,9 @@ async def main() -> None:
     numbers = random.Random(1)
     lines = [f'mps_x{{pid="{n}"}} {numbers.random()}\n' for n in range(38_000)]
     backend = FakeBackend(body="".join(lines).encode(), seconds=0.02)
-    options = WebOptions(
-        settings=Settings(web_listen_address=("127.0.0.1:0",)),
-        request_timeout=REQUEST_TIMEOUT,
-        send_timeout=SEND_TIMEOUT,
-    )
+    options = WebOptions(settings=Settings(web_listen_address=("127.0.0.1:0",)))
+    policy.REQUEST_TIMEOUT_SECONDS = REQUEST_TIMEOUT
+    policy.SEND_TIMEOUT_SECONDS = SEND_TIMEOUT
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await serve_app(

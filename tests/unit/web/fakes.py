@@ -25,8 +25,7 @@ class FakeBackend:
     error: Exception | None = None
     collections: list[tuple[float | None, frozenset[str] | None]] = field(default_factory=list)
     renderings: list[tuple[str, bool]] = field(default_factory=list)
-    publish: Callable[[DaemonFacts, Incident], None] = lambda _daemon, _incident: None
-    """Sends an incident to the server."""
+    readers: list[Callable[[DaemonFacts, Incident], None]] = field(default_factory=list)
     recordings: dict[float, bytes] = field(default_factory=dict)
 
     async def collect(
@@ -52,7 +51,11 @@ class FakeBackend:
         return self.recordings.get(max(self.recordings) if at is None else at)
 
     def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
-        self.publish = reader
+        self.readers.append(reader)
+
+    def publish(self, daemon: DaemonFacts, incident: Incident) -> None:
+        for reader in self.readers:
+            reader(daemon, incident)
 
 
 class PageReader(HTMLParser):

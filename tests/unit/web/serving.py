@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.events import EVENTS
@@ -24,6 +26,8 @@ def options_of(**given: Any) -> WebOptions:
 async def served(
     backend: FakeBackend, **options: Any
 ) -> AsyncIterator[tuple[Sequence[str], asyncio.Event]]:
+    """Serve, with these options; names in capitals are limits."""
+    limits = {name: options.pop(name) for name in list(options) if name.isupper()}
     defaults = {"web_listen_address": ("127.0.0.1:0",), "host": "gpu-host"}
     settings = options_of(**defaults | options)
     stop = asyncio.Event()
@@ -34,20 +38,21 @@ async def served(
         shown.extend(addresses)
         listening.set()
 
-    app = create_app(backend, settings)
-    for snapshot in backend.earlier:
-        app[EVENTS].note(snapshot)
-    task = asyncio.create_task(serve_app(app, settings, stop, on_listening=on_listening))
-    started = asyncio.create_task(listening.wait())
-    try:
-        await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        yield shown, stop
-    finally:
-        stop.set()
-        started.cancel()
-        await asyncio.wait_for(task, PATIENCE_SECONDS)
+    with patch.dict(vars(policy), limits):
+        app = create_app(backend, settings)
+        for snapshot in backend.earlier:
+            app[EVENTS].note(snapshot)
+        task = asyncio.create_task(serve_app(app, settings, stop, on_listening=on_listening))
+        started = asyncio.create_task(listening.wait())
+        try:
+            await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            yield shown, stop
+        finally:
+            stop.set()
+            started.cancel()
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
 
 
 @asynccontextmanager

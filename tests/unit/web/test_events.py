@@ -122,8 +122,11 @@ async def test_an_ordinary_users_incidents_replace_none_of_roots() -> None:
     assert all(past[number] in waiting[number] for number in (0, -1))
 
 
-async def test_one_address_leaves_streams_for_others(make_client: MakeClient) -> None:
-    client = await make_client(max_event_streams=4)
+async def test_one_address_leaves_streams_for_others(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "MAX_EVENT_STREAMS", 4)
+    client = await make_client()
     places = client.server.app[events.STREAM_LIMITER]
     async with (
         client.get("/api/v1/events"),

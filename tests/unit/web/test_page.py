@@ -1,6 +1,5 @@
 """What the page draws: numbers, lanes, lines, groups; and what it must not do."""
 
-import asyncio
 import re
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from mps_exporter.snapshot import (
     Wait,
 )
 from mps_exporter.web import status_page
-from mps_exporter.web.events import EVENTS
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import History, make_status, to_json
 from mps_exporter.web.status_fields import View
@@ -323,24 +321,6 @@ async def test_an_incident_makes_the_last_status_stale(
     assert "All is well" in await (await client.get("/")).text()
     backend.snapshot = hosts.crashed()
     assert "All is well" in await (await client.get("/")).text()
-    hub = client.server.app[EVENTS]
-    hub.add(ROOTS, Incident(at=NOW, kind="server_crashed", uid=1001))
+    backend.publish(ROOTS, Incident(at=NOW, kind="server_crashed", uid=1001))
 
     assert "crashed; 2 clients were lost" in await (await client.get("/")).text()
-
-
-async def test_consecutive_incidents_cost_few_collections(
-    backend: FakeBackend, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.AFTER_INCIDENT_SECONDS", 0.5)
-    monkeypatch.setattr("mps_exporter.limits_timeouts_intervals.STATUS_REUSE_SECONDS", 3600.0)
-    client = await make_client()
-    await (await client.get("/")).read()
-    hub = client.server.app[EVENTS]
-
-    async def ask() -> None:
-        hub.add(ROOTS, Incident(at=NOW, kind="client_rejected", uid=1001))
-        await (await client.get("/")).read()
-
-    await asyncio.gather(*(ask() for _ in range(10)))
-    assert len(backend.collections) == 2
