@@ -252,7 +252,7 @@ def _of_memory(
     process: Client | Direct, checks: list[Check], limited: Collection[int]
 ) -> Iterator[str]:
     """Compare the warning of a memory limit that is nearly reached, if it is the client's own."""
-    if isinstance(process, Direct) or process.daemon.protocol or process.pid not in limited:
+    if isinstance(process, Direct) or process.daemon.truth.unknowable or process.pid not in limited:
         return
     limits = {one: process.limit_on(one) or inf for one in process.gpus}
     near = [one for one in limits if process.used_on(one) >= policy.NEAR_LIMIT_RATIO * limits[one]]

@@ -207,7 +207,7 @@ class World:
         The logs have wall-clock timestamps only: a duration across the step includes it.
         """
         self.now_ms += step_ms
-        self.settled_ms += step_ms
+        self.settled_ms = max(self.settled_ms + step_ms, self.now_ms + SETTLING_MS)
         self.stepped_ms += step_ms
         self._events = [(at + step_ms, number, event) for at, number, event in self._events]
         for process in self.processes.values():
