@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.merge import DaemonInputs, control_state, merge
+from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.tool_commands import ProbeReply, ServerReply
@@ -403,6 +403,8 @@ def test_servers_and_clients_are_those_of_the_log_or_of_the_tool(
     assert found == ([] if clients is None else [clients])
     connected = [server.clients_connected for server in daemon.servers]
     assert connected == ([] if clients is None else [1 if clients else None])
+    early = DaemonInputs(RUNNING, answers=ANSWERS)  # the state gets the reply after the logs
+    assert pids_of_interest(None, [early]) == {20, 31}
 
 
 @pytest.mark.parametrize("other", [(), (ProcessFacts(20, 7.0, 1002, "bob", "python", "S"),)])
