@@ -211,6 +211,9 @@ def test_a_host_without_a_daemon_explains_no_hang(
 
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
+    absent = replace(snapshot.daemons[0], state="absent", servers=())
+    gone = answer(replace(snapshot, daemons=(absent,)), 77, process_using(absent.pipe_directory))
+    assert (gone.outcome, "is gone" in gone.text) == ("problem", True)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
     assert "No control daemon serves its pipe directory: it would run without" in found.text
