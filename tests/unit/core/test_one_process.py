@@ -151,6 +151,7 @@ def test_facts_of_the_process_itself(
     view = process_using(daemon.pipe_directory, 1797)
     found = answer(snapshot, 1797, replace(view, **changes))  # type: ignore[arg-type]
     assert (found.outcome, words in found.text) == (outcome, True), found
+    assert " " in (found.command or " "), "no name of a page"
 
 
 @pytest.mark.parametrize(
