@@ -208,6 +208,8 @@ def test_a_host_without_a_daemon_explains_no_hang(
     assert (found.outcome, words in found.text) == (outcome, True)
     assert (found.command, "administrator" in found.remedy) == ("", has_context)
     assert conclusion(checks).name == "connection"
+    left = check_process(77, replace(snapshot, daemons=()), (), replace(view, leftover=True))
+    assert "and is gone" in str(left), "it is not a host without MPS"
 
 
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:

@@ -145,7 +145,7 @@ def test_values_out_of_structures(binding: NvmlApi, nvml: Any) -> None:
 def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
     new = SimpleNamespace(total=9, used=2, free=6, reserved=1)
     nvml(nvmlDeviceGetMemoryInfo=lambda *_: new)
-    assert binding.memory(DEVICE).reserved == 1
+    assert binding.memory(DEVICE) == (9, 2, 6, 1)
 
     def old(_device: object, version: int | None = None) -> object:
         if version is not None:
@@ -153,7 +153,7 @@ def test_memory_in_both_versions(binding: NvmlApi, nvml: Any) -> None:
         return SimpleNamespace(total=9, used=3, free=6)
 
     nvml(nvmlDeviceGetMemoryInfo=old)
-    assert (binding.memory(DEVICE).used, binding.memory(DEVICE).reserved) == (3, None)
+    assert binding.memory(DEVICE) == (9, 3, 6, None)
     nvml(nvmlDeviceGetMemoryInfo=fails(Code.NOT_SUPPORTED))
     with pytest.raises(NvmlError):
         binding.memory(DEVICE)
