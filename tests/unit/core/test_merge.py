@@ -372,6 +372,8 @@ def test_without_any_source_there_are_no_numbers() -> None:
     (daemon,) = merged(DaemonInputs(UNKNOWN)).daemons
     assert daemon.state is None
     assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
+    hung = merged(DaemonInputs(RUNNING, answers=ServerAnswers(protocol="3")))
+    assert hung.daemons[0].servers_count is None, "without a reply they are not 0"
 
 
 # ------------------------------------------------------------------------------ one source missing
