@@ -66,8 +66,6 @@ NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
         (SEEN, probe(Outcome.ABSENT, RAN), False, False, "refused"),
         (LOCKED, None, False, False, None),
         (GONE, None, False, False, "absent"),
-        # It was asked to quit, and has ended since.
-        (GONE, probe(Outcome.ABSENT, RAN), False, True, "absent"),
         (GONE, probe(Outcome.REFUSED, RAN), False, True, "refused"),
         (UNKNOWN, probe(Outcome.ABSENT, RAN), False, False, "absent"),
         (UNKNOWN, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
