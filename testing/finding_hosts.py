@@ -143,7 +143,7 @@ SYNTHETIC = {
     ),
     "daemon_absent": host(daemon(state="absent", pid=None, facts=GONE)),
     "daemon_quit": host(daemon(state="absent", pid=None, facts=GONE, incidents=(QUIT,))),
-    "daemon_refuses": host(daemon(state="refused")),
+    "daemon_refuses": host(daemon(state="refused", incidents=(QUIT,))),
     "daemon_state_unknown": host(daemon(state=None, error=REFUSED)),
     "daemon_draining": host(daemon(state="draining")),
     "server_starting_long": host(

@@ -386,7 +386,7 @@ def _no_daemon_check(one: Subject, directory: str) -> Check:
         act += "--mps.log-directory=DIR), or run the doctor as root on the host"
         return unknown(f"{view.hidden} cannot be seen, nor whether a daemon runs. {act}.")
     unsure = bool(visibility.unknowns(one.snapshot))
-    if not (others or view.names_directory or view.leftover or one.working or one.stranded):
+    if not (others or view.names_directory or view.leftover or one.working):
         # Most processes of a host without a daemon are not meant for MPS.
         text = "no control daemon was seen on this host: nothing shows that it waits for MPS."
         return unknown(text) if unsure else ok("No control daemon runs: it does not wait for MPS.")

@@ -35,7 +35,6 @@ FINGERPRINT_BYTES = 64
 """Length of the data before the read offset that is compared: a file in which it changed was
 truncated and written again."""
 
-STAMP_BYTES = 128  # Maximum length of a line's timestamp with its component and PID.
 ZONE_STEP_SECONDS = 900  # Granularity of time zones: a quarter of an hour.
 MAX_ZONE_SECONDS = 14 * 3600  # Maximum distance of a time zone from Greenwich.
 
@@ -425,7 +424,7 @@ class LogTail:
         if self.log == "control":
             begin = find_last_start(descriptor, size, bound)
         elif control.descriptor is not None:
-            first = os.pread(control.descriptor, STAMP_BYTES, control.start_offset)
+            first = os.pread(control.descriptor, BLOCK_BYTES, control.start_offset)
             for _, since in islice(stamps_in(first), 1):
                 begin = find_first_line_since(descriptor, size, bound, since)
         lost = 0

@@ -377,10 +377,10 @@ class Processes:
         Raises:
             OSError: If it is unknown whether the process exists.
         """
-        line = _read_line(f"{self.root}/{pid}/stat", _GONE) if pid > 0 else None
+        line = _read_line(f"{self.root}/{pid}/stat", _GONE)
         # Process 1 always exists: if it is invisible, the mount option hidepid hides processes, and
         # a missing PID proves nothing.
-        if line is None and pid > 0 and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
+        if line is None and not os.path.exists(f"{self.root}/1"):  # noqa: PTH110
             raise PermissionError(errno.EACCES, "hidden by the mount option hidepid")
         return None if line is None else parse_stat(line)
 

@@ -397,7 +397,7 @@ def test_pids_from_logs_of_users_are_limited_and_come_last(host: ScriptedHost) -
         record.tracker.add_logs(replace(found, chunks=chunks, states=states))
     assert registry.pids_to_watch()[:2] == [630, 110]
     assert {100, 110} <= set(registry.pids_to_look_up())
-    assert len(registry.pids_to_watch()) <= policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
+    assert len(registry.pids_to_watch()) == policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
     assert len(registry.pids_to_look_up()) <= policy.MAX_LOGGED_PIDS // policy.USERS_PER_LIMIT + 2
 
 

@@ -68,6 +68,7 @@ def test_a_host_has_exactly_its_finding(name: str, snapshot: Snapshot) -> None:
     assert finding.evidence in text
     assert finding.advice.why in text
     assert finding.remedy in text
+    assert all(one.run_as.startswith(("root", "any user", "the user")) for one in finding.actions)
     want = {"critical": 2, "warning": 1, "info": 0}[finding.advice.severity]
     assert diagnosis_exit_status(Diagnosis(snapshot)) == want
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.merge import DaemonInputs, control_state, merge
+from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.tool_commands import ProbeReply, ServerReply
@@ -58,24 +58,12 @@ NO_TOOL = Exchange(("get_server_list",), Outcome.ABSENT)
     ("facts", "output", "hung", "quitting", "state"),
     [
         (RUNNING, probe(Outcome.OK, RAN), False, False, "answering"),
-        (RUNNING, probe(Outcome.REFUSED, RAN), False, False, "refused"),
         (RUNNING, probe(Outcome.UNPARSABLE, RAN), False, False, "refused"),
-        (RUNNING, probe(Outcome.TIMEOUT, RAN), True, False, "unresponsive"),
         (RUNNING, probe(Outcome.SKIPPED), True, False, "unresponsive"),
-        (RUNNING, probe(Outcome.SKIPPED), False, False, None),
-        (RUNNING, probe(Outcome.TIMEOUT, RAN), True, True, "draining"),
         (RUNNING, probe(Outcome.REFUSED, RAN), False, True, "draining"),
-        (RUNNING, probe(Outcome.ABSENT, RAN), False, False, "refused"),
-        (RUNNING, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
-        (RUNNING, None, False, False, None),
         (SEEN, probe(Outcome.ABSENT, RAN), False, False, "refused"),
-        (LOCKED, probe(Outcome.ABSENT, RAN), False, False, "refused"),
         (LOCKED, None, False, False, None),
-        (GONE, None, False, False, "absent"),
-        # It was asked to quit, and has ended since.
-        (GONE, probe(Outcome.ABSENT, RAN), False, True, "absent"),
         (GONE, probe(Outcome.REFUSED, RAN), False, True, "refused"),
-        (GONE, probe(Outcome.ABSENT, NO_TOOL), False, False, "absent"),
         (UNKNOWN, probe(Outcome.ABSENT, RAN), False, False, "absent"),
         (UNKNOWN, probe(Outcome.ABSENT, NO_TOOL), False, False, None),
     ],
@@ -379,6 +367,8 @@ def test_without_any_source_there_are_no_numbers() -> None:
     (daemon,) = merged(DaemonInputs(UNKNOWN)).daemons
     assert daemon.state is None
     assert (daemon.servers, daemon.servers_count, daemon.counters) == ((), None, None)
+    hung = merged(DaemonInputs(RUNNING, answers=ServerAnswers(protocol="3")))
+    assert hung.daemons[0].servers_count is None, "without a reply they are not 0"
 
 
 # ------------------------------------------------------------------------------ one source missing
@@ -403,6 +393,8 @@ def test_servers_and_clients_are_those_of_the_log_or_of_the_tool(
     assert found == ([] if clients is None else [clients])
     connected = [server.clients_connected for server in daemon.servers]
     assert connected == ([] if clients is None else [1 if clients else None])
+    early = DaemonInputs(RUNNING, answers=ANSWERS)  # the state gets the reply after the logs
+    assert pids_of_interest(None, [early]) == {20, 31}
 
 
 @pytest.mark.parametrize("other", [(), (ProcessFacts(20, 7.0, 1002, "bob", "python", "S"),)])

@@ -140,6 +140,7 @@ def test_facts_of_the_process_itself(
     view = process_using(daemon.pipe_directory, 1797)
     found = answer(snapshot, 1797, replace(view, **changes))  # type: ignore[arg-type]
     assert (found.outcome, words in found.text) == (outcome, True), found
+    assert " " in (found.command or " "), "no name of a page"
 
 
 @pytest.mark.parametrize(
@@ -196,10 +197,15 @@ def test_a_host_without_a_daemon_explains_no_hang(
     assert (found.outcome, words in found.text) == (outcome, True)
     assert (found.command, "administrator" in found.remedy) == ("", has_context)
     assert conclusion(checks).name == "connection"
+    left = check_process(77, replace(snapshot, daemons=()), (), replace(view, leftover=True))
+    assert "and is gone" in str(left), "it is not a host without MPS"
 
 
 def test_a_process_whose_directory_no_daemon_serves(snapshot: Snapshot) -> None:
     view = process_using("/srv/m p", daemon_directory=None)
+    absent = replace(snapshot.daemons[0], state="absent", servers=())
+    gone = answer(replace(snapshot, daemons=(absent,)), 77, process_using(absent.pipe_directory))
+    assert (gone.outcome, "is gone" in gone.text) == ("problem", True)
     found = answer(snapshot, 77, view)
     assert found.outcome == "problem"
     assert "No control daemon serves its pipe directory: it would run without" in found.text
@@ -359,6 +365,8 @@ def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     assert "no client of a daemon" in answer(snapshot, 77, enough).text
     client = answer(snapshot, 1797, replace(small, pid=1797))
     assert client.outcome == "ok", "it has its context"
+    share = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
+    assert "error 46" not in str(check_process(77, snapshot, (), share)), "Hopper gives 8 SMs"
 
 
 def test_an_ordinary_users_daemon_serves_only_that_user(snapshot: Snapshot) -> None:

@@ -129,6 +129,8 @@ def test_what_only_may_be_the_cause_is_called_so() -> None:
     assert "Possible: the daemon has a PID namespace of its own" in evidence
     assert "GPU 0 is older than Volta" in evidence
     assert "hostPID" in remedy
+    volta = replace(gpu, observation=replace(gpu.observation, compute_capability=(7, 0)))
+    assert "older than Volta" not in told(replace(snapshot, gpus=(volta,)))[0]
 
 
 def made_up_daemon(folder: Path) -> DaemonFacts:

@@ -636,6 +636,9 @@ def test_a_process_that_ended_keeps_its_facts(host: Host) -> None:
     facts = host.source.observe([5]).processes[5]
     assert facts.state == "Z"
     assert facts.mps_environment == {"CUDA_MPS_X": "1"}
+    host.remove(5)
+    host.found()
+    assert not host.source._processes._known, "memory of ended processes would never be freed"
 
 
 def test_after_the_clock_was_set_earlier_processes_have_the_earlier_time(host: Host) -> None:

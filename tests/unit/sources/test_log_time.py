@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mps_exporter.observations import LogChunk, LogsObservation
-from mps_exporter.sources.log_tail import stamps_in
+from mps_exporter.sources.log_tail import infer_zone, stamps_in
 from testing.log_folder import PIPE, LogFolder, own_logs, poll_all
 
 
@@ -88,3 +88,4 @@ def test_a_zone_of_its_own_is_one_offset(tmp_path: Path, zone: ZoneInfo) -> None
     folder = Folder(tmp_path, ZoneInfo("Asia/Kathmandu"), now=SUMMER + 5.0)
     folder.add("control", WINTER, SUMMER)
     assert folder.moments("control") == [WINTER, SUMMER]
+    assert infer_zone(SUMMER + 20 * 3600.0, SUMMER) is None, "the file's time is not the line's"
