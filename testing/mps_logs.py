@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.mps.incidents_and_counters import Counters
 from mps_exporter.mps.log_parser import parse_line
-from mps_exporter.mps.record import Counters
+from mps_exporter.mps.metrics_from_logs import LOG_METRICS
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.observations import LogChunk, LogName, LogsObservation, LogState

@@ -28,7 +28,7 @@ from mps_exporter.findings import ADVICE
 from mps_exporter.findings.finding import FindingType
 from mps_exporter.flags import COMMANDS, grouped, options_of
 from mps_exporter.metrics import CATALOGUE
-from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.metrics.metric_types import MetricSpec
 from tools import chart
 from tools.man_page import man_page
 from tools.rules import usual_severity

@@ -20,10 +20,10 @@ from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
 from mps_exporter.flags import Settings
 from mps_exporter.logging import TransitionLogger
 from mps_exporter.merge import DaemonInputs, merge, pids_of_interest
-from mps_exporter.mps.fault_evidence import KernelFault, parse_fault, pci_address
 from mps_exporter.mps.log_parser import DAEMON_STARTING_LINE
 from mps_exporter.mps.server_queries import ServerAnswers, servers_due, with_probe, with_servers
 from mps_exporter.mps.tool_commands import server_replies
+from mps_exporter.mps.xid_faults import KernelFault, parse_fault, pci_address
 from mps_exporter.observations import (
     AddressRanges,
     ControlObservation,

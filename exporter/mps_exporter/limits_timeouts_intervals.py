@@ -248,6 +248,13 @@ start time in /proc, which is counted in ticks since boot, later than a line of 
 
 # ------------------------------------- the daemon, its servers and clients
 
+WAIT_BOUNDS_SECONDS = (
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
+)
+"""Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
+Rules and dashboards do not use the distribution of other durations."""
+
 ADMISSION_TIMEOUT_SECONDS = 10.0
 """Time after which a client that was sent to a ready server will not connect, and a caller without
 credentials was refused. Other clients connect, and NEW CLIENT follows, within 1 ms (measured)."""

@@ -17,8 +17,8 @@ from mps_exporter.findings.timeline import describe_incident
 from mps_exporter.humanize import UserNames
 from mps_exporter.limits_timeouts_intervals import MAX_EVIDENCE_PROCESSES
 from mps_exporter.metrics import Build, render
-from mps_exporter.metrics.spec import MetricSpec
-from mps_exporter.mps.log_metrics import LOG_METRICS
+from mps_exporter.metrics.metric_types import MetricSpec
+from mps_exporter.mps.metrics_from_logs import LOG_METRICS
 from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot

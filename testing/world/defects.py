@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from mps_exporter.daemon_registry import DaemonRecord, DaemonRegistry
-from mps_exporter.findings import daemons as daemon_findings
+from mps_exporter.findings import daemons_and_servers as daemon_findings
 from mps_exporter.findings.finding import HostFacts
 from mps_exporter.limits_timeouts_intervals import END_TO_FAULT_SECONDS
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.metrics import exposition
 from mps_exporter.mps.clients import ServerClients
-from mps_exporter.mps.fault_evidence import FaultEvidence, Process, Verdict
-from mps_exporter.mps.record import Counters, Incidents, Moment
+from mps_exporter.mps.incidents_and_counters import Counters, Incidents, Moment
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, QueuedClient
+from mps_exporter.mps.xid_faults import FaultEvidence, Process, Verdict
 from mps_exporter.snapshot import Client, Incident, Server
 from mps_exporter.sources.daemon_discovery import DaemonDiscovery
 from mps_exporter.web import status_api

@@ -7,7 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
-from mps_exporter.metrics.spec import Family
+from mps_exporter.metrics.metric_types import Family
 from mps_exporter.snapshot import Histogram, Snapshot
 from testing.page import Page, text_of
 from testing.world.daemon import Daemon

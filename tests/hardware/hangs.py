@@ -259,7 +259,7 @@ async def path_too_long(stage: Stage) -> None:
     link = stage.lab.folder / ("long-" * 24)
     link.symlink_to(stage.daemon.pipe)
     process = await stage.started(CUDA_MPS_PIPE_DIRECTORY=str(link))
-    await stage.cure(process, "bytes; a socket", NO_DAEMON)
+    await stage.cure(process, "bytes, of at most", NO_DAEMON)
 
 
 @case

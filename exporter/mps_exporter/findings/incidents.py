@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.findings.daemons import WITHOUT_MPS, start_daemon
+from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS, start_daemon
 from mps_exporter.findings.finding import (
     KERNEL_LOG,
     Action,

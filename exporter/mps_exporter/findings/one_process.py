@@ -12,8 +12,8 @@ from typing import Literal
 
 from mps_exporter import humanize
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.findings import daemons, gpus, incidents, limits, visibility
-from mps_exporter.findings.daemons import WITHOUT_MPS
+from mps_exporter.findings import daemons_and_servers, gpus, incidents, limits, visibility
+from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS
 from mps_exporter.findings.finding import (
     Action,
     Finding,
@@ -85,24 +85,24 @@ ok, problem = partial(Check, "", "ok"), partial(Check, "", "problem")
 warning, unknown = partial(Check, "", "warning"), partial(Check, "", "unknown")
 
 
-_QUEUED = daemons.several_users_one_daemon
+_QUEUED = daemons_and_servers.several_users_one_daemon
 _BLOCKING = (
-    daemons.ghost_server,
-    daemons.daemon_unresponsive,
-    daemons.daemon_draining,
-    daemons.server_starting_long,
+    daemons_and_servers.ghost_server,
+    daemons_and_servers.daemon_unresponsive,
+    daemons_and_servers.daemon_draining,
+    daemons_and_servers.server_starting_long,
 )
 _REFUSING = (
-    daemons.server_in_fault,
+    daemons_and_servers.server_in_fault,
     incidents.server_start_failed,
     incidents.server_out_of_descriptors,
 )
 _CONNECTION = {
     gpus.stranded_client: _LOST_SERVER,
-    daemons.queued_client_dead: "",
+    daemons_and_servers.queued_client_dead: "",
     _QUEUED: "",
-    daemons.shared_memory_not_mapped: "",
-    daemons.client_stuck: "",
+    daemons_and_servers.shared_memory_not_mapped: "",
+    daemons_and_servers.client_stuck: "",
     gpus.process_bypasses_mps: NO_EFFECT,
     gpus.pipe_directory_mismatch: NO_EFFECT,
     gpus.daemon_not_reached: NO_EFFECT,
@@ -248,7 +248,7 @@ def _process_checks(one: Subject) -> Checks:
             parent = f"its parent (process {view.parent_pid}) has not reaped it (state Z)"
             text = f"It ({name}) has ended; {parent}"
         yield warning(f"{text}.")
-        yield from map(_as_check, daemons.queued_client_dead.found(one.alone))
+        yield from map(_as_check, daemons_and_servers.queued_client_dead.found(one.alone))
     elif one.unseen:
         yield unknown(f"whether it runs is not known: {_UNSEEN}.")
     elif (halt := halt_texts(view)) is not None:
@@ -496,7 +496,9 @@ def _shared_memory_checks(one: Subject) -> Checks:
         me = (Client(one.pid, 0, one.view.uid, own_shared_memory=True, command=one.view.command),)
         servers = tuple(replace(server, clients=me) for server in one.daemon.servers)
         alone = replace(one.snapshot, daemons=(replace(one.daemon, servers=servers),))
-        found = daemons.shared_memory_not_mapped.found(replace(one.alone, snapshot=alone))
+        found = daemons_and_servers.shared_memory_not_mapped.found(
+            replace(one.alone, snapshot=alone)
+        )
         yield from map(_as_check, found)
 
 

@@ -15,7 +15,7 @@ from mps_exporter.merge.clients import (
 )
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext, is_server
 from mps_exporter.mps import client_limits
-from mps_exporter.mps.log_metrics import LOG_METRICS, SERVER_LOG
+from mps_exporter.mps.metrics_from_logs import LOG_METRICS, SERVER_LOG
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.tool_commands import CANNOT_SEND, ServerReply
 from mps_exporter.observations import ControlObservation, Outcome, ProcessFacts

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from mps_exporter.metrics import clients, daemons, exporter, gpus, partitions
-from mps_exporter.metrics.spec import Build, ClientSeries, Family, MetricSpec, Page, Texts
+from mps_exporter.metrics.metric_types import Build, ClientSeries, Family, MetricSpec, Page, Texts
 from mps_exporter.snapshot import Snapshot
 
 __all__ = ["CATALOGUE", "SECTIONS", "Build", "ClientSeries", "SparseSeries", "render"]

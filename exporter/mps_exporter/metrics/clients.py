@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mps_exporter.metrics.spec import (
+from mps_exporter.metrics.metric_types import (
     PROC,
     TOOL,
     Page,
@@ -13,7 +13,7 @@ from mps_exporter.metrics.spec import (
     daemon_rows,
     texts,
 )
-from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
+from mps_exporter.mps.metrics_from_logs import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
 from mps_exporter.snapshot import CLIENT_STATES, LIMIT_SOURCES, Client, Server, Wait
 
 _STATES_SHOWN = tuple(state for state in CLIENT_STATES if state != "active")

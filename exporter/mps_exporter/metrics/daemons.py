@@ -2,8 +2,15 @@
 
 from typing import get_args
 
-from mps_exporter.metrics.spec import PROC, TOOL, Scope, Section, daemon_rows, rows_of_daemons
-from mps_exporter.mps.log_metrics import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
+from mps_exporter.metrics.metric_types import (
+    PROC,
+    TOOL,
+    Scope,
+    Section,
+    daemon_rows,
+    rows_of_daemons,
+)
+from mps_exporter.mps.metrics_from_logs import BOTH_LOGS, CONTROL_LOG, SERVER_LOG
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import CONTROL_STATES, QUERY_FAILURE_REASONS, SERVER_STATES
 

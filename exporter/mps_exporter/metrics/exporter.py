@@ -5,7 +5,7 @@ from typing import get_args
 
 from mps_exporter.findings import ADVICE, findings
 from mps_exporter.findings.finding import Severity
-from mps_exporter.metrics.spec import PROC, Page, Rows, Scope, Section
+from mps_exporter.metrics.metric_types import PROC, Page, Rows, Scope, Section
 from mps_exporter.snapshot import COLLECTORS, RecordingInfo
 
 

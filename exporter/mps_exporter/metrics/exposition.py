@@ -11,7 +11,7 @@ from itertools import accumulate
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from mps_exporter.metrics.spec import Family, MetricSpec, Texts
+from mps_exporter.metrics.metric_types import Family, MetricSpec, Texts
 from mps_exporter.snapshot import Histogram
 
 TEXT_0_0_4 = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from mps_exporter import nvml_terms as nvml
-from mps_exporter.metrics.spec import (
+from mps_exporter.metrics.metric_types import (
     MAX_CACHED_LABELS,
     PROC,
     TOOL,
@@ -23,7 +23,7 @@ from mps_exporter.metrics.spec import (
     Texts,
     texts,
 )
-from mps_exporter.mps.log_metrics import BOTH_LOGS
+from mps_exporter.mps.metrics_from_logs import BOTH_LOGS
 from mps_exporter.snapshot import PROCESS_KINDS, Gpu
 
 SHARING, GPUS = Section("GPU sharing"), Section("GPUs")

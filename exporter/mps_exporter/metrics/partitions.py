@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from mps_exporter.metrics.clients import client_rows
-from mps_exporter.metrics.spec import (
+from mps_exporter.metrics.metric_types import (
     PROC,
     TOOL,
     Page,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.mps.record import Moment
+from mps_exporter.mps.incidents_and_counters import Moment
 from mps_exporter.mps.waits import Admissions, QueuedClient
 from mps_exporter.snapshot import ClientState, Incident
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.clients import TrackedClient
+from mps_exporter.mps.incidents_and_counters import Moment
 from mps_exporter.mps.protocol_v3 import joined, parse_lists
-from mps_exporter.mps.record import Moment
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tool_commands import ProbeReply, ServerReply, parse_probe, server_replies

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.mps.clients import ServerClients
-from mps_exporter.mps.faults import ServerFaults
-from mps_exporter.mps.record import BoundedDict, Moment
+from mps_exporter.mps.gpu_faults import ServerFaults
+from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import Incident, PossibleUnfinishedWork, Wait
 

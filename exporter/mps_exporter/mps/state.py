@@ -9,10 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.limits_timeouts_intervals import FULL, Quota
-from mps_exporter.mps.fault_evidence import FaultEvidence
-from mps_exporter.mps.record import BoundedDict, Counters, GpuNames, Incidents, Moment
+from mps_exporter.mps.incidents_and_counters import (
+    BoundedDict,
+    Counters,
+    GpuNames,
+    Incidents,
+    Moment,
+)
 from mps_exporter.mps.servers import Servers, TrackedServer
 from mps_exporter.mps.waits import ClientQueue, Occupant, QueuedClient, Timeline
+from mps_exporter.mps.xid_faults import FaultEvidence
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import Handover, Incident, Wait
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.limits_timeouts_intervals import FULL, Quota
+from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment
 from mps_exporter.mps.log_parser import LogMerger
 from mps_exporter.mps.log_wordings import (
     CONTINUATION,
@@ -25,7 +26,6 @@ from mps_exporter.mps.log_wordings import (
     LogEntry,
     ServerLogReader,
 )
-from mps_exporter.mps.record import BoundedDict, Moment
 from mps_exporter.mps.server_queries import reconcile
 from mps_exporter.mps.servers import TrackedServer
 from mps_exporter.mps.state import DaemonLifetime, DaemonState

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.limits_timeouts_intervals import FULL, Quota
-from mps_exporter.mps.record import BoundedDict, Moment
+from mps_exporter.mps.incidents_and_counters import BoundedDict, Moment
 from mps_exporter.snapshot import Incident, IncidentKind, TimelineKind, TimelineSpan
 
 NEVER = float("inf")

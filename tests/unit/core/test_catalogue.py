@@ -4,7 +4,7 @@ import pytest
 
 from mps_exporter.metrics import CATALOGUE, SECTIONS
 from mps_exporter.metrics.gpus import BY_QUANTITY
-from mps_exporter.metrics.spec import MetricSpec
+from mps_exporter.metrics.metric_types import MetricSpec
 from mps_exporter.sources.nvml.accumulators import GPM_COUNTED, GPM_RATIOS
 from testing.each import each
 

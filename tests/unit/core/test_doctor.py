@@ -18,7 +18,7 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
-from mps_exporter.findings.daemons import start_daemon
+from mps_exporter.findings.daemons_and_servers import start_daemon
 from mps_exporter.metrics import Build, render
 from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts, Reading
 from mps_exporter.snapshot import (

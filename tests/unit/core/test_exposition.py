@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from mps_exporter.metrics import CATALOGUE
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0, encode
-from mps_exporter.metrics.spec import Family, MetricSpec
+from mps_exporter.metrics.metric_types import Family, MetricSpec
 from mps_exporter.snapshot import Histogram
 
 

@@ -13,7 +13,7 @@ from mps_exporter.cli import main
 from mps_exporter.commands import doctor_report
 from mps_exporter.commands.doctor import selected_pids
 from mps_exporter.findings import findings, trace_findings
-from mps_exporter.findings.daemons import HANGS, several_users_one_daemon
+from mps_exporter.findings.daemons_and_servers import HANGS, several_users_one_daemon
 from mps_exporter.findings.finding import HostFacts, clients_of
 from mps_exporter.findings.limits import NO_EFFECT
 from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mps_exporter.metrics import CATALOGUE, Build, ClientSeries, render
 from mps_exporter.metrics.exposition import TEXT_0_0_4, encode
 from mps_exporter.metrics.gpus import BY_QUANTITY
-from mps_exporter.metrics.spec import Family
-from mps_exporter.mps.record import Counters
+from mps_exporter.metrics.metric_types import Family
+from mps_exporter.mps.incidents_and_counters import Counters
 from mps_exporter.observations import ContainerName, DaemonFacts
 from mps_exporter.snapshot import (
     Client,

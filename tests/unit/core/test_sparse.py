@@ -6,7 +6,7 @@ from typing import Any
 
 from grafana.promql import metrics_in
 from mps_exporter.metrics import CATALOGUE, SparseSeries
-from mps_exporter.metrics.spec import Family
+from mps_exporter.metrics.metric_types import Family
 from testing.each import each
 from testing.rule_files import Rule, rules
 

@@ -3,7 +3,7 @@
 It is rendered by the exporter's own renderer.
 """
 
-from mps_exporter.mps.record import Counters
+from mps_exporter.mps.incidents_and_counters import Counters
 from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, Reading
 from mps_exporter.snapshot import (
     Client,

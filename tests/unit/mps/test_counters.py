@@ -5,8 +5,9 @@ from itertools import product
 
 import pytest
 
-from mps_exporter.mps.log_metrics import LOG_METRICS, WAIT_BOUNDS_SECONDS
-from mps_exporter.mps.record import Counters, Incidents, Moment
+from mps_exporter.limits_timeouts_intervals import WAIT_BOUNDS_SECONDS
+from mps_exporter.mps.incidents_and_counters import Counters, Incidents, Moment
+from mps_exporter.mps.metrics_from_logs import LOG_METRICS
 from mps_exporter.mps.waits import QueuedClient
 from mps_exporter.snapshot import Histogram
 

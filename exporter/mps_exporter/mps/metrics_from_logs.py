@@ -7,19 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.observations import LogName
 from mps_exporter.snapshot import EXIT_CAUSES, LOSS_CAUSES, REJECTION_CAUSES
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 BOTH_LOGS = "control.log, server.log"
-
-WAIT_BOUNDS_SECONDS = (
-    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
-    *(300.0, 600.0, 1800.0, 3600.0, 7200.0),
-)
-"""Bucket bounds for waits behind another user's server: 0.1 s (an idle server is replaced) to 2 h.
-Rules and dashboards do not use the distribution of other durations."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +117,7 @@ _metric("mps_client_rejections_total", BOTH_LOGS, uid=(), cause=REJECTION_CAUSES
 _metric("mps_client_last_rejection_timestamp_seconds", BOTH_LOGS).means(
     "When a client was last refused."
 )
-_metric("mps_uid_wait_seconds", CONTROL_LOG, bounds=WAIT_BOUNDS_SECONDS, uid=()).means(
+_metric("mps_uid_wait_seconds", CONTROL_LOG, bounds=policy.WAIT_BOUNDS_SECONDS, uid=()).means(
     "Waits behind another user's server that ended with service: the client got a context."
 )
 _metric("mps_uid_waits_abandoned_total", f"{CONTROL_LOG}, /proc", uid=()).means(

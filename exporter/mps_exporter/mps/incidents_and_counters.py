@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.limits_timeouts_intervals import FULL, Quota
-from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
+from mps_exporter.mps.metrics_from_logs import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import Histogram, Incident, LabelValues, LogMetricValues
 
 K = TypeVar("K")
@@ -38,8 +38,8 @@ class BoundedDict(dict[K, V]):
 class Counters:
     """Counters, histograms and last timestamps of one daemon.
 
-    Every call must use the name and the labels that log_metrics.py declares, in their order: else
-    it raises. Users and GPUs beyond the quota count as unknown.
+    Every call must use the name and the labels that metrics_from_logs.py declares, in their order:
+    else it raises. Users and GPUs beyond the quota count as unknown.
     """
 
     def __init__(self, quota: Quota = FULL) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
-from mps_exporter.mps.log_metrics import LOG_METRICS, LogMetric
+from mps_exporter.mps.metrics_from_logs import LOG_METRICS, LogMetric
 from mps_exporter.snapshot import ControlDaemon, Histogram, Snapshot
 
 MAX_LABEL_LENGTH = 200  # Maximum length of a label value: users choose names of programs and paths.
@@ -244,7 +244,7 @@ class Section:
         self.metrics: list[MetricSpec] = []
 
     def counted(self, *prefixes: str) -> None:
-        """Declare the metrics of mps/log_metrics.py with these prefixes that are not declared."""
+        """Declare the metrics with these prefixes in mps/metrics_from_logs.py, unless declared."""
         declared = {spec.name for spec in self.metrics}
         for name, metric in LOG_METRICS.items():
             if name.startswith(prefixes) and name not in declared:
