@@ -1,6 +1,6 @@
 """Recent incidents, why servers cannot start, and leftovers that only the doctor searches for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS, start_daemon
@@ -20,7 +20,7 @@ from mps_exporter.findings.finding import (
 from mps_exporter.findings.gpus import predates_volta
 from mps_exporter.humanize import capitalize, count, join_some, memory, printable, processes
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
-from mps_exporter.mps.tool_commands import SOCKET_PATH_BYTES, control_socket_bytes
+from mps_exporter.mps.tool_commands import PIPE_DIRECTORY_BYTES, SOCKET_PATH_BYTES, path_bytes
 from mps_exporter.observations import DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
@@ -226,12 +226,12 @@ def _possible_causes(
         yield f"GPU {', '.join(old)} is older than Volta", "Use a Volta or later GPU for MPS."
 
 
-def long_socket_path(directories: Iterable[str]) -> str:
-    """Return why no daemon can run in one of these pipe directories; "" if no path is too long."""
-    longest = max((control_socket_bytes(one) for one in directories), default=0)
-    if longest <= SOCKET_PATH_BYTES:
+def long_socket_path(directory: str) -> str:
+    """Return why no program can connect in this pipe directory; "" if the path is not too long."""
+    length = path_bytes(f"{directory}/control")
+    if length <= SOCKET_PATH_BYTES:
         return ""
-    return f"the path of its control socket has {longest} bytes, of at most {SOCKET_PATH_BYTES}."
+    return f"the path of its control socket has {length} bytes, of at most {SOCKET_PATH_BYTES}."
 
 
 @of_leftovers(
@@ -246,7 +246,7 @@ def daemon_promised(host: HostFacts) -> Cases:
         promised = [
             one
             for one in host.leftovers.directories
-            if one.promised_by and bool(long_socket_path([one.path])) == too_long
+            if one.promised_by and (path_bytes(one.path) > PIPE_DIRECTORY_BYTES) == too_long
         ]
         if not promised:
             continue
@@ -257,8 +257,9 @@ def daemon_promised(host: HostFacts) -> Cases:
             "(kubectl get pods -A -o wide)."
         )
         if too_long:
-            cause = long_socket_path(one.path for one in promised)
-            text += f" No daemon can run there: {cause}"
+            longest = max(path_bytes(one.path) for one in promised)
+            text += f" No daemon can run there: the path has {longest} bytes, of at most "
+            text += f"{PIPE_DIRECTORY_BYTES}."
             remedy = "Set a shorter CUDA_MPS_PIPE_DIRECTORY, also for its clients."
         yield Case(text, remedy)
 
@@ -269,7 +270,7 @@ def daemon_promised(host: HostFacts) -> Cases:
     "It needs about ten for each client and GPU. Its clients work; a new client gets error 46, "
     "or hangs.",
     "Raise the limit of the daemon (LimitNOFILE= of its unit, or ulimit -n) before it is started "
-    "the next time. Each client that leaves makes room, unless a program has failed already.",
+    "the next time. Once a program has failed, the server accepts no other.",
     page="mps-server-failed-to-create-shm-segment",
 )
 def server_out_of_descriptors(host: HostFacts) -> Cases:

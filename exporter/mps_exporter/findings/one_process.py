@@ -277,7 +277,7 @@ def _directory_checks(one: Subject) -> Checks:
         )
         return
     shown = shown_path(view.pipe_directory)
-    if long := long_socket_path([view.pipe_directory]):
+    if long := long_socket_path(view.pipe_directory):
         remedy = "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients."
         yield problem(humanize.capitalize(long), remedy, WITHOUT_MPS, one.command_to_use_daemon)
     elif view.path_error is not None:

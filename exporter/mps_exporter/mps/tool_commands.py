@@ -42,6 +42,9 @@ PROBE: tuple[str, ...] = ("get_server_list", FENCE)
 servers and a collision would look the same."""
 
 SOCKET_PATH_BYTES = 107  # Maximum length of a Unix socket's path in the kernel.
+PIPE_DIRECTORY_BYTES = 87
+"""Maximum length of a pipe directory's path: with 88 bytes a daemon ends with status 1 (measured).
+Its second socket there is control_privileged."""
 
 
 class ForbiddenCommandError(ValueError):
@@ -391,6 +394,5 @@ def _known(command: str) -> _Command | None:
     return known if known and re.fullmatch(known.arguments, blank + arguments) else None
 
 
-def control_socket_bytes(pipe_directory: str) -> int:
-    """Return the length of the path of a daemon's socket; see SOCKET_PATH_BYTES."""
-    return len(f"{pipe_directory}/control".encode("utf-8", "surrogateescape"))
+def path_bytes(path: str) -> int:
+    return len(path.encode("utf-8", "surrogateescape"))

@@ -32,13 +32,13 @@ from mps_exporter.mps.tool_commands import (
     SOCKET_PATH_BYTES,
     ProbeReply,
     ServerReply,
-    control_socket_bytes,
     failure_of,
     invocation,
     limit_commands,
     other_interface,
     parse_probe,
     parse_server,
+    path_bytes,
     server_commands,
 )
 from mps_exporter.observations import ControlObservation, DaemonFacts, Exchange, Outcome, QueryKind
@@ -434,7 +434,7 @@ async def _query_server(state: _QueryState, server_pid: int, query: Query) -> li
 
 def _skip_reason(daemon: DaemonFacts, *pauses: Pause) -> str | None:
     socket = f"{daemon.pipe_path}/control"
-    length = control_socket_bytes(daemon.pipe_path)
+    length = path_bytes(socket)
     if length > SOCKET_PATH_BYTES:
         return (
             f"the path of its socket has {length} bytes, and only {SOCKET_PATH_BYTES} are possible:"

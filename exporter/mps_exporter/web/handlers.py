@@ -237,7 +237,7 @@ _MANUAL_TEMPLATE = """<!DOCTYPE html>
 """
 _MANUAL_INDEX = (
     "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n{}\n\n"
-    "## FAQ\n\n{}\n{}\n\n## Sharing a GPU\n\n{}\n"
+    "## FAQ\n\n{}\n{}\n\n## Sharing a GPU\n\n{}\n{}\n"
 )
 
 
