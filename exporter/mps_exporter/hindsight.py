@@ -134,7 +134,7 @@ class Hindsight:
             self._incident = self._incident or incident
 
     async def run(self) -> None:
-        """Compress, and write recordings of incidents, until cancelled."""
+        """Compress observations and write recordings until cancelled."""
         while True:
             await asyncio.sleep(ENCODE_INTERVAL_SECONDS)
             try:
@@ -226,7 +226,7 @@ class Hindsight:
         begin = self._recent[0].at
         names = self._settings.record_names
         header = make_header(self._gpus, begin, scenario, self._settings, anonymised=not names)
-        made = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)  # one line after the other in memory
+        made = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)  # only one uncompressed line at once
         parts = [made.compress(self._encoder.header(header))]
         for line in chain(*self._old_logs, *(old.values() for old in self._old)):
             record = json.loads(zlib.decompress(line.data))

@@ -136,7 +136,7 @@ def pages() -> dict[str, ManualPage]:
 
 
 def name_of(url: str | None) -> str | None:
-    """Return the name of the page with this URL; None: it is not in the manual."""
+    """Return the name of the page with this URL; None if the manual lacks it."""
     name = posixpath.basename(url or "").removesuffix(".md")
     return name if name in pages() else None
 

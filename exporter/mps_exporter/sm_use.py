@@ -73,7 +73,7 @@ class SmUseCounter:
 
 
 def _change(daemon: ControlDaemon) -> object:
-    """Return the number of clients that have connected; without logs, a unique value."""
+    """Return a value that changes when a client connects; unique without logs."""
     if daemon.counters is None or not daemon.follows("server"):
         return object()
     counts = daemon.counters.get("mps_client_connections_total", {})

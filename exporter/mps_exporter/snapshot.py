@@ -475,7 +475,7 @@ class ControlDaemon:
     partitioning: Partitioning = field(default_factory=Partitioning)
     """With PIDs of this host, and with UUIDs of GPUs where they are known."""
     resumed: bool = False
-    """The daemon or one of its servers was stopped when a query timed out, and now runs again."""
+    """Whether the daemon or a server has continued from a stop since its last query hung."""
     handover: Handover | None = None  # Last action of an unresponsive daemon, if its client exists.
 
     def follows(self, log: LogName) -> bool:

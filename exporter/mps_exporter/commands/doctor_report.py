@@ -96,7 +96,7 @@ def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
 
 
 def status_of_ends(ends: Sequence[EndAdvice], *, as_json: bool, many: bool) -> tuple[int, str]:
-    """Return 1 if others would be lost with one of these processes, else 0; and the text."""
+    """Return 1 if the end of one of these processes may do harm, else 0; and the text."""
     status, lines = UNHEALTHY if any(one.in_danger for one in ends) else HEALTHY, list[str]()
     if as_json:
         found = [asdict(one) for one in ends]

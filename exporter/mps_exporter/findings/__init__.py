@@ -59,7 +59,7 @@ def of_node(snapshot: Snapshot) -> Snapshot:
         replace(gpu, served_by=tuple(one for one in gpu.served_by if one in names))
         for gpu in snapshot.gpus
     )
-    # Sums over the clients of ordinary users' daemons: no other daemon serves these GPUs.
+    # Without sums for GPUs that only ordinary users' daemons serve.
     no_sums: Any = {"sm_committed_ratio": None, "client_memory_committed_bytes": None}
     gpus = tuple(gpu if gpu.served_by else replace(gpu, **no_sums) for gpu in gpus)
     return replace(snapshot, daemons=daemons, gpus=gpus)

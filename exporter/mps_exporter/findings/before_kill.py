@@ -92,7 +92,7 @@ def before_kill(
 
 
 def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None, hidden: str) -> str:
-    """Return what could name a client or a waiting process (NVML does not), but was not read."""
+    """Return a warning if a source of clients or waits (not NVML) was not read, else ""."""
     failed = {one.name for one in snapshot.collectors if not one.success} - {"nvml"}
     # In a container's daemon, a process that waits has no PID of this host.
     nameless = (not wait.pid and uid in (None, wait.uid) for one in daemons for wait in one.waits)

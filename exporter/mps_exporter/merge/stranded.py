@@ -73,7 +73,7 @@ def _known_clients(daemons: Sequence[Known], at: float) -> set[int] | None:
     complete = daemons and all_readable and 0 not in connected
     if not complete or any(daemon.dropped_clients for daemon, _ in daemons):
         return None
-    hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a read of the logs
+    hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a log read
     if hangs or any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
     # The control tool lists clients, too, by their PIDs in the daemon's namespace. A reply may be

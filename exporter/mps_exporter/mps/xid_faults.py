@@ -86,7 +86,7 @@ class Verdict(NamedTuple):
 
 
 class FaultEvidence:
-    """The faults in the kernel log, and the memory of one daemon's clients."""
+    """The faults in the kernel log, and the address ranges of processes."""
 
     def __init__(self) -> None:
         self.readable = False  # Whether the kernel log is being read.

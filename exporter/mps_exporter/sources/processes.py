@@ -411,7 +411,7 @@ class Processes:
         return known or _CachedFacts(stat, self._clock(), facts), call
 
     def _read_memory(self, stat: ProcessStat, facts: ProcessFacts) -> _CachedFacts:
-        """Read the files that may never return."""
+        """Read the files whose reads may hang."""
         pid = facts.pid
         arguments = parse_arguments(self._read(pid, "cmdline", policy.MAX_ARGUMENT_BYTES) or b"")
         environment = None if stat.state in _ENDED else self._read(pid, "environ")

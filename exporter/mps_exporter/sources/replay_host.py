@@ -84,7 +84,7 @@ class ReplayHost:
 
     @property
     def played_from(self) -> float:
-        """The recording's start on the viewer's clock; while held, as if it were played now."""
+        """The recording's start on the viewer's clock; while held, it moves with the clock."""
         if self._held is not None:
             return self._clock() - self._held / self.speed
         return self._started_at

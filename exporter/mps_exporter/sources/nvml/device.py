@@ -248,7 +248,7 @@ class GpuReader(DeviceReader):
     # MIG
 
     def mig_instances(self, now: float) -> list[DeviceReader]:
-        """Return the readers of the MIG instances as of the last observation."""
+        """Return the readers of the MIG instances, after a scan if a scan is due."""
         if not self.is_divided:
             self._close_instances()
         elif now >= self._scan_at:
