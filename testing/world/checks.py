@@ -467,7 +467,7 @@ def _explained(
         return True  # the daemon's GPUs, by which limits are read, were not known in time
     if name in ("mps_container_info", "mps_cgroup_info") or name.startswith("mps_cgroup_memory"):
         return True  # of the clients that are known
-    if name == "mps_gpu_client_memory_committed_bytes":
+    if name == "mps_gpu_client_memory_committed_bytes" or "memory_limit_ignored" in labels:
         return moment.sight != EVERYTHING or any("unknown" in one for _, one in (*first, *later))
     if name.startswith("mps_control_") or name.endswith(
         (

@@ -182,7 +182,7 @@ class Daemon(Process):
         """Return the clients behind another user's server, and on a server without service."""
         waiting = [one for one in self.queue if one.blocked]
         if self.server is not None and self.server.ghost:
-            waiting += [one for one in self.server.clients if not one.active_ms]
+            waiting += [one for one in self.server.clients if one.blocked and not one.active_ms]
         return [
             WaitTruth(one.pid, one.shown_uid, one.queued_ms or 0, one.dead_ms is not None)
             for one in waiting

@@ -429,8 +429,9 @@ class Server(Process):
         The address proves nothing (None), or not certainly if forked processes have the same.
         """
         provable = address is not None and self.world.sight.kernel_log
-        # The work of any client may have waited since the culprit's end.
-        since_ms = min(culprit.ended_ms or fault.at_ms, fault.at_ms) - 2_000
+        # The work of any client may have waited since the culprit's end; the last line of a client
+        # is up to 92 ms later.
+        since_ms = min(culprit.ended_ms or fault.at_ms, fault.at_ms) - 2_100
         near = [
             one
             for one in self.daemon.served

@@ -31,7 +31,8 @@ def stranded_pids(
     Certain if no server is on the GPU, or if the logs of every daemon that may serve the process
     show all its clients. NVML also lists a process that waits in a queue, which lacks a server for
     another reason. `strangers` are servers of no known daemon: on the GPU, such a server may serve
-    its user's clients, and root's server the clients of all users.
+    its user's clients, and root's server the clients of all users. Without /proc, a server is not
+    `identified`.
     """
     if "mps_client" not in by_kind:
         return None
@@ -52,10 +53,11 @@ def stranded_pids(
             known = None
         else:
             known = _known_clients(serving, context.nvml.at - policy.STRANDED_SECONDS)
-        if known is None:
+        left = pids - (known or set()) - {wait.pid for one, _ in serving for wait in one.waits}
+        if known is None or (left and not identified):
             unknown = True
         else:
-            certain += pids - known - {wait.pid for daemon, _ in serving for wait in daemon.waits}
+            certain += left
     return tuple(sorted(certain)) if certain or not unknown else None
 
 

@@ -104,7 +104,7 @@ class DaemonTracker:
         when.increment("mps_control_log_lines_total", log=log)
         state.timeline.line_read(entry.at)
         if entry.event.name not in _TIMELESS:
-            state.advance_to(entry.at)
+            self.advance_to(entry.at)  # first the exits that are certain by then
         # Some daemons write both logs into one file: the component shows the log of a line.
         if entry.component == "Control" or (not entry.component and log == "control"):
             self._control.apply(entry, when)

@@ -440,6 +440,8 @@ def test_a_server_of_a_daemon_that_was_not_found_may_serve_the_clients_of_its_us
     listed = (*NEIGHBOUR, (60, "compute", GIB))
     found = one_daemon(SERVER, *processes, listed=listed).gpus[0]
     assert found.stranded_clients == stranded
+    unread = one_daemon(*processes[1:], listed=listed, facts=replace(RUNNING, servers=(SERVER,)))
+    assert unread.gpus[0].stranded_clients is None
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -6,7 +6,7 @@ from mps_exporter.limits_timeouts_intervals import MAX_TIMELINE_SPANS, TIMELINE_
 from mps_exporter.mps.state import DaemonState
 from mps_exporter.mps.tracker import DaemonTracker
 from mps_exporter.mps.waits import Timeline
-from testing.mps_logs import Logs, at, counted, read, script, start, summary
+from testing.mps_logs import Logs, at, counted, incidents, more, read, script, start, summary
 from testing.mps_script import HOLDER, arrives, leaves, pending, server_ends, server_starts
 
 
@@ -79,6 +79,15 @@ GHOST = (
     + server_starts("00:05.000", "00:05.300", 461, 1002)
 )
 """A server for user 1002, whose only queued client has died: no client connects."""
+
+
+def test_a_death_that_is_certain_before_a_line_is_applied_before_it() -> None:
+    queued = HOLDER + pending("00:02.000", 200, 1002)
+    tracker = start(queued)
+    tracker.update_liveness(at("00:03"), lambda pid, _at: pid != 200)
+    more(tracker, GHOST.removeprefix(queued))
+    (found,) = incidents(tracker.state, "wait_abandoned")
+    assert (found.at, found.seconds) == (at("00:03"), 1.0)
 
 
 def test_a_ghost_needs_no_control_log_and_no_names() -> None:
