@@ -39,8 +39,8 @@ _IGNORED = re.compile(
 )
 _SUBJECT = re.compile(
     r"(gpu|(?<![a-z])mps|multiuser.server|time.slicing|\bmig\b)|cu(?:da|dnn|blas)|nv(?:idia|ml|link)"
-    r"|nccl|torch|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)|daemon-ctr"
-    r"|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
+    r"|nccl|torch|tensorrt|triton|rapids|\bjax|vllm|sglang|onnx|exclusive (?:device|mode|process)"
+    r"|daemon-ctr|control daemon|active.thread|pinned_mem|\b(?:xid|ecc|sms?)\b"
     r"|\bkernels\b|\b[ahv][1238]00\b|\brtx|geforce|tesla|volta\b|jetson"
     r"|(?:new|legacy) (?:client|server)|client contexts?|compute mode|server \d"
 )
