@@ -75,13 +75,16 @@ def before_kill(
         for server in daemon.servers:
             if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
-                what = "its end takes down all its clients" if lost else "it has no clients"
+                known = server.clients_connected == len(lost)
+                what = "it has no clients" if known else "its clients are not known"
+                if lost:
+                    what = "its end takes down all its clients"
                 if server in ghosts:  # measured: the client that hangs on it gets error 46 or 805
                     what, lost = "no client works on this ghost, and its end frees the daemon", ()
                 end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
-                return EndAdvice(pid, bool(lost), text, lost)
+                return EndAdvice(pid, bool(lost) or not known, text, lost)
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)

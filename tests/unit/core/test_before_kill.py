@@ -67,6 +67,9 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         end = before_kill(634, snapshot(daemon(server(hung, ghost=ghost, confirmed=confirmed))))
         assert end.in_danger != (ghost and confirmed)
     assert before_kill(634, snapshot(daemon(server(BUSY, ghost=True)))).in_danger
+    for count, danger in ((0, False), (None, True), (2, True)):  # 2: of which none is shown
+        end = before_kill(634, snapshot(daemon(replace(server(), clients_connected=count))))
+        assert end.in_danger == danger == ("its clients are not known" in end.text[0])
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
