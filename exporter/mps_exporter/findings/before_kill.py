@@ -80,7 +80,8 @@ def before_kill(
                 if lost:
                     what = "its end takes down all its clients"
                 if server in ghosts:  # measured: the client that hangs on it gets error 46 or 805
-                    what, lost = "no client works on this ghost, and its end frees the daemon", ()
+                    what = "no client works on this ghost, and its end frees the daemon"
+                    lost, known = (), True
                 end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)

@@ -217,7 +217,7 @@ class ServerClients:
             pid,
             uid,
             when.at,
-            inferred=not (server.names_clients or server.deaf),
+            inferred=not (server.names_clients or server.deaf_since),
             thread_ratio=server.thread_ratio,
             memory_limits=None if server.start_unknown else server.memory_limits,
         )

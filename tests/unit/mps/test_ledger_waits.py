@@ -121,6 +121,21 @@ def test_the_clients_of_a_deaf_server_work(more: str, ghost: bool, cause: str) -
     assert summary(read(DEAF + more + killed).counters)["server_exits"] == {cause: 1}
 
 
+@pytest.mark.parametrize(("more", "verdict"), [("", None), (LEFT, True)])
+def test_a_deaf_server_whose_clients_are_hidden_is_not_called_a_ghost(
+    more: str, verdict: bool | None
+) -> None:
+    state = read(DEAF + more)
+    (server,) = state.servers
+    for readable in (False, True):
+        state.readable["server"] = readable
+        assert server.is_ghost is (readable or verdict)
+    server.clients.unfollowed = 1
+    assert server.is_ghost is verdict
+    server.clients.unfollowed, state.server_log_lost_at = 0, at("00:05.000")
+    assert server.is_ghost is verdict
+
+
 # ---------------------------------------------------------------- what grows between lines
 
 
