@@ -45,6 +45,7 @@ class EndAdvice:
     text: tuple[str, ...]
     neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
     actions: tuple[Action, ...] = ()  # The commands, in their order.
+    children: tuple["EndAdvice", ...] = ()  # What it has started, and whose end endangers others.
 
 
 def before_kill(

@@ -94,8 +94,16 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
     launcher = Settings(doctor_before_kill=(94,), path_procfs=str(tmp_path))
     assert not await doctor.diagnose(launcher)
     (threads := proc.add(94) / "task" / "94").mkdir(parents=True)
-    (threads / "children").write_text("93 11 ")
-    assert await doctor.diagnose(launcher) == 1
+    for children in ("93", "11", "11 12"):
+        (threads / "children").write_text(f"{children} ")
+        harmless = children == "93"
+        assert await doctor.diagnose(launcher) != harmless
+        capsys.readouterr()
+        assert await doctor.diagnose(replace(launcher, doctor_json=True)) != harmless
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["pid"], printed["in_danger"]) == (94, not harmless)
+        named = [str(one["pid"]) for one in printed["children"]]
+        assert named == ([] if harmless else children.split())
     monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=host))
     for uid, status in ((1001, 0), (2001, 1)):
         proc.add(95, uid=uid)
