@@ -122,6 +122,8 @@ def _shows_clients(daemon: ControlDaemon) -> bool:
 def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: Client) -> EndAdvice:
     found = _neighbours(client, server)
     users = neighbour_counts(client, server)["users"]
+    # None: a ghost that may hide what its clients do (see TrackedServer.is_ghost).
+    known = _shows_clients(daemon) and (server.ghost is not None or daemon.protocol == "3")
     of_users = f" of {count(users, 'other user')}" if users else ""
     text = [f"{capitalize(host.client(client))} is a client of {host.server(server)}."]
     if found:
@@ -131,7 +133,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
             "busy clients die, idle ones cannot use the GPU any more.",
             f"{capitalize(join_some([host.client(one) for one in found]))}.",
         ]
-    elif not _shows_clients(daemon):
+    elif not known:
         text.append(
             "Not all clients of its daemon, and their GPUs, are known: others may be lost with it."
         )
@@ -144,7 +146,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
         )
     if actions := _in_order(daemon, client):
         text.append("In this order, its end takes no other program down:")
-    in_danger, pids = bool(found) or not _shows_clients(daemon), tuple(one.pid for one in found)
+    in_danger, pids = bool(found) or not known, tuple(one.pid for one in found)
     return EndAdvice(client.pid, in_danger, tuple(text), pids, actions)
 
 

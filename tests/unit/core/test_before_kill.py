@@ -48,6 +48,8 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         advice = before_kill(11, host)
         assert advice.in_danger
         assert "others may be lost with it" in " ".join(advice.text)
+    lines_lost = snapshot(daemon(server(client(11, contexts={}), ghost=None)))
+    assert before_kill(11, lines_lost).in_danger
     for name in ("control", "nvml"):  # NVML lists no clients
         failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
         end = before_kill(99, replace(HOST, collectors=failed))
