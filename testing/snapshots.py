@@ -82,6 +82,7 @@ def server(*clients: Client, **changes: object) -> Server:
         user="alice",
         start_time_seconds=NOW - 7500,
         state="ACTIVE",
+        ghost=False,
         clients_connected=len(clients),
         contexts={UUID: len(clients)},
         contexts_limit={UUID: 48},

@@ -424,7 +424,8 @@ class Settings:
         (),
         _PROCESS_ID,
         "Programs that could end with this process, and how to end it alone; of several, those "
-        "that endanger others (JSON: a list). Exit status: 0 no other in danger, 1 otherwise.",
+        "that endanger others (JSON: a list; of one, an object with its children). Exit status: 0 "
+        "no other in danger, 1 otherwise.",
     )
     doctor_json: bool = _option(False, _SWITCH, "Print JSON.")
     doctor_check: str | None = _option(

@@ -412,6 +412,11 @@ class Client:
     """Reason why the client cannot be meant for that partition."""
     cgroup: str | None = None  # The nearest control group in Snapshot.cgroup_memory.
 
+    @property
+    def may_work(self) -> bool:
+        """Whether it may have a context: it is lost if its server is ended."""
+        return bool(self.contexts) or self.state not in ("connecting", "creating_context")
+
 
 @dataclass(frozen=True, slots=True)
 class Server:

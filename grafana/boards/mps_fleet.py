@@ -43,8 +43,8 @@ TILES = strip(
     ),
     tile(
         "Bad servers",
-        "Healthy: 0. Servers that refuse new clients after a fault, and ghosts: started for a "
-        "client that died in the queue; the next client hangs the daemon until they are killed.",
+        "Healthy: 0. Servers that refuse new clients after a fault, and ghosts: they accept no "
+        "client since one died in the queue; the next hangs the daemon until they are killed.",
         f"count({shared.SERVER_TROUBLE}) or {shared.NOTHING}",
         steps=style.at_most(1),
         of="count(mps_server_info)",

@@ -368,7 +368,7 @@ def verdicts(moment: Moment) -> Iterator[str]:
             continue
         ghosts = {server.pid for server in before.servers if server.ghost}
         for server in now[name].servers:
-            if server.pid in ghosts and not server.ghost:
+            if server.pid in ghosts and server.ghost is False:
                 yield f"server {server.pid} is no ghost any more"
 
 

@@ -69,7 +69,10 @@ async def diagnose(settings: Settings) -> int:
         ]
         given = ends[: len(pids)]
         shown = [one for one in ends if one.in_danger] or given
-        as_json = settings.doctor_json
+        if (as_json := settings.doctor_json) and not pids[1:]:
+            below = tuple(one for one in ends[1:] if one.in_danger)
+            danger = given[0].in_danger or bool(below)
+            shown = [replace(given[0], in_danger=danger, children=below)]
         status, text = doctor_report.status_of_ends(shown, as_json=as_json, many=len(pids) > 1)
         if status and not (as_json or any(one.in_danger for one in given)):
             text = f"What it has started mostly ends with it.\n{text}"

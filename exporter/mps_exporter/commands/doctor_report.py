@@ -100,7 +100,7 @@ def status_of_ends(ends: Sequence[EndAdvice], *, as_json: bool, many: bool) -> t
     status, lines = UNHEALTHY if any(one.in_danger for one in ends) else HEALTHY, list[str]()
     if as_json:
         found = [asdict(one) for one in ends]
-        return status, json.dumps(found if many or found[1:] else found[0], indent=2)
+        return status, json.dumps(found if many else found[0], indent=2)
     for end in ends:
         lines += end.text
         lines += (f"  {one.command}\n    ({one.run_as}: {one.effect})" for one in end.actions)

@@ -45,6 +45,7 @@ class EndAdvice:
     text: tuple[str, ...]
     neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
     actions: tuple[Action, ...] = ()  # The commands, in their order.
+    children: tuple["EndAdvice", ...] = ()  # What it has started, and whose end endangers others.
 
 
 def before_kill(
@@ -75,13 +76,17 @@ def before_kill(
         for server in daemon.servers:
             if pid == server.pid and (server.confirmed or not limited):
                 named, lost = host.server(server), tuple(one.pid for one in server.clients)
-                what = "its end takes down all its clients" if lost else "it has no clients"
+                known = server.clients_connected == len(lost)
+                what = "it has no clients" if known else "its clients are not known"
+                if lost:
+                    what = "its end takes down all its clients"
                 if server in ghosts:  # measured: the client that hangs on it gets error 46 or 805
-                    what, lost = "no client works on this ghost, and its end frees the daemon", ()
+                    what = "no client works on this ghost, and its end frees the daemon"
+                    lost, known = (), True
                 end = f"Process {pid} is {named}: {what}."
                 clients = capitalize(join_some([host.client(one) for one in server.clients]))
                 text = (end, f"{clients}.") if lost else (end,)
-                return EndAdvice(pid, bool(lost), text, lost)
+                return EndAdvice(pid, bool(lost) or not known, text, lost)
             for client in server.clients:
                 if client.pid == pid and (client.confirmed or not limited):
                     return _of_client(host, daemon, server, client)
@@ -117,6 +122,8 @@ def _shows_clients(daemon: ControlDaemon) -> bool:
 def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: Client) -> EndAdvice:
     found = _neighbours(client, server)
     users = neighbour_counts(client, server)["users"]
+    # None: a ghost that may hide what its clients do (see TrackedServer.is_ghost).
+    known = _shows_clients(daemon) and (server.ghost is not None or daemon.protocol == "3")
     of_users = f" of {count(users, 'other user')}" if users else ""
     text = [f"{capitalize(host.client(client))} is a client of {host.server(server)}."]
     if found:
@@ -126,7 +133,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
             "busy clients die, idle ones cannot use the GPU any more.",
             f"{capitalize(join_some([host.client(one) for one in found]))}.",
         ]
-    elif not _shows_clients(daemon):
+    elif not known:
         text.append(
             "Not all clients of its daemon, and their GPUs, are known: others may be lost with it."
         )
@@ -139,7 +146,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
         )
     if actions := _in_order(daemon, client):
         text.append("In this order, its end takes no other program down:")
-    in_danger, pids = bool(found) or not _shows_clients(daemon), tuple(one.pid for one in found)
+    in_danger, pids = bool(found) or not known, tuple(one.pid for one in found)
     return EndAdvice(client.pid, in_danger, tuple(text), pids, actions)
 
 

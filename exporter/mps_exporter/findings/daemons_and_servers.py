@@ -154,11 +154,12 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
 
 
 def _remedy_of_unknown_cause(daemon: ControlDaemon) -> str:
-    if not (daemon.follows("control") and daemon.follows("server")):
+    seen = daemon.follows("control") and daemon.follows("server")
+    if not seen or any(one.ghost is None for one in daemon.servers):
         return (
-            "Not all of its logs can be read, so whether a ghost server blocks it is not known; it "
-            "may also be draining, which looks the same (its control.log then has Cmd:quit, and it "
-            "exits when its last client does). Ask root to run mps-exporter doctor."
+            "Not all of its logs or clients are seen, so whether a ghost blocks it is not known; "
+            "it may also be draining, which looks the same (its control.log then has Cmd:quit, and "
+            "it exits when its last client does). Ask root to run mps-exporter doctor."
         )
     last = daemon.handover.pid if daemon.handover is not None else 0
     sent = f" The last that it did was for process {last}." if last else ""

@@ -98,8 +98,7 @@ def may_be_ended(one: Server | Client) -> bool:
 
 def working(server: Server) -> list[Client]:
     """Return the clients that may have a context: they are lost if the server is ended."""
-    without = ("connecting", "creating_context")
-    return [one for one in server.clients if one.contexts or one.state not in without]
+    return [one for one in server.clients if one.may_work]
 
 
 def _known_pids(pids: Iterable[int]) -> list[str]:

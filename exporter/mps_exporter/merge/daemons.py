@@ -147,8 +147,11 @@ def _limit_clients(servers: Sequence[Server], clients_max: int) -> tuple[tuple[S
     for server in servers:
         clients = server.clients[:left]
         left -= len(clients)
-        dropped += len(server.clients) - len(clients)
-        kept.append(replace(server, clients=clients))
+        rest = server.clients[len(clients) :]
+        dropped += len(rest)
+        # A ghost may be ended if its clients are seen to have no context.
+        unseen = server.ghost and any(one.may_work for one in rest)
+        kept.append(replace(server, clients=clients, ghost=None if unseen else server.ghost))
     return tuple(kept), dropped
 
 

@@ -165,13 +165,17 @@ class ServerClients:
         return new[0] if len(new) == 1 and new[0] else None
 
     def find(self, pid: int, context: int | None = None) -> TrackedClient | None:
-        """Return a client; for PID 0 one with this context, else a leaving, else the oldest one."""
+        """Return a client; for PID 0 one with this context, else a leaving, else the oldest one.
+
+        A client without a context comes before those with contexts: these close before it ends.
+        """
         if pid:
             return self._clients.get(pid)
-        unnamed = self._unnamed()
-        with_context = (client for client in unnamed if context in client.contexts)
-        leaving = (client for client in unnamed if client.leaving)
-        return next(with_context, None) or next(leaving, None) or next(iter(unnamed), None)
+
+        def order(one: TrackedClient) -> tuple[bool, bool, bool]:
+            return context not in one.contexts, not one.leaving, bool(one.contexts)
+
+        return min(self._unnamed(), key=order, default=None)
 
     def gpu_of(self, pid: int, context: int) -> str:
         client = self.find(pid, context)
@@ -217,7 +221,7 @@ class ServerClients:
             pid,
             uid,
             when.at,
-            inferred=not (server.names_clients or server.deaf),
+            inferred=not (server.names_clients or server.deaf_since),
             thread_ratio=server.thread_ratio,
             memory_limits=None if server.start_unknown else server.memory_limits,
         )

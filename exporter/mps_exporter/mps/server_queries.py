@@ -150,7 +150,7 @@ def servers_due(
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
-    if any(server.is_ghost for server in state.servers):
+    if any(one.ghost and one.missing_since is None for one in state.servers):
         return ()
     logged = {server.pid: server for server in state.servers}
     responsive = tuple(

@@ -57,9 +57,10 @@ class TrackedServer:
     ghost: bool = False
     shutdown_requested_at: float | None = None
     """Time of the daemon's last shutdown request; None if the server declined it."""
-    deaf: bool = False
-    """Its log shows a client without credentials: it had died, or no file descriptor was free. From
-    then on the server accepts no client (48 of 48 on an H200), and those that it has work on."""
+    deaf_since: float | None = None
+    """Time at which its log shows a client without credentials: it had died, or no file descriptor
+    was free. From then on the server accepts no client (48 of 48 on an H200), and those that it has
+    work on."""
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
@@ -87,10 +88,11 @@ class TrackedServer:
     def is_ghost(self) -> bool | None:
         """Whether the server is a ghost whose process still exists.
 
-        None without server.log, which alone excludes a ghost once a client connects.
+        None without server.log, which alone excludes a ghost once a client connects; and for a
+        ghost whose clients may be at work, since the log no longer shows what they do.
         """
         if self.ghost:
-            return self.missing_since is None
+            return None if self._hides_clients() else self.missing_since is None
         return False if self.daemon.readable["server"] else None
 
     @property
@@ -142,7 +144,7 @@ class TrackedServer:
 
     def detect_ghost(self, when: Moment) -> None:
         """Set whether it is a ghost: ready, all queued clients dead, and no client connected."""
-        if self.deaf:
+        if self.deaf_since is not None:
             return
         if self.clients.ever_connected or self.ready_at is None:
             self.ghost = False
@@ -156,11 +158,17 @@ class TrackedServer:
         lost_at = self.daemon.server_log_lost_at
         return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
 
+    def _hides_clients(self) -> bool:
+        """Return whether it has clients from before it was deaf, and not all they do is logged."""
+        unseen = self.may_miss_lines() or self.clients.unfollowed or not self.names_clients
+        deaf = self.deaf_since
+        return bool(unseen) and any(deaf and one.connected_at <= deaf for one in self.clients)
+
     def credentials_missing(self, when: Moment) -> None:
         """Make it a ghost if all clients are known that would be lost with it."""
         known = not (self.may_miss_lines() or self.clients.unfollowed)
         if known and not any(client.inferred for client in self.clients):
-            self.deaf = True
+            self.deaf_since = when.at
             self._become_ghost(when)
 
     def _become_ghost(self, when: Moment) -> None:
@@ -178,8 +186,8 @@ class TrackedServer:
     def request_connection(self, _when: Moment) -> None:
         """Record a connection request. Its PID is not the client's; later lines have the PID."""
         self.logs_pids = True
-        if self.deaf:  # never seen: it accepts clients after all
-            self.ghost = self.deaf = False
+        if self.deaf_since is not None:  # never seen: it accepts clients after all
+            self.ghost, self.deaf_since = False, None
 
     def request_unnamed_connection(self, when: Moment) -> None:
         """Record a connection request on a driver whose lines do not name clients."""
@@ -227,7 +235,7 @@ class TrackedServer:
             self.faults.endings.context_ends(pid, context, when)
         else:
             self.faults.process_ends(pid, when)
-        if self.deaf:  # it writes neither of these lines (measured)
+        if self.deaf_since is not None:  # it writes neither of these lines (measured)
             self.close_context(pid, context, when) if context else self.disconnect(pid, when)
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:

@@ -48,6 +48,8 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         advice = before_kill(11, host)
         assert advice.in_danger
         assert "others may be lost with it" in " ".join(advice.text)
+    lines_lost = snapshot(daemon(server(client(11, contexts={}), ghost=None)))
+    assert before_kill(11, lines_lost).in_danger
     for name in ("control", "nvml"):  # NVML lists no clients
         failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
         end = before_kill(99, replace(HOST, collectors=failed))
@@ -67,6 +69,9 @@ def test_what_could_not_be_read_is_not_called_harmless() -> None:
         end = before_kill(634, snapshot(daemon(server(hung, ghost=ghost, confirmed=confirmed))))
         assert end.in_danger != (ghost and confirmed)
     assert before_kill(634, snapshot(daemon(server(BUSY, ghost=True)))).in_danger
+    for count, danger in ((0, False), (None, True), (2, True)):  # 2: of which none is shown
+        end = before_kill(634, snapshot(daemon(replace(server(), clients_connected=count))))
+        assert end.in_danger == danger == ("its clients are not known" in end.text[0])
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
@@ -91,8 +96,16 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
     launcher = Settings(doctor_before_kill=(94,), path_procfs=str(tmp_path))
     assert not await doctor.diagnose(launcher)
     (threads := proc.add(94) / "task" / "94").mkdir(parents=True)
-    (threads / "children").write_text("93 11 ")
-    assert await doctor.diagnose(launcher) == 1
+    for children in ("93", "11", "11 12"):
+        (threads / "children").write_text(f"{children} ")
+        harmless = children == "93"
+        assert await doctor.diagnose(launcher) != harmless
+        capsys.readouterr()
+        assert await doctor.diagnose(replace(launcher, doctor_json=True)) != harmless
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["pid"], printed["in_danger"]) == (94, not harmless)
+        named = [str(one["pid"]) for one in printed["children"]]
+        assert named == ([] if harmless else children.split())
     monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=host))
     for uid, status in ((1001, 0), (2001, 1)):
         proc.add(95, uid=uid)

@@ -415,6 +415,14 @@ def test_a_client_without_a_number_or_beyond_the_bound_leaves_strangers_in_doubt
     known = client_facts(30)
     assert snapshot(known, processes=NEIGHBOUR).gpus[0].stranded_clients == 1
     assert snapshot(known, processes=NEIGHBOUR, clients_max=0).gpus[0].stranded_clients is None
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_no_ghost_is_shown_whose_clients_at_work_are_only_counted(most: int) -> None:
+    for at_work, verdict in (("GPU-a",), True if most else None), ((), True):
+        ghost = replace(LOGGED, clients=(logged_client(30, *at_work),), attributes={"ghost": True})
+        (server,) = one_daemon(SERVER, server=ghost, clients_max=most).daemons[0].servers
+        assert (server.ghost, len(server.clients)) == (verdict, most)
     nameless = replace(LOGGED, clients=(*LOGGED.clients, logged_client(0)))
     found = one_daemon(SERVER, listed=(*NEIGHBOUR, (33, "compute", 1), (33, "mps", 1)))
     assert found.gpus[0].stranded_clients == 2

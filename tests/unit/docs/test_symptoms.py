@@ -62,6 +62,19 @@ def test_the_page_and_the_runbook_of_a_finding_exist(finding: FindingType) -> No
         assert {anchor} - {""} <= anchors(ROOT / path)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "prometheus/runbooks/MpsGhostServer.md",
+        "docs/symptoms/a-client-is-connected-and-hangs.md",
+        "docs/symptoms/every-cuda-program-hangs-and-the-control-tool-too.md",
+    ],
+)
+def test_a_ghost_is_ended_only_if_no_client_has_a_context_on_it(page: str) -> None:
+    text = " ".join((ROOT / page).read_text("utf-8").lower().split())
+    assert re.search(r"kill(?: -9`)? th(?:e|at) ghost\b[^.]*if no client has a context on it", text)
+
+
 async def passing_findings_of(recording: str) -> set[str]:
     """Those that appear at any moment while a recording of a real host is played."""
     player = Player(RECORDINGS / f"{recording}.rec.gz")

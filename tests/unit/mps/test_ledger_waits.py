@@ -130,6 +130,29 @@ def test_the_clients_of_a_deaf_server_work(more: str, ghost: bool, cause: str) -
     assert summary(read(DEAF + more + killed).counters)["server_exits"] == {cause: 1}
 
 
+def test_of_two_clients_with_pid_0_that_without_a_context_has_left_a_deaf_server() -> None:
+    newer = "00:02.000 S110 Client {PID: 0, Context ID: 0} connected\n"
+    text = (HOLDER + newer).replace("PID: 100", "PID: 0") + DEAF.removeprefix(HOLDER)
+    text += LOST.format("030", "{PID: 0, Context ID: 0}")
+    (server,) = read(text).servers
+    assert (server.is_ghost, [one.state[0] for one in server.clients]) == (True, ["active"])
+
+
+@pytest.mark.parametrize(("more", "verdict"), [("", None), (LEFT, True)])
+def test_a_deaf_server_whose_clients_are_hidden_is_not_called_a_ghost(
+    more: str, verdict: bool | None
+) -> None:
+    state = read(DEAF + more)
+    (server,) = state.servers
+    for readable in (False, True):
+        state.readable["server"] = readable
+        assert server.is_ghost is (readable or verdict)
+    server.clients.unfollowed = 1
+    assert server.is_ghost is verdict
+    server.clients.unfollowed, state.server_log_lost_at = 0, at("00:05.000")
+    assert server.is_ghost is verdict
+
+
 # ---------------------------------------------------------------- what grows between lines
 
 

@@ -23,7 +23,7 @@ from mps_exporter.observations import (
     ProcessFacts,
 )
 from testing import fake_mps_v3 as published
-from testing.logged import LoggedServer, logged
+from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/mps"
 NOW = 10_000.0
@@ -109,6 +109,8 @@ def test_the_retry_interval_doubles_while_a_server_is_unexplained(
 
 
 NEW = ServerAnswers(ProbeReply((20,), 1.0))
+LINES_LOST = {"ghost": True, "deaf_since": NOW, "has_first_line": False}
+"""A ghost that has clients, of which not all lines were read."""
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,7 @@ NEW = ServerAnswers(ProbeReply((20,), 1.0))
         (NEW, state(), True),
         (NEW, state(quit_requested_at=NOW - 1.0), False),
         (NEW, state(server(20), server(21, ghost=True)), False),
+        (NEW, state(server(20), LoggedServer(21, (logged_client(30),), 9, 2.0, LINES_LOST)), False),
         (NEW, state(server(20, ready_at=None)), False),
         (NEW, state(server(20, ready_at=None, start_unknown=True)), True),
         (NEW, state(server(20, started_at=NOW - 0.9)), False),
