@@ -165,7 +165,7 @@ def _with_pids(
         )
 
 
-def _common(values: Iterable[T]) -> T | None:
+def _common(values: Iterable[T | None]) -> T | None:
     """Return the value, if all are equal."""
     first, *others = values
     return first if all(one == first for one in others) else None
