@@ -469,6 +469,7 @@ class Collector:
         """Follow the logs until cancelled; search for daemons first, so that no line is missed."""
         search_at = 0.0
         while True:
+            failure: Exception | None = None
             try:
                 if not self._daemons and time.monotonic() >= search_at:
                     search_at = time.monotonic() + policy.DAEMON_SEARCH_INTERVAL_SECONDS
@@ -479,10 +480,17 @@ class Collector:
                 with contextlib.suppress(SourceTimeoutError, OSError):  # a collection reports it
                     await self.watch_processes()
             except Exception as error:  # noqa: BLE001 - the next poll may succeed
-                self._transitions.failed("tail", message="cannot follow the logs", err=repr(error))
-            else:
+                failure = error
+            try:
+                await self._host.wait_for_next_poll()
+            except Exception as error:  # noqa: BLE001 - no thread was left, for example
+                failure = error
+            if failure is None:
                 self._transitions.recovered("tail", message="the logs are followed again")
-            await self._host.wait_for_next_poll()
+            else:
+                text = "cannot follow the logs"
+                self._transitions.failed("tail", message=text, err=repr(failure))
+                await asyncio.sleep(policy.LOG_POLL_INTERVAL_SECONDS)
 
     def _publish(self) -> None:
         for record in self._daemons.values():

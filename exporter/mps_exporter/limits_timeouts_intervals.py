@@ -53,6 +53,8 @@ MAX_PROCESSES_PER_USER = 24  # Processes of MPS: 8 daemons, their servers, and 8
 USERS_CHECK_INTERVAL_SECONDS = 30.0
 """Minimum interval between two checks of their directories: 40 system calls each, on a thread.
 Whoever connects to the port can cause collections."""
+NEW_CHECK_INTERVAL_SECONDS = 5.0
+"""The same for a process without a directory, in the first two such intervals of its life."""
 
 MAX_PROCESSES = 192  # Processes of all ordinary users: those of 64 daemons.
 

@@ -1,10 +1,10 @@
 """The clients of a server: who they are, and what they may use."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.mps import client_limits
@@ -16,6 +16,7 @@ from mps_exporter.mps.tool_commands import ServerReply
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import (
     Client,
+    ClientState,
     JoinReason,
     Namespace,
     NamespaceClient,
@@ -23,6 +24,8 @@ from mps_exporter.snapshot import (
     Partitioning,
     SmPartition,
 )
+
+T = TypeVar("T")
 
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 PER_CONTEXT_VARIABLE = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
@@ -42,9 +45,10 @@ class _ClientInputs(NamedTuple):
 
     pid: int  # On this host; 0 if unknown.
     contexts: Mapping[str, int]  # GPU UUID -> contexts.
-    allowed: AllowedLimits  # The limits in force when it connected.
+    allowed: AllowedLimits | None  # The limits in force when it connected; None if unknown.
     uid: int | None = None
-    logged: TrackedClient | None = None
+    connected_at: float | None = None
+    state: tuple[ClientState | None, float | None] = (None, None)  # Its state, and since when.
 
 
 def server_limits(
@@ -95,7 +99,8 @@ def _logged_client(
         allowed = allowed._replace(ratio=client.thread_ratio)
     if client.memory_limits is not None:
         allowed = allowed._replace(memory=by_uuid(devices, client.memory_limits))
-    return _ClientInputs(client.pid, client.contexts_by_gpu, allowed, client.uid, client)
+    contexts, state = client.contexts_by_gpu, client.state
+    return _ClientInputs(client.pid, contexts, allowed, client.uid, client.connected_at, state)
 
 
 def _replied_clients(
@@ -114,45 +119,70 @@ def _resolve_pid0_clients(
 ) -> list[_ClientInputs]:
     """Find the PIDs of clients that a daemon in its own PID namespace calls PID 0.
 
-    If NVML lists as many unidentified MPS processes on the server's GPUs as the server has clients,
-    these are the clients; else it is unknown which of them are. The log's facts are those of a
-    process if GPUs, or equal states, leave no doubt.
+    If NVML lists as many unidentified MPS processes of a user on the server's GPUs as the server
+    has such clients of this user, these are the clients; else it is unknown which of them are. If
+    GPUs do not tell clients apart, only facts that are equal in all are known. A client that a
+    fault hit may have left NVML's list, and another process may be there instead.
     """
-    listed: dict[int, dict[str, int]] = {}
+    known = context.known_pids | {server_pid} | {one.pid for one in clients}
+    listed: dict[int | None, dict[int, dict[str, int]]] = {}
     for gpu in context.gpus.values():
         compute, mps = (
             {process.pid for process in gpu.processes or () if process.kind == kind}
             for kind in ("compute", "mps")
         )
-        if server_pid in compute:
-            for pid in (compute & mps) - context.known_pids - {server_pid}:
-                listed.setdefault(pid, {})[gpu.uuid] = 1
-    if len(listed) != len(clients):
-        return clients
-    clients = sorted(clients, key=lambda one: sorted(one.contexts))
-    found = sorted(listed.items(), key=lambda one: (sorted(one[1]), one[0]))
-    same = [sorted(one.contexts) for one in clients] == [sorted(gpus) for _, gpus in found]
-    kinds = {(frozenset(one.contexts), one.logged and one.logged.state[0]) for one in clients}
-    states = [gpus for gpus, _ in kinds]
-    return [
-        one._replace(pid=pid, contexts=gpus, logged=one.logged if known else None)
-        for one, (pid, gpus) in zip(clients, found, strict=True)
-        for known in (len(clients) == 1 or (same and states.count(frozenset(gpus)) == 1),)
-    ]
+        for pid in (compute & mps) - known if server_pid in compute else ():
+            process = context.processes.get(pid)
+            of_user = listed.setdefault(None if process is None else process.uid, {})
+            of_user.setdefault(pid, {})[gpu.uuid] = 1
+    resolved = [one for one in clients if one.pid]
+    for uid in dict.fromkeys(one.uid for one in clients if not one.pid):
+        unnamed = [one for one in clients if not one.pid and one.uid == uid]
+        found = listed.get(uid, {})
+        torn_down = any(one.state[0] == "torn_down" for one in unnamed)
+        if None in listed or len(unnamed) != len(found) or torn_down:
+            resolved += unnamed
+        else:
+            resolved += _with_pids(unnamed, found)
+    return resolved
+
+
+def _with_pids(
+    unnamed: list[_ClientInputs], found: Mapping[int, Mapping[str, int]]
+) -> Iterator[_ClientInputs]:
+    clients = sorted(unnamed, key=lambda one: sorted(one.contexts))
+    processes = sorted(found.items(), key=lambda one: (sorted(one[1]), one[0]))
+    same = [sorted(one.contexts) for one in clients] == [sorted(gpus) for _, gpus in processes]
+    for one, (pid, gpus) in zip(clients, processes, strict=True):
+        alike = [each for each in clients if not same or each.contexts.keys() == gpus.keys()]
+        yield one._replace(
+            pid=pid,
+            contexts=gpus,
+            allowed=_common(each.allowed for each in alike),
+            connected_at=_common(each.connected_at for each in alike),
+            state=_common(each.state for each in alike)
+            or (_common(each.state[0] for each in alike), None),
+        )
+
+
+def _common(values: Iterable[T | None]) -> T | None:
+    """Return the value, if all are equal."""
+    first, *others = values
+    return first if all(one == first for one in others) else None
 
 
 def _merge_client(
     context: MergeContext, inputs: _ClientInputs, daemon: DaemonInputs, server_pid: int
 ) -> Client:
-    logged, process = inputs.logged, context.process(daemon.facts, inputs.pid)
-    state, state_since = (None, None) if logged is None else logged.state
+    process = context.process(daemon.facts, inputs.pid)
+    state, state_since = inputs.state
     if process is None and daemon.facts.limited:
         # The log of an ordinary user may claim any state of a process that is not that user's.
         state = state_since = None
     return Client(
         pid=inputs.pid,
         server_pid=server_pid,
-        connected_at=logged.connected_at if logged is not None else None,
+        connected_at=inputs.connected_at,
         state=state,
         state_since=state_since,
         contexts=inputs.contexts,
@@ -233,9 +263,9 @@ def _limits(
     context: MergeContext, inputs: _ClientInputs, environment: Mapping[str, str] | None
 ) -> dict[str, Any]:
     """Return fields of Client: the lower of its own limits and those in force when it connected."""
-    if environment is None:
-        return {}  # unknown whether the client lowered its own limits
     allowed, uuids = inputs.allowed, tuple(inputs.contexts)
+    if environment is None or allowed is None:
+        return {}  # unknown whether the client lowered its own limits
     percentage = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
     memory_text = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     visible = client_limits.visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), allowed.gpus)

@@ -139,7 +139,8 @@ class DaemonState:
         pids = []
         for server in self.servers:
             pids += [server.pid, *server.awaited_pids()]
-        return pids + [entry.pid for entry in self.queue if not entry.dead]
+        pids += [entry.pid for entry in self.queue if not entry.dead]
+        return [pid for pid in pids if pid]
 
     def pids_to_look_up(self) -> frozenset[int]:
         """Return the processes to search /proc for: queued, serving and connected processes."""

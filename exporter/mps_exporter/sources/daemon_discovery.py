@@ -77,7 +77,9 @@ class DaemonDiscovery:
         self._calls = BlockingCalls[Any]()  # Checks of directories.
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
-        self._recheck_at = float("-inf")  # When ordinary users' directories are checked again.
+        self._recheck_at = self._recheck_new_at = float("-inf")
+        """When directories of all ordinary users' processes, and of new ones, are due again."""
+        self._due = dict[Hashable, None]()  # Users' processes to check, longest due first.
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []  # Files of the node's daemons that were not read in time.
         self._unplaced: list[str] = []  # The PIDs of the node's daemons whose directory is unknown.
@@ -238,20 +240,21 @@ class DaemonDiscovery:
         """
         candidates = _candidates(programs, self._children)
         pipes = [pipe for pipe, _ in configured]
-        rechecks = self._clock() >= self._recheck_at
-        if rechecks:
-            self._recheck_at = self._clock() + policy.USERS_CHECK_INTERVAL_SECONDS
+        self._due = self._due_checks(candidates)
+        trusted = [name for name, program in candidates.items() if program.account is None]
         # Configured directories come first, in case threads run out.
         calls: dict[Hashable, tuple[Account, Callable[[], Any]]] = {
             place: (None, partial(self._check_configured, *place)) for place in configured
         }
-        for name, program in candidates.items():
-            if rechecks or program.account is None or name not in self._lookups:
-                locate = partial(self._directories.locate, program, pipes, self._lookups.get(name))
-                calls[name] = program.account, locate
+        for name in (*trusted, *self._due):
+            program = candidates[name]
+            locate = partial(self._directories.locate, program, pipes, self._lookups.get(name))
+            calls[name] = program.account, locate
         self._calls.start(calls)
         self._calls.wait(policy.DIRECTORY_TIMEOUT_SECONDS)
         found = self._calls.results(calls)
+        done = found.keys() | self._calls.errors.keys()
+        self._due = {name: None for name in self._due if name not in done}
         errors = {one: _error_suffix(self._calls.errors.get(one)) for one in calls}
         hung = [(one.account, f"the memory of PID {one.pid}") for one in programs if one.unread]
         hung += [(None, place[0] + errors[place]) for place in configured if place not in found]
@@ -274,6 +277,35 @@ class DaemonDiscovery:
             for name, lookup in self._lookups.items()
             if isinstance(lookup, tuple)
         ]
+
+    def _due_checks(self, candidates: Mapping[Hashable, Program]) -> dict[Hashable, None]:
+        """Return ordinary users' processes whose directories are due: first those left over.
+
+        A daemon may have been seen before it holds its lock, so without a directory a new process
+        is checked sooner.
+        """
+        now = self._clock()
+        everything, new = now >= self._recheck_at, now >= self._recheck_new_at
+        if everything:
+            self._recheck_at = now + policy.USERS_CHECK_INTERVAL_SECONDS
+        if new:
+            self._recheck_new_at = now + policy.NEW_CHECK_INTERVAL_SECONDS
+        started = self._now() - 2 * policy.NEW_CHECK_INTERVAL_SECONDS
+        due = [
+            name
+            for name, one in candidates.items()
+            if one.account is not None
+            and (
+                everything
+                or name not in self._lookups
+                or (
+                    new
+                    and isinstance(self._lookups[name], str)
+                    and one.process.start_time_seconds >= started
+                )
+            )
+        ]
+        return dict.fromkeys(name for name in (*self._due, *due) if name in candidates)
 
     def _with_servers(
         self, daemon: DaemonFacts, program: Program, programs: Sequence[Program]

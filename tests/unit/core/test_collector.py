@@ -1,6 +1,7 @@
 """The state between collections, and collections that run at the same time."""
 
 import asyncio
+import logging
 import sys
 from collections import Counter
 from collections.abc import Collection
@@ -440,3 +441,22 @@ async def test_pids_and_names_are_not_interned(
 
     assert str(job.pipe) in {daemon.pipe_directory for daemon in snapshot.daemons}
     assert [text for text in interned if text.isdecimal() or str(JOB) in text] == []
+
+
+async def test_without_a_thread_for_a_wait_the_logs_are_followed_later(
+    host: ScriptedHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    left = iter(range(2))
+
+    async def wait() -> None:
+        if next(left, None) is not None:
+            raise RuntimeError("can't start new thread")
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(host, "wait_for_next_poll", wait)
+    following = asyncio.create_task(host.collector().run_between_collections())
+    await until(lambda: following.done() or "the logs are followed again" in caplog.messages)
+    assert not following.done()
+    assert caplog.messages.count("cannot follow the logs") == 1
+    following.cancel()

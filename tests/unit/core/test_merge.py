@@ -6,6 +6,7 @@ import pytest
 
 from mps_exporter.merge import DaemonInputs, control_state, merge, pids_of_interest
 from mps_exporter.merge.clients import PER_CONTEXT_VARIABLE
+from mps_exporter.mps.clients import TrackedClient
 from mps_exporter.mps.server_queries import ServerAnswers
 from mps_exporter.mps.tool_commands import ProbeReply, ServerReply
 from mps_exporter.observations import (
@@ -21,7 +22,7 @@ from mps_exporter.observations import (
     ProcessList,
     ProcfsObservation,
 )
-from mps_exporter.snapshot import Snapshot, Wait
+from mps_exporter.snapshot import Client, Snapshot, Wait
 from testing.logged import LoggedServer, logged, logged_client
 
 PIPE = "/tmp/nvidia-mps"
@@ -528,6 +529,25 @@ def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
     assert found.stranded_pids == ((32,) if stranded else None)
 
 
+IN_CONTAINER = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
+
+
+def clients_of_container(
+    clients: Iterable[TrackedClient],
+    *processes: ProcessFacts,
+    more: tuple[tuple[int, str, int | None], ...] = (),
+) -> tuple[Client, ...]:
+    """The clients of a daemon in its own PID namespace; these processes are MPS clients by NVML."""
+    own = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
+    facts = replace(RUNNING, process=own, servers=(IN_CONTAINER,))
+    kinds = ((one.pid, kind, 1) for one in processes for kind in ("compute", "mps"))
+    listed = ((20, "compute", 1), (20, "mps", 1), *kinds, *more)
+    server = LoggedServer(3, tuple(clients))
+    found = one_daemon(IN_CONTAINER, *processes, facts=facts, listed=listed, server=server)
+    (server_found,) = found.daemons[0].servers
+    return server_found.clients
+
+
 @pytest.mark.parametrize(
     ("more", "pids"),
     [
@@ -540,12 +560,40 @@ def test_a_client_is_stranded_once_it_has_looked_so_for_a_second(
 def test_the_only_client_that_nvml_lists_is_the_one_without_a_number(
     more: tuple[tuple[int, str, int | None], ...], pids: list[int]
 ) -> None:
-    inner = replace(SERVER, namespace_pids=(20, 3), pid_namespace=77)
-    process = replace(PROCESS, namespace_pids=(10, 1), pid_namespace=77)
-    facts = replace(RUNNING, process=process, servers=(inner,))
-    server = LoggedServer(3, (logged_client(0),))
-    listed = ((20, "compute", 1), (20, "mps", 1), (800, "compute", 1), (800, "mps", 1), *more)
-    found = one_daemon(inner, facts=facts, listed=listed, server=server)
-    (server_found,) = found.daemons[0].servers
-    assert [one.pid for one in server_found.clients] == pids
-    assert server_found.clients[0].contexts == ({"GPU-a": 1} if pids == [800] else {})
+    found = clients_of_container([logged_client(0)], client_facts(800), more=more)
+    assert [one.pid for one in found] == pids
+    assert found[0].contexts == ({"GPU-a": 1} if pids == [800] else {})
+
+
+def test_a_client_without_a_number_is_no_process_of_another_user() -> None:
+    strangers = replace(client_facts(77), uid=1002), replace(client_facts(78), uid=None)
+    for stranger in strangers:
+        assert [one.pid for one in clients_of_container([logged_client(0)], stranger)] == [0]
+    found = clients_of_container([logged_client(0)], client_facts(800), strangers[0])
+    assert [one.pid for one in found] == [800]
+
+
+def test_a_process_is_not_called_torn_down_for_a_client_without_a_number() -> None:
+    torn_down = logged_client(0, "GPU-a", torn_down_at=5.0, had_context=True)
+    (found,) = clients_of_container([torn_down], client_facts(77))
+    assert (found.pid, found.state, found.state_since) == (0, "torn_down", 5.0)
+
+
+@pytest.mark.parametrize("differs", ["connected_at", "active_since", "thread_ratio", ""])
+def test_clients_without_numbers_on_one_gpu_have_only_what_is_equal_in_all(differs: str) -> None:
+    facts = {"connected_at": 3.0, "active_since": 4.0, "thread_ratio": 0.9}
+    first, second = (logged_client(0, "GPU-a", had_context=True, key=key) for key in (-1, -2))
+    for name, value in facts.items():
+        setattr(first, name, value)
+        setattr(second, name, value / 2 if name == differs else value)
+    for client in clients_of_container([first, second], client_facts(90), client_facts(50)):
+        known = (client.connected_at, client.state_since, client.active_thread_ratio)
+        shown = (None if name == differs else value for name, value in facts.items())
+        assert (client.state, known) == ("active", tuple(shown))
+
+
+def test_a_client_with_a_number_keeps_it_and_its_facts() -> None:
+    inner = replace(client_facts(90), pid_namespace=77, namespace_pids=(90, 5))
+    named, nameless = logged_client(5, "GPU-a", at=1.0), logged_client(0, "GPU-a", at=3.0)
+    found = clients_of_container([named, nameless], inner, client_facts(50))
+    assert {one.pid: one.connected_at for one in found} == {90: 1.0, 50: 3.0}

@@ -38,6 +38,8 @@ def test_a_client_with_pid_0_ends_its_users_oldest_wait_with_pid_0() -> None:
     ]
     view = look(start(text), "00:10", {0})  # /proc has no PID 0
     assert [w.dead for w in view.waits] == [False] * 3
+    assert 200 in view.pids_to_watch()
+    assert 0 not in view.pids_to_watch()
 
 
 def test_overtakers_with_pid_0_are_counted_by_their_first_connection() -> None:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import struct
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -251,6 +252,57 @@ def test_directories_of_ordinary_users_are_checked_rarely_and_new_ones_at_once(
     monkeypatch.setattr(host.source, "_recheck_at", 0.0)
     host.found()
     assert Counter(checked) == {200: 3, 100: 2, 101: 2}
+
+
+def test_a_slow_user_takes_no_check_from_another_user(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, other = [101, 102], 103
+    for pid in slow:
+        host.daemon(pid, f"/{pid}", uid=os.getuid() + 2001)
+    host.daemon(other, "/other", uid=os.getuid() + 2002)
+    checked, locate, gate = list[int](), DaemonDirectories.locate, threading.Event()
+    gate.set()
+
+    def located(self: DaemonDirectories, program: Program, *more: Any) -> Any:
+        checked.append(program.pid)
+        if program.pid in slow:
+            gate.wait(PATIENCE_SECONDS)
+        return locate(self, program, *more)
+
+    monkeypatch.setattr(DaemonDirectories, "locate", located)
+    monkeypatch.setattr(policy, "MAX_USERS_CALLS", len(slow))
+    while len(host.found()) < 3:
+        pass
+    gate.clear()
+    checked.clear()
+    monkeypatch.setattr(host.source, "_recheck_at", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(policy, "DIRECTORY_TIMEOUT_SECONDS", 0.0)
+        host.found()
+    host.found()
+    gate.set()
+    assert other in checked
+
+
+def test_a_new_daemon_that_does_not_hold_its_lock_is_checked_again_soon(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.daemon(100, "/user", uid=os.getuid() + 2001)
+    checked = list[int]()
+
+    def nowhere(_: DaemonDirectories, program: Program, *__: Any) -> str:
+        checked.append(program.pid)
+        return "none"
+
+    monkeypatch.setattr(DaemonDirectories, "locate", nowhere)
+    host.found()
+    for now, checks in ((0.0, 2), (1e12, 2)):  # its process is new, and old
+        monkeypatch.setattr(host.source, "_now", lambda now=now: now)
+        monkeypatch.setattr(host.source, "_recheck_new_at", 0.0)
+        host.found()
+        host.found()
+        assert len(checked) == checks
 
 
 # ------------------------------------------------------------------------------ configured

@@ -151,6 +151,22 @@ def test_a_defect_costs_readings_and_not_the_source(
         assert measured(only(nvml.observe())) >= COUNTERS.keys()
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_field_that_is_no_number_ends_no_tick_and_no_observation(value: float) -> None:
+    device = gpu()
+    library = FakeNvml(device)
+    with opened(library, QUIET) as nvml:
+        healthy = warmed(library, nvml)
+        fields = device.replies["fields"]
+        defective = {"code": 0, "value": value}
+        device.replies = {**device.replies, "fields": {**fields, "197:0": defective}}
+        pass_time(library, nvml, 10)
+        assert {"power", "busy_time"} <= only(nvml.observe()).keys() < healthy.keys()
+        device.replies = {**device.replies, "fields": fields}
+        pass_time(library, nvml, 10)
+        assert only(nvml.observe()).keys() == healthy.keys()
+
+
 # Sums over links
 
 

@@ -73,3 +73,16 @@ async def test_a_scan_is_made_once_a_second(
     assert first.processes.keys() == {20}
     FakeProc(tmp_path).remove(20)
     assert await host.exit_observations([20], [], 5.0) == ()
+
+
+async def test_a_process_that_hidepid_hides_has_not_exited(host: LiveHost, tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    for pid in (20, 21):
+        proc.add(pid, argv=["train"], started=5.0)
+    await host.exit_observations([20, 21], [], 5.0)
+    for pid in (1, 20):
+        proc.remove(pid)
+    assert await host.exit_observations([20, 21], [], 5.0) == ()
+    proc.add(21, argv=["train"], started=50.0)
+    (found,) = await host.exit_observations([20, 21], [], 5.0)
+    assert (set(found.processes), found.gone) == ({21}, ())

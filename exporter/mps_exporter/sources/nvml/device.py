@@ -65,7 +65,7 @@ class DeviceReader:
     def tick(self, now: float) -> None:
         """Sample activity that would be lost between two scrapes."""
         with suppress(GpuGoneError):
-            self._gpm.sample(now, policy.SLOW)
+            self._sample(self._gpm, now, policy.SLOW)
 
     def observe(self, now: float) -> GpuObservation:
         """Return all readings and processes, or `lost` if the device is gone.
@@ -78,7 +78,7 @@ class DeviceReader:
         try:
             readings = [Reading("up", 1.0), *self._values(as_of, policy.EACH)]
             for accumulator in self._accumulators:
-                accumulator.sample(now, shortest)
+                self._sample(accumulator, now, shortest)
                 readings += accumulator.readings()
             processes, unread = self._processes.read(as_of)
             compute_mode = self._number("nvmlDeviceGetComputeMode", now, policy.EACH)
@@ -100,6 +100,15 @@ class DeviceReader:
         self._gpm.close()
 
     # Readings
+
+    def _sample(
+        self, accumulator: BusyAccumulator | GpmAccumulator, now: float, shortest: float
+    ) -> None:
+        """Take a sample; a defect (a NaN) costs only the readings of this accumulator."""
+        try:
+            accumulator.sample(now, shortest)
+        except DEFECTS as error:
+            self._queries.record_defect(type(accumulator).__name__, error)
 
     def _values(self, now: float, min_interval: float) -> Iterator[Reading]:
         """Yield the values that are queried at this interval or more rarely."""
@@ -206,8 +215,8 @@ class GpuReader(DeviceReader):
     def tick(self, now: float) -> None:
         """Sample activity, and renew slow values."""
         with suppress(GpuGoneError):
-            self._busy.sample(now, policy.SLOW)
-            self._gpm.sample(now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
+            self._sample(self._busy, now, policy.SLOW)
+            self._sample(self._gpm, now, policy.MIN_SAMPLE_INTERVAL_SECONDS)
             self._ticked_at = now
             for _ in self._values(now, policy.SLOW):
                 pass
