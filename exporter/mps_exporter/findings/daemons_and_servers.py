@@ -46,8 +46,8 @@ _IN_DRIVER = "shows whether it hangs in the driver (state D)"
     "not even one of its own user. As soon as another process connects, the daemon waits for the "
     "ghost forever, and every new CUDA process hangs.",
     alert="MpsGhostServer",
-    summary="An MPS server accepts no client since it was sent a dead one; the daemon will hang on "
-    "it until it is killed.",
+    summary="An MPS server accepts no client since it was sent a dead one; the next client hangs "
+    "the daemon.",
     page=HANGS,
 )
 def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Cases:
