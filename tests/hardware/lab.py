@@ -191,7 +191,10 @@ class Daemon:
             if not _runs(self.pid):
                 return
             time.sleep(0.05)
+        servers = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         self.kill()
+        for server in servers.split():  # a deaf server remains, with its GPU memory
+            send(int(server), signal.SIGKILL)
 
     def kill(self) -> None:
         send(self.pid, signal.SIGKILL)
