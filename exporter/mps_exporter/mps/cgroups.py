@@ -18,7 +18,7 @@ class Attribution:
     """ID in the format of kube-state-metrics: "containerd://…", "docker://…", "cri-o://…",
     "podman://…". A pod's path without a runtime (the cgroupfs driver) is assumed to be
     containerd's."""
-    pod_uid: str | None = None  # UID of the pod; of a static pod the hash of its manifest.
+    pod_uid: str | None = None  # The pod's UID; a static pod's is its manifest's hash.
     slurm_job_id: str | None = None
     systemd_unit: str | None = None
     """The innermost service, else the innermost scope, else a user's slice. Scopes of containers
@@ -57,7 +57,7 @@ _OF_RUNTIME = re.compile(
 
 
 def unified_path(cgroup: str | None) -> str | None:
-    """Return the path in version 2; None if absent, or outside the reader's namespace ("..")."""
+    """Return the version 2 path; None if absent, with a NUL, or outside the namespace ("..")."""
     for line in (cgroup or "").split("\n"):
         if line.startswith("0::/"):
             path = line.removeprefix("0::")
@@ -96,7 +96,7 @@ def parse_cgroup(cgroup: str | None) -> Attribution:
 
 
 def _paths(cgroup: str) -> Iterator[list[str]]:
-    """Yield the components of each path to the first delegated group: users name groups below it.
+    """Yield each path's components up to the first delegated group: users name groups below.
 
     Version 2 comes first, then systemd's hierarchy.
     """
@@ -135,7 +135,7 @@ def _pod(path: list[str]) -> str | None:
 
 
 def _slurm(path: list[str]) -> str | None:
-    """Return the job below slurmd's group; a unit's own groups may have such names, too."""
+    """Return the job below slurmd's group; groups in other units may have any names."""
     for depth, part in enumerate(path):
         if _SLURM.fullmatch(part):
             jobs = (job["job"] for below in path[depth:] if (job := _JOB.fullmatch(below)))

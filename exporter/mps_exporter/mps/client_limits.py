@@ -15,7 +15,7 @@ _MEMORY_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def parse_memory(text: str) -> int | None:
-    """Return the bytes of the control tool's "10G"; None if malformed, as the ambiguous "10GB"."""
+    """Return the bytes of a text like "10G"; None if malformed, or ambiguous like "10GB"."""
     match = _MEMORY.fullmatch(text.strip())
     return None if match is None else int(match[1]) << _MEMORY_SHIFTS[match[2].upper()]
 
@@ -47,7 +47,7 @@ class DaemonGpus:
     """The GPUs that a daemon serves, by UUID."""
 
     uuids: frozenset[str] = frozenset()
-    complete: bool = False  # Whether `uuids` has all of its GPUs.
+    complete: bool = False  # Whether `uuids` is the whole set.
     order: tuple[str, ...] | None = None  # The GPUs in the driver's order, None if unknown.
 
 
@@ -96,13 +96,13 @@ class MemoryLimits:
     bytes_by_uuid: Mapping[str, int] | None = field(default_factory=dict)
     """None if the GPU of an entry is unknown."""
     ignored: bool = False
-    """CUDA silently ignores all entries, because the client does not see the GPU of an entry."""
+    """Whether CUDA silently ignores all entries, because the GPU of an entry is missing."""
 
 
 def client_memory_limits(
     text: str | None, visible: tuple[str, ...] | None, used: Collection[str], gpus: DaemonGpus
 ) -> MemoryLimits:
-    """Assign the limits that a client set for itself to GPUs.
+    """Return the limits that a client set for itself, by GPU.
 
     Measured: an ordinal counts in the list of the GPUs that the client sees. A UUID, which may be
     cut short, is case-sensitive. If a GPU has two limits, the lower limit holds. An entry for a
@@ -125,7 +125,7 @@ def client_memory_limits(
             missing = not named and visible is not None
         if missing:
             return MemoryLimits(ignored=True)
-        # The effect of a UUID of the daemon's that is invisible to the client was not measured.
+        # The effect of a UUID that is invisible to the client was not measured.
         if len(named) != 1 or named[0] not in seen:
             certain = False
             continue
@@ -141,7 +141,7 @@ def parse_client_priority(text: str | None) -> int | None:
 def context_limit(
     compute_capability: tuple[int, int] | None, driver_version: str | None
 ) -> int | None:
-    """Return the maximum number of client contexts of one server on one GPU.
+    """Return the maximum client contexts per server and GPU; None if unknown.
 
     16 before Volta; 48 since (measured, also on driver 580); 60 since driver 590 (CUDA 13.1), all
     with the default CUDA_DEVICE_MAX_CONNECTIONS of 2: a higher value lowers the limits. They are
@@ -159,7 +159,7 @@ def context_limit(
 class ThreadPercentage:
     """The effect of a client's CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
 
-    ratio: float | None = None  # Fraction of the SMs between 0 and 1; None: no limit is set.
+    ratio: float | None = None  # Fraction of the SMs between 0 and 1; None without a limit.
     ignored: bool = False  # The variable is set, and CUDA silently ignores its value.
 
 
@@ -211,5 +211,5 @@ def sms_of_ratio(
         return sm_count
     if compute_capability != (9, 0):
         return None
-    # Without the addend, a product that is an integer in decimals may be below it in binary.
+    # Without the addend, a product that is an integer in decimals may be less in binary.
     return min(max(math.floor(ratio * sm_count / 2 + 1e-9) * 2, 8), sm_count)

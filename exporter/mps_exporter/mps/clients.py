@@ -28,26 +28,26 @@ class TrackedClient:
     """Contexts that are being created, not ACTIVE yet: ID -> time at which creation began."""
     had_context: bool = False
     active_since: float | None = None  # Time when its first context became ACTIVE (server.log).
-    unmapped: bool = False  # A context became ACTIVE after its address ranges were last requested.
+    unmapped: bool = False  # A context became ACTIVE since the address ranges were last requested.
     torn_down_at: float | None = None  # Time of the fatal GPU error that took it down.
-    wait: QueuedClient | None = None  # Its entry of the queue, until it has a context.
+    wait: QueuedClient | None = None  # Its queue entry, until it has a context.
     terminating: bool = False  # An operator requested its termination.
-    lost: bool = False  # Whether the client is counted as lost: once at most.
+    lost: bool = False  # Whether the client is lost: counted at most once.
     from_control_tool: bool = False  # Known from the control tool only.
     inferred: bool = False  # Known from control.log only.
     thread_ratio: float | None = None
-    memory_limits: Mapping[int, int] | None = None  # Limits at its connection; None: unknown.
+    memory_limits: Mapping[int, int] | None = None  # Limits at its connection; None if unknown.
     missing_since: float | None = None  # Time since which its process is missing.
     key: int = 0  # Its PID; a unique negative number if the PID is 0.
 
     @property
     def contexts_by_gpu(self) -> dict[str, int]:
-        """GPU UUID -> contexts."""
+        """GPU UUID -> number of contexts."""
         return dict(Counter(self.contexts.values()))
 
     @property
     def state(self) -> tuple[ClientState | None, float | None]:
-        """The client's state, and its time; None if server.log does not show the state."""
+        """The client's state, and when it began; None if server.log does not show it."""
         if self.torn_down_at is not None:
             return "torn_down", self.torn_down_at
         if self.creating:
@@ -91,7 +91,7 @@ class Associations:
         self._clients = clients
         self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
         """(key of the client, context ID)."""
-        self._last: tuple[int, int] | None = None  # Context of the last GPU, until its status.
+        self._last: tuple[int, int] | None = None  # Context that got the last GPU, until a status.
 
     def add(self, key: int, context: int) -> None:
         self._waiting.append((key, context))
@@ -148,7 +148,7 @@ class ServerClients:
 
     @property
     def may_have_context(self) -> bool:
-        """Whether a client has an ACTIVE context, or contexts that the log does not show."""
+        """Whether a client has an ACTIVE context, or may have an unlogged context."""
         return any(
             client.contexts.keys() - client.creating.keys()
             or client.from_control_tool
@@ -165,9 +165,9 @@ class ServerClients:
         return new[0] if len(new) == 1 and new[0] else None
 
     def find(self, pid: int, context: int | None = None) -> TrackedClient | None:
-        """Return a client; for PID 0 one with this context, else a leaving, else the oldest one.
+        """Return a client; for PID 0, one with this context, or else one that is leaving.
 
-        A client without a context comes before those with contexts: these close before it ends.
+        Else one without contexts, which close before a client ends, and else the oldest.
         """
         if pid:
             return self._clients.get(pid)
@@ -193,14 +193,14 @@ class ServerClients:
             self.connect(entry.pid, when)
 
     def readmit(self, pid: int) -> None:
-        """Record that the daemon sends a connected client again, for a context."""
+        """Record that the daemon sends a client to the server again, for a context."""
         client = self._clients.get(pid)
         if client is not None and not self._server.names_clients:
             client.had_context = True
         self.admissions.mark_for_context(pid)
 
     def connect_admitted(self, when: Moment) -> None:
-        """Connect all admitted clients: the server's log does not name its clients."""
+        """Count all admitted clients as connected: the server's log names no client."""
         for entry in self.admissions:
             self.connect(entry.pid, when._replace(at=entry.sent_at))
 
@@ -275,7 +275,7 @@ class ServerClients:
         return True
 
     def is_new_context(self, pid: int, context: int) -> bool:
-        """Return whether the log shows the client, and does not show this context yet."""
+        """Return whether the client is known, and this context is not known yet."""
         client = self._clients.get(pid)
         return client is not None and context not in (client.contexts | client.creating)
 

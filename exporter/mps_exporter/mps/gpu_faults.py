@@ -87,7 +87,7 @@ class ClientEndings:
         ending.ended = True
         least, most = policy.UNFINISHED_END_SECONDS
         seconds = when.at - ending.at
-        # Only faults of its GPUs: the time at which others are decided differs by exporter.
+        # Faults of other GPUs do not count: exporters decide them at different times.
         in_fault = any(f.at >= ending.at and same_gpu(ending.gpus, f.uuids) for f in undecided)
         if in_fault or ending.excused or not least <= seconds <= most or self._has_company(ending):
             return
@@ -97,11 +97,11 @@ class ClientEndings:
         self._possible = [*self._possible, left][-policy.MAX_GPUS :]
 
     def _ending(self, pid: int) -> Ending | None:
-        """Return the end of a client that is in progress; for PID 0, the oldest."""
+        """Return a client's end if it is in progress; for PID 0, the oldest end."""
         return next((one for one in self._endings if one.pid == pid and not one.ended), None)
 
     def _has_company(self, ending: Ending) -> bool:
-        """Return whether other clients use its GPUs, or ended at the same time."""
+        """Return whether others use its GPUs, or ended there at about that time."""
         others = (
             client.contexts.values()
             for client in self._clients
@@ -140,12 +140,12 @@ class ClientEndings:
 class Fault:
     """A fatal GPU error."""
 
-    when: Moment  # A fault counts if it occurred after the exporter's start.
+    when: Moment  # Its time; counted if after the exporter's start.
     blamed: set[tuple[int, int]] = field(default_factory=set)  # Blamed clients: PID, context.
     victims: list[int] = field(default_factory=list)
     """Client processes that were lost, including the responsible client, in the log's order."""
     devices: set[int] = field(default_factory=set)
-    open_devices: set[int] = field(default_factory=set)  # Devices that still have the context.
+    open_devices: set[int] = field(default_factory=set)  # Devices that are not reset yet.
     hit: set[int] = field(default_factory=set)  # Devices of the blamed contexts.
     uuids: list[str] = field(default_factory=list)
     """GPUs that it hit, for which it is counted; "" if the log does not show the GPU."""
@@ -348,7 +348,7 @@ class ServerFaults:
                 self._decide(fault, final=True)
 
     def _decide(self, fault: Fault, *, final: bool = False) -> None:
-        """Decide the cause of a fault, and count its victims, once it is proved or cannot be."""
+        """Decide a fault's cause and count its victims, once the cause is proved or cannot be."""
         if fault is self._current:
             return  # the log's report is not complete
         verdict = self._evidence.judge(fault.at, fault.uuids)

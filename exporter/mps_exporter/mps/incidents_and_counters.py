@@ -49,7 +49,7 @@ class Counters:
         for metric in LOG_METRICS.values():
             if metric.kind != "gauge" and metric.has_fixed_labels:
                 self._start_at_zero(metric, ())
-        # A caller without credentials has no known user, and is refused before any other line.
+        # A caller without credentials has no known user: no line starts this counter.
         self._start_at_zero(LOG_METRICS["mps_client_rejections_total"], (None,))
 
     def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:
@@ -58,7 +58,7 @@ class Counters:
         values[key] = values.get(key, 0) + by
 
     def observe(self, name: str, seconds: float | None, **labels: str | int | None) -> None:
-        """Count a duration, of at least 0; None counts nothing, but starts the user's counters."""
+        """Count a duration (0 if negative); None only starts the user's counters."""
         key = self._key("histogram", name, labels)
         if seconds is None:
             return
@@ -156,7 +156,7 @@ class Incidents:
 
 
 def _repeats(incident: Incident, earlier: Incident) -> bool:
-    """Return whether a failed start or a rejection repeats a recent one, of any processes."""
+    """Return whether a failed start or rejection repeats `earlier`, of whatever process."""
     return (
         incident.kind in {"server_start_failed", "client_rejected"}
         and (incident.kind, incident.uid, incident.detail, incident.counted)
@@ -216,19 +216,19 @@ class GpuNames:
             self._ordinals[device] = uuid
 
     def clear_ordinals(self, before: float = inf) -> None:
-        """Forget the ordinals, if all were shown before the present daemon started."""
+        """Forget the ordinals, if all of them were shown before this time."""
         if self._shown_at < before:
             self._ordinals.clear()
 
     def uuid_of(self, device: int, server_devices: Collection[int]) -> str:
-        """Return the UUID of a device of a server, "" if the logs do not show it."""
+        """Return the UUID of a device of a server, "" if unknown."""
         known = self._ordinals.get(device)
         if known is None and len(server_devices) <= 1:
             return self._only_gpu()
         return known or ""
 
     def by_ordinal(self, used_devices: Collection[int]) -> dict[int, str]:
-        """Return ordinal -> UUID. If there is one GPU and only device 0, they are the same."""
+        """Return ordinal -> UUID. The only known GPU is device 0 if no other device is used."""
         if self._ordinals:
             return dict(self._ordinals)
         only = self._only_gpu()

@@ -50,7 +50,7 @@ _PREFIX = re.compile(
 # Drivers before 535 begin many messages of a server with one of these.
 _OLD_PREFIX = re.compile(r"^(?:Volta MPS Server: |Volta MPS: |MPS Server: )")
 
-# For searches in a log without parsing: only this module and log_wordings have wording of the logs.
+# For searches without parsing: only this module and log_wordings contain wordings of the logs.
 
 DAEMON_STARTING_LINE = re.compile(
     rb"^\[\d{4}-\d\d-\d\d [\d:.]{8,16} Control +\d+\] "
@@ -111,7 +111,7 @@ class LogMerger:
     """Merges control.log and the logs of the servers of one daemon."""
 
     def __init__(self, readable: dict[LogName, bool]) -> None:
-        """`readable`: log -> whether it can be followed; other logs hold nothing back."""
+        """`readable`: log -> whether it can be followed; if not, it holds nothing back."""
         self._readable = readable
         # Server first: if timestamps are equal, its lines go before the daemon's.
         self._servers = {"": _LogBuffer("server")}
@@ -131,7 +131,7 @@ class LogMerger:
         log.add_chunk(chunk)
 
     def mark_idle(self, log: LogName, until: float, busy: Collection[str] = ()) -> None:
-        """Record that a log had no new data at this Unix time, except those of `busy` servers."""
+        """Record that a log, except of `busy` servers, had no new data at this Unix time."""
         if log == "control":
             self._control.mark_idle(until)
             return
@@ -140,7 +140,7 @@ class LogMerger:
                 buffer.mark_idle(until)
 
     def pop_ready(self, now: float) -> Iterator[LogEntry]:
-        """Yield the entries whose place in the order is certain."""
+        """Yield the entries whose order is certain, or that are overdue."""
         logs, latest = self._logs, now + policy.CLOCK_TOLERANCE_SECONDS
         for log in logs:
             # The clock was set back after these lines: the time of their read is in the future.
@@ -210,7 +210,7 @@ class _LogBuffer:
         return self._entries.popleft()[2]
 
     def holds_back(self, key: float) -> bool:
-        """Return whether a line before this key may still come; all buffered entries are later."""
+        """Return whether a line before this key may still come: not if entries are buffered."""
         return not self._entries and key > self._complete and key >= self._last_key
 
     def is_behind(self, since: float) -> bool:
@@ -227,7 +227,7 @@ class _LogBuffer:
 
     def _parse_chunk(self, chunk: LogChunk) -> None:
         if chunk.restarted or chunk.lost_bytes:
-            # A half line from before has no other half.
+            # The rest of an earlier half line is lost.
             self._partial_line, self._too_long = b"", False
             self._last_key = float("-inf")
         *lines, self._partial_line = (self._partial_line + chunk.data).split(b"\n")
@@ -269,11 +269,11 @@ users chose."""
 
 
 def withhold_unknown(data: bytes) -> bytes:
-    """Return the lines that may leave the host: known lines of MPS.
+    """Return the data fit to leave the host: known lines of MPS are kept.
 
-    All other lines are replaced by their length and a hash: a user of the host can choose the
-    target of a log's path, so the file may not be a log. A replaced line keeps its prefix, if it
-    has one, so that a replay counts it as the live exporter did.
+    Other commands become "(withheld)", other lines their length and a hash: users can choose the
+    target of a log's path, so the file may not be a log. A replaced line keeps its prefix, if any,
+    so that a replay counts it as the live exporter did.
     """
     return b"\n".join(map(_withhold, data.split(b"\n")))
 
@@ -304,7 +304,7 @@ class LogFilter:
         self._rest = b""
 
     def feed(self, data: bytes, *, restarted: bool) -> bytes:
-        """Return the lines that are complete now. `restarted` voids the half line before."""
+        """Return the filtered lines that are now complete; `restarted` voids a half line."""
         if restarted:
             self._rest = b""
         complete, newline, self._rest = (self._rest + data).rpartition(b"\n")

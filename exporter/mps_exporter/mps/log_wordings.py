@@ -2,11 +2,11 @@ r"""The wording of each line of control.log and server.log, and the method that 
 
     [2026-11-21 08:55:42.578 Control   630] NEW CLIENT 632 from user 1001: Server already exists
 
-A row is a method, as a path from the reader of the log, and a wording. A placeholder of the wording
-is an argument of the method, before the time; the rest is a regular expression without groups. The
-wording has changed at least twice. "580" was seen on that driver, "550" means 535 to 550, "2022" a
-log of that year, "T4" a log of 2021, "R340" the first release, "615" published lines of MPS v3. On
-550 and before, lines of server.log do not name their clients.
+A row is a method, as a path from the reader of the log, and a wording: a regular expression without
+capturing groups. Its placeholders are the method's arguments, before the time. The wording has
+changed at least twice. "580" was seen on that driver, "550" means 535 to 550, "2022" a log of that
+year, "T4" a log of 2021, "R340" the first release, "615" published lines of MPS v3. On 550 and
+before, lines of server.log do not name clients.
 """
 
 import re
@@ -58,7 +58,7 @@ def _uid(text: str) -> int:
 
 
 def _gpu_uuid(text: str) -> str:
-    """Return a GPU's UUID as GPU-afc3ccca-c336-5689-2ed8-f0e14233036f."""
+    """Return a UUID written with "0x" as GPU-…, any other text unchanged."""
     digits = text.replace("0x", "").replace("-", "")
     if not text.startswith("0x") or len(digits) != 32:
         return text
@@ -107,7 +107,7 @@ class Shapes:
             shapes.append(_Shape(compiled, name, values, tuple(constants)))
 
     def event(self, message: str) -> Event | None:
-        """Return the event of a message, None if no row has its wording."""
+        """Return the event of a message, None if no row applies."""
         for shape in self._by_first_word.get(message.lower().partition(" ")[0], ()):
             found = shape.pattern.fullmatch(message)
             if found is not None:
@@ -242,7 +242,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply a reply in the log: a device's UUID, a limit, or a termination."""
+        """Apply a reply in the log: a device's UUID, percentage or termination."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):
@@ -265,7 +265,7 @@ class ControlLogReader:
         self.state.daemon_started(self._pid, when)
 
     def binary_version(self, version: str, _when: Moment) -> None:
-        """Set the daemon's version, which drivers from CUDA 13.0 on write."""
+        """Set the version that daemons log from CUDA 13.0 on."""
         self.state.daemon.binary_version = version
 
 
@@ -434,7 +434,7 @@ class ServerLogReader:
             state.open_server(server, when)
 
     def server_exiting(self, when: Moment) -> None:
-        """Apply a server's orderly end: the only proof that the server was asked to end."""
+        """Record an orderly end; without control.log, the server ends with this line."""
         self.server.exiting = True
         if not self._state.readable["control"]:
             self._state.end_server(self.server, when, "requested")
@@ -445,7 +445,7 @@ class ServerLogReader:
             server.failure = reason or server.failure
 
     def invalid_device(self, when: Moment) -> None:
-        """Count a client that selects a GPU that its daemon lacks, in up to three lines."""
+        """Count, once for up to 3 lines, a client that selects a GPU its daemon lacks."""
         known = self._invalid_device_at.get(self._pid)
         if known is not None and when.at - known <= policy.REFUSAL_SECONDS:
             return

@@ -23,8 +23,8 @@ class LogMetric:
     name: str
     source: str
     values: Mapping[str, tuple[str, ...]]
-    """Label -> all its values, each of which a counter exposes from 0 on; () for an open set. The
-    daemon's label is not in it. A GPU is `uuid`; its index is added when it is exposed."""
+    """Label -> all its values, which counters expose from 0 on; () for an open set. The daemon's
+    label is omitted. A GPU's label is `uuid`; the exposition adds the GPU's index."""
     bounds: tuple[float, ...] = ()  # Upper bounds of a histogram's buckets.
     help: str = ""
 

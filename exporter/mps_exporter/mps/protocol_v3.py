@@ -68,7 +68,7 @@ V2_REFUSAL = re.compile(
 
 # ------------------------------------------------------------------------------ cells
 
-Convert = Callable[[str], object]  # Converter of a cell; None: the cell does not match.
+Convert = Callable[[str], object]  # Converter of a cell; None if the cell does not match.
 
 _NAME = r"[a-z0-9_]{1,64}"  # The daemon's own rule for names of servers and namespaces.
 _UUID = r"(?:GPU|MIG)-[0-9a-zA-Z-]{2,64}"
@@ -113,7 +113,7 @@ def _devices(cell: str) -> tuple[str, ...] | None:
 
 
 def _namespace(cell: str) -> str | None:
-    """Read "default", "server/default" or "server/default (0)"."""
+    """Return the name in "[server/]name[ (0)]"; None for other text."""
     found = re.fullmatch(rf"(?:{_NAME}/)?({_NAME})(?: \(\d+\))?", cell)
     return found[1] if found else None
 
@@ -174,7 +174,7 @@ _FREE_TEXT = {"command", "attributes", "covers"}
 
 class _List(NamedTuple):
     row: type[Any]
-    identity: Callable[[Any], object]  # Key of a row: no two rows of a list have the same one.
+    identity: Callable[[Any], object]  # Key of a row, unique except for a client's rows.
     titles: Mapping[str, str] = _FIELDS
 
     @property
@@ -208,13 +208,13 @@ REPLIES = (*map(_reply_name, _LISTS), V2_PARTITIONS)  # Names of the queries in 
 
 
 def _split_lines(text: str) -> tuple[list[str], str]:
-    """Return the complete lines, and the last line if it has no end: it may be cut."""
+    """Return the nonempty complete lines, and the rest, which may be a cut line."""
     *lines, cut = (line.strip() for line in text.split("\n"))
     return [line for line in lines if line], cut
 
 
 def _cells(line: str) -> list[str]:
-    """Split a line; [] if it is not CSV. An open quote must not swallow the next lines."""
+    """Return a line's cells; [] if not CSV. An open quote must not swallow the next lines."""
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except csv.Error:
@@ -222,7 +222,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _columns(query: str, lines: Sequence[str]) -> list[str] | None:
-    """Return the fields of a list's columns, or the title of a column that is not known.
+    """Return the field of each column of a list; for an unknown column, its title.
 
     None if the first line is not its header, or is ambiguous.
     """
@@ -235,12 +235,12 @@ def _columns(query: str, lines: Sequence[str]) -> list[str] | None:
 
 
 def has_header(query: str, text: str) -> bool:
-    """Return whether a reply is this list. Below its header are names that users chose."""
+    """Return whether a reply has this list's header: names that users chose follow."""
     return _columns(query, _split_lines(text)[0]) is not None
 
 
 def _row(query: str, columns: Sequence[str], line: str) -> list[str] | None:
-    """Return the cells of the columns; None if a cell's column is ambiguous."""
+    """Return a line's cells; None if they do not match the columns."""
     if query == SERVERS and '"' not in line:
         line = _UNQUOTED_UUIDS.sub(r'"\g<0>"', line)
     cells, known = _cells(line), _LISTS[query].fields
@@ -254,7 +254,7 @@ def _row(query: str, columns: Sequence[str], line: str) -> list[str] | None:
 
 
 def _continues_command(query: str, columns: Sequence[str], line: str) -> bool:
-    """Return whether this line is the rest of a command that contains a line end."""
+    """Return whether this line may be the rest of a command with a line end."""
     begins_row = line.lstrip('"')[:1].isdigit() or line.count(",") >= len(columns) - 1
     return (query, columns[0], columns[-1]) == (CLIENTS, "pid", "command") and not begins_row
 
@@ -328,7 +328,7 @@ def _read_row(kind: _List, row: Mapping[str, str], counts: Counter[str]) -> Iter
     cells = {field: row[field] for field in kind.fields & row.keys() if row[field] not in _EMPTY}
     values = {field: _value(field, cell) for field, cell in cells.items()}
     known = {field: value for field, value in values.items() if value is not None}
-    # Without a PID that matches it is unknown whether a server has a process. No client has PID 0.
+    # With an invalid PID, it is unknown whether a server has a process. No client has PID 0.
     if all(map(known.get, kind.required)) and ("pid" in known or "pid" not in cells):
         counts["value"] += len(cells) - len(known)
         yield kind.row(**known)
@@ -365,18 +365,18 @@ _V2_ROWS: Mapping[str, re.Pattern[str]] = {
         re.ASCII,
     ),
 }
-"""Status -> row without its empty cells."""
+"""Status -> pattern of a row without empty cells."""
 
 
 def _read_v2_partitions(text: str) -> Partitioning:
-    """Parse the reply to lspart, in the manual's form and in that of driver 610.
+    """Parse the reply to lspart, in the manual's or driver 610's form.
 
     GPU           Partition   free   used   free  used  clients
                               chunk  chunk  SM    SM
     GPU-74d43ed3  -           3      7      24    56    -           the GPU
     GPU-74d43ed3  Dx4AAA…     -      7      -     56    Yes         a partition of it
 
-    In the other form an empty cell is blank.
+    In the other form, "-" is blank.
     """
     lines, cut = _split_lines(text)
     # In both forms the same cells remain.
@@ -384,7 +384,7 @@ def _read_v2_partitions(text: str) -> Partitioning:
     rows = [row for row in rows if row[:1] != ["GPU"] and not _V2_HEADINGS.issuperset(row)]
     found = [one for row in rows[:MAX_LIST_ROWS] for one in _v2_partition(" ".join(row))]
     omitted = len(rows) - len(found) + bool(cut)
-    # A run that collided with another caller's has no output at all, not even the heading.
+    # No partition found is not an empty list: a run that collided has no output.
     return Partitioning(
         "2",
         {SmPartition: tuple(found)} if found else {},
@@ -454,8 +454,8 @@ def named_protocol(
 ) -> Literal["2", "3"] | None:
     """Return the protocol that a daemon was started with; None if unknown.
 
-    "-p 3", "--protocol 3" or CUDA_MPS_PROTOCOL_VERSION=3, which wins over the arguments. Drivers
-    before 615 know neither, and ignore the variable.
+    CUDA_MPS_PROTOCOL_VERSION=3 wins over the arguments "-p 3" and "--protocol 3". Drivers before
+    615 lack these, and ignore the variable.
     """
     named = (environment or {}).get("CUDA_MPS_PROTOCOL_VERSION")
     if named is None:

@@ -39,7 +39,7 @@ class ServerAnswers:
     probe: ProbeReply | None = None
     servers: Mapping[int, ServerReply] = field(default_factory=dict)
     """Server PID, in the daemon's PID namespace -> its replies."""
-    asked_at: float | None = None  # When the servers were queried.
+    asked_at: float | None = None  # When servers were last queried.
     answered_at: Mapping[int, float] = field(default_factory=dict)  # Server PID -> time of reply.
     unexplained: frozenset[int] = frozenset()
     """Servers without a reply, or listed by only the daemon or only the log, at the last query."""
@@ -69,12 +69,12 @@ class ServerAnswers:
 
 
 def with_probe(answers: ServerAnswers, observation: ControlObservation | None) -> ServerAnswers:
-    """Apply a probe: drop the replies of servers that are gone."""
+    """Apply a probe; drop replies of servers that it does not list."""
     reply = probe_reply(observation)
     found = Partitioning()
     if observation is not None and observation.outcome is Outcome.OK:
         found = parse_lists(observation)
-        # Details that are older than this probe are queried next, and unknown if that fails.
+        # Details older than this probe are dropped: they are queried next.
         if found.protocol is not None and (answers.asked_at or 0.0) >= observation.at:
             found = joined(found, answers.partitioning)
     protocol = "2" if reply is not None else found.protocol
@@ -124,7 +124,7 @@ def _unexplained(
 
 
 def probe_reply(observation: ControlObservation | None) -> ProbeReply | None:
-    """Return the reply to a probe; None if the probe failed."""
+    """Return a v2 daemon's reply to a probe, else None."""
     if observation is None or observation.outcome is not Outcome.OK:
         return None
     replies = map(parse_probe, observation.exchanges)
@@ -146,7 +146,7 @@ def servers_due(
 ) -> tuple[int, ...]:
     """Return the servers to query now, in the daemon's PID namespace: all responsive ones, or none.
 
-    No server while the daemon quits or has a ghost: either blocks it.
+    No server while the daemon quits or has a ghost: a query may then hang.
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
@@ -239,7 +239,7 @@ def _reconcile_servers(state: DaemonState, now: Moment, listed: Collection[int])
             if known.start_unknown and known.ready_at is None:
                 known.ready_at = known.started_at
         elif not servers.has_ended(pid):
-            # The log shows a server's exit before the list does, and its start after.
+            # The list may be older than a logged exit, and newer than the last line.
             state.advance_to(now.at)
             servers.adopt(pid, now.at).ready_at = now.at
     for server in servers:

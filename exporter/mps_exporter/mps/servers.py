@@ -46,7 +46,7 @@ class TrackedServer:
     client_limit: int | None = None
     shares_by_file: bool = False  # Its memory for clients is a file in /dev/shm.
     has_log: bool = False  # The server has written to server.log.
-    has_first_line: bool = False  # Its first line is in the log: no truncation removed later lines.
+    has_first_line: bool = False  # Its first line was read.
     exiting: bool = False  # Its log has the line of an orderly end.
     finishing: bool = False  # Its log has the line that precedes the line of an orderly end.
     missing_since: float | None = None  # Time since which its process is missing.
@@ -56,15 +56,15 @@ class TrackedServer:
     reported_state: str | None = None  # State by the control tool, while server.log cannot be read.
     ghost: bool = False
     shutdown_requested_at: float | None = None
-    """Time of the daemon's last shutdown request; None if the server declined it."""
+    """Time of the daemon's last shutdown request, unless the server declined it."""
     deaf_since: float | None = None
-    """Time at which its log shows a client without credentials: it had died, or no file descriptor
-    was free. From then on the server accepts no client (48 of 48 on an H200), and those that it has
-    work on."""
+    """Time at which its log shows a client without credentials: the client had died, or no file
+    descriptor was free. Since then the server accepts no client (48 of 48 on an H200), and only
+    serves its connected clients."""
     _counted_refusals: deque[float] = field(default_factory=lambda: deque(maxlen=policy.MAX_RECENT))
     """Times of counted refusals whose status lines may follow."""
     _queued_dead: dict[int, bool] = field(default_factory=dict)
-    """PIDs that were queued for it, and had no context yet -> known to have exited."""
+    """PIDs queued for it that had no context yet -> whether known to have exited."""
     _queued_unnamed: bool = False  # A client with PID 0 was queued for it, too.
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class TrackedServer:
 
     @property
     def state(self) -> str:
-        """State by the control tool, else INITIALIZING until Ready, FAULT in a fault, ACTIVE."""
+        """State by the control tool; else INITIALIZING until Ready or used, FAULT or ACTIVE."""
         state = "FAULT" if self.faults else "ACTIVE"
         if self.ready_at is None and not self.clients.ever_connected:
             state = "INITIALIZING"
@@ -88,8 +88,8 @@ class TrackedServer:
     def is_ghost(self) -> bool | None:
         """Whether the server is a ghost whose process still exists.
 
-        None without server.log, which alone excludes a ghost once a client connects; and for a
-        ghost whose clients may be at work, since the log no longer shows what they do.
+        None if not known as a ghost while server.log, which alone excludes a ghost, cannot be
+        read; and for a ghost whose clients may be at work, unlogged.
         """
         if self.ghost:
             return None if self._hides_clients() else self.missing_since is None
@@ -118,7 +118,7 @@ class TrackedServer:
             self.devices.add(device)
 
     def set_thread_ratio(self, ratio: float, _when: Moment) -> None:
-        """Set the limit of clients that connect from now on."""
+        """Set the limit of later clients; the first limit is for all."""
         if self.thread_ratio is None:  # written once, when the server starts
             for client in self.clients:
                 client.thread_ratio = ratio
@@ -131,7 +131,7 @@ class TrackedServer:
             self._queued_unnamed = True
 
     def awaited_pids(self) -> list[int]:
-        """Return the living processes that it was started for, until a client connects."""
+        """Return the PIDs it was started for, not known as dead, until a client connects."""
         if self.clients.ever_connected:
             return []
         return [pid for pid, dead in self._queued_dead.items() if not dead]
@@ -154,18 +154,18 @@ class TrackedServer:
             self._become_ghost(when)
 
     def may_miss_lines(self) -> bool:
-        """Return whether its lines may be missing: the log is another server's, or lost lines."""
+        """Return whether lines may be missing: the first was not read, or the log lost lines."""
         lost_at = self.daemon.server_log_lost_at
         return not self.has_first_line or (lost_at is not None and lost_at >= self.started_at)
 
     def _hides_clients(self) -> bool:
-        """Return whether it has clients from before it was deaf, and not all they do is logged."""
+        """Return whether clients from before it was deaf may do what the log does not show."""
         unseen = self.may_miss_lines() or self.clients.unfollowed or not self.names_clients
         deaf = self.deaf_since
         return bool(unseen) and any(deaf and one.connected_at <= deaf for one in self.clients)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost if all clients are known that would be lost with it."""
+        """Make it a ghost if all clients that would be lost with it are known."""
         known = not (self.may_miss_lines() or self.clients.unfollowed)
         if known and not any(client.inferred for client in self.clients):
             self.deaf_since = when.at
@@ -235,7 +235,7 @@ class TrackedServer:
             self.faults.endings.context_ends(pid, context, when)
         else:
             self.faults.process_ends(pid, when)
-        if self.deaf_since is not None:  # it writes neither of these lines (measured)
+        if self.deaf_since is not None:  # it then writes no such line (measured)
             self.close_context(pid, context, when) if context else self.disconnect(pid, when)
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
@@ -247,7 +247,7 @@ class TrackedServer:
         self.clients.disconnect(pid, when)
 
     def limit_reached(self, limit: int, when: Moment) -> None:
-        """Count the refusal of a client: too many contexts (limit), or device connections (0)."""
+        """Count a client refused for the limit of contexts, or (0) of device connections."""
         self.client_limit = limit or self.client_limit
         pid = self.clients.sole_new_client()
         self._count_refusal("context_limit", () if pid is None else (pid,), when)
@@ -258,7 +258,7 @@ class TrackedServer:
         self._refuse(pid, context, when)
 
     def accept_failed(self, pid: int, context: int, status: int, when: Moment) -> None:
-        """Count a refusal with this CUDA error, which often follows a line with the cause."""
+        """Count a refusal with this CUDA error, unless a line with its cause was counted."""
         counted = self._counted_refusals
         while counted and when.at - counted[0] > policy.REFUSAL_SECONDS:
             counted.popleft()
@@ -293,7 +293,7 @@ class TrackedServer:
         return self.ready_at is None and not self.clients.ever_connected and not self.start_unknown
 
     def _had_to_end(self, at: float) -> bool:
-        """Return whether the daemon requested its end, or had a reason to."""
+        """Return whether the daemon requested its end or, if that is not logged, had a reason."""
         daemon, requested_at = self.daemon.daemon, self.shutdown_requested_at
         if daemon.logs_shutdown_requests:
             return requested_at is not None and at - requested_at <= policy.SHUTDOWN_TIMEOUT_SECONDS
@@ -312,7 +312,7 @@ class TrackedServer:
         if self.exiting or (self.finishing and not self.occupied):
             return "requested", ""
         if self.ghost and not self.clients.may_have_context:
-            return "ghost_ended", seen  # usually killed, as it must be
+            return "ghost_ended", seen  # usually killed by an operator
         if self.failed_to_start:
             return "start_failed", f"{seen}, {self.failure}" if self.failure else seen
         orderly = self._had_to_end(at)

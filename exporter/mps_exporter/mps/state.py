@@ -44,7 +44,7 @@ class DaemonLifetime:
     """Time at which it last served a client or a server: its only thread was not stuck then."""
     silent_since: float | None = None
     """Time of the last line, if another line always follows such a line immediately."""
-    handover: Handover | None = None  # Its last line, if that sends a client to a server.
+    handover: Handover | None = None  # Its last line, if this sent a client to a server.
     logs_shutdown_requests: bool = False  # Its log has its shutdown requests (driver 580).
     backoff_seconds: float | None = None
     missing_credentials: deque[float] = field(
@@ -54,7 +54,7 @@ class DaemonLifetime:
     forbidden_starts: BoundedDict[int, int] = field(
         default_factory=lambda: BoundedDict(policy.MAX_RECENT)
     )
-    """User -> successive servers that the daemon was not allowed to start."""
+    """User -> successive starts of servers that were forbidden."""
 
     def match_credentials(self) -> bool:
         """Match NEW CLIENT with the oldest caller without credentials; return False without any."""
@@ -79,7 +79,7 @@ class DaemonState:
         self.daemon = DaemonLifetime()
         self.quota = quota
         self.readable: dict[LogName, bool] = {"control": False, "server": False}
-        """Logs of the daemon -> readable now."""
+        """Log of the daemon -> whether it is readable."""
         self.queue = ClientQueue(quota)
         self.gpus = GpuNames()
         self.evidence = FaultEvidence()
@@ -95,7 +95,7 @@ class DaemonState:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        before = dict[int, int]()  # user -> users before
+        before = dict[int, int]()  # user -> number of users before
         waits = [
             Wait(
                 *(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by),
@@ -156,7 +156,7 @@ class DaemonState:
     def clients_to_map(self) -> list[int]:
         """Return the clients whose address ranges must be read now: a new context reserves a range.
 
-        The memory of a running client that caused a fault may have grown since.
+        After a running client's fault, all of the server's clients: memory may have grown.
         """
         found = []
         for server in self.servers:
@@ -173,7 +173,7 @@ class DaemonState:
             self._counted_from_ms = round(at * 1000.0)
 
     def moment(self, at: float) -> Moment:
-        """Return the context of events at this time, which count from count_from() on."""
+        """Return the Moment of events at this time, which count from count_from() on."""
         counted = self._counted_from_ms is None or round(at * 1000.0) >= self._counted_from_ms
         return Moment(at, counted, self.counters, self.incidents)
 
@@ -209,7 +209,7 @@ class DaemonState:
         return not busy and bool(self.queue.blocked_clients())
 
     def _occupants(self) -> set[Occupant]:
-        """Return the spans that are open now, for the timeline."""
+        """Return kind and user of each timeline span that is open."""
         found: set[Occupant] = {("waited", e.uid) for e in self.queue if e.blocked and not e.dead}
         for server in self.servers:
             found.update(("waited", wait.uid) for wait in server.ghost_waits())
@@ -240,7 +240,7 @@ class DaemonState:
                 when.count_rejection(None, "credentials")
 
     def daemon_started(self, pid: int, when: Moment) -> None:
-        """Start a control daemon, which ends the state of the last daemon."""
+        """Record a control daemon's start, which ends the last daemon."""
         daemon = self.daemon
         alive = daemon.started_at is not None and daemon.ended_at is None
         second_line = daemon.pid == pid and when.at - (daemon.started_at or 0.0) <= 1.0
@@ -274,7 +274,7 @@ class DaemonState:
         self._end_daemon("daemon_died", when)
         unseen = "control.log cannot be read, so it may have been asked to quit"
         detail = "" if self.readable["control"] else unseen
-        # The time is known of a daemon that was seen to run, or whose successor logs its start.
+        # The time is known if the daemon was seen to run, or a successor logs a start.
         if when.counted or lost or self.daemon.missing_since is None:
             when.add_incident(Incident(when.at, "daemon_died", pids=tuple(lost), detail=detail))
 
@@ -304,7 +304,7 @@ class DaemonState:
         self.daemon.backoff_seconds = None
 
     def server_exited(self, pid: int, status: int, when: Moment) -> None:
-        """End a server by control.log, also one that no earlier line names."""
+        """End a server by control.log, even if no earlier line names it."""
         self.daemon.served_at = when.at
         servers = self.servers
         server = servers.get(pid) or servers.restore_vanished(pid)
@@ -316,7 +316,7 @@ class DaemonState:
     def judge_server_exit(
         self, server: TrackedServer, when: Moment, status: int | None = None
     ) -> None:
-        """End a server; its cause follows from earlier lines. See TrackedServer.exit_cause()."""
+        """End a server; the cause follows from earlier lines. See TrackedServer.exit_cause()."""
         self.end_server(server, when, *server.exit_cause(status, when.at))
 
     def server_forbidden(self, uid: int, reason: str, when: Moment) -> None:
@@ -367,7 +367,7 @@ class DaemonState:
             entry.block(server.uid, when)
 
     def client_sent(self, pid: int, uid: int, when: Moment) -> None:
-        """Send a connection to the running server: for a process, and again for each context.
+        """Record a connection sent to the running server: of a process, or of a context.
 
         The PID is 0 if the daemon does not see the client's PID namespace, the user is 0 if one
         server serves all users.

@@ -61,7 +61,7 @@ def stdin_text(commands: Iterable[str]) -> bytes:
 
 
 def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
-    """Return the tool's arguments, its standard input and its environment for some queries.
+    """Return the tool's arguments, standard input and added variables for some queries.
 
     A v3 query is the arguments of one run. The variable selects what is printed without a daemon.
     """
@@ -80,7 +80,7 @@ class ProbeReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A daemon's replies about one server. None, or a missing device: not reported."""
+    """A daemon's replies about one server. None, or a missing device: unreported."""
 
     server_pid: int  # In the daemon's PID namespace.
     state: str | None = None  # INITIALIZING, ACTIVE, FAULT, or a newer driver's state.
@@ -137,7 +137,7 @@ def limit_commands(server_pid: int, devices: Sequence[int]) -> tuple[str, ...]:
 
 
 def parse_failure(exchange: Exchange) -> Failure | None:
-    """Recognize the tool's own complaints and failed exits; None if neither is found."""
+    """Return the failure that the tool's text or exit status shows; None without any."""
     text = f"{exchange.stderr}\n{exchange.stdout}"
     for kind, phrases in _ERROR_PATTERNS:
         if any(phrase in text for phrase in phrases):
@@ -198,7 +198,7 @@ def parse_server(*exchanges: Exchange) -> ServerReply | Failure:
 
 
 def server_replies(observation: ControlObservation) -> list[ServerReply]:
-    """Return the replies of a reconciliation; omit servers without a query, or with a failure."""
+    """Return the replies of a reconciliation; omit skipped and hung runs, and failures."""
     by_server: dict[int | None, list[Exchange]] = {}
     for exchange in observation.exchanges:
         if exchange.outcome not in (Outcome.TIMEOUT, Outcome.SKIPPED):
@@ -224,7 +224,7 @@ def _unparsable(exchange: Exchange) -> Failure:
 
 
 def failure_of(exchange: Exchange) -> Failure | None:
-    """Return why a run of the tool failed, whatever its query; None if it has a reply."""
+    """Return why a run of the tool failed; None for a reply, or if its server is gone."""
     commands = exchange.commands
     if commands == PROBE:
         reply = parse_probe(exchange)
@@ -233,8 +233,8 @@ def failure_of(exchange: Exchange) -> Failure | None:
         # No output at all means a collision with another caller's run.
         return parse_failure(exchange) or (None if exchange.stdout else _unparsable(exchange))
     if set(commands) <= READ_ONLY_V3:
-        # The form of an empty list is not documented, so any other text is a reply. Names of
-        # programs below a list's header must not look like the tool's own complaints.
+        # The form of an empty list is not documented: any text except an error is a reply. Below
+        # a list's header, names of programs are not searched for errors.
         if all(has_header(query, exchange.stdout) for query in commands):
             exchange = replace(exchange, stdout="")
         foreign = V2_REFUSAL.search(_output_of(exchange))
@@ -312,7 +312,7 @@ def _ratio(percentage: str) -> float:
 
 
 _Reader = Callable[[_LineReader, Sequence[str]], Any]
-"""Reads the lines of a reply to a command with these arguments; None for other lines."""
+"""Reads the reply to a command with these arguments; returns None for other lines."""
 
 
 def _one_line(shape: re.Pattern[str], convert: Callable[[str], object]) -> _Reader:

@@ -58,7 +58,7 @@ class DaemonTracker:
             tuple[float, Collection[int] | None, tuple[ServerReply, ...]] | None
         ) = None
         self.foreign_pids: frozenset[int] = frozenset()
-        """Other daemons that write to the same logs, with their servers, by their own PIDs."""
+        """Own PIDs of the other daemons that write to the same logs, and of their servers."""
         self._foreign_servers: BoundedDict[int, None] = BoundedDict(policy.MAX_RECENT)
 
     def add_logs(self, observation: LogsObservation) -> None:
@@ -86,7 +86,7 @@ class DaemonTracker:
         self.advance(observation.at)
 
     def advance(self, now: float) -> None:
-        """Apply the lines whose place in the order is certain by now."""
+        """Apply the lines that are released by now, and a due reply."""
         for entry in self._merger.pop_ready(now):
             if self._pending_reply is not None and entry.at > self._pending_reply[0]:
                 self._apply_reply()  # in its place among the lines
@@ -117,7 +117,7 @@ class DaemonTracker:
 
     @property
     def silent_since(self) -> float | None:
-        """Time since which the logs show a stuck daemon; None if they do not, or not yet.
+        """Time since which the logs suggest a stuck daemon; None if they do not, or not yet.
 
         Only a query of the daemon proves that it is stuck.
         """
@@ -219,7 +219,7 @@ class DaemonTracker:
         """Apply the control tool's replies, as soon as the logs have been read up to the query.
 
         Without this delay, a server that the tool lists before the log line of its start is applied
-        would count as an older one. The first reply of a recording may be later than `now`.
+        would count as older. The first reply of a recording may be later than `now`.
         """
         self._pending_reply = at, listed, tuple(replies)
         self._apply_reply_if_due(now)
@@ -274,7 +274,7 @@ def _liveness(
     requested: frozenset[int],
     known: DaemonLifetime,
 ) -> tuple[IsAlive, bool | None]:
-    """Return which processes exist by /proc, and whether the daemon that the log shows does.
+    """Return a test whether a process exists, and whether the daemon in the log exists.
 
     Nothing is known of PIDs that are not the host's. If /proc shows a later start of the daemon
     than the log, the clock was set forward: processes look too young.
@@ -293,7 +293,7 @@ def _liveness(
         slack += max(0.0, daemon.start_time_seconds - known.started_at)
 
     def alive(pid: int, at: float) -> bool | None:
-        # An exit, or a replay's older scan, may be of the PID's last process.
+        # A scan from before this time may show an earlier process.
         if pid not in requested or now < at <= now + policy.CLOCK_JUMP_SECONDS:
             return None
         process = processes.get(pid)

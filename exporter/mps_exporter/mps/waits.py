@@ -27,7 +27,7 @@ class QueuedClient:
     blocked: bool = False  # A UID wait: another user's server holds the GPU, or did.
     behind_uid: int | None = None
     missing_since: float | None = None  # Time since which its process is missing.
-    dead: bool = False  # Its process has exited, and the logs have been read up to then.
+    dead: bool = False  # Its process has exited, or its UID wait was abandoned.
     sent_at: float = 0.0  # Time at which the daemon sent it to a server.
     for_context: bool = False  # The daemon sent it a second time, for a context.
     overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
@@ -91,14 +91,14 @@ class ClientQueue:
         return entry
 
     def pop_user(self, uid: int) -> list[QueuedClient]:
-        """Remove a user's clients: their server is ready, or will never be."""
+        """Remove and return a user's clients: the server is ready, or forbidden."""
         popped = [entry for entry in self._entries if entry.uid == uid]
         for entry in popped:
             self._entries.remove(entry)
         return popped
 
     def pop_client(self, pid: int, uid: int | None) -> QueuedClient | None:
-        """Remove a client that is served; for PID 0, the user's oldest client with PID 0."""
+        """Remove and return a client; for PID 0, the user's oldest client with PID 0."""
         found = next((one for one in self._entries if (one.pid, one.uid) == (pid, uid)), None)
         if found is not None:
             self._entries.remove(found)
@@ -116,7 +116,7 @@ class ClientQueue:
                 entry.block(uid, when)
 
     def blocked_clients(self, at: float = 0.0) -> list[QueuedClient]:
-        """Return other users' clients that wait, and whose processes were not gone by this time."""
+        """Return the clients in a UID wait whose processes were not missing by this time."""
         return [e for e in self if e.blocked and not e.dead and (e.missing_since or NEVER) > at]
 
     def count_overtake(self, uid: int, when: Moment) -> None:
@@ -171,14 +171,14 @@ class Admissions:
             entry.abandon(when)
 
     def refuse(self, pid: int, when: Moment) -> None:
-        """Record that a client process that was sent here may not connect."""
+        """Record that a client process sent to the server was refused."""
         self._refused_at[pid] = when.at
         self.admitted.pop(pid, None)
         if (entry := self.pop(pid)) is not None:
             entry.abandon(when)
 
     def pop_refusal(self, pid: int, at: float) -> bool:
-        """Return whether server.log has shown, at the same time, that this client was refused."""
+        """Forget this client's refusal; return whether server.log showed the refusal just now."""
         refused_at = self._refused_at.pop(pid, None)
         return refused_at is not None and at - refused_at < policy.SIMULTANEOUS_SECONDS
 

@@ -29,7 +29,7 @@ FIRST_RANDOM_ADDRESS = 1 << 46
 ranges, which differ in size from process to process."""
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<pci>[0-9a-fA-F:]+)(?:\.\d)?\): \d+, ")
-# A process chooses the name in the line. The end of the line, longer than a name, is trusted.
+# A process chooses its name in the line: only the end, longer than a name, is trusted.
 _MMU_FAULT = re.compile(
     r"MMU Fault: ENGINE [\w ]*?GPCCLIENT_(?P<unit>[A-Z0-9]+)\w* "
     r"faulted @ 0x(?P<high>[0-9a-f]+)_(?P<low>[0-9a-f]{8})\. "
@@ -74,7 +74,7 @@ class Process:
     ranges: tuple[tuple[int, int], ...] = ()
     ending_since: float | None = None  # Time at which its first context ended (server.log).
     ended_at: float | None = None  # Time at which it left the server, by its exit or an exec.
-    counted: bool = False  # Whether the client is counted as one with work left behind.
+    counted: bool = False  # Whether it is counted as a client that left work.
 
 
 class Verdict(NamedTuple):
@@ -145,7 +145,7 @@ class FaultEvidence:
         ]
 
     def shows_running_client(self, at: float, gpus: Collection[str]) -> bool:
-        """Return whether a running client caused a fault; its memory may have grown since read."""
+        """Return whether a running client caused a fault at this time on these GPUs."""
         return any(fault.unit == "T1" for fault in self._near(at, gpus))
 
     def judge(self, at: float, gpus: Collection[str]) -> Verdict:
@@ -204,10 +204,10 @@ class FaultEvidence:
         return any(pid not in read and matters(client) for pid, client in self._clients.items())
 
     def _owner(self, address: int) -> Process | None:
-        """Return the client whose memory contains an address.
+        """Return the client whose memory has an address; None if unclear.
 
-        Of 81 large ranges 2 contained another client's address by chance: the smallest range is
-        right. Every process has ranges below FIRST_RANDOM_ADDRESS, so they identify no process.
+        2 of 81 large ranges contained another client's address by chance: the smallest
+        range is right. Ranges below FIRST_RANDOM_ADDRESS exist in every process: none counts.
         """
         held = [
             (last - first, owner)
