@@ -135,7 +135,7 @@ def _pod(path: list[str]) -> str | None:
 
 
 def _slurm(path: list[str]) -> str | None:
-    """Return the job below slurmd's group; groups in other units may have any names."""
+    """Return the job below slurmd's group. Other units do not count: users name their groups."""
     for depth, part in enumerate(path):
         if _SLURM.fullmatch(part):
             jobs = (job["job"] for below in path[depth:] if (job := _JOB.fullmatch(below)))

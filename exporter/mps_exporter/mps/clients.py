@@ -47,7 +47,7 @@ class TrackedClient:
 
     @property
     def state(self) -> tuple[ClientState | None, float | None]:
-        """The client's state, and when it began; None if server.log does not show it."""
+        """The client's state, and its start; None for what server.log does not show."""
         if self.torn_down_at is not None:
             return "torn_down", self.torn_down_at
         if self.creating:
@@ -91,7 +91,7 @@ class Associations:
         self._clients = clients
         self._waiting: deque[tuple[int, int]] = deque(maxlen=policy.MAX_CONTEXTS)
         """(key of the client, context ID)."""
-        self._last: tuple[int, int] | None = None  # Context that got the last GPU, until a status.
+        self._last: tuple[int, int] | None = None  # Context of the last GPU, until a status line.
 
     def add(self, key: int, context: int) -> None:
         self._waiting.append((key, context))
@@ -275,7 +275,7 @@ class ServerClients:
         return True
 
     def is_new_context(self, pid: int, context: int) -> bool:
-        """Return whether the client is known, and this context is not known yet."""
+        """Return whether the client is known, but this context is new."""
         client = self._clients.get(pid)
         return client is not None and context not in (client.contexts | client.creating)
 

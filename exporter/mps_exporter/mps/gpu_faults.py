@@ -101,7 +101,7 @@ class ClientEndings:
         return next((one for one in self._endings if one.pid == pid and not one.ended), None)
 
     def _has_company(self, ending: Ending) -> bool:
-        """Return whether others use its GPUs, or ended there at about that time."""
+        """Return whether other clients use its GPUs, or ended there at about that time."""
         others = (
             client.contexts.values()
             for client in self._clients

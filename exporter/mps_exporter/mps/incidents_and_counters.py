@@ -49,7 +49,7 @@ class Counters:
         for metric in LOG_METRICS.values():
             if metric.kind != "gauge" and metric.has_fixed_labels:
                 self._start_at_zero(metric, ())
-        # A caller without credentials has no known user: no line starts this counter.
+        # A caller without credentials has no known user: no earlier line starts the counter.
         self._start_at_zero(LOG_METRICS["mps_client_rejections_total"], (None,))
 
     def increment(self, name: str, by: int = 1, **labels: str | int | None) -> None:

@@ -242,7 +242,7 @@ class ControlLogReader:
             when.increment("mps_control_log_unrecognized_lines_total", log="control")
 
     def _read_reply(self, text: str, when: Moment) -> None:
-        """Apply a reply in the log: a device's UUID, percentage or termination."""
+        """Apply a reply in the log: a UUID, a percentage, or a termination."""
         state = self.state
         row = _DEVICE_ROW.match(text)
         if row is not None and self._command.startswith("device_query"):

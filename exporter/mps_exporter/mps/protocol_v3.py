@@ -235,7 +235,7 @@ def _columns(query: str, lines: Sequence[str]) -> list[str] | None:
 
 
 def has_header(query: str, text: str) -> bool:
-    """Return whether a reply has this list's header: names that users chose follow."""
+    """Return whether a reply has this list's header, below which users choose names."""
     return _columns(query, _split_lines(text)[0]) is not None
 
 
@@ -376,7 +376,7 @@ def _read_v2_partitions(text: str) -> Partitioning:
     GPU-74d43ed3  -           3      7      24    56    -           the GPU
     GPU-74d43ed3  Dx4AAA…     -      7      -     56    Yes         a partition of it
 
-    In the other form, "-" is blank.
+    The other form has a blank for "-".
     """
     lines, cut = _split_lines(text)
     # In both forms the same cells remain.
@@ -455,7 +455,7 @@ def named_protocol(
     """Return the protocol that a daemon was started with; None if unknown.
 
     CUDA_MPS_PROTOCOL_VERSION=3 wins over the arguments "-p 3" and "--protocol 3". Drivers before
-    615 lack these, and ignore the variable.
+    615 lack these options, and ignore the variable.
     """
     named = (environment or {}).get("CUDA_MPS_PROTOCOL_VERSION")
     if named is None:

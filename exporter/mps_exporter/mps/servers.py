@@ -78,7 +78,7 @@ class TrackedServer:
 
     @property
     def state(self) -> str:
-        """State by the control tool; else INITIALIZING until Ready or used, FAULT or ACTIVE."""
+        """State by the tool; else INITIALIZING until Ready or used, FAULT in a fault, ACTIVE."""
         state = "FAULT" if self.faults else "ACTIVE"
         if self.ready_at is None and not self.clients.ever_connected:
             state = "INITIALIZING"
@@ -118,7 +118,7 @@ class TrackedServer:
             self.devices.add(device)
 
     def set_thread_ratio(self, ratio: float, _when: Moment) -> None:
-        """Set the limit of later clients; the first limit is for all."""
+        """Set the limit of later clients; the first limit also applies to earlier clients."""
         if self.thread_ratio is None:  # written once, when the server starts
             for client in self.clients:
                 client.thread_ratio = ratio
@@ -235,7 +235,7 @@ class TrackedServer:
             self.faults.endings.context_ends(pid, context, when)
         else:
             self.faults.process_ends(pid, when)
-        if self.deaf_since is not None:  # it then writes no such line (measured)
+        if self.deaf_since is not None:  # then these lines are missing (measured)
             self.close_context(pid, context, when) if context else self.disconnect(pid, when)
 
     def close_context(self, pid: int, context: int, when: Moment) -> None:
@@ -247,7 +247,7 @@ class TrackedServer:
         self.clients.disconnect(pid, when)
 
     def limit_reached(self, limit: int, when: Moment) -> None:
-        """Count a client refused for the limit of contexts, or (0) of device connections."""
+        """Count a refused client: `limit` contexts exist, or (0) too many device connections."""
         self.client_limit = limit or self.client_limit
         pid = self.clients.sole_new_client()
         self._count_refusal("context_limit", () if pid is None else (pid,), when)

@@ -293,7 +293,7 @@ def _liveness(
         slack += max(0.0, daemon.start_time_seconds - known.started_at)
 
     def alive(pid: int, at: float) -> bool | None:
-        # A scan from before this time may show an earlier process.
+        # A scan from before this time may show an earlier process with this PID.
         if pid not in requested or now < at <= now + policy.CLOCK_JUMP_SECONDS:
             return None
         process = processes.get(pid)
