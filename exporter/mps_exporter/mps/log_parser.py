@@ -71,8 +71,7 @@ class Line(NamedTuple):
     """A line with its prefix parsed."""
 
     stamp_ms: int | None
-    """Timestamp in milliseconds since 1970 of a clock that shows the daemon's local time; None if
-    the line has no prefix."""
+    """Milliseconds since 1970 in the daemon's local time; None without a valid prefix."""
     component: str
     pid: int  # PID of the writer: the daemon, a server or a client.
     event: Event

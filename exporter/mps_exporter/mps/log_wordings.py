@@ -50,7 +50,7 @@ class LogEntry(NamedTuple):
 
 
 def _uid(text: str) -> int:
-    """Return a user's number; some writers print numbers from 2^31 on as negative numbers."""
+    """Return a UID (printed from 2^31 on as negative by some); ValueError if out of range."""
     uid = int(text)
     if not -(2**31) <= uid < 2**32:
         raise ValueError(text)

@@ -454,7 +454,7 @@ def named_protocol(
 ) -> Literal["2", "3"] | None:
     """Return the protocol that a daemon was started with; None if unknown.
 
-    CUDA_MPS_PROTOCOL_VERSION=3 wins over the arguments "-p 3" and "--protocol 3". Drivers before
+    CUDA_MPS_PROTOCOL_VERSION wins over the arguments "-p 3" and "--protocol 3". Drivers before
     615 lack these options, and ignore the variable.
     """
     named = (environment or {}).get("CUDA_MPS_PROTOCOL_VERSION")

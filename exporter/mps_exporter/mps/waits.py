@@ -75,7 +75,7 @@ class ClientQueue:
         return iter(list(self._entries))
 
     def push(self, pid: int, uid: int, when: Moment) -> QueuedClient:
-        """Add a client, unless it is queued; remove the entry of another process with its PID.
+        """Return a client's entry, new if not queued; drop another process's entry with its PID.
 
         Clients with PID 0 cannot be distinguished: each has an entry of its own.
         """
