@@ -120,9 +120,9 @@ class PipeDirectory:
         """Return whether the daemon that runs here may be this user's.
 
         The lock file has mode 0666, so every user may take the lock in a directory of root's after
-        its daemon has exited. In a world-writable directory (/tmp), the owner of the lock file
-        counts, unless `strictly`: a configured directory must be the user's. The host's root
-        (`trusted`) may use any directory, root of a container only its own.
+        its daemon has exited. The owner of the lock file counts, too (for /tmp), unless `strictly`:
+        a configured directory must be the user's. The host's root (`trusted`) may use any
+        directory, root of a container only its own.
         """
         if uid == 0 and trusted:
             return True
@@ -146,7 +146,7 @@ class UnlessAbsent:
 
 
 def directory_status(path: str, procfs: str) -> os.stat_result | None:
-    """Return the status; None: missing or hidden. Raise OSError if it cannot be read now."""
+    """Return the status; None if missing or hidden. Raise OSError if unreadable now."""
     with UnlessAbsent(), opened_directory(path, procfs) as opened:
         return os.fstat(opened)
     return None
@@ -276,9 +276,8 @@ class DaemonDirectories:
         if not is_daemon or self._processes.is_ending(program.pid):
             return "none"
         # A daemon holds its lock, so it is not in a directory whose lock was tested and is free (a
-        # holder of 0 is a process without visible PID). Nor is it in a directory that does not
-        # exist if one of the two defaults does: an ending daemon has released its lock, and its
-        # user can no longer be read.
+        # holder of 0 is a process without visible PID). Nor is it in a missing directory if another
+        # exists, or if its environment is unknown: the directory is then only assumed.
         anywhere = environment is not None and not exists
         for place in places:
             if (not place.lock_tested or place.holder == 0) and (anywhere or place.exists):
@@ -363,7 +362,7 @@ class DaemonDirectories:
     def _log_directory(
         self, program: Program, place: PipeDirectory, before: DirectoryLookup | None
     ) -> str:
-        """Return the log directory; "": unknown.
+        """Return the log directory, or "".
 
         If the environment cannot be read, the default directory may be another daemon's: it is this
         daemon's only if the log there has lines that this process wrote.
