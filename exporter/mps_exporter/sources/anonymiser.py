@@ -1,4 +1,4 @@
-"""Withholds names (of users, programs, folders, containers) and serial numbers in recordings."""
+"""Withholds names (users, programs, folders, containers) and serial numbers from recordings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KNOWN_VARIABLES = frozenset(
 
 
 class Anonymiser:
-    """Replaces names and UUIDs, the same text mostly by the same replacement.
+    """Replaces names and UUIDs; a name of one kind always by the same replacement.
 
     Most replacements are hashes with a secret key: users choose names, so a table would grow.
     """

@@ -1,7 +1,7 @@
 """Queries control daemons through nvidia-cuda-mps-control.
 
-The daemon has one thread, and a query about a stuck server blocks all its users. Two queries at a
-time collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
+The daemon has one thread, and a query about a stuck server blocks the daemon's users. Two queries
+collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
 and no output. So each daemon has one run at a time, a deadline, a second attempt after a refusal,
 and a pause after a hang, which doubles. Only read commands are sent (mps.tool_commands).
 """

@@ -362,10 +362,10 @@ class DaemonDirectories:
     def _log_directory(
         self, program: Program, place: PipeDirectory, before: DirectoryLookup | None
     ) -> str:
-        """Return the log directory, or "".
+        """Return the log directory; "" if unknown.
 
         If the environment cannot be read, the default directory may be another daemon's: it is this
-        daemon's only if the log there has lines that this process wrote.
+        daemon's only if the log there has lines of this process.
         """
         environment = program.process.mps_environment
         directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY

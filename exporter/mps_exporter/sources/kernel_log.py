@@ -34,7 +34,7 @@ _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
 
 
 def parse_record(record: bytes) -> tuple[float, str] | None:
-    """Return the time of an Xid line (seconds since the boot), and the line without the name.
+    """Return an Xid line's time (seconds since the boot), and the line without program name.
 
     Return None for other records. A program can write into the kernel log, but not with the
     kernel's facility.

@@ -63,7 +63,7 @@ class LiveHost:
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogFollower(procfs=settings.path_procfs)
         self._daemon_pids = set[int]()  # PIDs of the daemons that were found last.
-        self._watched: dict[int, int | None] = {}  # PID -> its start; None: it has exited.
+        self._watched: dict[int, int | None] = {}  # PID -> its start; None if exited.
         self._scanned_at = float("-inf")
         self._nvml = NvmlSession(
             options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)

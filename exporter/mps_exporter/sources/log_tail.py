@@ -88,7 +88,7 @@ def last_stamp_in(data: bytes) -> float | None:
 class LogZone:
     """Distance of local time from Unix time."""
 
-    fixed_seconds: float | None = None  # Seconds east of Greenwich; None: the host's rules apply.
+    fixed_seconds: float | None = None  # Seconds east of Greenwich; None for the host's rules.
 
     def at(self, moment: float) -> float:
         if self.fixed_seconds is not None:

@@ -223,7 +223,7 @@ def _is_missing(path: str) -> bool:
 
 
 def _own_proc(base: Path, own_pid: int) -> bool | None:
-    """Return whether a process's /proc is of its PID namespace; None if unknown.
+    """Return whether a process's /proc shows its PID namespace; None if unknown.
 
     There, its own PID must have its own start time. Start times are world-readable. Comparing
     namespaces would need trace permission for both processes, and process 1 of a host may have a
