@@ -106,7 +106,7 @@ async def run_process(
 ) -> ProcessResult:
     """Run a program in a new session, with exactly this environment.
 
-    Input and output are files in memory: the kernel limits the length. Afterwards a program that
+    Input and output are files in memory: the kernel limits the output. Afterwards a program that
     did not exit is dead and reaped, also if the caller is cancelled; a process that the kernel
     cannot kill yet is reaped later. The program dies with this process, too.
 

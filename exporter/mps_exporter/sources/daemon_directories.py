@@ -70,7 +70,7 @@ def parse_daemon_flags(arguments: tuple[str, ...]) -> DaemonFlags:
     "forground" is the tool's own spelling up to driver 580.
     """
     words = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
-    # Words, which may follow one dash, too, are longer.
+    # Words may follow one dash, too, but are longer.
     letters = {*"".join(word for word in arguments[1:] if re.fullmatch(r"-[A-Za-z]{1,4}", word))}
     foreground = bool(letters & {"f"} or words & {"forground", "foreground"})
     return DaemonFlags(
@@ -110,7 +110,7 @@ class PipeDirectory:
     identity: object  # The same for the same directory under any name.
     owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
-    holder_is_root: bool = False  # The host's root or the exporter's own user, proved.
+    holder_is_root: bool = False  # Held by the host's root or the exporter's user.
 
     @property
     def exists(self) -> bool:

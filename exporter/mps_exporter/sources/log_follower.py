@@ -81,7 +81,7 @@ class LogFollower:
     ) -> LogsObservation:
         """Return the new data of these daemons' logs, and close the files of all others.
 
-        Logs that are not read at the deadline are missing, and after a time unreadable; a later
+        Logs that are not read by the deadline are missing, and after a time unreadable; a later
         call returns their data. The positions in the logs of the `kept` pipe directories are
         retained. Logs of ordinary users are read at most once in the interval of polls.
 

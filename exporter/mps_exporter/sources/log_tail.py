@@ -146,7 +146,7 @@ def same_offset_prefix(
         last = line
     if last is None:
         return len(data), before
-    # The clocks may have changed without a line: the modification time shows the last offset.
+    # The last line may follow a change of the clocks: the modification time shows its offset.
     offsets = zone.offsets(last.stamp)
     shown = [one for one in offsets if mtime is not None and _fits(last.stamp, one, mtime)]
     if shown and last.offset_seconds not in shown:

@@ -317,10 +317,10 @@ def _is_closed(path: str, entry: os.stat_result, needed: int, user: _User) -> bo
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
-    """Return the daemon whose pipe directory this is, by device and inode.
+    """Return the daemon whose pipe directory this is (by device and inode), or None.
 
-    A client of an MPS v3 daemon names its server's or its namespace's directory below the daemon's,
-    which may be the only part that its container has.
+    A client of a v3 daemon names its server's or its namespace's directory below the daemon's,
+    perhaps the only part that its container has.
     """
     if path is None:
         return None

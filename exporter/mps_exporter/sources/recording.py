@@ -241,7 +241,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _check_owner(path: Path, found: os.stat_result | None) -> None:
-    """Refuse a file, FIFO or link that an ordinary user created, as in /tmp.
+    """Refuse a file, FIFO or link that another ordinary user made, as in /tmp.
 
     Raises:
         OSError: If it is another ordinary user's, who could read or redirect it.
