@@ -1,4 +1,4 @@
-"""What a recording withholds: names of users, programs, folders, machines, and serial numbers."""
+"""Withholds names (users, programs, folders, containers) and serial numbers from recordings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _KEPT_NAME = re.compile(
     r"|mps|pipe|nvidia|nvidia[.-]mps|nvidia-cuda-mps-(?:control|server)(?:\.pid)?|nvidia\.com|gpu"
     r"|(?:control|server)(?:\.log|_lock|_privileged)?|kmsg|cuda\.shm\.[\d.]+"
 )
-"""Parts of paths that every host has, or that MPS or this program chose; all others may be names,
-wherever homes are."""
+"""Parts of paths that every host has, or that MPS or this program chose; others may be names:
+homes may be anywhere."""
 # Only the middle parts of a path in a text may contain spaces; a path in a log ends its line.
 _PATH_IN_TEXT = re.compile(r"(?<![^\s=:\"'(])/(?:[^/\n:;,\"')]*/)*[^\s/:;,\"')]*")
 _PATH_IN_LOG = re.compile(r"(?<![^\s=:\"'(])/.*")
@@ -55,9 +55,9 @@ _KNOWN_VARIABLES = frozenset(
 
 
 class Anonymiser:
-    """Replaces names of persons and machines, each name always by the same replacement.
+    """Replaces names and UUIDs; a name of one kind always by the same replacement.
 
-    A replacement is a hash with a secret key: users choose names, and a table of them would grow.
+    Most replacements are hashes with a secret key: users choose names, so a table would grow.
     """
 
     _UUID = re.compile(
@@ -92,7 +92,7 @@ class Anonymiser:
             self._converter.register_unstructure_hook(kind, changed(kind, change))
 
     def unstructure(self, observation: Observation) -> Any:
-        """Return the observation without names and serial numbers; KernelLine has none."""
+        """Return the observation as JSON types, without names and serial numbers."""
         return self._converter.unstructure(observation)
 
     def _process(self, facts: ProcessFacts) -> ProcessFacts:
@@ -116,7 +116,7 @@ class Anonymiser:
         return replace(observation, error=_WITHHELD) if named and observation.error else observation
 
     def _exchange(self, one: Exchange) -> Exchange:
-        """Replace the names that users chose in a reply of an MPS v3 daemon."""
+        """Replace names that users chose in a v3 reply; withhold its errors."""
         if not _has_names(one):
             return one
         return replace(
@@ -165,7 +165,7 @@ class Anonymiser:
         return _PATH_IN_TEXT.sub(lambda path: self._path(path[0]), text)
 
     def text(self, line: str) -> str:
-        """Replace every UUID in a line, also if the tool printed only its beginning."""
+        """Replace each UUID in a line, also a UUID that the tool cut off."""
         return self._UUID.sub(self._uuid, line)
 
     def _uuid(self, match: re.Match[str]) -> str:

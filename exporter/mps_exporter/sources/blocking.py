@@ -48,9 +48,9 @@ class BlockingCalls(Generic[T]):
         self.errors: dict[Hashable, OSError] = {}  # The errors of the last results, by key.
 
     def start(self, calls: Calls[T]) -> None:
-        """Begin a round. A key whose call is in progress, or has a result, is not called again.
+        """Begin a round. A key with a running call or an unread result is not called again.
 
-        A user with a hung call is not waited for: other calls of that user may hang, too.
+        Calls over a limit do not start. Ordinary users with a hung call are not waited for.
         """
         self._calls = {
             key: call for key, call in self._calls.items() if key in calls or not call.future.done()
@@ -125,7 +125,7 @@ class BlockingCalls(Generic[T]):
         """Return the result of one call without a round. Calls with one key are serialized.
 
         Raises:
-            SourceTimeoutError: If this call, or an earlier call, has not returned in this time.
+            SourceTimeoutError: If the call does not return in time, or an earlier call has not.
             Any error of the call.
         """
         end, lock = time.monotonic() + seconds, self._locks[key]
@@ -200,5 +200,5 @@ async def _wait_for(futures: Iterable[Future[T]], seconds: float) -> None:
     finally:
         for one in pending:
             if one.done() and not one.cancelled():
-                one.exception()  # results() and call() return it
+                one.exception()  # or asyncio logs it as unread
             one.cancel()

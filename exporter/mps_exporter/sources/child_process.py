@@ -52,7 +52,7 @@ _MACHINES = {"x86_64": (0xC000003E, 56, (57, 58)), "aarch64": (0xC00000B7, 220, 
 
 
 def _without_processes() -> bytes:
-    """Return a filter of system calls that allows threads and no processes; b"": unknown machine.
+    """Return a filter of system calls that allows threads, not processes; b"" if not supported.
 
     An instruction is (operation, instructions skipped if true, if false, operand). Without clone3,
     whose flags are in memory, the C library uses clone.
@@ -90,10 +90,10 @@ class ProcessResult:
 
 @dataclass(frozen=True, slots=True)
 class ChildRights:
-    """User and rights of a program."""
+    """User and rights of a child."""
 
-    uid: int | None = None  # None: the user of this program.
-    capabilities: tuple[int, ...] = ()  # The capabilities of this program that it keeps.
+    uid: int | None = None  # None: the exporter's user.
+    capabilities: tuple[int, ...] = ()  # Capabilities that the child keeps.
     descriptors: tuple[int, ...] = ()  # Descriptors that the child inherits.
 
 
@@ -106,7 +106,7 @@ async def run_process(
 ) -> ProcessResult:
     """Run a program in a new session, with exactly this environment.
 
-    Input and output are files in memory: the kernel limits the length. Afterwards a program that
+    Input and output are files in memory: the kernel limits the output. Afterwards a program that
     did not exit is dead and reaped, also if the caller is cancelled; a process that the kernel
     cannot kill yet is reaped later. The program dies with this process, too.
 
@@ -159,7 +159,7 @@ def _anonymous_file(files: ExitStack, name: str) -> int:
 
 
 async def _terminate(child: Process) -> None:
-    """Kill the program if it runs, and wait until it is reaped."""
+    """Kill a running program; wait a limited time for its exit."""
     if child.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             child.kill()

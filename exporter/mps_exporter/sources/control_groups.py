@@ -29,7 +29,7 @@ _LINK = re.compile(
 
 
 def memory_partitions(root: str, cgroups: Iterable[str | None]) -> tuple[CgroupMemory, ...]:
-    """Return the GPU memory of control groups, and of the groups above them that have a limit.
+    """Return GPU memory of each group or the nearest above, and of groups above with a limit.
 
     On a host whose driver does not use the dmem controller, one file is read and nothing returned.
     `cgroups` are texts of /proc/PID/cgroup; `root` is where version 2 is mounted.
@@ -73,7 +73,7 @@ def _dmem(directory: str, name: str) -> dict[str, int | None]:
 
 
 def tracer_of(pid: int, state: str, procfs: str) -> str:
-    """Return PID and program of the debugger that has stopped a process; "": none is visible."""
+    """Return PID and program of the debugger that has stopped a process; "" if none is seen."""
     found = _TRACER.search(_read(f"{procfs}/{pid}/status")) if state == "t" else None
     if found is None:
         return ""
@@ -82,7 +82,7 @@ def tracer_of(pid: int, state: str, procfs: str) -> str:
 
 
 def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
-    """Return the directory of the frozen control group of a process; "": none is visible."""
+    """Return the directory of the frozen control group of a process; "" if none is seen."""
     if b"frozen 1" not in group_file(cgroup, "cgroup.events", root).splitlines():
         return ""
     groups = (f"{root}{one}" for one in with_parents(unified_path(cgroup) or ""))
@@ -90,7 +90,7 @@ def frozen_group(cgroup: str | None, root: str = CGROUPS) -> str:
 
 
 def oom_kills(cgroup: str | None, root: str = CGROUPS) -> int | None:
-    """Return how many processes of a control group the kernel ended because host memory ran out."""
+    """Return how many of a group's processes the host's OOM killer ended; None if unknown."""
     found = _OOM_KILLS.search(group_file(cgroup, "memory.events", root))
     return int(found[1]) if found else None
 

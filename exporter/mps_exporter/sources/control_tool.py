@@ -1,7 +1,7 @@
 """Queries control daemons through nvidia-cuda-mps-control.
 
-The daemon has one thread, and a query about a stuck server blocks all its users. Two queries at a
-time collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
+The daemon has one thread, and a query about a stuck server blocks the daemon's users. Two queries
+collide: next to three busy callers, 285 of 1000 runs were refused, and 32 ended with status 0
 and no output. So each daemon has one run at a time, a deadline, a second attempt after a refusal,
 and a pause after a hang, which doubles. Only read commands are sent (mps.tool_commands).
 """
@@ -74,9 +74,9 @@ Query = Callable[[tuple[str, ...]], Awaitable[Exchange]]  # Sends commands to on
 
 
 class Pause:
-    """Pause after a failure, each time twice as long; a success ends it.
+    """Pause after a failure. Pauses double up to a limit until a success.
 
-    The daemon's first activity ends the pause immediately, a later one after its first length.
+    The first activity in a series ends the pause; later activity cuts it to the first length.
     """
 
     def __init__(self, clock: Callable[[], float], first: float, longest: float) -> None:
@@ -96,7 +96,7 @@ class Pause:
         return self._seconds
 
     def record_activity(self) -> None:
-        """Shorten the pause: the daemon has served a client since it began."""
+        """Shorten the pause: the daemon served a client or continued."""
         if self._seconds:
             least = self._first_seconds if self._was_active else 0.0
             self._until = min(self._until, self._began + least)
@@ -116,13 +116,13 @@ class _QueryState:
     pause: Pause  # Pause of all queries after a hang.
     server_pause: Pause  # Pause of queries to which a server must reply, after such a query hung.
     failed_pause: Pause  # Time for which an ordinary user's failed probe is reused.
-    silent_seconds: float = 0.0  # Time without a reply: a hang is certain after several short runs.
+    silent_seconds: float = 0.0  # Sum of timeouts in a row: enough of them prove a hang.
     hung_at: float = float("-inf")  # When the last query timed out (Unix time).
     probe: ControlObservation | None = None
     probed_at: float = float("-inf")
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Server -> ordinals of its devices, if it has reported them."""
-    interface: str | None = None  # The interface of its last reply; None: it has not replied yet.
+    interface: str | None = None  # Interface of the last successful probe; None before the first.
     fixed: tuple[str, tuple[Exchange, ...]] = ("", ())
     """A v3 daemon's list of servers, and the replies that change only with it."""
 
@@ -130,7 +130,7 @@ class _QueryState:
 class ControlTool:
     """The control tool, for any number of daemons.
 
-    Up to an age of `min_interval_seconds`, a probe returns the last observation (the same object).
+    Within `min_interval_seconds`, a probe returns the last observation object, unless stale.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ControlTool:
     async def reconcile(
         self, daemon: DaemonFacts, server_pids: Sequence[int], deadline_seconds: float
     ) -> ControlObservation:
-        """Query what the daemon must ask its servers; stop at the first query that hangs.
+        """Query a daemon about its servers, until a query of a server hangs or is skipped.
 
         server_pids (as the daemon numbers processes) must not be stopped or exited: the daemon
         would wait for them.
@@ -337,8 +337,8 @@ class ControlTool:
         """Yield the pipe directory as the tool must name it, and the rights of the tool.
 
         The tool runs as the daemon's user if possible, and without capabilities. It keeps
-        CAP_SYS_PTRACE for root's daemons in containers only, to enter /proc/PID/root. The
-        directories of other users are opened here, and the tool inherits the descriptor.
+        CAP_SYS_PTRACE for root's daemons in containers only, to enter /proc/PID/root.
+        Other directories in containers are opened here; the tool inherits the descriptor.
         """
         user, path = daemon.user, daemon.pipe_path
         uid = user if user and self._may_change_user else None
@@ -408,7 +408,7 @@ async def _query_each(commands: Iterable[str], query: Query) -> list[Exchange]:
 
 
 async def _query_details(state: _QueryState, query: Query) -> list[Exchange]:
-    """Query what a v3 daemon's servers have; fixed values once for a list of servers."""
+    """Query details of a v3 daemon's servers; fixed values once per list of servers."""
     found = await _query_each(DETAILS_V3, query)
     probe = state.probe
     servers = probe.exchanges[0].stdout if probe is not None and probe.exchanges else ""

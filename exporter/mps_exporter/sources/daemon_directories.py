@@ -70,7 +70,7 @@ def parse_daemon_flags(arguments: tuple[str, ...]) -> DaemonFlags:
     "forground" is the tool's own spelling up to driver 580.
     """
     words = {word.lstrip("-") for word in arguments[1:] if word.startswith("-")}
-    # Words, which may follow one dash, too, are longer.
+    # Words may follow one dash, too, but are longer.
     letters = {*"".join(word for word in arguments[1:] if re.fullmatch(r"-[A-Za-z]{1,4}", word))}
     foreground = bool(letters & {"f"} or words & {"forground", "foreground"})
     return DaemonFlags(
@@ -110,7 +110,7 @@ class PipeDirectory:
     identity: object  # The same for the same directory under any name.
     owner_uid: int | None = None  # None: the directory does not exist or cannot be seen.
     lock_owner_uid: int | None = None
-    holder_is_root: bool = False  # The host's root or the exporter's own user, proved.
+    holder_is_root: bool = False  # Held by the host's root or the exporter's user.
 
     @property
     def exists(self) -> bool:
@@ -120,9 +120,9 @@ class PipeDirectory:
         """Return whether the daemon that runs here may be this user's.
 
         The lock file has mode 0666, so every user may take the lock in a directory of root's after
-        its daemon has exited. In a world-writable directory (/tmp), the owner of the lock file
-        counts, unless `strictly`: a configured directory must be the user's. The host's root
-        (`trusted`) may use any directory, root of a container only its own.
+        its daemon has exited. The owner of the lock file counts, too (for /tmp), unless `strictly`:
+        a configured directory must be the user's. The host's root (`trusted`) may use any
+        directory, root of a container only its own.
         """
         if uid == 0 and trusted:
             return True
@@ -146,7 +146,7 @@ class UnlessAbsent:
 
 
 def directory_status(path: str, procfs: str) -> os.stat_result | None:
-    """Return the status; None: missing or hidden. Raise OSError if it cannot be read now."""
+    """Return the status; None if missing or hidden. Raise OSError if unreadable now."""
     with UnlessAbsent(), opened_directory(path, procfs) as opened:
         return os.fstat(opened)
     return None
@@ -276,9 +276,8 @@ class DaemonDirectories:
         if not is_daemon or self._processes.is_ending(program.pid):
             return "none"
         # A daemon holds its lock, so it is not in a directory whose lock was tested and is free (a
-        # holder of 0 is a process without visible PID). Nor is it in a directory that does not
-        # exist if one of the two defaults does: an ending daemon has released its lock, and its
-        # user can no longer be read.
+        # holder of 0 is a process without visible PID). Nor is it in a missing directory if another
+        # exists, or if its environment is unknown: the directory is then only assumed.
         anywhere = environment is not None and not exists
         for place in places:
             if (not place.lock_tested or place.holder == 0) and (anywhere or place.exists):
@@ -363,10 +362,10 @@ class DaemonDirectories:
     def _log_directory(
         self, program: Program, place: PipeDirectory, before: DirectoryLookup | None
     ) -> str:
-        """Return the log directory; "": unknown.
+        """Return the log directory; "" if unknown.
 
         If the environment cannot be read, the default directory may be another daemon's: it is this
-        daemon's only if the log there has lines that this process wrote.
+        daemon's only if the log there has lines of this process.
         """
         environment = program.process.mps_environment
         directory = (environment or {}).get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY

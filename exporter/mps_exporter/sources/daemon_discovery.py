@@ -78,7 +78,7 @@ class DaemonDiscovery:
         self._places = dict[Hashable, _Place]()
         self._lookups = dict[Any, DirectoryLookup]()
         self._recheck_at = self._recheck_new_at = float("-inf")
-        """When directories of all ordinary users' processes, and of new ones, are due again."""
+        """Next check of the directories of all ordinary users' processes; of new processes."""
         self._due = dict[Hashable, None]()  # Users' processes to check, longest due first.
         self._found: tuple[DaemonFacts, ...] = ()
         self._hung: list[str] = []  # Files of the node's daemons that were not read in time.
@@ -129,8 +129,8 @@ class DaemonDiscovery:
     def _may_run_in(self, place: PipeDirectory, daemon: DaemonFacts) -> bool:
         """Return whether a process counts as the daemon of a configured directory.
 
-        Clients in containers have the directory mounted. If the host's root has run a daemon there,
-        root of a container does not take its place.
+        Containers mount the directory: after the host's root ran a daemon there, no process of an
+        ordinary user or a container's root counts.
         """
         trusted = not daemon.limited
         if trusted and daemon.owner_uid == place.owner_uid == 0:
@@ -194,8 +194,8 @@ class DaemonDiscovery:
     def _programs(self) -> list[Program]:
         """Return the processes of MPS's programs, trusted users' first, then by PID.
 
-        A child of an ordinary user's daemon is left out until its parent ends.
-        Names and arguments are read again every minute, as those of all processes are.
+        A child of an ordinary user's daemon is left out for a minute or until its parent ends:
+        all processes' names and arguments are read again each minute.
         """
         if self._clock() >= self._children_until:
             self._children_until = self._clock() + policy.PROCESS_REFRESH_INTERVAL_SECONDS
@@ -281,7 +281,7 @@ class DaemonDiscovery:
     def _due_checks(self, candidates: Mapping[Hashable, Program]) -> dict[Hashable, None]:
         """Return ordinary users' processes whose directories are due: first those left over.
 
-        A daemon may have been seen before it holds its lock, so without a directory a new process
+        A daemon may have been seen before it holds its lock, so a new process without a directory
         is checked sooner.
         """
         now = self._clock()
@@ -318,7 +318,7 @@ class DaemonDiscovery:
         return replace(
             daemon,
             process=self._with_halt(program.process),
-            # (The account is from the first scan; the owner was read in this one.)
+            # (The account is of the first scan, the owner of the last check.)
             limited=program.account is not None or daemon.owner_uid not in (0, os.geteuid()),
             multiuser=daemon.multiuser or multiuser,
             servers=tuple(self._with_halt(one.process) for one in servers),
@@ -391,7 +391,7 @@ def _error_suffix(error: OSError | None) -> str:
 
 
 def _unread_error(unknown: Mapping[int, OSError]) -> str | None:
-    """Return why processes cannot be read; those hidden by hidepid=1 are expected."""
+    """Return why processes are unreadable; None if only for permissions (hidepid)."""
     errors = {
         pid: error for pid, error in unknown.items() if not isinstance(error, PermissionError)
     }
@@ -439,7 +439,7 @@ def _with_unique_names(
 
 
 def _seniority(daemon: DaemonFacts) -> tuple[bool, bool, bool, bool, float, int]:
-    """Return the order in which daemons get their names: root's before other users'."""
+    """Return the sort key for names: configured daemons first, ordinary users' last."""
     process = daemon.process
     return (
         not daemon.configured,

@@ -38,7 +38,7 @@ class UserTokenBuckets:
 
 
 class UserBudget:
-    """Admits reads and queries of ordinary users, by account (see Processes.account)."""
+    """Admits processes, daemons and tool runs by account (see Processes.account)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class UserBudget:
     ) -> tuple[list[int], Counter[int]]:
         """Return the PIDs to read, and the number of ignored processes of each user.
 
-        Processes that were admitted before stay. A server runs as its clients' user, so the
+        Processes admitted before come first. A server runs as its clients' user, so the
         children of trusted processes are admitted, too.
         """
         trusted = {pid for pid, one in statuses.items() if one.account is None}

@@ -21,7 +21,7 @@ class SourceTimeoutError(Exception):
 
 
 class SourceError(Exception):
-    """The source could not be read; the message contains the attempt and the remedy."""
+    """The source could not be read; the message says why."""
 
 
 class Control(Protocol):
@@ -45,7 +45,7 @@ class Control(Protocol):
         """Query the daemon's servers."""
 
     def counts(self, pipe_directory: str) -> tuple[int, Mapping[str, int]]:
-        """Return the runs of the control tool for this daemon, and failures by reason."""
+        """Return the number of tool runs for this daemon, and of failures by reason."""
 
     def forget(self, present: Collection[str]) -> None:
         """Drop the state of all daemons except these (pipe directories)."""
@@ -75,8 +75,7 @@ class Host(Protocol):
     ) -> Sequence[ProcfsObservation]:
         """Return observations of the watched processes' exits since the last call, oldest first.
 
-        There is also one when a process is watched for the first time. Each also contains the other
-        processes.
+        A newly watched process causes an observation, too. Each observation contains `others`.
         """
 
     async def poll_logs(

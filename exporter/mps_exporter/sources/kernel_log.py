@@ -25,7 +25,7 @@ from mps_exporter.sources.processes import Account, Processes, parse_status
 
 MAX_RECORD_BYTES = 8192  # Buffer for one record (or the beginning of /proc/PID/status).
 
-MIN_RANGE_BYTES = 2 << 20  # Size of a context's range; guard pages of threads are smaller.
+MIN_RANGE_BYTES = 2 << 20  # Minimum range of a context; threads' guard pages are smaller.
 
 _KERNEL_FACILITY = 0
 _RECORD = re.compile(rb"(\d+),\d+,(\d+),[^;]*;(NVRM: Xid [^\n]*)")
@@ -34,10 +34,10 @@ _RESERVED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ---p ", re.MULTILINE)
 
 
 def parse_record(record: bytes) -> tuple[float, str] | None:
-    """Return when the kernel wrote an Xid line (seconds since the boot) and the line.
+    """Return an Xid line's time (seconds since the boot), and the line without program name.
 
-    Return None for other records. A program can write into the kernel log, but with a facility
-    other than the kernel's.
+    Return None for other records. A program can write into the kernel log, but not with the
+    kernel's facility.
     """
     found = _RECORD.match(record)
     if found is None or int(found[1]) >> 3 != _KERNEL_FACILITY:
@@ -46,7 +46,7 @@ def parse_record(record: bytes) -> tuple[float, str] | None:
 
 
 class KernelEvidence:
-    """The kernel log, and the memory of clients. No read waits."""
+    """The kernel log, and clients' address ranges; never waits."""
 
     def __init__(self, path: str, procfs: str) -> None:
         self._path, self._procfs = path, procfs

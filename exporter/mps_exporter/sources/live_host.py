@@ -63,14 +63,14 @@ class LiveHost:
         self._kernel = KernelEvidence(settings.path_kmsg, settings.path_procfs)
         self._logs = LogFollower(procfs=settings.path_procfs)
         self._daemon_pids = set[int]()  # PIDs of the daemons that were found last.
-        self._watched: dict[int, int | None] = {}  # PID -> its start; None: it has exited.
+        self._watched: dict[int, int | None] = {}  # PID -> its start; None if exited.
         self._scanned_at = float("-inf")
         self._nvml = NvmlSession(
             options=NvmlOptions(serials=settings.collector_nvml_serials, xid_events=not brief)
         )
         self._calls = BlockingCalls[Any]()
         self._tick_at = 0.0
-        self._has_lines = False  # In the last poll. Lines wait for a poll of the other log.
+        self._has_lines = False  # The last poll had lines: they wait for the other log.
 
     def now(self) -> float:
         return time.time()
@@ -106,7 +106,7 @@ class LiveHost:
     async def exit_observations(
         self, watched: Collection[int], others: Collection[int], deadline_seconds: float
     ) -> Sequence[ProcfsObservation]:
-        """Compare the starts of the watched processes with the last scan's."""
+        """Return an observation if a watched process started or exited."""
         if not watched or time.monotonic() - self._scanned_at < policy.EXIT_POLL_INTERVAL_SECONDS:
             return ()
         self._scanned_at, before = time.monotonic(), self._watched.items()

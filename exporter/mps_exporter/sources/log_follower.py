@@ -81,7 +81,7 @@ class LogFollower:
     ) -> LogsObservation:
         """Return the new data of these daemons' logs, and close the files of all others.
 
-        Logs that are not read at the deadline are missing, and after a time unreadable; a later
+        Logs that are not read by the deadline are missing, and after a time unreadable; a later
         call returns their data. The positions in the logs of the `kept` pipe directories are
         retained. Logs of ordinary users are read at most once in the interval of polls.
 
@@ -202,7 +202,7 @@ class LogFollower:
         tails: Iterable[LogTail],
         max_bytes: int | None,
     ) -> Iterator[LogChunk]:
-        """Read the logs in one directory, which is opened once for all of them."""
+        """Yield new data of the logs in one directory, opened once for all."""
         with contextlib.ExitStack() as stack:
             directory: int | OSError | None = None
             if daemon.log_directory:
@@ -235,7 +235,7 @@ def _byte_limits(daemons: Sequence[DaemonFacts]) -> dict[Hashable, int]:
 def _joined_state(
     servers: Sequence[LogState], daemon: DaemonFacts, *, control_readable: bool
 ) -> LogState:
-    """Return the first unreadable state, else the sum of all; without servers no log is missing."""
+    """Return the first unreadable state, else the sum; without servers control.log decides."""
     unreadable = [state for state in servers if not state.readable]
     if unreadable:
         return unreadable[0]
@@ -246,7 +246,7 @@ def _joined_state(
 
 
 def _log_path(daemon: DaemonFacts, log: LogName, server_name: str = "") -> str:
-    """Return the path of a log; "": unknown."""
+    """Return a log's path; "" if unknown."""
     folder = f"{daemon.log_path}/{server_name}" if server_name else daemon.log_path
     return f"{folder}/{log}.log" if daemon.log_directory else ""
 

@@ -32,7 +32,7 @@ from mps_exporter.observations import LogChunk, LogName, LogState
 BLOCK_BYTES = 64 * 1024  # Size of the blocks in which a file is searched.
 
 FINGERPRINT_BYTES = 64
-"""Length of the data before the read offset that is compared: a file in which it changed was
+"""Length of the compared data before the read offset: if the data changed, the file was
 truncated and written again."""
 
 ZONE_STEP_SECONDS = 900  # Granularity of time zones: a quarter of an hour.
@@ -40,7 +40,7 @@ MAX_ZONE_SECONDS = 14 * 3600  # Maximum distance of a time zone from Greenwich.
 
 MTIME_TOLERANCE_SECONDS = 2.0  # Maximum distance of a file's time from its last line's.
 
-_SET_BACK_SECONDS = 1800.0  # Step back that shows the hour that occurs twice.
+_SET_BACK_SECONDS = 1800.0  # Minimum step back of a time in a repeated hour.
 
 MAX_COPIES = 3  # Maximum number of files that are searched for the end of a truncated log.
 
@@ -77,7 +77,7 @@ def stamps_in(data: bytes) -> Iterator[tuple[int, float]]:
 
 
 def last_stamp_in(data: bytes) -> float | None:
-    """Return the timestamp of the last line with a timestamp in the last block."""
+    """Return the last timestamp in the last block; None if there is none."""
     return max(stamps_in(data[-BLOCK_BYTES:]), default=(0, None))[1]
 
 
@@ -88,7 +88,7 @@ def last_stamp_in(data: bytes) -> float | None:
 class LogZone:
     """Distance of local time from Unix time."""
 
-    fixed_seconds: float | None = None  # Seconds east of Greenwich; None: the host's rules apply.
+    fixed_seconds: float | None = None  # Seconds east of Greenwich; None for the host's rules.
 
     def at(self, moment: float) -> float:
         if self.fixed_seconds is not None:
@@ -120,7 +120,7 @@ class LastLine:
 
 
 def infer_zone(stamp: float | None, mtime: float) -> LogZone | None:
-    """Return the zone that the last timestamp and the modification time show; None: unknown."""
+    """Return the zone that the last timestamp and modification time show; None if unknown."""
     if stamp is None:
         return None
     if any(_fits(stamp, offset, mtime) for offset in HOST_ZONE.offsets(stamp)):
@@ -146,7 +146,7 @@ def same_offset_prefix(
         last = line
     if last is None:
         return len(data), before
-    # The clocks may have changed without a line: the modification time shows the last offset.
+    # The last line may follow a change of the clocks: the modification time shows its offset.
     offsets = zone.offsets(last.stamp)
     shown = [one for one in offsets if mtime is not None and _fits(last.stamp, one, mtime)]
     if shown and last.offset_seconds not in shown:
@@ -182,7 +182,7 @@ def _lines_from_end(descriptor: int, size: int, bound: int) -> Iterator[tuple[in
 
 
 def find_last_start(descriptor: int, size: int, bound: int) -> int | None:
-    """Return the position of the last line of a daemon's start; None: there is none."""
+    """Return the position of the line of the daemon's last start; None if none."""
     for begin, block in _lines_from_end(descriptor, size, bound):
         if starts := [found.start() for found in DAEMON_STARTING_LINE.finditer(block)]:
             return begin + starts[-1]
@@ -202,7 +202,7 @@ def find_next_line(descriptor: int, offset: int, size: int) -> int:
 
 
 def find_first_line_since(descriptor: int, size: int, bound: int, stamp: float) -> int:
-    """Return the position of the first line with this timestamp or a later one."""
+    """Return the position of the first line since this time, else the size."""
     position = size
     for begin, block in _lines_from_end(descriptor, size, bound):
         stamps = list(stamps_in(block))
@@ -235,7 +235,7 @@ class LogTail:
     pipe_directory: str
     log: LogName
     times: Times
-    server_name: str = ""  # Name of the server that owns the log; empty: the log of a v2 daemon.
+    server_name: str = ""  # Name of the v3 server that owns the log; empty for other logs.
     path: str = ""
     owners: frozenset[int] = frozenset()
     """The users whose file is accepted. A daemon's log belongs to the daemon's user: its servers
@@ -243,7 +243,7 @@ class LogTail:
     error: str | None = None
     descriptor: int | None = None
     start_offset: int = 0  # Where the first read began.
-    zone: LogZone | None = None  # Zone that the file's modification time showed; None: not yet.
+    zone: LogZone | None = None  # Zone that the modification time showed; None if not yet.
     _logged_error: str | None = ""
     _last_line: LastLine | None = None
     _restarted: bool = False
@@ -341,7 +341,7 @@ class LogTail:
         return os.fstat(self.descriptor).st_size > self._size_bytes
 
     def _rejection(self, found: os.stat_result) -> str | None:
-        """Return why this file cannot be the daemon's log; None: it can be."""
+        """Return why this file cannot be the daemon's log; None if it can."""
         if not stat.S_ISREG(found.st_mode):
             return IRREGULAR
         if found.st_uid not in self.owners:
@@ -366,7 +366,7 @@ class LogTail:
                 os.close(descriptor)
 
     def _open_checked(self, directory: int, name: str) -> tuple[int, str | None]:
-        """Open a file, and return why it cannot be the daemon's log (None: it can be)."""
+        """Return a file's descriptor, and why it cannot be the daemon's log, or None."""
         # The file may have been replaced since the check.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(name, flags, dir_fd=directory)
@@ -453,7 +453,7 @@ class LogTail:
         if zone is not None:
             since = started_at + zone.at(started_at)
         elif self._was_missing:
-            # It appeared while the exporter ran, with another clock: its last line is current.
+            # The file appeared with an unknown zone: its last line is current.
             since = started_at + stamp - found.st_mtime
         else:
             since = started_at + HOST_ZONE.at(started_at)

@@ -180,7 +180,7 @@ def _absolute(base: Path, directory: str) -> str | None:
 
 
 def profile_with(name: str, value: str, folder: Path = Path("/etc")) -> str:
-    """Return the file that sets a variable to this value for every login; "": none."""
+    """Return a file that sets a variable to this value at each login; "" if none."""
     setting = re.compile(rf"\b{name}=[\"']?{re.escape(value)}[\"']?\s*(?:[#;]|$)", re.MULTILINE)
     files = (folder / "environment", folder / "profile", *sorted(folder.glob("profile.d/*.sh")))
     for file in islice(files, policy.MAX_DIRECTORY_ENTRIES):
@@ -191,7 +191,7 @@ def profile_with(name: str, value: str, folder: Path = Path("/etc")) -> str:
 
 
 def _closed_socket(directory: str, user: _User) -> str:
-    """Return the mode of a control socket to which a user may not connect; "": none is seen."""
+    """Return the mode of a control socket to which a user may not connect; "" if unseen."""
     path = f"{directory}/control"
     with suppress(OSError):
         entry = Path(path).lstat()
@@ -223,7 +223,7 @@ def _is_missing(path: str) -> bool:
 
 
 def _own_proc(base: Path, own_pid: int) -> bool | None:
-    """Return whether a process in its own PID namespace sees that namespace's /proc.
+    """Return whether a process's /proc shows its PID namespace; None if unknown.
 
     There, its own PID must have its own start time. Start times are world-readable. Comparing
     namespaces would need trace permission for both processes, and process 1 of a host may have a
@@ -254,9 +254,9 @@ class _User(NamedTuple):
 class _Walk:
     """The path to a directory, walked as one user."""
 
-    error: str | None = None  # Why the user cannot reach the directory; None: no obstacle is seen.
+    error: str | None = None  # Why the user cannot reach the directory; None if not seen.
     closed: ClosedFolder | None = None  # The folder that is closed to the user.
-    end: str | None = None  # Path of the directory on the host; None: missing, or hidden.
+    end: str | None = None  # Path of the directory on the host; None if not reached.
 
 
 def _walk_as(root: str, path: str, user: _User) -> _Walk:
@@ -300,7 +300,7 @@ def _walk_as(root: str, path: str, user: _User) -> _Walk:
 def _is_closed(path: str, entry: os.stat_result, needed: int, user: _User) -> bool:
     """Return whether the mode denies a user the needed bit, as owner, group or others.
 
-    An access list, whose content is not read, may permit it.
+    False for root, and if an access list may permit access.
     """
     bits = entry.st_mode
     if entry.st_uid == user.uid:
@@ -317,10 +317,10 @@ def _is_closed(path: str, entry: os.stat_result, needed: int, user: _User) -> bo
 
 
 def _same_directory(path: str | None, daemons: Iterable[DaemonFacts]) -> DaemonFacts | None:
-    """Return the daemon whose pipe directory this is, by device and inode.
+    """Return the daemon whose pipe directory this is (by device and inode), or None.
 
-    A client of an MPS v3 daemon names its server's or its namespace's directory below the daemon's,
-    which may be the only part that its container has.
+    A client of a v3 daemon names its server's or its namespace's directory below the daemon's,
+    perhaps the only part that its container has.
     """
     if path is None:
         return None
@@ -416,7 +416,7 @@ def _is_served(root: str, one: MpsDirectory, running: Iterable[DaemonFacts]) -> 
 
 
 def _driver_holders(procfs: str) -> Iterator[int]:
-    """Yield the processes with an open file of the driver, except this one, which exits soon."""
+    """Yield PIDs with an open file of the driver, except this process's, which exits soon."""
     end = time.monotonic() + policy.DRIVER_HOLDERS_TIMEOUT_SECONDS
     own, bases = "", list[Path]()
     with suppress(OSError):

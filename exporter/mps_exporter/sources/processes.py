@@ -34,8 +34,8 @@ _VARIABLE = re.compile(
     rb"(CUDA_(?<![^\0]CUDA_)(?:MPS_[^=\0]{0,%d}|VISIBLE_DEVICES|DEVICE_MAX_CONNECTIONS))=([^\0]*)"
     % policy.MAX_VARIABLE_NAME_BYTES
 )
-"""A variable that is kept. A split of an environment, which its user chooses, takes 15 times its
-size."""
+"""Pattern of a kept variable. Splitting an environment, which users choose, needs 15 times its
+memory."""
 
 _PRELOADED = re.compile(rb"LD_PRELOAD=(?<![^\0]LD_PRELOAD=)[^\0]*")
 _LIMITERS = {b"vgpu": "HAMi-core", b"nvshare": "nvshare", b"shimcuda": "xsched"}
@@ -141,7 +141,7 @@ def program_name(arguments: Sequence[str]) -> str:
 
 
 def parse_mps_environment(raw: bytes) -> dict[str, str]:
-    """Parse the MPS variables of /proc/PID/environ, and nothing else of that file.
+    """Parse the variables that matter to MPS in /proc/PID/environ, and no others.
 
     The file contains the environment at the start of the program, without later changes. If a
     variable is set twice, the first value wins, as with getenv().
@@ -169,7 +169,7 @@ def parse_mountinfo(raw: bytes) -> tuple[str, bool]:
 
 
 def find_limiter(environment: bytes, mounts: bytes) -> str:
-    """Return the limiter whose library LD_PRELOAD names, or a mount of the process; "": none."""
+    """Return the limiter whose library LD_PRELOAD or one of the mounts names; "" if none."""
     preloaded = _PRELOADED.search(environment)
     found = (preloaded and _LIMITER.search(preloaded[0])) or _LIMITER.search(mounts)
     return _LIMITERS[found[1]] if found else ""
@@ -216,7 +216,7 @@ class Processes:
         self._set_at = 0.0  # Seconds from the boot to the first read after a step of the clock.
 
     def find_program(self, comm: bytes, ignored: Container[int] = ()) -> dict[int, ProcessStatus]:
-        """Return the processes of a program, by the first bytes of its name, sorted by PID.
+        """Return PID -> first status of the processes with this kernel name, sorted by PID.
 
         An exec may change a name, so it is read each time, except that of a kernel thread. A
         process in `ignored` that was returned last time is returned again, unread.
@@ -250,7 +250,7 @@ class Processes:
         return (_read_line(f"{self.root}/{pid}/comm", _GONE + _FORBIDDEN) or b"")[:-1]
 
     def arguments(self, pid: int) -> tuple[str, ...] | None:
-        """Return the arguments of a process that identify() returned; None: not read yet."""
+        """Return the arguments of a process that identify() found; None if not read yet."""
         return self._known[pid].arguments
 
     def _first_status(self, pid: int) -> ProcessStatus:
@@ -258,12 +258,12 @@ class Processes:
         return replace(status, account=self.account(pid, status))
 
     def account(self, pid: int, status: ProcessStatus | None = None) -> Account:
-        """Return whose limits hold for a process; None: root's, or of the exporter's own user.
+        """Return whose limits hold for a process; None if root's or the exporter's own user's.
 
         Every user can read the files that prove this:
 
         - `Uid` is that of the exporter's user namespace: in a namespace that an ordinary user made
-          it is never 0. Root of most containers has it.
+          it is never 0. Root of most containers has 0.
         - `uid_map` is that of process 1: it has the same user namespace, in which its capabilities
           are valid. (Only root can give another namespace the same map.)
         - CAP_SYS_ADMIN in `CapEff`: it has the rights of the host's root. Without it, root's
@@ -294,9 +294,9 @@ class Processes:
         return len(numbers) == 1 and None not in numbers
 
     def sole_user(self, pid: int, status: ProcessStatus | None = None) -> int | None:
-        """Return the user who chose a process's arguments and environment; None: unknown.
+        """Return the user who chose a process's arguments and environment; None if unknown.
 
-        SEVERAL_USERS is a set-user-ID program: every user may start root's program su, with the
+        SEVERAL_USERS is a set-user-ID program: any user may start root's program su, with the
         name of an MPS program and any environment.
         """
         status = status or self.status(pid)
@@ -321,8 +321,8 @@ class Processes:
     def identify(self, pids: Iterable[int]) -> tuple[dict[int, ProcessFacts], dict[int, OSError]]:
         """Return the facts of processes that exist, and why others cannot be read now.
 
-        Files that show the memory of a process may never return: its user can keep it locked. So
-        they are read in calls of that user (see blocking.py). Before they are read, the facts are
+        Reads of files that show a process's memory may hang: its user can keep it locked. So such
+        files are read in calls of that user (see blocking.py). Before that, the facts are
         those of stat and status, which need no such lock. A read that hangs is not repeated.
 
         Between two reads of a process's files, unchanged facts are the same object.
@@ -360,7 +360,7 @@ class Processes:
         return found, unknown
 
     def start_ticks(self, pids: Iterable[int]) -> dict[int, int | None]:
-        """Return when processes started, in ticks since the boot; None: the process has exited.
+        """Return when processes started, in ticks since the boot; None if a process has exited.
 
         Processes of which this is unknown are missing.
         """
@@ -372,7 +372,7 @@ class Processes:
         return found
 
     def _stat(self, pid: int) -> ProcessStat | None:
-        """Read /proc/PID/stat; None: the process does not exist.
+        """Read /proc/PID/stat; None if there is no such process.
 
         Raises:
             OSError: If it is unknown whether the process exists.
@@ -453,7 +453,7 @@ class Processes:
 
     @property
     def hidden(self) -> str:
-        """What this program cannot see: outside its container, or of other users; "": nothing."""
+        """What this program cannot see: outside its container, or other users'; "" if nothing."""
         if self.root == "/proc" and self._namespace("self") not in (None, _FIRST_PID_NAMESPACE):
             return "what is outside this container"
         there = os.path.isdir(self.root) and not _read_file(f"{self.root}/1/uid_map")  # noqa: PTH112
@@ -478,10 +478,10 @@ class Processes:
 
 
 def _read_file(path: str, limit: int = policy.MAX_PROC_FILE_BYTES) -> bytes | None:
-    """Read a file of /proc; None: it does not exist, or must not be read.
+    """Read a file of /proc; None if it does not exist or is unreadable.
 
     Raises:
-        OSError: If the file cannot be read at the moment, for example EMFILE.
+        OSError: If descriptors or memory are short, for example EMFILE.
     """
     try:
         with open(path, "rb") as file:  # noqa: PTH123

@@ -209,10 +209,10 @@ class RecordingWriter:
 
 
 def create_private(path: Path, beginning: bytes) -> int:
-    """Return the descriptor of a file that only its owner may read, with this content.
+    """Return a descriptor of a file with this content, if possible for its owner only.
 
     Raises:
-        OSError: If the file cannot be written or is another user's; its content remains.
+        OSError: If the file cannot be written, or is another ordinary user's.
     """
     _check_owner(path, path.lstat() if path.is_symlink() else None)
     # O_NONBLOCK: do not wait for the reader of a FIFO.
@@ -241,10 +241,10 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _check_owner(path: Path, found: os.stat_result | None) -> None:
-    """Refuse a file, FIFO or link that an ordinary user created, as in /tmp.
+    """Refuse a file, FIFO or link that another ordinary user made, as in /tmp.
 
     Raises:
-        OSError: If the file belongs to another user, who could read or redirect it.
+        OSError: If it is another ordinary user's, who could read or redirect it.
     """
     if found is not None and found.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))
@@ -263,7 +263,7 @@ def control_stream(pipe_directory: str, kind: QueryKind) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A complete recording in memory, in the order in which it was made."""
+    """A recording in memory, in the order in which it was made."""
 
     header: RecordingHeader
     observations: tuple[Observation, ...]

@@ -61,7 +61,7 @@ class ReplayHost:
         for observation in sorted(recording.observations, key=_TIME):
             self._streams[stream_of(observation)].append(observation)
         self._read_until = {"procfs": recording.header.started_at}
-        """Source -> time of the last observation that was returned."""
+        """Source -> time up to which observations were returned."""
         self._kernel = KernelObservation(0.0, readable=False)
         self._chunks: list[LogChunk] = []  # Data of logs that were not followed yet.
         self._log_states: dict[tuple[str, LogName], LogState] = {}
@@ -95,7 +95,7 @@ class ReplayHost:
     # ------------------------------------------------------------------ observations
 
     def _latest(self, stream: str) -> Any:
-        """Return the last observation of a source up to now; None: there is none.
+        """Return the last observation of a source up to now; None if none.
 
         The first observation is returned early: sources are slow at their start.
         """
@@ -116,7 +116,7 @@ class ReplayHost:
         return (await self.identify((), deadline_seconds)).daemons
 
     async def identify(self, pids: Collection[int], deadline_seconds: float) -> ProcfsObservation:
-        """Return the processes that the recorder requested at this time."""
+        """Return the recorded observation of this time, whatever `pids`."""
         found: ProcfsObservation | None = self._latest("procfs")
         if found is None:
             # A recorder scans /proc for the first time just after its start.

@@ -45,9 +45,9 @@ def process_root(path: str, procfs: str = "/proc") -> tuple[str, str]:
 
 @contextmanager
 def opened_directory(path: str, procfs: str = "/proc") -> Iterator[int]:
-    """Open a directory (O_PATH), and close it afterwards.
+    """Yield an opened directory (O_PATH), then close it.
 
-    The rest of ``/proc/PID/root/...`` is resolved below that root; every other way into another
+    The rest of ``/proc/PID/root/...`` is resolved below that root; any other way into another
     process's file system is refused.
 
     Raises:
@@ -127,7 +127,7 @@ def _require_trusted_mounts(process: int) -> None:
 def _owner_of_namespace(namespace: int) -> int | None:
     """Return the user who made a namespace's user namespace; None if trusted, or not supported.
 
-    The exporter itself lives in the user namespaces above its own, and trusts their makers.
+    The exporter trusts the makers of its own user namespace and of the namespaces above.
     """
     try:
         users = fcntl.ioctl(namespace, _NS_GET_USERNS)

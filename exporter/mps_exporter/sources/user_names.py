@@ -12,7 +12,7 @@ HOST_USERS = "/etc/passwd"
 
 
 class PasswdNames:
-    """The names in a file like /etc/passwd; the host's own includes directory services."""
+    """Names in a file like /etc/passwd; for the host's, also in directory services."""
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._path = path
