@@ -66,7 +66,7 @@ class Passwords:
 
 
 def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
-    """Return user and password of the Authorization header, and the address; None without them."""
+    """Return user, password (Authorization header) and address; None if missing or invalid."""
     # A single blank separates scheme and credentials, as in Go.
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
