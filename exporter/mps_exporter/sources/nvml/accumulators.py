@@ -2,7 +2,7 @@
 
 An accumulator takes at most ten samples a second, however many scrapes there are, and computes what
 happened since its last sample; so several Prometheus servers do not disturb each other. In a
-running exporter, ticks sample every 1 s or 5 s, and a collection shows the last values.
+running exporter, ticks sample every 1 s or 5 s, and a collection renews old samples.
 """
 
 import math

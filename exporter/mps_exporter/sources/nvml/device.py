@@ -70,7 +70,7 @@ class DeviceReader:
     def observe(self, now: float) -> GpuObservation:
         """Return readings and processes; `lost` if the device is gone.
 
-        While a GPU is ticked, slow values and activity are the tick's.
+        While a GPU is ticked, slow values are those of its last tick.
         """
         ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now

@@ -114,7 +114,7 @@ class FieldReply(NamedTuple):
     value: float = 0
 
 
-SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
+SPARE_ROWS = 64  # Initial rows for a process list; later, rows over twice its size.
 LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
@@ -162,7 +162,7 @@ class NvmlApi:
             raise NvmlError(Code.UNKNOWN, name) from error
 
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
-        """Call a function; return the number or numbers of its reply, or of the structure."""
+        """Call a function; return the numbers of its reply: a number, a list or a structure."""
         reply = self.call(function, *arguments)
         if isinstance(reply, ctypes.Structure):
             reply = [getattr(reply, name) for name, *_ in reply._fields_]
@@ -234,7 +234,7 @@ class NvmlApi:
         return [_field_reply(reply) for reply in replies]
 
     def processes(self, device: Device, kind: ProcessKind) -> Listed:
-        """Read a process list with one driver call, more if it is too long.
+        """Read a process list with one driver call, more if rows are too few.
 
         pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200. Version
         3 of the function returns the same, except with drivers 535.43 to 535.97: rows of another
@@ -343,7 +343,7 @@ class DeviceQueries:
     def get(
         self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
     ) -> T | None:
-        """Return the value; query NVML unless it is fresh (for `every` seconds) or refused.
+        """Return the value: cached if fresh (for `every` seconds), else queried unless refused.
 
         Return None if there is no value now; raise GpuGoneError if the GPU is gone.
         """

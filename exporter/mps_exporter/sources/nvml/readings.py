@@ -36,7 +36,7 @@ class Row:
     call: str  # Name of the row: the NVML function with its arguments.
     read: Callable[[NvmlApi, Device], Iterable[Reading]]
     every: float = EACH  # Interval in seconds of the query.
-    unless: str | None = None  # Name of a row; this row is read only if that is refused.
+    unless: str | None = None  # Read this row only if the row of this name is refused.
 
 
 @dataclass(frozen=True)
