@@ -48,8 +48,8 @@ def render(
 class SparseSeries:
     """Omits the series of sparse metrics that have not begun: most of an idle GPU would be zeros.
 
-    A begun series is retained while it is on the pages. Series that rules query with increase(),
-    which misses the first value, are not sparse.
+    A series begins with its first value but 0, and lasts while it has samples. Series of
+    `always` begin at 0: increase() misses a first value.
     """
 
     def __init__(self) -> None:

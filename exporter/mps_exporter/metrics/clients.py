@@ -80,13 +80,13 @@ def _container_rows(page: Page) -> Rows[float]:
 
 
 def _ratio_unless_in_sms(client: Client) -> float | None:
-    """Return the share, unless mps_client_sm_limit shows the share in SMs, as rounded."""
+    """Return the SM share; None where mps_client_sm_limit shows it in SMs, rounded."""
     in_sms = client.contexts and not client.contexts.keys() - client.sm_limit.keys()
     return None if in_sms else client.active_thread_ratio
 
 
 def _user_rows(page: Page) -> Rows[Sequence[Wait]]:
-    """Yield the queued clients of each user, none for users who waited before: graphs fall to 0."""
+    """Yield each user's queued clients: an empty list after a wait, so that graphs fall to 0."""
     for daemon in page.snapshot.daemons:
         uids: set[int | None] = {wait.uid for wait in daemon.waits}
         known = (daemon.counters or {}).get("mps_uid_wait_seconds", {})

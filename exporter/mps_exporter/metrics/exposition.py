@@ -21,7 +21,7 @@ OPENMETRICS_1_0_0 = TEXT_1_0_0.replace("text/plain", "application/openmetrics-te
 [a-zA-Z0-9_:]. No metric here has such a name, so another requested escaping is ignored."""
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
-"""Ends of names in the text format that OpenMetrics omits."""
+"""Kind -> end of a name that OpenMetrics' headers omit."""
 
 TEXT_TYPES = {"info": "gauge", "stateset": "gauge"}  # Types that the text format lacks.
 

@@ -18,17 +18,17 @@ from mps_exporter.snapshot import ControlDaemon, Histogram, Snapshot
 MAX_LABEL_LENGTH = 200  # Maximum length of a label value: users choose names of programs and paths.
 
 MAX_CACHED_LABELS = 4096
-"""Maximum number of cached label sets, of things and of readings: twice those of a full host."""
+"""Maximum label sets in each cache (things, readings): twice those of a full host."""
 
 TOOL = "nvidia-cuda-mps-control"
 PROC = "/proc"
 
 Kind = Literal["gauge", "counter", "histogram", "stateset", "info"]
 KINDS: Mapping[str, Kind] = {"total": "counter", "info": "info"}
-"""Last word of a name -> kind. All other numbers are gauges."""
+"""Last word of a name -> kind; gauge if not listed."""
 
 ClientSeries = Literal["full", "summary", "off"]
-"""Series of single clients: all; without limits and start times; none."""
+"""Series of single clients: all; all but clients.DETAIL; none."""
 
 RawLabels = tuple[str | int | None, ...]
 """Label values before they are text. No Booleans: 1 and True are the same key of the cache."""
@@ -60,7 +60,7 @@ class MetricSpec:
     """Label -> all possible values, if the set is closed. A label of an info metric is empty if its
     value is unknown."""
     section: str = ""
-    sparse: bool = False  # Each series begins when it is first not 0, or active, and then remains.
+    sparse: bool = False  # Each series begins at its first value other than 0, then remains.
     always: frozenset[str] = frozenset()
     """Label values of a sparse metric: series that have all of them begin at 0."""
     samples: Callable[[Page], Samples] = lambda _page: {}
@@ -273,7 +273,7 @@ def rows_of_daemons(
     read: Callable[[ControlDaemon], Iterable[T] | None],
     name: Callable[[T, Page], RawLabels] = lambda _thing, _page: (),
 ) -> Callable[[Page], Rows[T]]:
-    """Return the rows of things that each daemon has, with their labels after the daemon's."""
+    """Return a function that yields each daemon's things, with the daemon's label first."""
 
     def rows(page: Page) -> Rows[T]:
         for daemon in page.snapshot.daemons:
@@ -287,7 +287,7 @@ daemon_rows = rows_of_daemons(lambda daemon: (daemon,))
 
 
 def _raw_label(value: str | int | bool | tuple[str, ...] | None) -> str | int | None:
-    """Return a label value in which words stand for a Boolean, and a list for several texts."""
+    """Return a label value: a Boolean as a word, several texts joined by commas."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(value) if isinstance(value, tuple) else value

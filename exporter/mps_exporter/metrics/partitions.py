@@ -42,7 +42,7 @@ SECTION = Section("Named servers, namespaces and SM partitions")
 def _scope(
     labels: str, read: Callable[[Partitioning], Iterable[T]], name: Callable[[T, Page], RawLabels]
 ) -> Scope[T]:
-    """Return the rows of a list of each daemon, with the labels that name a row."""
+    """Return the scope of each daemon's rows, with the labels that name a row."""
     rows = rows_of_daemons(lambda daemon: read(daemon.partitioning), name)
     return Scope(SECTION, f"daemon {labels}", rows)
 

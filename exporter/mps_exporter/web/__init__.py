@@ -31,13 +31,13 @@ class Backend(Protocol):
     async def collect(
         self, timeout_seconds: float | None, collectors: frozenset[str] | None
     ) -> Snapshot:
-        """Collect, or join the collection in flight. None: the default deadline; every source."""
+        """Collect, or join a collection. None means the default timeout, or all collectors."""
 
     async def expose(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         """Render the metrics, not on the event loop. gzip_level 0: without compression."""
 
     async def recording(self, at: float | None) -> bytes | None:
-        """Return the recording of an incident at this time (None: the latest), if it is kept."""
+        """Return the recording of the incident at this time (None: the latest), or None."""
 
     def subscribe(self, reader: Callable[[DaemonFacts, Incident], None]) -> None:
         """Call the reader on the event loop with the daemon and each new incident."""

@@ -81,7 +81,7 @@ def create_app(
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)
     if options.settings.web_config_file is not None:
-        # Imported late: YAML and bcrypt take memory.
+        # Imported late: YAML takes memory.
         from mps_exporter.web.webconfig import WebConfigWatch, install
 
         app[WEB_CONFIG] = WebConfigWatch(options.settings.web_config_file)

@@ -23,7 +23,7 @@ class Stream:
         self._lost = 0
 
     def put(self, event: bytes | None, *, limited: bool = False) -> None:
-        """Add an event; drop the oldest if full (`limited`: the new one). None ends the stream."""
+        """Add an event or None, the end. If full drop the oldest; if half full a `limited` one."""
         if limited and 2 * self._events.qsize() >= policy.MAX_QUEUED_EVENTS:
             self._lost += 1  # the other half is for the node's daemons
             return
@@ -51,7 +51,7 @@ class Events:
         self._run = secrets.token_hex(4)  # Prefix of this run's event IDs.
         self._number = 0
         self._past = [deque[tuple[int, bytes]](maxlen=policy.REPLAYED_EVENTS) for _ in range(2)]
-        """Past events of the node's daemons; of ordinary users' daemons, which replace none."""
+        """Past events: those of the node's daemons, then those of ordinary users' daemons."""
         self.streams: set[Stream] = set()
         self.user_names = UserNames()
         self.history = History()
@@ -73,7 +73,7 @@ class Events:
             stream.put(event, limited=daemon.limited)
 
     def after(self, last_id: str) -> bytes:
-        """Return the past events after ``last_id``; all of them if another run sent that ID."""
+        """Return the past events after ``last_id``; all if this run did not send that ID."""
         run, _, number = last_id.partition("-")
         known = run == self._run and number.isascii() and number.isdecimal()
         last = int(number[:12]) if known else 0

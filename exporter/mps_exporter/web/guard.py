@@ -81,7 +81,7 @@ class SharedCalls(Generic[_T]):
         self._pending: dict[Hashable, asyncio.Future[_T]] = {}
 
     async def join(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Call, or wait for the same call. ``key`` may contain ids of objects in ``call``."""
+        """Call, or join the same call. ``call`` must hold objects with ids in ``key``."""
         result = self._pending.get(key)
         if result is None:
             result = self._pending[key] = asyncio.create_task(call())
@@ -240,7 +240,7 @@ async def _readable(client: socket.socket) -> None:
 
 @web.middleware
 async def track_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Record on the connection that a request is complete and admitted, and its response."""
+    """Count a complete, admitted request on its connection until the response ends."""
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError
     connection = request.transport.get_protocol()

@@ -43,7 +43,7 @@ def choose_format(accept: str) -> str:
 def collection_deadline(header: str | None, offset: float) -> float | None:
     """Return the seconds for a collection: the scraper's timeout less a margin for the response.
 
-    The margin is a tenth of the timeout, at most ``offset``. None if the header has no number.
+    The margin is a tenth of the timeout, at most ``offset``. None without a positive number.
     """
     try:
         seconds = float(header or "")
@@ -140,7 +140,7 @@ class StatusRenderer:
         )
 
     def forget(self, *_incident: object) -> None:
-        """Collect again for the next request: after an incident, or a jump of the demo."""
+        """Drop the last snapshot: after an incident, or a jump of the demo, it is old."""
         self._latest = None
 
 

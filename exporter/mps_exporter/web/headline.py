@@ -38,7 +38,7 @@ def _newest_first(finding: View) -> float:
 
 
 def _is_long_gone(one: View, snapshot: Snapshot) -> bool:
-    """Return whether the finding is a daemon that died some time ago, while others serve."""
+    """Return whether the finding is about a daemon long gone, while others serve."""
     gone = one.name == "daemon_absent" and one.since is not None
     serving = any(daemon.state == "answering" for daemon in snapshot.daemons)
     age = snapshot.taken_at - (one.since or 0.0)

@@ -1,4 +1,4 @@
-"""The settings of a server, and its titles."""
+"""Options of the web server."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from mps_exporter.flags import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebOptions:
-    """The settings of a server, and its titles."""
+    """Flags, and texts that pages show."""
 
     settings: Settings = field(default_factory=Settings)
     host: str = ""  # Title of the page: the Kubernetes node or the host's name.

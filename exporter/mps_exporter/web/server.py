@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def listen(addresses: Sequence[str]) -> list[socket.socket]:
-    """Open one or several sockets for each address, or raise StartError and open none."""
+    """Open sockets for each address, or raise StartError and leave none open."""
     sockets: list[socket.socket] = []
     for address in addresses:
         try:
@@ -42,7 +42,7 @@ def listen(addresses: Sequence[str]) -> list[socket.socket]:
 
 
 def close_sockets(sockets: Sequence[socket.socket], *, remove_files: bool = True) -> None:
-    """Close the sockets and remove the files of Unix sockets, unless they are systemd's."""
+    """Close the sockets; with `remove_files`, also remove the files of Unix sockets."""
     for one in sockets:
         if one.fileno() < 0:
             continue
@@ -66,7 +66,7 @@ def _tcp(host: str, port: int) -> list[socket.socket]:
         try:
             return [_bound(socket.AF_INET6, ("::", port), dualstack=True)]
         except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is disabled
+            if error.errno != errno.EADDRNOTAVAIL:  # else IPv6 is off
                 raise
     anywhere = "0.0.0.0"  # noqa: S104 - the default
     found = [*dict.fromkeys(socket.getaddrinfo(host or anywhere, port, type=socket.SOCK_STREAM))]
@@ -176,7 +176,7 @@ def _inherited(descriptor: int) -> socket.socket:
 
 
 def _is_of_the_server(record: logging.LogRecord) -> bool:
-    """Keep clients' errors out of the log, which any client could fill otherwise."""
+    """Drop clients' errors, which could fill the log, except at debug level."""
     error = record.exc_info[1] if record.exc_info else None
     of_clients = HttpProcessingError, web.RequestPayloadError, ConnectionError
     return not isinstance(error, of_clients) or _log.isEnabledFor(logging.DEBUG)

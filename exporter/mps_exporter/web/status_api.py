@@ -34,9 +34,9 @@ class Sample:
 
 
 class History:
-    """The activity of each GPU, and the times of the sources and findings, of the last minutes.
+    """Recent activity of each GPU, and the times of the sources and findings.
 
-    Nothing is read for it: it records the snapshots that scrapes and readers of the page cause.
+    Nothing is read for the history: scrapes and readers of the page cause its snapshots.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class History:
         return tuple(one for one in self._samples.get(uuid, ()) if one.at >= begin)
 
     def first_seen(self, finding: Finding) -> float | None:
-        """Return the time since which every collection has had this finding."""
+        """Return since when all collections have had this finding, or None."""
         return self._first_seen.get(finding.key)
 
 

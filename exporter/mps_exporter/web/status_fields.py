@@ -1,6 +1,6 @@
 """The objects of the status and their fields, which docs/api.md documents.
 
-They are an interface, so no field may change its meaning. Names that other people choose (programs,
+The fields are an interface: none may change its meaning. Names that other people choose (programs,
 users, units) are made printable here, once.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mps_exporter.findings.finding import shown_path
 
 Severity = Literal["critical", "warning", "info", "ok"]
-"""The severities of findings and alerts; ok only for an answer such as "All is well"."""
+"""The severities of findings and alerts; ok only for a headline: "All is well"."""
 
 FIELDS = {
     "finding": (
@@ -49,7 +49,7 @@ FIELDS = {
         "duration_seconds names_replaced recorded_from played_from"
     ),
 }
-"""Kind of object -> its fields, in the order of the document."""
+"""Kind of object -> its fields, in the order of the JSON."""
 
 
 class View(dict[str, Any]):
@@ -72,7 +72,7 @@ def shown(value: Any) -> Any:
 
 
 def view_of(kind: str, *sources: object, **derived: Any) -> View:
-    """Return a view of a part of the snapshot. Other fields are attributes of the sources."""
+    """Return an object of this kind: fields in `derived`, else attributes of the sources."""
 
     def field(name: str) -> Any:
         return shown(next(getattr(one, name) for one in sources if hasattr(one, name)))

@@ -1,4 +1,4 @@
-"""The status page: functions for the template beyond the status itself, and its environment.
+"""The status page: the template's environment, and the functions that the template calls.
 
 The template is templates/status.html. All text is escaped (autoescape), and an unknown name is an
 error (StrictUndefined). Drawings are inline SVG with coordinates that are computed here.
@@ -90,7 +90,7 @@ class Lane:
 
     @property
     def summary(self) -> str:
-        """The times for which this user held the GPU and waited."""
+        """The durations of this user's spans, by kind, as text."""
         parts = [
             f"{words} {humanize.age(self.seconds[kind])}"
             for kind, (words, _) in _SPANS.items()
@@ -207,11 +207,11 @@ def sparkline(samples: Sequence[Sample], name: str, status: View) -> str:
 
 
 NO_GPU = View(uuid="", sm_count=None, memory_total_bytes=None)
-"""Stands in for the GPU of clients whose GPU is not shown."""
+"""Placeholder GPU of clients whose GPU is not shown."""
 
 
 def _cards_of(client: View, daemon: View, shown: Collection[str]) -> Collection[str]:
-    """Return a client's shown GPUs; its daemon's first GPU if they are unknown; or NO_GPU."""
+    """Return a client's shown GPUs (if it has none, its daemon's first), else NO_GPU."""
     used = {uuid for uuid, count in client.contexts.items() if count}
     used.update(client.memory_used_bytes, client.gpu_uuids)
     first = [uuid for uuid in daemon.gpu_uuids if uuid in shown][:1]
@@ -219,7 +219,7 @@ def _cards_of(client: View, daemon: View, shown: Collection[str]) -> Collection[
 
 
 def contexts(server: View) -> str:
-    """Return the number of contexts in use on a server's fullest GPU, as text."""
+    """Return the contexts in use on a server's fullest GPU as text, or ""."""
     counts = [
         (server.contexts[uuid], limit)
         for uuid, limit in server.contexts_limit.items()

@@ -2,7 +2,7 @@
 
 An accumulator takes at most ten samples a second, however many scrapes there are, and computes what
 happened since its last sample; so several Prometheus servers do not disturb each other. In a
-running exporter, ticks sample every 1 s or 5 s, and a collection shows the last values.
+running exporter, ticks sample every 1 s or 5 s, and a collection renews old samples.
 """
 
 import math
@@ -28,15 +28,15 @@ LONGEST_PERIOD_SECONDS = 1.5
 class SampleIntegral:
     """Adds up samples of "percent busy since the sample before".
 
-    Adding the same samples twice, or in other portions, changes nothing: every sample counts once,
-    by its own timestamp.
+    Samples may be added twice, or in other portions, with the same result: every sample counts
+    once, by its timestamp.
     """
 
     seconds: float = 0.0  # Busy time.
     unobserved_seconds: float = 0.0
-    """Gaps: the driver's buffer had overflowed, or the driver did not sample."""
+    """Gaps: samples were overwritten or not taken, or the clock changed."""
     last_timestamp: int | None = None  # Timestamp in µs of the newest sample that was counted.
-    counted_at: float | None = None  # Monotonic time when samples were last counted; None: never.
+    counted_at: float | None = None  # Monotonic time when samples were last counted, if ever.
     _period: float = 1 / 6  # Last distance of two samples without a gap.
 
     def add(self, samples: Iterable[tuple[int, float]], now: float) -> None:
@@ -69,7 +69,7 @@ class SampleIntegral:
         self.unobserved_seconds += max(0.0, min(gap, elapsed_seconds - covered))
 
     def skip(self, samples: Iterable[tuple[int, float]], now: float) -> None:
-        """Count from the newest of these samples on: at first, or after the clock was set back."""
+        """Count only after the newest of these samples. The time before is unobserved."""
         self.unobserved_seconds += self.uncounted_seconds(now)
         self.last_timestamp = max((timestamp for timestamp, _ in samples), default=None)
         self.counted_at = now
@@ -82,13 +82,13 @@ class SampleIntegral:
 class RatioIntegral:
     """Adds up ratios that hold for a whole interval each: GPM's two-sample differences."""
 
-    seconds: dict[str, float] = field(default_factory=dict)  # Active unit -> time.
+    seconds: dict[str, float] = field(default_factory=dict)  # Unit -> active time.
     unobserved_seconds: float = 0.0
     seen_until: float | None = None
-    """Monotonic time up to which every second is active, idle or unobserved; None: not started."""
+    """Monotonic time up to which every second is active, idle or unobserved; None at first."""
 
     def add(self, now: float, ratios: Mapping[str, float]) -> None:
-        """Count the time since the last call. It is a gap if the ratio of a unit is missing."""
+        """Count the time since the last call: a gap if a unit counted before has no ratio."""
         interval = self._reach(now)
         if self.seconds.keys() - ratios.keys():
             self.unobserved_seconds += interval
@@ -107,7 +107,7 @@ class RatioIntegral:
 def unwrapped_increment(before: int, now: int, expected: float) -> int:
     """Return the increment of a 32-bit counter, given the approximate increment.
 
-    The counter alone shows the increment only modulo 2**32, which at 50 GB/s takes 90 ms. A second,
+    The counter alone shows the increment only modulo 2**32: it wraps in 90 ms at 50 GB/s. A second,
     coarser measurement of the same traffic shows how often it wrapped: the result is the possible
     increment nearest to that measurement, exact if its error is less than 2 GiB.
     """
@@ -118,7 +118,7 @@ def unwrapped_increment(before: int, now: int, expected: float) -> int:
 
 GPU_UTILIZATION_SAMPLES = 1  # nvmlSamplingType_t.
 SILENCE_SECONDS = 5.0
-"""Time without a new sample that proves that the clock was set: NVML samples once a second."""
+"""Time without a new sample that suggests a clock set back: NVML samples once a second."""
 
 GPM_RATIOS = {
     1: "graphics_activity",
@@ -155,14 +155,14 @@ class BusyAccumulator:
     """Integrates the driver's buffer of utilization samples.
 
     The timestamp of the last counted sample outlives the NVML session: a new session continues
-    there. Time before the oldest sample in the buffer is a gap.
+    there. Time before the oldest buffered sample is then a gap.
     """
 
     def __init__(self, queries: DeviceQueries, total: SampleIntegral) -> None:
         self._queries = queries
         self._total = total
         self._sampled_at: float | None = None
-        """When the samples were read, so that the counter is current; None: they cannot be read."""
+        """Time of the last read of samples; None before the first, and if the last read failed."""
 
     def sample(self, now: float, min_interval: float) -> None:
         if self._sampled_at is not None and now - self._sampled_at < min_interval:
@@ -190,7 +190,7 @@ class BusyAccumulator:
         )
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the counters, while they are sampled."""
+        """Yield the counters if the last read worked."""
         if self._sampled_at is not None:
             yield Reading("busy_time", self._total.seconds)
             yield _unobserved("busy", self._total.unobserved_seconds)
@@ -211,7 +211,7 @@ class GpmAccumulator:
         totals: CounterTotals,
         instance: tuple[Device, int | None] | None = None,
     ) -> None:
-        """Sample the device, or a GPU instance: the GPU, and the instance's number."""
+        """Sample the device, or `instance`: its GPU and its GPU instance ID."""
         self._queries = queries
         self._api = queries.api
         self._totals = totals
@@ -221,10 +221,10 @@ class GpmAccumulator:
         self._base_at: float | None = None
         self._base_pcie: dict[str, int] = {}
         self._ratios: dict[str, float] = {}
-        self._observed: set[str] = set()  # Counters that the last sample has updated.
+        self._observed: set[str] = set()  # Counters to show after the last sample.
 
     def sample(self, now: float, min_interval: float) -> None:
-        """Take a sample, and count the interval since the last sample."""
+        """Take a sample if due, and count the interval since the last."""
         if self._base_at is not None and now - self._base_at < min_interval:
             return
         self._ratios, self._observed = {}, set()

@@ -1,4 +1,4 @@
-"""Readers of a GPU and of its MIG instances: readings, processes."""
+"""Readers of the values and processes of GPUs and MIG instances."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -63,14 +63,14 @@ class DeviceReader:
         self._ticked_at = -math.inf
 
     def tick(self, now: float) -> None:
-        """Sample activity that would be lost between two scrapes."""
+        """Sample activity, at most once in SLOW seconds."""
         with suppress(GpuGoneError):
             self._sample(self._gpm, now, policy.SLOW)
 
     def observe(self, now: float) -> GpuObservation:
-        """Return all readings and processes, or `lost` if the device is gone.
+        """Return readings and processes; `lost` if the device is gone.
 
-        While ticks come, slow values are those of the last tick.
+        While a GPU is ticked, slow values are those of its last tick.
         """
         ticking = now - self._ticked_at < policy.MAX_TICK_AGE_SECONDS
         as_of = self._ticked_at if ticking else now
@@ -226,7 +226,7 @@ class GpuReader(DeviceReader):
 
     @property
     def is_divided(self) -> bool:
-        """Whether the GPU is divided into MIG instances, as of the last observation."""
+        """Whether MIG is enabled on the GPU, as of the last read of the mode."""
         return self._mig_mode == 1
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class ProcessReader:
 
     def __init__(self, queries: DeviceQueries) -> None:
         self._queries = queries
-        self._pids: set[int] | None = None  # Compute list when the others were read.
+        self._pids: set[int] | None = None  # PIDs of the last compute list, if read.
 
     def read(self, now: float) -> tuple[tuple[GpuProcess, ...] | None, tuple[ProcessList, ...]]:
         """Return the processes, and the lists that could not be read.
@@ -379,7 +379,7 @@ def _list_name(kind: ProcessList) -> str:
 
 
 def _on_this_gpu(rows: Listed, compute: Listed | None) -> Listed:
-    """Return the rows of the MPS list on this GPU, with the memory of the compute list."""
+    """Return the MPS list's rows on this GPU, with the compute list's memory if known."""
     if compute is None:
         return {pid: used for pid, used in rows.items() if used != 0}
     return {pid: compute[pid] for pid in rows if pid in compute}

@@ -1,4 +1,4 @@
-"""NVML through pynvml: the only module that imports pynvml, and the seam that tests replace.
+"""NVML through pynvml. Only this module imports pynvml; tests replace `NvmlApi.call`.
 
 Most functions are called by their NVML name; functions with structures have methods. Errors of
 pynvml become NvmlError, structures plain Python, and a function that the installed pynvml lacks
@@ -9,7 +9,7 @@ its own samples (driver 580.159.04); other limits are not documented. So one loc
 at a time. Only waits for events happen outside the lock: before NVML is shut down, the waiting
 thread must have returned.
 
-All queries about a device go through its `DeviceQueries`, so that one rule decides what a refusal
+A device's values are read through its `DeviceQueries`, so that one rule decides what a refusal
 means: never available, not available now, the GPU is gone, or the NVML session is gone.
 """
 
@@ -70,7 +70,7 @@ UNSUPPORTED = MAY_CHANGE | {
     Code.ARGUMENT_VERSION_MISMATCH,
     Code.DEPRECATED,
 }
-"""Codes of a function that this driver or GPU lacks; only those in MAY_CHANGE may end."""
+"""Codes of lasting refusals by this driver or GPU; only those in MAY_CHANGE may end."""
 
 GPU_GONE = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
 """Codes of a GPU that has fallen off the bus or needs a reset; other GPUs may be healthy."""
@@ -114,7 +114,7 @@ class FieldReply(NamedTuple):
     value: float = 0
 
 
-SPARE_ROWS = 64  # Initial rows of a process list, and rows added if it was too short.
+SPARE_ROWS = 64  # Initial rows for a process list; later, rows over twice its size.
 LIST_ATTEMPTS = 3  # Attempts to read a process list: processes may start in between.
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
@@ -133,7 +133,7 @@ _FIELD_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 
 
 class NvmlApi:
-    """NVML. All methods block, and may be called from any thread."""
+    """NVML. Methods block, and are thread-safe except processes()."""
 
     def __init__(self) -> None:
         self.session_gone = False  # Whether a query showed that NVML must be initialized again.
@@ -162,7 +162,7 @@ class NvmlApi:
             raise NvmlError(Code.UNKNOWN, name) from error
 
     def numbers(self, function: str, *arguments: object) -> tuple[int, ...]:
-        """Call a function that returns a number, several numbers, or a structure of numbers."""
+        """Call a function; return the numbers of its reply: a number, a list or a structure."""
         reply = self.call(function, *arguments)
         if isinstance(reply, ctypes.Structure):
             reply = [getattr(reply, name) for name, *_ in reply._fields_]
@@ -180,7 +180,7 @@ class NvmlApi:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def memory(self, device: Device) -> dict[str, int]:
-        """Return the bytes by their names; old drivers count what is reserved as used."""
+        """Return sizes in bytes by name; old drivers count what is reserved as used."""
         names = ["total", "used", "free", "reserved"]
         try:
             found = self.call("nvmlDeviceGetMemoryInfo", device, pynvml.nvmlMemory_v2)
@@ -200,7 +200,7 @@ class NvmlApi:
         return hasattr(pynvml, function)
 
     def cgroup_memory(self, device: Device, root: str, path: str) -> CgroupMemory:
-        """Return the memory on this GPU of a control group below the mount of cgroup version 2."""
+        """Return a control group's memory on this GPU; `root`: the mount of cgroup version 2."""
         structure = _structure("c_nvmlGetMemoryLimits_v1_t", MEMORY_LIMITS)
         limits = structure(nameSpace=os.fsencode(f"{root}{path}"))
         self.call(MEMORY_LIMITS, device, limits)
@@ -229,12 +229,12 @@ class NvmlApi:
         return any(feature.featureState for feature in features.gridLicensableFeatures[:count])
 
     def fields(self, device: Device, fields: Sequence[tuple[int, int]]) -> list[FieldReply]:
-        """Return the values of (field ID, scope) pairs, in their order."""
+        """Return the replies to (field ID, scope) pairs, in order."""
         replies = self.call(FIELD_VALUES, device, list(fields))
         return [_field_reply(reply) for reply in replies]
 
     def processes(self, device: Device, kind: ProcessKind) -> Listed:
-        """Read a process list with one driver call, into rows of this process.
+        """Read a process list with one driver call, more if rows are too few.
 
         pynvml makes two calls and an object of each row: 2.1 ms for 40 clients on an H200. Version
         3 of the function returns the same, except with drivers 535.43 to 535.97: rows of another
@@ -297,7 +297,7 @@ class NvmlApi:
 
 
 def _structure(name: str, function: str) -> Any:
-    """Return a structure of pynvml; an old release lacks it with the function."""
+    """Return a structure of pynvml, or raise NvmlError: old releases lack it."""
     structure = getattr(pynvml, name, None)
     if structure is None:
         raise NvmlError(Code.FUNCTION_NOT_FOUND, function)
@@ -319,9 +319,9 @@ def _field_reply(reply: Any) -> FieldReply:
 NEVER_AGAIN = math.inf  # Interval of a value that never changes; delay after a final refusal.
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors of arithmetic on an unexpected reply: infinity, a list too short. They cost the reading,
+"""Errors of interpreting an unexpected reply: infinity, a list too short. They cost the reading,
 never the source."""
-DEFECT = -1  # Number of defects among NVML's codes.
+DEFECT = -1  # Code of a defect; none of NVML's.
 
 
 class GpuGoneError(Exception):
@@ -343,7 +343,7 @@ class DeviceQueries:
     def get(
         self, name: str, read: Callable[[], T], now: float = 0.0, every: float = 0.0
     ) -> T | None:
-        """Query NVML, unless the value is fresh (for `every` seconds) or the query was refused.
+        """Return the value: cached if fresh (for `every` seconds), else queried unless refused.
 
         Return None if there is no value now; raise GpuGoneError if the GPU is gone.
         """
@@ -379,7 +379,7 @@ class DeviceQueries:
         self._cached[name] = fresh_until, value
 
     def forget(self, *names: str) -> None:
-        """Query these values again, even if they are fresh."""
+        """Discard cached values: they are queried again."""
         for name in names:
             self._cached.pop(name, None)
 
@@ -398,7 +398,7 @@ class DeviceQueries:
             self._log_once(name, code, logging.DEBUG, "left out this time", code_name(code))
 
     def record_defect(self, name: str, error: Exception) -> None:
-        """Log that the exporter cannot interpret a reply."""
+        """Log, once, that a reply cannot be interpreted."""
         self.forget(name)
         self._log_once(name, DEFECT, logging.WARNING, "left out: a defect", repr(error))
 
@@ -408,15 +408,15 @@ class DeviceQueries:
             log.log(level, "%s: %s: %s: %s", self._device_name, what, name, why)
 
     def is_supported(self, name: str) -> bool:
-        """Return whether a query has not been refused since its last reply."""
+        """Return whether the query is not refused as unsupported."""
         return name not in self._refused
 
     def is_due(self, name: str, now: float) -> bool:
-        """Return whether to send a query: it was never refused, or the refusal is old."""
+        """Return whether to send a query: it is not refused, or a retry is due."""
         return now >= self._refused.get(name, 0.0)
 
     def clear(self) -> None:
-        """Query everything again: the device behaves differently now."""
+        """Drop replies and refusals: the device has changed."""
         self._refused.clear()
         self._logged.clear()
         self._cached.clear()

@@ -1,4 +1,4 @@
-"""All values of a GPU that NVML returns directly: one row each.
+"""The values of a GPU that NVML returns directly, as rows.
 
 A row contains the quantity, the call, the factor from NVML's unit to the base unit, and the
 interval of the query. To add a reading, add a row here and the metric of the quantity to
@@ -36,7 +36,7 @@ class Row:
     call: str  # Name of the row: the NVML function with its arguments.
     read: Callable[[NvmlApi, Device], Iterable[Reading]]
     every: float = EACH  # Interval in seconds of the query.
-    unless: str | None = None  # Name of the row that this row replaces if the GPU lacks it.
+    unless: str | None = None  # Read this row only if the row of this name is refused.
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def scaled(value: float, scale: float) -> float:
 
 
 def state(quantity: str, value: int, names: tuple[str, ...]) -> Reading:
-    """Return a numbered state as a reading; a number newer than the names stays a number."""
+    """Return a numbered state as a reading; a number without a name is unknown_N."""
     name = names[value] if 0 <= value < len(names) else f"unknown_{value}"
     return Reading(quantity, 1.0, (("state", name),))
 

@@ -1,8 +1,8 @@
 """NVML as a source: opens the devices, reads them, waits for Xid errors, recovers after errors.
 
 NVML is initialized at the first observation. It is initialized again when the driver was reloaded,
-when the set of GPUs that the kernel lists changed, and while a GPU is lost: every two minutes
-and between two collections, since it costs the healthy GPUs a second of their GPM counters. All
+when the set of GPUs that the kernel lists changed, and while a GPU is lost: every two minutes,
+just after a collection, since it costs the healthy GPUs a second of their GPM counters. All
 counters continue.
 
 An Xid is the driver's number for an error on a GPU (13: a program's exception, 31: its illegal
@@ -97,7 +97,7 @@ class NvmlSession:
         self._clock = clock or Clock()
         self._options = options or NvmlOptions()
         self._open = False
-        self.has_memory_limits = False  # Whether the driver has those of control groups.
+        self.has_memory_limits = False  # Whether NVML reads control groups' memory.
         self._closing = False
         self._state = NvmlObservation(0.0, Outcome.OK)
         """Versions, or why no GPU can be read: the next observation, without time and GPUs."""
@@ -128,7 +128,7 @@ class NvmlSession:
         return replace(self._state, at=at, gpus=tuple(gpus))
 
     def tick(self) -> None:
-        """Read, every TICK_INTERVAL_SECONDS, values that cannot wait for a scrape."""
+        """Sample activity, renew slow values, and open lost GPUs again if due."""
         if not self._open or self._closing:
             return
         now = self._clock.monotonic()
@@ -144,9 +144,9 @@ class NvmlSession:
             self._watch(now)
 
     def memory_limits(self, root: str, paths: Sequence[str]) -> tuple[CgroupMemory, ...]:
-        """Return the memory of control groups that use some on a GPU, or have a limit there.
+        """Return the memory of control groups that use GPU memory or have a limit.
 
-        `root` is the mount of cgroup version 2. GPUs that are divided are left out.
+        `root`: mount of cgroup version 2. MIG GPUs, and groups over a maximum, are omitted.
         """
         found: list[CgroupMemory] = []
         readers = self._gpus if self._open and not self._closing else []
@@ -157,17 +157,17 @@ class NvmlSession:
         return tuple(one for one in found if one.used_bytes or one.limited)
 
     def close(self) -> None:
-        """Stop the thread and shut NVML down.
+        """Stop the Xid thread and shut NVML down.
 
-        NVML stays initialized if the Xid thread is blocked inside: shutting NVML down under that
-        thread could crash, and the end of the process releases it safely.
+        NVML stays initialized if the thread is blocked inside: shutting NVML down then could crash,
+        and the end of the process releases NVML safely.
         """
         self._close_session(self._options.stop_timeout_seconds)
 
     # The session: from nvmlInit to nvmlShutdown
 
     def _ensure_open(self) -> bool:
-        """Open NVML if needed, or again if it is to be closed; return whether it can be read."""
+        """Open NVML, again if it is closing or GPUs changed; return whether it is open."""
         now = self._clock.monotonic()
         bound: frozenset[str] | None = None
         with suppress(OSError):
@@ -218,8 +218,8 @@ class NvmlSession:
     def _missing(self, gone: list[int]) -> Iterator[GpuObservation]:
         """Yield the known GPUs that are missing, and the missing GPUs whose UUID was never read.
 
-        Indexes shift when a GPU is missing: if the GPU of an unreadable index is found at another
-        index, the unreadable index belongs to another missing GPU, if there is one.
+        Each known missing GPU explains one unreadable index: its own, or another, since indexes
+        shift when a GPU is missing. Each other unreadable index is an unknown GPU.
         """
         here = {reader.uuid for reader in self._gpus}
         missing = [gpu for uuid, gpu in self._known_gpus.items() if uuid not in here]
@@ -229,7 +229,7 @@ class NvmlSession:
             yield GpuObservation(index, "", readings=LOST, lost=True)
 
     def _watch(self, now: float) -> None:
-        """Wait for Xids; after a refusal tick() tries again."""
+        """Watch Xids, if enabled; tick() retries a refusal."""
         self._watch_at = now + policy.REFUSED_RETRY_INTERVAL_SECONDS
         if self._options.xid_events:
             self._watcher.start([(reader.device, reader.uuid) for reader in self._gpus])
@@ -385,7 +385,7 @@ class XidWatcher:
             log.debug("%s", error)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop the thread, under which shutting NVML down could crash; return whether it ended."""
+        """Stop the thread, before NVML may be shut down; return whether the thread ended."""
         self._stop.set()
         self._watched = frozenset()
         if self._thread is not None:

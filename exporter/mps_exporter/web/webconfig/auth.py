@@ -34,8 +34,8 @@ def has_hash(hashed: str, password: bytes) -> bool:
 class Passwords:
     """Checks passwords on a thread, one at a time for each address.
 
-    A check takes about 70 ms of CPU. A right password is remembered as a keyed digest and never
-    waits. A wrong password delays the next check of its address only.
+    A check takes about 70 ms of CPU. A right password is kept as a keyed digest, and not checked
+    again. A wrong password delays the next check of its address only.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Passwords:
 
 
 def credentials(request: web.Request) -> tuple[str, bytes, str] | None:
-    """Return user and password of the Authorization header, and the address; None without them."""
+    """Return user, password (Authorization header) and address; None if missing or invalid."""
     # A single blank separates scheme and credentials, as in Go.
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":

@@ -22,7 +22,7 @@ class Loaded:
     config: WebConfig
     context: ssl.SSLContext | None
     contents: tuple[bytes, ...]
-    """All files, the configuration first. An editor may keep size and time of a changed file."""
+    """Contents of all files, configuration first: an edit may keep a file's size and time."""
 
 
 def load_web_config(path: str, before: Loaded | None = None) -> Loaded:
@@ -74,7 +74,7 @@ class WebConfigWatch:
             await self.check_files()
 
     async def check_files(self) -> None:
-        """Check the files now, after a check in progress. Log errors."""
+        """Load changed files, after a check in progress. Log errors."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._check_files)
 
     def _check_files(self) -> None:

@@ -16,7 +16,7 @@ from .config import CLIENT_AUTH, CURVES, TLS12_SUITES, TLS_KEY, VERSIONS, TLSCon
 
 
 class Pem(NamedTuple):
-    """A certificate or a key, and the key of the configuration that gives it."""
+    """PEM data (may be empty), and the key of the configuration for it."""
 
     key: str
     content: bytes
