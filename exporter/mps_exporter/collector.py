@@ -292,7 +292,7 @@ class Collector:
     async def watch_processes(
         self, deadline_seconds: float = policy.EXIT_DETAILS_TIMEOUT_SECONDS
     ) -> None:
-        """Apply exits of daemons, servers and queued clients, with their times."""
+        """Apply exits of watched processes, and facts of newly watched ones."""
         if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()

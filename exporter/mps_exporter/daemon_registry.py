@@ -1,4 +1,4 @@
-"""The daemons that exist and existed, and the state of each between collections. Pure."""
+"""The daemons that exist and existed, and the state of each between collections."""
 
 from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence

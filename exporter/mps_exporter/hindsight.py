@@ -1,8 +1,8 @@
 """The minutes before an incident: the last observations in memory, and recordings of them.
 
 Observations are compressed off the event loop. An incident writes them and the minute after it as a
-recording that ``mps-exporter demo FILE`` plays. What is older is reduced to the last observation of
-each source and to the logs, from which a replay builds the state of the daemons.
+recording that ``mps-exporter demo FILE`` plays. Older observations are reduced to the last of each
+source and to log lines, from which a replay builds the state of the daemons.
 """
 
 import asyncio

@@ -106,7 +106,7 @@ MAX_CONTAINER_LINKS = 20_000  # Links in the kubelet's folder: of 110 pods, and 
 
 # -------------------------------------------------------------------- logs
 
-LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between checks for changed logs, and their polls.
+LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between checks or polls of changed logs.
 LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
 USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1  # Part of that timeout for logs of ordinary users.
 LOG_UNREADABLE_AFTER_SECONDS = 5.0  # Duration of a read after which its log is unreadable.

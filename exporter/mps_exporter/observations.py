@@ -314,7 +314,7 @@ class ControlObservation:
     kind: QueryKind
     outcome: Outcome  # OK if all exchanges are OK, else the first other outcome.
     exchanges: tuple[Exchange, ...] = ()
-    error: str | None = None  # Error text with the attempt, for a person.
+    error: str | None = None  # Error text for a person, also on a pause.
 
 
 @dataclass(frozen=True, slots=True)

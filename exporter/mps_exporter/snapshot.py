@@ -501,7 +501,7 @@ class Gpu:
     index: str
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
-    """ProcessKind -> processes in the readable lists; None if no list was readable."""
+    """ProcessKind -> count in the readable lists; None if no list was readable."""
     direct_pids: tuple[int, ...] = ()  # Compute processes without MPS.
     direct_processes: tuple[ProcessFacts, ...] = ()  # The same processes, if /proc shows them.
     served_by: tuple[str, ...] = ()  # Pipe directories of the running daemons that serve this GPU.
