@@ -32,7 +32,7 @@ def build() -> Build:
 
 
 async def advance(host: ReplayHost, collector: Collector, target: float) -> Snapshot:
-    """Play a recording up to `target` seconds after its start, and stop its clock there."""
+    """Play to `target` seconds after a recording's start, stop there; return the snapshot."""
     elapsed = 0.0
     step_seconds = max(policy.REPLAY_STEP_SECONDS, target / policy.MAX_REPLAY_STEPS)
     while True:
@@ -133,7 +133,7 @@ class ReplayPlayer:
         return self._playing
 
     async def _enter(self, position: float) -> None:
-        """Play the scene at this position, from there."""
+        """Begin to play at this position of the playlist."""
         scene = self.playlist.scene_at(position)
         recording = await asyncio.to_thread(self.playlist.recording, scene)
         host = ReplayHost(recording, speed=self._settings.replay_speed, end=scene.end)
@@ -203,7 +203,7 @@ class CollectorBackend:
             self._source = self.player = ReplayPlayer(playlist, settings, on_incident=self._publish)
 
     async def run(self) -> None:
-        """Follow the logs until cancelled; replay a recording in a loop."""
+        """Follow the logs, or play recordings in a loop, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._source.run_between_collections())
             if self._hindsight is not None:

@@ -188,7 +188,7 @@ def _run(command: str, settings: Settings) -> int:
 
 
 def configure_malloc() -> None:
-    """Return freed memory to the kernel. Call this before threads are started.
+    """Make malloc return freed memory. Call this before threads are started.
 
     By default the minimum size of returned blocks rises with the first larger block that is freed:
     after 40 minutes the heap of a full host had gaps of 3.0 MB instead of 0.9 MB.

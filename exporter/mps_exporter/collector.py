@@ -1,7 +1,7 @@
 """Collections: all sources in parallel, each with its deadline, merged into a Snapshot.
 
 Scrapes that overlap share a collection. A late source affects only its own metrics. Between
-collections only the logs and exits are followed, and the GPUs' activity is sampled.
+collections only logs and exits are followed, and NVML and the kernel log are read.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class CollectionRun:
     gpus: NvmlObservation | None = None
     processes: ProcfsObservation | None = None
     probes: dict[str, ControlObservation | None] = field(default_factory=dict)
-    """Pipe directory -> reply of its daemon in this collection; None: there is none, or not yet."""
+    """Pipe directory -> its daemon's reply in this collection; None without a reply so far."""
     reconciled: bool = False  # Servers were queried: their replies wait for the logs.
 
     @property
@@ -65,7 +65,7 @@ class CollectionRun:
         return time.monotonic() - self.started
 
     def remaining_seconds(self, ratio: float = 1.0) -> float:
-        """Return the time that is left of this part of the deadline."""
+        """Return the time left of a part of the deadline (minimum 10 ms)."""
         return max(0.01, ratio * self.deadline_seconds - self.age_seconds)
 
     async def run_source(
@@ -73,7 +73,7 @@ class CollectionRun:
     ) -> None:
         """Read one source, or a further part of it, and record its duration and success.
 
-        With `always`, a source that is switched off is read, too, and recorded if that fails.
+        With `always`, a source that is switched off is read, too, but recorded only if it fails.
         """
         if name not in self.collectors and not always:
             return
@@ -107,7 +107,7 @@ class CollectionRun:
             self.transitions.failed(name, message="collector failed", collector=name, err=error)
 
     def collector_results(self) -> tuple[CollectorResult, ...]:
-        """Return the result of each source; a source in progress is late."""
+        """Return the results of the sources; a source in progress counts as late."""
         late = "no answer before the deadline"
         return tuple(
             self.results.get(name)
@@ -196,7 +196,7 @@ class Collector:
             raise SourceError(observation.error or "NVML could not be read")
 
     async def _read_mps(self, run: CollectionRun) -> None:
-        # Without this collector, configured daemons are still found, and only failures are shown.
+        # Without "process", configured daemons are still found, and only failures are shown.
         await run.run_source("process", self._discover, always=True)
         await run.run_source("logs", self._read_logs)
         await run.run_source("control", self._query)
@@ -228,7 +228,7 @@ class Collector:
     # ------------------------------------------------------------------ daemons
 
     def is_limited(self, daemon: str) -> bool:
-        """Return whether a daemon is an ordinary user's."""
+        """Return whether a daemon is known and limited."""
         record = self._daemons.get(daemon)
         return record is not None and record.facts.limited
 
@@ -269,7 +269,7 @@ class Collector:
         return any(chunk.complete_until is None for chunk in roots)
 
     def _clients_to_map(self) -> dict[int, int | None]:
-        """Return the clients whose memory is needed, and the user who must own the process."""
+        """Return the clients whose ranges are needed, each with the user required, if any."""
         wanted: dict[int, int | None] = {}
         # An ordinary user's log may name any process: its requests come last, and replace none.
         for record in sorted(self._daemons.values(), key=lambda one: one.facts.limited):
@@ -280,7 +280,7 @@ class Collector:
         return wanted
 
     def _read_kernel(self, wanted: dict[int, int | None]) -> None:
-        """Apply evidence for the cause of faults, and request the memory of these clients."""
+        """Apply evidence for the cause of faults; request the address ranges of clients."""
         self._kernel = observation = self._host.read_kernel(wanted)
         self.on_observation(observation)
         faults = (parse_fault(line, self._gpu_addresses) for line in observation.lines)
@@ -292,7 +292,7 @@ class Collector:
     async def watch_processes(
         self, deadline_seconds: float = policy.EXIT_DETAILS_TIMEOUT_SECONDS
     ) -> None:
-        """Apply exits of daemons, servers and queued clients, with their times."""
+        """Apply exits of watched processes, and facts of newly watched ones."""
         if "process" not in self._enabled:
             return
         watched = self._daemons.pids_to_watch()
@@ -304,7 +304,7 @@ class Collector:
             self._apply_processes(observation, known)
 
     async def _read_logs(self, run: CollectionRun) -> None:
-        """Read the logs to their ends, for at most half of the remaining time."""
+        """Read the logs to their ends; begin no poll after half of the time."""
         stop_at = time.monotonic() + run.remaining_seconds() / 2
         while await self.poll_logs(run.remaining_seconds()) and time.monotonic() < stop_at:
             pass
@@ -353,7 +353,7 @@ class Collector:
             await self._query_daemon(run, record)
 
     async def _query_daemon(self, run: CollectionRun, record: DaemonRecord) -> None:
-        """Probe one daemon, and query its servers when that is due."""
+        """Probe a daemon if its reply is old; query its servers if due."""
         run.probes[record.facts.pipe_directory] = None
         if record.known_absent:
             record.clear_answers()
@@ -361,7 +361,7 @@ class Collector:
         max_age_seconds = policy.PROBE_VALID_INTERVALS * self._settings.mps_min_query_interval
         probe = record.valid_probe(self._host.now(), max_age_seconds)
         if probe is None:
-            # Another process may have replaced it when the reply arrives.
+            # Another process may be the daemon when the reply arrives.
             record.answered_by = record.facts.process_identity
             since = record.tracker.silent_since or 0.0
             active_at = max(record.state.daemon.served_at or 0.0, record.resumed_at or 0.0)
@@ -466,7 +466,7 @@ class Collector:
     # ------------------------------------------------------------------ between collections
 
     async def run_between_collections(self) -> None:
-        """Follow the logs until cancelled; search for daemons first, so that no line is missed."""
+        """Follow logs and exits until cancelled; find daemons first, so that no line is missed."""
         search_at = 0.0
         while True:
             failure: Exception | None = None

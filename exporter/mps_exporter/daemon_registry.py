@@ -1,4 +1,4 @@
-"""The daemons that exist and existed, and the state of each between collections. Pure."""
+"""The daemons that exist and existed, and the state of each between collections."""
 
 from collections import Counter, UserDict
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class DaemonRecord:
     resumed_at: float | None = None  # When it or one of its servers last continued after a stop.
     logs: dict[str, LogState] = field(default_factory=dict)
     published_incidents: int = 0
-    knows_ranges: bool = False  # Ranges read before the daemon was found are applied.
+    knows_ranges: bool = False  # Whether ranges read before it was found are applied.
 
     @property
     def state(self) -> DaemonState:
@@ -64,7 +64,7 @@ class DaemonRecord:
 
     @property
     def has_host_pids(self) -> bool:
-        """Whether its logs contain PIDs of the host's namespace."""
+        """Whether its logs are known to contain PIDs of the host."""
         return self.facts.process is not None and not self.facts.has_own_pid_namespace
 
     def observe_kernel(
@@ -159,7 +159,7 @@ class DaemonRecord:
         return now - self.gone_since > shown
 
     def valid_probe(self, now: float, max_age_seconds: float) -> ControlObservation | None:
-        """Return the last reply if logs and processes show that it is still valid."""
+        """Return the last reply, unless age, logs or processes make it doubtful."""
         probe, reply, daemon = self.last_probe, self.answers.probe, self.state.daemon
         if (
             probe is None
@@ -186,7 +186,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
     """The daemons that run, are configured, or exited recently, by pipe directory."""
 
     def pids_to_watch(self) -> list[int]:
-        """Return the PIDs whose exits must be noticed immediately: no log shows them."""
+        """Return the PIDs whose exits must be noticed although no log shows the exits."""
         return _within_quota((one.facts, one.pids_to_watch()) for one in self.values())
 
     def pids_to_look_up(self) -> list[int]:
@@ -219,7 +219,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
         self._set_foreign_writers()
 
     def _drop_renamed(self, found: Iterable[DaemonFacts]) -> None:
-        """Drop daemons whose name changed or is used by another daemon.
+        """Drop daemons whose process is found under another name.
 
         A daemon in a container has a short name until a daemon of the host has the same name.
         """
@@ -230,7 +230,7 @@ class DaemonRegistry(UserDict[str, DaemonRecord]):
                 del self[name]
 
     def _forget_oldest(self) -> None:
-        """Keep only the last absent daemons; daemons of users do not replace root's."""
+        """Drop the longest absent daemons over a limit, users' separately from all others."""
         gone = [
             (record.gone_since, name, record.facts)
             for name, record in self.items()

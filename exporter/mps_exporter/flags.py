@@ -22,7 +22,7 @@ DEMO_LISTEN_ADDRESS = ("127.0.0.1:9400",)  # The demo takes another port if this
 ENVIRONMENT_PREFIX = "MPS_EXPORTER_"
 
 REVISION_VARIABLE = "MPS_EXPORTER_BUILD_REVISION"
-"""The commit of an image. Not a setting: shown by mps_exporter_build_info."""
+"""Variable with an image's commit, for mps_exporter_build_info; not a setting."""
 
 # Kubernetes sets these for a Service named mps-exporter, unless enableServiceLinks is false.
 _SERVICE_LINK_VARIABLES = re.compile(
@@ -147,7 +147,7 @@ class Flag:
         return f"{self.meaning} Default: {default}." if default else self.meaning
 
     def default_of(self, command: str) -> Any:
-        """Return the default for a command: a demo is for the user who starts it."""
+        """Return the default for a command: a demo listens only for its own host."""
         demo = (command, self.name) == ("demo", "web.listen-address")
         return DEMO_LISTEN_ADDRESS if demo else self.default
 
@@ -168,7 +168,7 @@ class Flag:
 # ------------------------------------------------------------------------------- values
 
 
-OWN_PATHS = ("/-/", "/api/v1/", "/static/", "/docs/")  # Paths of the other pages.
+OWN_PATHS = ("/-/", "/api/v1/", "/static/", "/docs/")  # Prefixes of other pages' paths.
 
 
 def _free_path(value: str) -> str:
@@ -279,7 +279,7 @@ class Settings:
     """The settings and the options of commands. Durations are in seconds.
 
     The setting ``web_listen_address`` is the flag ``--web.listen-address``, the option
-    ``doctor_pid`` the flag ``--pid`` of this command. A default that is a tuple: repeatable.
+    ``doctor_pid`` the flag ``--pid`` of doctor. A flag with a tuple as default is repeatable.
     """
 
     web_listen_address: tuple[str, ...] = _web(

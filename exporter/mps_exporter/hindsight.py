@@ -1,8 +1,8 @@
 """The minutes before an incident: the last observations in memory, and recordings of them.
 
 Observations are compressed off the event loop. An incident writes them and the minute after it as a
-recording that ``mps-exporter demo FILE`` plays. What is older is reduced to the last observation of
-each source and to the logs, from which a replay builds the state of the daemons.
+recording that ``mps-exporter demo FILE`` plays. Older observations are reduced to the last of each
+source and to log lines, from which a replay builds the state of the daemons.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ from mps_exporter.observations import (
 from mps_exporter.snapshot import Incident
 from mps_exporter.sources.recording import RecordEncoder, create_private, make_header, stream_of
 
-KEPT_SECONDS = 600.0  # Time before an incident that is kept.
-AFTER_SECONDS = 60.0  # Time after an incident that is recorded with it.
+KEPT_SECONDS = 600.0  # Time recorded before an incident.
+AFTER_SECONDS = 60.0  # Time recorded after an incident.
 
 ENCODE_INTERVAL_SECONDS = 5.0
-"""Interval between compressions, and least time between two observations of one source that are
-kept, where nothing was lost or failed. Log lines, exits and lines of the kernel are all kept."""
+"""Interval between compressions, and minimum time between kept observations of one source with
+the same outcome. Log lines, exits and lines of the kernel are all kept."""
 
-OLD_LOGS_RATIO = 0.25  # Part of the memory for older lines of logs.
+OLD_LOGS_RATIO = 0.25  # Part of the memory for older log lines: half for users' daemons.
 
 USERS_RATIO = 0.25
 """Part of the memory for what users choose: logs and replies of ordinary users' daemons, address
 ranges and long texts of processes."""
 
-MAX_COMPRESSION = 32  # Ratio beyond which the size of a text counts: users choose texts.
-LONG_TEXTS = 8192  # Length from which the texts of a user's processes count in USERS_RATIO.
+MAX_COMPRESSION = 32  # Maximum ratio that counts: users choose texts.
+LONG_TEXTS = 8192  # Length above which the texts of a user's processes count in USERS_RATIO.
 MAX_STREAMS = 1024  # Maximum number of sources that are remembered: users start daemons anywhere.
-MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Maximum number and size of the recordings.
+MAX_FILES, MAX_DIRECTORY_BYTES = 20, 64 << 20  # Maximum number and total size of the recordings.
 PACKAGED_DIRECTORY = "/var/lib/mps-exporter/incidents"  # Directory of the packages and the chart.
 
 _FILE_NAME = re.compile(r"incident-\d{8}T\d{6}Z-[a-z_]+\.rec\.gz")
@@ -67,13 +67,13 @@ class _Line(NamedTuple):
     at: float
     stream: str
     limited: bool  # Whether it is of an ordinary user's daemon.
-    size: int  # Size of the data, but at least a part of the size of the text.
+    size: int  # Size of the data, but at least the text's / MAX_COMPRESSION.
     users: int  # Part of the size that users chose.
     data: bytes  # The compressed line.
 
 
 class Hindsight:
-    """Keeps the last minutes of a host, and writes them after an incident."""
+    """Keeps a host's last observations, and writes them after an incident."""
 
     def __init__(
         self, settings: Settings, now: Callable[[], float], is_limited: Callable[[str], bool]
@@ -112,7 +112,7 @@ class Hindsight:
                 self._waiting.append((part, limited))
 
     def _parts(self, one: Observation) -> Iterator[tuple[Observation, bool]]:
-        """Yield an observation, or the node's part and the part that users fill."""
+        """Yield an observation, or its parts, each with whether it is users'."""
         if isinstance(one, LogsObservation):
             names = {state.pipe_directory for state in one.states}
             names |= {chunk.pipe_directory for chunk in one.chunks}
@@ -128,7 +128,7 @@ class Hindsight:
             yield one, isinstance(one, ControlObservation) and self._is_limited(one.pipe_directory)
 
     def note(self, incident: Incident) -> None:
-        """Write a recording one minute after an incident; incidents within that minute share it."""
+        """Schedule a recording a minute after an incident, unless one is scheduled already."""
         if incident.recorded:
             self._latest_at = incident.at
             self._incident = self._incident or incident
@@ -156,7 +156,7 @@ class Hindsight:
                 await asyncio.to_thread(self._write, self._directory, incident)
 
     async def recording(self, at: float | None) -> bytes | None:
-        """Return the recording of an incident at this time (None: the latest), if it is kept."""
+        """Return the recording of an incident at a time, or of the latest; None if not kept."""
         async with self._reading:  # requests wait here, and not each on a thread
             return await asyncio.to_thread(self._find, at)
 
@@ -188,7 +188,7 @@ class Hindsight:
                 self._users_size += users
 
     def _remove_old(self) -> None:
-        """Reduce lines from before the recent minutes to what a replay needs to begin."""
+        """Reduce the oldest lines, by age and size, to what a replay needs to begin."""
         begin = self._now() - KEPT_SECONDS - AFTER_SECONDS
         while self._recent and (self._size > self._max_bytes or self._recent[0].at < begin):
             line = self._recent.popleft()

@@ -87,7 +87,7 @@ def memory(size: float) -> str:
 
 
 def percent(ratio: float, *, exact: bool = False) -> str:
-    """Return a ratio (0-1) in percent; exact: with its fraction, for a set limit (12.5 %)."""
+    """Return a ratio (0-1) in percent; with `exact` to two decimals, for a set limit (12.5 %)."""
     return f"{round(ratio * 100, 2):g} %" if exact else f"{ratio * 100:.0f} %"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # ---------------------------------------------------------- one collection
 
 GPU_DEADLINE_RATIO = 0.7  # Part of the deadline for the GPUs; the rest is for their processes.
-USERS_QUERY_WAIT_SECONDS = 0.25  # Maximum time to wait only for daemons of ordinary users.
+USERS_QUERY_WAIT_SECONDS = 0.25  # Maximum wait for users' daemons after all others.
 
 PROBE_VALID_INTERVALS = 5.0
 """Multiple of --mps.min-query-interval for which a probe is valid while the logs show no change.
@@ -33,12 +33,12 @@ DAEMON_SEARCH_TIMEOUT_SECONDS = 5.0  # Timeout of that search, and of a poll of 
 
 SHOWN_AFTER_QUIT_SECONDS = 120.0  # Time for which an unconfigured daemon that quit is shown.
 SHOWN_AFTER_DEATH_SECONDS = 24 * 3600.0  # The same time for a daemon that died.
-MAX_ABSENT_DAEMONS = 32  # Absent daemons of root and the exporter's user; again of all others.
+MAX_ABSENT_DAEMONS = 32  # Absent daemons kept of trusted users, and again of all others.
 MAX_LOGGED_PIDS = 2048  # Maximum number of processes read because users' daemons log them.
-USERS_PER_LIMIT = 4  # Number of ordinary users who can exhaust one of these limits together.
+USERS_PER_LIMIT = 4  # Number of ordinary users who can together exhaust the last two.
 MAX_CLIENTS_PER_USER = 256  # Clients with metrics, of the daemons of one ordinary user.
 MAX_USERS_CLIENTS = 1024  # Maximum number of such clients of all ordinary users together.
-STRANDED_SECONDS = 1.0  # Minimum time without a server; NVML lists a client that exits for less.
+STRANDED_SECONDS = 1.0  # Minimum time without a server; an exiting client stays for less.
 
 # --------------------------------------------------------------- rendering
 
@@ -51,7 +51,7 @@ RENDER_THREADS = 2  # Number of threads that render metrics, so that the event l
 MAX_PROCESSES_PER_USER = 24  # Processes of MPS: 8 daemons, their servers, and 8 runs of the tool.
 
 USERS_CHECK_INTERVAL_SECONDS = 30.0
-"""Minimum interval between two checks of their directories: 40 system calls each, on a thread.
+"""Minimum interval between checks of users' directories: 40 system calls each, on a thread.
 Whoever connects to the port can cause collections."""
 NEW_CHECK_INTERVAL_SECONDS = 5.0
 """The same for a process without a directory, in the first two such intervals of its life."""
@@ -67,7 +67,7 @@ MAX_DAEMONS_PER_USER = 8  # Daemons shown of one user.
 MAX_DAEMONS = 64  # Daemons shown of all ordinary users. Eight GPUs with MIG need 56 daemons.
 MAX_TOOL_RUNS = 8  # Concurrent tool runs for trusted daemons, and again for ordinary users.
 MAX_TOOL_RUNS_PER_USER = 2  # Concurrent runs of the control tool for one ordinary user.
-MAX_IGNORED_USERS = 32  # Users whose ignored processes are counted, by number of processes.
+MAX_IGNORED_USERS = 32  # Users with the most ignored processes; others' are not shown.
 
 # --------------------------------------------------------------- discovery
 
@@ -79,7 +79,7 @@ MAX_PIPE_DIRECTORY_BYTES = 255  # Length of a pipe directory's path: a socket's 
 MAX_HUNG_PATHS_SHOWN = 8  # Hung directories named in the error message.
 MAX_SOCKETS = 1 << 18  # Unix sockets that are searched for a trusted daemon's. 100,000 take 0.3 s.
 MAX_USERS_SOCKETS = 1 << 15  # The same limit for an ordinary user's daemon.
-MAX_SOCKET_DIRECTORIES = 256  # Directories of control sockets among these that are checked.
+MAX_SOCKET_DIRECTORIES = 256  # Directories of the found control sockets that are checked.
 LOG_TAIL_BYTES = 1 << 16  # End of a control.log that is searched for lines of a daemon.
 
 # --------------------------------------------------------------- processes
@@ -89,11 +89,11 @@ PROCESS_TIMEOUT_SECONDS = 0.5  # Timeout for reading arguments and environments,
 USERS_PROCESS_TIMEOUT_SECONDS = 0.1  # Part of that timeout for processes of ordinary users.
 CLOCK_STEP_SECONDS = 2.0  # Smallest step of the boot time: /proc/stat has whole seconds.
 MAX_PROC_FILE_BYTES = 1 << 22  # Length of a file of /proc.
-MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts, with the first number.
+MAX_MOUNT_NUMBER_BYTES = 64  # Beginning of a list of mounts: the first mount's number.
 MAX_MOUNTS_BYTES = 1 << 18  # Length of a list of mounts; most have less than 16 KiB.
 MAX_ARGUMENT_BYTES = 1 << 13  # Length of arguments that is read: a daemon's flags come first.
 MAX_VARIABLES = 64  # MPS variables kept of a process's environment.
-MAX_VARIABLE_ENTRIES = 4096  # Settings of MPS variables that are searched for these.
+MAX_VARIABLE_ENTRIES = 4096  # Entries of MPS variables that are read, with repetitions.
 MAX_VARIABLE_NAME_BYTES = 128  # Length of an MPS variable's name; longer names are ignored.
 MAX_VARIABLE_VALUE_BYTES = 4096  # Length of an MPS variable's value: above the longest path.
 
@@ -106,7 +106,7 @@ MAX_CONTAINER_LINKS = 20_000  # Links in the kubelet's folder: of 110 pods, and 
 
 # -------------------------------------------------------------------- logs
 
-LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between checks for changed logs, and their polls.
+LOG_POLL_INTERVAL_SECONDS = 0.2  # Interval between checks or polls of changed logs.
 LOG_POLL_TIMEOUT_SECONDS = 2.0  # Timeout of one poll of all logs.
 USERS_LOG_POLL_TIMEOUT_SECONDS = 0.1  # Part of that timeout for logs of ordinary users.
 LOG_UNREADABLE_AFTER_SECONDS = 5.0  # Duration of a read after which its log is unreadable.
@@ -124,9 +124,9 @@ MAX_LOG_DIRECTORY_ENTRIES = 4096  # Entries that are searched for server logs an
 
 MAX_CONTROL_ATTEMPTS = 2  # Maximum number of runs for one query: the second after a collision.
 CONTROL_RETRY_DELAY_SECONDS = 0.04  # Delay before the second run.
-MIN_CONTROL_RUN_SECONDS = 0.5  # Minimum time for a run, or half of its timeout.
-MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time for the second run.
-CONTROL_HANG_RATIO = 0.9  # Part of the timeout, over all runs without a reply, that is a hang.
+MIN_CONTROL_RUN_SECONDS = 0.5  # Minimum time left for a run, at most half its timeout.
+MIN_CONTROL_RETRY_SECONDS = 0.1  # Minimum time left for the second run.
+CONTROL_HANG_RATIO = 0.9  # Part of the timeout after which runs without a reply are a hang.
 CONTROL_BACKOFF_SECONDS = 10.0  # Pause after a daemon's first hang; doubles each time.
 MAX_CONTROL_BACKOFF_SECONDS = 300.0  # Maximum pause after a hang.
 
@@ -154,7 +154,7 @@ USER_MAPS_BYTES_PER_SECOND = MAX_USER_MAPS_BYTES / 60.0  # Refill rate of that l
 # ---------------------------------------------------------- blocking calls
 
 MAX_IDLE_THREADS = 8  # Threads that are kept for later calls; a start costs 0.1 ms.
-MAX_HUNG_CALLS = 64  # Calls in progress from earlier rounds; then no call is started.
+MAX_HUNG_CALLS = 64  # Hung calls after which none starts: trusted ones, and again users'.
 MAX_HUNG_CALLS_PER_USER = 4  # The same limit for calls that read files of one ordinary user.
 
 MAX_USERS_CALLS = 24
@@ -179,7 +179,7 @@ MAX_RECORDING_SECONDS = 7 * 86400.0  # Maximum duration of a recording.
 MAX_RECORDING_EARLY_SECONDS = 86400.0  # Maximum time of an observation before the start.
 REPLAY_STEP_SECONDS = 0.5  # Step of a replay up to a position: 129 s take 0.2 s.
 MAX_REPLAY_STEPS = 5000  # Maximum number of steps; for more than 40 minutes, steps are longer.
-MIN_SCENE_SECONDS = 1.0  # Minimum time between two scenes, for recordings of one instant.
+MIN_SCENE_SECONDS = 1.0  # Minimum time for which a scene is played.
 
 # ------------------------------------------------------------------ doctor
 
@@ -213,7 +213,7 @@ MAX_TICK_AGE_SECONDS = 1.5
 """Maximum age of the last tick for a collection to use what the tick read. Sampling takes 3 to 4 ms
 on an H200 (GPM 2, utilization 1.25), as much as all other readings together."""
 
-MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples: GPM's, by DCGM's manual.
+MIN_SAMPLE_INTERVAL_SECONDS = 0.1  # Minimum interval of activity samples, of GPM by DCGM's manual.
 
 # ---------------------------------------------------------------- recovery
 
@@ -226,7 +226,7 @@ MIG_SCAN_INTERVAL_SECONDS = 10.0  # Interval between scans for new MIG instances
 
 XID_TIMEOUT_MILLISECONDS = 500  # Timeout of one wait for Xid events. The thread stops between two.
 XID_RETRY_SECONDS = 1.0  # Delay after a failed wait: for a lost GPU it fails at once.
-XID_STOP_TIMEOUT_SECONDS = 3.0  # Timeout of the Xid thread before NVML is shut down.
+XID_STOP_TIMEOUT_SECONDS = 3.0  # Time for the Xid thread to end before NVML is shut down.
 MAX_CGROUPS_PER_GPU = 128  # Control groups whose memory is read: one call for each group and GPU.
 
 # =========================================================================== MPS: logs and replies
@@ -258,8 +258,8 @@ WAIT_BOUNDS_SECONDS = (
 Rules and dashboards do not use the distribution of other durations."""
 
 ADMISSION_TIMEOUT_SECONDS = 10.0
-"""Time after which a client that was sent to a ready server will not connect, and a caller without
-credentials was refused. Other clients connect, and NEW CLIENT follows, within 1 ms (measured)."""
+"""Time after which a client sent to a ready server is no longer expected, and a caller without
+credentials counts as refused. Others connect, or NEW CLIENT follows, within 1 ms (measured)."""
 
 SILENCE_SECONDS = 0.25  # Silence after which a daemon seems stuck. Measured: at most 0.1 s.
 EXIT_CONFIRM_SECONDS = 1.0  # Time after an exit by which the last lines have been written.
@@ -283,13 +283,13 @@ SAME_FAULT_SECONDS = 0.5
 """Maximum time between the lines of server.log about one fault, and between server.log and the
 kernel log. Measured: 0.1 s."""
 
-SAME_LINES_SECONDS = 0.15  # Time between the kernel log's lines about one fault. Measured: 0.12 s.
+SAME_LINES_SECONDS = 0.15  # Maximum time between kernel log lines on a fault. Measured: 0.12 s.
 
 FAULT_DECISION_SECONDS = 1.5
 """Maximum time from a fault to its line in the kernel log and to the end of the client that left
 the work. Measured: 0.5 s, and 1.4 s where 48 clients left together."""
 
-LATE_FAULT_SECONDS = 2.0  # Maximum time from a client's end to its fault if others run.
+LATE_FAULT_SECONDS = 2.0  # Maximum time between a client's end and a fault by its work.
 
 END_TO_FAULT_SECONDS = (0.1, 0.3)
 """Range of the time from the end of a context to a fault by the work that the client left.
@@ -303,7 +303,7 @@ A longer time means that the program destroyed its context and continued."""
 MAX_END_AGE_SECONDS = 5.0  # Maximum age of an end that explains a fault. The longest took 1.4 s.
 RANGES_LIFETIME_SECONDS = 600.0  # Lifetime of a client's address ranges after its end.
 MAX_EVIDENCE_PROCESSES = 1024  # Clients, and processes with address ranges, of one daemon.
-MAX_EVIDENCE_RANGES = 1 << 15  # Address ranges of these: 512 each of 64 clients; 4 MB.
+MAX_EVIDENCE_RANGES = 1 << 15  # Address ranges of all these processes: 512 each of 64; 4 MB.
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +332,7 @@ MAX_LIST_ROWS = 1024  # Rows read of a list of the control tool; further rows ar
 MAX_QUOTED_OUTPUT = 200  # Maximum length of the control tool's output in a message.
 MIN_QUERY_AGE_SECONDS = 1.0  # Minimum age of a queried server: its first lines may be unread.
 QUERY_RETRY_INTERVAL_SECONDS = 60.0  # Interval of queries about unexplained servers; doubles.
-LOG_PRECEDENCE_SECONDS = 2.0  # Time before a query whose events are left to the log.
+LOG_PRECEDENCE_SECONDS = 2.0  # Age up to which the log, not a reply, decides on an event.
 CONTRADICTION_CONFIRM_SECONDS = 10.0  # Minimum time between two replies that prove a lost line.
 
 # ======================================================================================== findings
@@ -358,7 +358,7 @@ clients on one GPU (H200, driver 580); a limit of 72 admitted two clients and re
 MAX_IDLE_SM_ACTIVITY = 0.3
 MIN_BUSY_UTILIZATION = 0.9
 MAX_COMMITTED_RATIO = 0.75  # Sum of the limits above which little of the GPU can be idle.
-MIN_USED_RATIO = 0.9  # Active part of what the limits allow from which they hold clients back.
+MIN_USED_RATIO = 0.9  # Active part of the allowed SMs from which limits hold clients back.
 RATIO_TOLERANCE = 0.005  # Difference up to which two SM limits are equal: a third is written as 33.
 NEAR_LIMIT_RATIO = 0.95  # Used part of a memory limit from which the next allocation can fail.
 
@@ -380,9 +380,9 @@ MAX_COMMAND_PIDS = 20  # Maximum number of processes in one command.
 MAX_CONNECTIONS = 512
 MAX_EVENT_STREAMS = 32
 TIMEOUT_OFFSET_SECONDS = 0.5  # Maximum difference between a scrape's timeout and deadline.
-REQUEST_TIMEOUT_SECONDS = 10.0  # Time to send a request, from the connection or its first byte.
-SEND_TIMEOUT_SECONDS = 60.0  # Time to take a response.
-KEEPALIVE_TIMEOUT_SECONDS = 120.0  # Lifetime of an idle connection, above usual intervals.
+REQUEST_TIMEOUT_SECONDS = 10.0  # Time to send a request, from the connection or the first byte.
+SEND_TIMEOUT_SECONDS = 60.0  # Time to accept a response.
+KEEPALIVE_TIMEOUT_SECONDS = 120.0  # Lifetime of an idle connection, above usual scrape intervals.
 DRAIN_TIMEOUT_SECONDS = 10.0  # Time for the responses in progress when the program stops.
 MAX_UNANSWERED_BYTES = 65_536  # Maximum size of an incomplete request, above aiohttp's limits.
 ADDRESS_FRACTION = 0.75  # Fraction of the connections or requests that one client address may have.
@@ -401,13 +401,13 @@ MAX_QUEUE_SECONDS = 5.0  # Maximum wait of a scrape for a slot; at most half of 
 
 STATUS_REUSE_SECONDS = 1.0  # Maximum age of a status that is shown again if no incident followed.
 STATUS_TIMEOUT_SECONDS = 5.0  # Timeout of a collection for the status.
-INCIDENT_LEAD_SECONDS = 60.0  # Age of an incident that no longer precedes current warnings.
+INCIDENT_LEAD_SECONDS = 60.0  # Age from which an incident is shown after current warnings.
 HISTORY_SECONDS = 600.0  # Period of the drawings on the page.
 HISTORY_INTERVAL_SECONDS = 2.0  # Minimum interval between two samples of a GPU's activity.
 MAX_HISTORY_SAMPLES = round(HISTORY_SECONDS / HISTORY_INTERVAL_SECONDS) + 1  # Samples of one GPU.
 LANE_WINDOWS_SECONDS = (60.0, 120.0, 300.0, HISTORY_SECONDS)  # Periods of a daemon's lanes.
 SPARSE_SAMPLES = 20  # Number of samples in the period below which the page calls them sparse.
-GAP_SECONDS = 30.0  # Minimum gap that breaks a line, unless samples are usually rarer.
+GAP_SECONDS = 30.0  # Minimum gap that breaks a drawn line, unless samples are rarer.
 
 # Entries that the page shows unfolded.
 SHOWN_INCIDENTS = 8

@@ -66,7 +66,7 @@ def _quoted(value: object) -> str:
 
 
 class LogfmtFormatter(logging.Formatter):
-    """key=value pairs, values quoted where they need it: one line, with a traceback several."""
+    """key=value pairs on one line, values quoted if necessary; a traceback adds lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line without its end; at level debug with the traceback."""
@@ -84,7 +84,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Send the log of this program, and warnings of libraries, to standard error."""
+    """Send the program's log and libraries' warnings to standard error, or to a stream."""
     handler: logging.Handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -158,7 +158,7 @@ class TransitionLogger:
 def open_closed_streams() -> None:
     """Connect streams that the caller closed (``2>&-``) to /dev/null.
 
-    Otherwise the next opened file would get their numbers, and the text written to them.
+    Otherwise files opened later would get their numbers, and the text written to the streams.
     """
     for number in range(3):
         try:

@@ -1,6 +1,6 @@
 """The manual that the package contains: pages, their search, and ``mps-exporter explain``.
 
-In a checkout the pages are in FOLDERS, and sections of QUESTIONS; a package has copies of them.
+The pages are files in FOLDERS and sections of QUESTIONS; a package contains copies of these.
 """
 
 import math
@@ -19,8 +19,8 @@ from mps_exporter.logging import print_output
 FOLDERS = ("docs/symptoms", "prometheus/runbooks")
 QUESTIONS = tuple(f"docs/{page}.md" for page in ("alerts", "slurm", "faq", "sharing", "under-mps"))
 WANTED_SHARE = 0.3  # Minimum share of a text's words, weighted by rarity, that a page contains.
-WANTED_EVIDENCE = 3.0  # Minimum weight, in heading and sequence, of a text about GPUs or MPS.
-WANTED_CUDA = 5.2  # The same weight of a text that is only about CUDA or a library.
+WANTED_EVIDENCE = 3.0  # Minimum evidence (heading and sequence) for a text on GPUs or MPS.
+WANTED_CUDA = 5.2  # The same for a text that is only about CUDA or a library.
 WANTED_HEADING = 3.4  # Minimum weight of a text whose words are all in the heading.
 WANTED_RUN = 10.0  # Weight of evidence, or of a sequence without a subject, that suffices.
 
@@ -175,7 +175,7 @@ def search(text: str, most: int = 5, sure: bool = True) -> list[ManualPage]:
         heads = asked <= page.heading and whole >= WANTED_HEADING
         perhaps = not sure and found >= WANTED_SHARE / 2 * whole > 0
         if named or heads or run >= WANTED_RUN or (subjects and enough) or perhaps:
-            score = round(found + 2 * titled + run + 0.5 * paired, 6)  # sums of sets differ
+            score = round(found + 2 * titled + run + 0.5 * paired, 6)  # sets have no order
             ranked.append(((named, exact, score, -len(page.words)), page))
     if not ranked and "mps" in asked and FIRST in pages():
         return [pages()[FIRST]]

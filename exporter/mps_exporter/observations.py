@@ -50,7 +50,7 @@ class ProcessFacts:
     frozen_group: str = ""  # Folder of the frozen control group of the process, if visible.
     shared_memory: str = ""  # Device number of its /dev/shm, "0:25"; "" if not a mount or unknown.
     limiter: str = ""
-    """Name of a program that limits the use of GPUs, which is preloaded or mounted for it."""
+    """Name of a program, preloaded or mounted for the process, that limits the use of GPUs."""
     default_mounted: bool = False
     """Its mount namespace has a mount at a default pipe directory, as in NVIDIA's containers."""
 
@@ -70,7 +70,7 @@ class ProcessFacts:
         return self.state in ("T", "t") or bool(self.frozen_group)
 
     def has_own_shared_memory(self, other: Self) -> bool:
-        """Return whether both have a /dev/shm, and not the same."""
+        """Return whether their /dev/shm are known and different."""
         devices = {self.shared_memory, other.shared_memory}
         return len(devices) == 2 and "" not in devices
 
@@ -100,10 +100,10 @@ class ProcessView:
     command: str = ""  # The program's name only.
     reading_hangs: bool = False
     """The environment, or a directory that it names, could not be read in time."""
-    pipe_directory: str | None = None  # Its pipe directory; None: its environment is not readable.
+    pipe_directory: str | None = None  # None if its environment is not readable.
     names_directory: bool = False  # CUDA_MPS_PIPE_DIRECTORY is set; else it is the default.
-    profile: str = ""  # File of the host that sets this variable for every login; "": none.
-    path_error: str | None = None  # Why that directory is unusable, with the folder at fault.
+    profile: str = ""  # File on the host that sets this variable for every login, if any.
+    path_error: str | None = None  # Why its pipe directory is unusable, with the folder at fault.
     closed_folder: ClosedFolder | None = None
     """The folder that is closed to its user, if the host has it under the same path."""
     closed_socket: str = ""  # Mode of the daemon's control socket, if its user may not connect.
@@ -111,7 +111,7 @@ class ProcessView:
     """`pipe_directory` of the daemon with the same directory, by device and inode."""
     leftover: bool = False  # The directory contains the socket or PID file of an earlier daemon.
     own_proc: bool | None = None
-    """Whether /proc in the process's root shows the process's PID namespace; None: unknown."""
+    """Whether /proc in its root shows its nested PID namespace; None if unknown or not nested."""
     mps_environment: Mapping[str, str] | None = None  # See ProcessFacts.
     debug_variables: tuple[str, ...] = ()  # Variables that make CUDA slow or serial.
     missing_libraries: tuple[str, ...] = ()  # The debug variables that name a missing file.
@@ -135,7 +135,7 @@ class DaemonConditions:
     to a server of this user."""
     oom_kills: int | None = None  # See ProcessView, for the daemon's control group.
     memory_limit_bytes: int | None = None
-    """Limit of that group's host memory; None: no limit, or not readable."""
+    """Limit of that group's host memory; None if unlimited or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class OpenFiles:
     server_pid: int
     pipe_directory: str  # Pipe directory of its daemon.
     limit: int
-    count: int | None = None  # None: not readable.
+    count: int | None = None  # None if not readable.
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class DaemonFacts:
     log_directory_assumed: bool = False
     """The environment is not readable: the log directory is empty, or the default one if its log
     has lines of this daemon. (The pipe directory can be certain: its lock names the daemon.)"""
-    process: ProcessFacts | None = None  # None: configured without a visible process.
+    process: ProcessFacts | None = None  # None if configured without a visible process.
     configured: bool = False
     owner_uid: int | None = None
-    """User of its process, else the owner of the configured directory; None: unknown."""
+    """User of its process, else the owner of the configured directory; None if unknown."""
     log_owners: tuple[int, ...] = ()  # Users whose files are accepted as its logs.
     limited: bool = False
     """A daemon that is not configured, of an ordinary user (see sources.processes.account).
@@ -199,10 +199,10 @@ class DaemonFacts:
     multiuser: bool = False
     static_partitioning: bool = False
     protocol: Literal["2", "3"] | None = None
-    """Interface in its arguments or its environment; None: neither names an interface."""
+    """Interface in its arguments or its environment; None if they name no interface."""
     lock_holder_pid: int | None = None
-    """Holder of the write lock on control_lock (F_GETLK): a live daemon, even if it hangs. None: no
-    holder, or not tested (see lock_tested). 0: a process in an invisible PID namespace."""
+    """Holder of the write lock on control_lock (F_GETLK): a live daemon, even if it hangs. None
+    without a holder or a test (see lock_tested); 0 for a process in an invisible PID namespace."""
     lock_tested: bool = False
     servers: tuple[ProcessFacts, ...] = ()  # Its children named nvidia-cuda-mps-server.
 
@@ -226,7 +226,7 @@ class DaemonFacts:
 
     @property
     def has_own_pid_namespace(self) -> bool:
-        """Whether the daemon's PIDs differ from this host's."""
+        """Whether it is known to have its own PID namespace."""
         return self.process is not None and len(self.process.namespace_pids) > 1
 
     @property
@@ -280,11 +280,11 @@ class ProcfsObservation:
     at: float
     daemons: tuple[DaemonFacts, ...] = ()
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
-    """PID on this host -> process, for the requested processes that exist."""
+    """PID on this host -> process, for the requested processes that could be read."""
     gone: tuple[int, ...] = ()  # Requested processes that do not exist.
     ignored_programs: Mapping[int, int] = field(default_factory=dict)
-    """User -> processes of MPS programs that are skipped: that user has too many, or reading them
-    fails or hangs."""
+    """User -> number of skipped processes of MPS programs: the user has too many, or their reads
+    fail or hang."""
     containers: tuple[ContainerName, ...] = ()  # Containers whose names the kubelet knows.
     error: str | None = None
     cgroup_memory: tuple[CgroupMemory, ...] = ()
@@ -299,7 +299,7 @@ class Exchange:
     outcome: Outcome
     stdout: str = ""
     stderr: str = ""
-    return_code: int | None = None  # None: the tool was killed, or was not run.
+    return_code: int | None = None  # None if the tool was killed or not run.
     duration_seconds: float = 0.0  # Duration of the last attempt.
     attempts: int = 1
     error: str | None = None  # Error text for a person.
@@ -314,7 +314,7 @@ class ControlObservation:
     kind: QueryKind
     outcome: Outcome  # OK if all exchanges are OK, else the first other outcome.
     exchanges: tuple[Exchange, ...] = ()
-    error: str | None = None  # Error text with the attempt, for a person.
+    error: str | None = None  # Error text for a person, also on a pause.
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,11 +330,11 @@ class LogChunk:
     """The file was truncated or replaced before these bytes: a half line before them is void."""
     lost_bytes: int = 0  # Bytes skipped before these because the backlog exceeded its limit.
     complete_until: float | None = None
-    """Time of a read to the file's end: all lines before that time are read. None: the file has
+    """Time of a read to the file's end: all lines before that time are read. None if the file has
     more data."""
     utc_offset_seconds: float | None = None
     """Time zone of the timestamps, in seconds east of Greenwich: from the file's modification time
-    and its last line, else the host's. None: no line has a timestamp yet."""
+    and its last line, else the host's. None before the first timestamp."""
     server_name: str = ""  # The MPS v3 server that owns the log; empty for v2.
 
 
@@ -352,7 +352,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class LogsObservation:
-    """The new data of the logs since the last poll; no chunk of a readable log: no new data."""
+    """The new data of the logs since the last poll; a readable log without a chunk has none."""
 
     at: float
     chunks: tuple[LogChunk, ...] = ()
@@ -380,7 +380,7 @@ class Reading:
     The metrics have names of their own."""
     value: float
     labels: tuple[tuple[str, str], ...] = ()
-    """Labels, (("sensor", "memory"),). A state is the label "state" with the value 1."""
+    """Such as (("sensor", "memory"),). A state is the label "state" with the value 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,13 +404,13 @@ class GpuObservation:
     unread_lists: tuple[ProcessList, ...] = ()  # Lists that were not readable while others were.
     readings: tuple[Reading, ...] = ()
     activity_age_seconds: float | None = None
-    """Age of the last sample of the SMs' activity; None: no sample."""
+    """Age of the last sample of the SMs' activity; None without a sample."""
     lost: bool = False  # The GPU has fallen off the bus or must be reset.
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlObservation:
-    """All GPUs."""
+    """All GPUs in NVML."""
 
     at: float
     outcome: Outcome

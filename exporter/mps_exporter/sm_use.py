@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mps_exporter.snapshot import ClientKey, ControlDaemon, Gpu, SmUse, Snapshot
 
-SAME_SAMPLE_SECONDS = 0.01  # Difference of two computed times of one sample.
+SAME_SAMPLE_SECONDS = 0.01  # Maximum difference of the computed times of one sample.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class _Seen:
     active_seconds: float  # Integral of the active share of the SMs.
     unobserved_seconds: float
     members: object
-    """Processes with a context, without MPS servers; unequal to others if not all are known."""
-    changes: tuple[object, ...]  # Differs if a client has connected since another collection.
+    """Processes with a context, without MPS servers; a unique object if not all are known."""
+    changes: tuple[object, ...]  # Differs from an earlier value if a client has connected.
 
 
 class SmUseCounter:
@@ -92,7 +92,7 @@ def _sample(gpu: Gpu, at: float, members: object, changes: tuple[object, ...]) -
 def _added(
     use: SmUse, sms: int, pid: int, limits: Mapping[int, int], seen: Sequence[_Seen]
 ) -> SmUse:
-    """Add the time between the last two samples; limits: process -> SMs it may use at most."""
+    """Add the time between the last two samples; `limits` are the maximum SMs by process."""
     before, now = seen[-2], seen[-1]
     seconds = now.sampled_at - before.sampled_at
     unobserved = max(0.0, now.unobserved_seconds - before.unobserved_seconds)

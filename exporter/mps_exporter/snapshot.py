@@ -46,7 +46,7 @@ REJECTION_CAUSES = ("context_limit", "server_not_ready", "invalid_device", "cred
 
 
 JoinReason = Literal["variable", "mount", "default"]
-"""Why CUDA found a daemon: the variable, a mount at the default directory, or that directory."""
+"""How a client found its daemon: by its variable, a mount of its own, or the default directory."""
 
 LimitSource = Literal["client", "server", "per_context", "unknown"]
 LIMIT_SOURCES: tuple[LimitSource, ...] = get_args(LimitSource)
@@ -56,7 +56,7 @@ PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
 """Roles of the processes on a GPU; "direct" computes without MPS."""
 
 QUERY_FAILURE_REASONS = ("timeout", "absent", "refused", "unparsable")
-"""Outcomes of a run of the control tool that are failures."""
+"""Outcomes of a query that count as failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class PossibleUnfinishedWork:
-    """A client that exited alone, as slowly as with unfinished work, and was last on its GPUs."""
+    """A client, the last on its GPUs, that exited as slowly as a client with unfinished work."""
 
     pid: int
     uid: int | None
@@ -84,26 +84,26 @@ class PossibleUnfinishedWork:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A client that waits behind another user's server: in the queue, or on a ghost."""
+    """A client that waits behind another user's server: in the queue, or behind a ghost."""
 
     pid: int
     uid: int
     since: float
     behind_uid: int | None  # User of the server that holds the GPU.
-    dead: bool = False  # The process is gone, not its entry in the queue.
+    dead: bool = False  # The process has exited, but is still queued.
     overtaken_by: int = 0  # Clients of other users that were admitted while it waited.
     users_before: int = 0  # Other users who wait, and entered the queue before its user.
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A client that the daemon sent to its running server as its last action."""
+    """A client that the daemon, as its last action, sent to a running server."""
 
     at: float
     pid: int
     uid: int
-    server_pid: int | None = None  # The server, if it has exited unnoticed by the daemon.
-    answered: bool = False  # server.log has a newer line: the server works, and perhaps the client.
+    server_pid: int | None = None  # A server whose exit the daemon has not noticed.
+    answered: bool = False  # server.log has a line from then or later: the server works.
 
 
 TimelineKind = Literal["held", "ghost", "idle", "waited"]
@@ -144,11 +144,11 @@ IncidentKind = Literal[
 RECORDED_INCIDENTS: frozenset[IncidentKind] = frozenset(
     {"fault", "unfinished_work", "ghost", "server_crashed", "daemon_died"}
 )
-"""Incidents of which a recording is kept: see hindsight.py."""
+"""Incidents that are recorded: see hindsight.py."""
 
 FaultProof = Literal["", "address", "unit", "unknown", "unread"]
-"""Proof of a fault's cause in the kernel log: the address proves the client, the unit proves a
-running client; "unknown" proves nothing, "unread": the log was not read. "": no fault."""
+"""Proof of a fault's cause in the kernel log: an "address" of one client, or the "unit" of running
+clients. "unknown" without proof, "unread" without the log, "" without a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class EndedBefore:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """An event for operators, with its numbers."""
+    """An event that operators are shown."""
 
     at: float
     kind: IncidentKind
@@ -169,7 +169,7 @@ class Incident:
     uid: int | None = None
     pids: tuple[int, ...] = ()
     """Clients lost, rejected or waiting; for a fault also the client that caused it."""
-    blamed_pid: int | None = None  # The client that MPS names for a fault, which proves nothing.
+    blamed_pid: int | None = None  # The client that MPS blames for a fault, without proof.
     caused_by_pids: tuple[int, ...] = ()  # Clients that caused a fault, proved by the kernel log.
     proof: FaultProof = ""
     ended_before: tuple[EndedBefore, ...] = ()
@@ -178,17 +178,17 @@ class Incident:
     gpu_uuids: tuple[str, ...] = ()
     seconds: float | None = None  # Duration of a wait or a recovery.
     detail: str = ""  # Name of a cause, or its evidence.
-    count: int = 1  # Number of occurrences: a server that cannot start fails twenty times a second.
-    counted: bool = True  # False: before the exporter's start, so no counter includes it.
+    count: int = 1  # Occurrences: a server that cannot start fails twenty times a second.
+    counted: bool = True  # False if from before the exporter's start: not in counters.
 
     @property
     def id(self) -> str:
-        """The name in the address of its recording."""
+        """Name of the incident in the URL of its recording."""
         return f"{round(self.at * 1000)}-{self.kind}"
 
     @property
     def recorded(self) -> bool:
-        """Whether the exporter records the minutes around it."""
+        """Whether the minutes around it are to be recorded."""
         return self.counted and self.kind in RECORDED_INCIDENTS
 
 
@@ -204,7 +204,7 @@ class NamedServer:
 
     name: str
     uid: int | None = None
-    pid: int | None = None  # In the daemon's PID namespace; None: not running, or not reported.
+    pid: int | None = None  # In the daemon's PID namespace; None if stopped or unreported.
     status: str | None = None  # The driver's own text: Ready, ...
     pipe_directory: str | None = None
     allowed_devices: tuple[str, ...] = ()
@@ -219,10 +219,10 @@ class Namespace:
     server_name: str
     status: str | None = None  # Status of its server.
     pipe_directory: str | None = None
-    active_thread_ratio: float | None = None  # math.inf: unlimited.
-    pinned_memory_limit_bytes: float | None = None  # On each GPU; math.inf: unlimited.
+    active_thread_ratio: float | None = None  # math.inf if unlimited.
+    pinned_memory_limit_bytes: float | None = None  # On each GPU; math.inf if unlimited.
     client_priority: int | None = None
-    clients: int | None = None  # None: the namespace of some client is unknown.
+    clients: int | None = None  # None if some client or its namespace is unknown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +244,14 @@ class SmPartition:
     server_name: str  # Empty for a v2 daemon: its partitions belong to no server.
     status: str  # configured, created, unallocated, or another text of the driver.
     partition_id: str | None = None
-    """Name behind the slash in CUDA_MPS_SM_PARTITION; None: no partition, or not created."""
+    """Name behind the slash in CUDA_MPS_SM_PARTITION; None before creation, or for other SMs."""
     name: str = ""
     chunks: int | None = None
     sms: int | None = None
     include_remainder: bool | None = None
     has_clients: bool | None = None  # Reported by a v2 daemon only.
     clients: int | None = None
-    """Number of clients that name this partition; None: some clients or environments are unknown,
+    """Number of clients that name this partition; None if some clients or environments are unknown,
     or the partition has no ID."""
 
     @property
@@ -309,15 +309,15 @@ class Setting:
 class Partitioning:
     """The named servers, namespaces and partitions that a daemon lists."""
 
-    protocol: Literal["2", "3"] | None = None  # None: no list was queried.
+    protocol: Literal["2", "3"] | None = None  # None if no list was read.
     lists: Mapping[type, tuple[Any, ...]] = field(default_factory=dict)  # Class of rows -> rows.
     unknown_columns: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """(query, column of a newer driver) -> its different cells."""
+    """(query, column of a newer driver) -> distinct cells."""
     not_understood: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(query, one of REPLY_PARTS) -> number of parts of its last reply without a meaning here."""
+    """(query, one of REPLY_PARTS) -> number of such parts of its last reply of unknown meaning."""
 
     def rows(self, kind: type[T]) -> tuple[T, ...]:
-        """Return the rows of a list; () also if it is not known."""
+        """Return the rows of a list; () if it is empty or unknown."""
         return self.lists.get(kind, ())
 
     def changed(self, change: Callable[[Any], Any]) -> Self:
@@ -331,7 +331,7 @@ class Partitioning:
 
     @property
     def lends_sms(self) -> bool:
-        """Whether a name of a newer driver shows that a client may use more than its partition."""
+        """Whether an enabled feature or a used column may let clients exceed their partitions."""
         names = [one.feature for one in self.rows(Feature) if one.enabled]
         names += [name for (_, name), cells in self.unknown_columns.items() if {*cells} - _OFF]
         return any("borrow" in name or "lend" in name for name in names)
@@ -352,7 +352,7 @@ that the client does not use."""
 
 @dataclass(frozen=True, slots=True)
 class SmUse:
-    """Bounds of a client's use of a GPU's SMs since its first collection."""
+    """Bounds of a client's SM use on a GPU, since the client's first collection."""
 
     low: float = 0.0  # SM-seconds that no other process on the GPU can have used.
     high: float = 0.0  # SM-seconds that the client can have used at most.
@@ -379,12 +379,12 @@ class Client:
     systemd_unit: str | None = None
     pid_namespace: int | None = None
     limit_source: LimitSource = "unknown"
-    """Owner of the lower active thread percentage; "per_context": each context has one. "unknown":
-    the environment is not readable, or the GPU of the memory limit is unknown. All limits of a
+    """Owner of the lower active thread percentage; "per_context" if each context has one, "unknown"
+    if the environment is not readable, or the GPU of the memory limit is unknown. All limits of a
     client are upper bounds: a program may lower its own at its start (os.environ), invisibly from
     outside."""
     environment_readable: bool | None = None
-    joined_by: JoinReason | None = None  # None: the environment is not readable.
+    joined_by: JoinReason | None = None  # None if the environment is not readable.
     limiter: str = ""  # See ProcessFacts.
     own_shared_memory: bool = False  # Its /dev/shm is certainly not its daemon's.
     connected_at: float | None = None
@@ -409,12 +409,12 @@ class Client:
     """Name behind the slash in its CUDA_MPS_SM_PARTITION, if its daemon has partitions."""
     sm_partition_name: str | None = None  # Label of that partition, if the daemon has it.
     sm_partition_fault: PartitionFault | None = None
-    """Reason why the client cannot be meant for that partition."""
+    """Why the client cannot be in the partition that it names."""
     cgroup: str | None = None  # The nearest control group in Snapshot.cgroup_memory.
 
     @property
     def may_work(self) -> bool:
-        """Whether it may have a context: it is lost if its server is ended."""
+        """Whether it may have a context, and so is lost if its server is ended."""
         return bool(self.contexts) or self.state not in ("connecting", "creating_context")
 
 
@@ -448,7 +448,7 @@ class ControlDaemon:
 
     pipe_directory: str
     log_directory: str
-    state: ControlState | None  # None: queries and /proc do not show it.
+    state: ControlState | None  # None if queries and /proc do not show it.
     facts: DaemonFacts
     last: DaemonFacts | None = None  # Facts of its last process, also after its exit.
     pid: int | None = None
@@ -471,17 +471,17 @@ class ControlDaemon:
     handover_backoff_seconds: float | None = None
     gpu_uuids: tuple[str, ...] = ()  # GPUs that the daemon serves, or served until it exited.
     logs: tuple[LogState, ...] = ()
-    counters: LogMetricValues | None = None  # None: its control.log was never readable.
+    counters: LogMetricValues | None = None  # None if its control.log was never readable.
     incidents: tuple[Incident, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     timeline_since: float | None = None
     dropped_clients: int = 0
     error: str | None = None
     partitioning: Partitioning = field(default_factory=Partitioning)
-    """With PIDs of this host, and with UUIDs of GPUs where they are known."""
+    """With PIDs of this host, and with UUIDs of GPUs if known."""
     resumed: bool = False
     """Whether the daemon or a server has continued from a stop since its last query hung."""
-    handover: Handover | None = None  # Last action of an unresponsive daemon, if its client exists.
+    handover: Handover | None = None  # Last action of an unresponsive daemon, if the client exists.
 
     def follows(self, log: LogName) -> bool:
         """Return whether this log is readable now."""
@@ -489,7 +489,7 @@ class ControlDaemon:
 
     @property
     def shows_waits(self) -> bool:
-        """Whether a waiting client is visible. The lines of an MPS v3 daemon are not published."""
+        """Whether a waiting client would be visible: MPS v3's log lines about waits are unknown."""
         return self.protocol != "3" and self.follows("control")
 
 
@@ -501,12 +501,12 @@ class Gpu:
     index: str
     uuid: str
     processes_by_kind: Mapping[str, int] | None = None
-    """ProcessKind -> processes in the readable lists; None if no list was readable."""
+    """ProcessKind -> count in the readable lists; None if no list was readable."""
     direct_pids: tuple[int, ...] = ()  # Compute processes without MPS.
     direct_processes: tuple[ProcessFacts, ...] = ()  # The same processes, if /proc shows them.
     served_by: tuple[str, ...] = ()  # Pipe directories of the running daemons that serve this GPU.
     seems_stranded: tuple[int, ...] | None = None
-    """MPS processes without a server now; may include a process that is just exiting."""
+    """MPS processes without a server now, perhaps because they are just exiting."""
     stranded_pids: tuple[int, ...] | None = None  # MPS processes without a server for a while.
     stranded_clients: int | None = None
     sm_committed_ratio: float | None = None
@@ -565,7 +565,7 @@ class RecordingInfo:
 
     header: RecordingHeader
     speed: float = 1.0  # Recorded seconds per second of the viewer.
-    loop: int = 1  # 1, plus one for each further recording, loop and jump.
+    loop: int = 1  # 1, plus one for each further scene, also after a jump.
     chapters: tuple[Chapter, ...] = ()
     chapter: str | None = None  # Name of the current chapter.
     position_seconds: float = 0.0  # On the scale of the chapters' positions.
@@ -574,7 +574,7 @@ class RecordingInfo:
     played_from: float = 0.0  # Start of the recording on the viewer's clock.
 
     def viewer_time(self, moment: float) -> float:
-        """Return the time on the viewer's clock when a recorded time was played."""
+        """Return the time on the viewer's clock at which a recorded time is played."""
         return self.played_from + (moment - self.header.started_at) / self.speed
 
 
@@ -587,7 +587,7 @@ class Snapshot:
     cuda_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
     gpu_indexes: Mapping[str, str] = field(default_factory=dict)
-    """GPU UUID -> index, also of GPUs that only a daemon's device map contains; "": unknown."""
+    """GPU UUID -> index, also of GPUs that only a daemon's device map contains; "" if unknown."""
     daemons: tuple[ControlDaemon, ...] = ()
     collectors: tuple[CollectorResult, ...] = ()
     user_names: Mapping[int, str] = field(default_factory=dict)
@@ -597,10 +597,10 @@ class Snapshot:
     """Control group -> GPU UUID -> its memory on that GPU."""
     unreadable_environments: int | None = None  # Processes whose environment is not readable.
     ignored_processes: Mapping[int, int] = field(default_factory=dict)
-    """User -> processes of MPS programs, and clients of that user's daemons, omitted by quotas."""
+    """User -> number of MPS processes, and clients of the user's daemons, omitted by quotas."""
     sm_use: Mapping[ClientKey, Mapping[str, SmUse]] = field(default_factory=dict)
     """Client -> GPU UUID -> bounds of its use, where SM activity is measured (Hopper and later)."""
-    kernel_log: KernelObservation | None = None  # None: an old recording without this fact.
+    kernel_log: KernelObservation | None = None  # None if nothing shows whether it is readable.
     recording: RecordingInfo | None = None
 
     @property
