@@ -76,7 +76,7 @@ def merge_clients(
     reply: ServerReply,
     allowed: AllowedLimits,
 ) -> tuple[Client, ...] | None:
-    """Merge the facts about a server's clients, with host PIDs; None if no source lists them."""
+    """Return a server's clients, with host PIDs (0 if unknown); None if no source lists them."""
     devices = daemon.device_uuids()
     if logged is not None and daemon.log_readable("server"):
         clients = [_logged_client(devices, client, allowed) for client in logged.clients]
@@ -166,7 +166,7 @@ def _with_pids(
 
 
 def _common(values: Iterable[T | None]) -> T | None:
-    """Return the value, if all are equal."""
+    """Return the common value, or None."""
     first, *others = values
     return first if all(one == first for one in others) else None
 
@@ -262,7 +262,7 @@ def _daemon_gpus(context: MergeContext, daemon: DaemonInputs) -> DaemonGpus:
 def _limits(
     context: MergeContext, inputs: _ClientInputs, environment: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return fields of Client: the lower of its own limits and those in force when it connected."""
+    """Return a client's limits, the lower of its own and those at connection; {} if unknown."""
     allowed, uuids = inputs.allowed, tuple(inputs.contexts)
     if environment is None or allowed is None:
         return {}  # unknown whether the client lowered its own limits
@@ -347,8 +347,8 @@ def _namespace_limits(
     """Return what its namespace allows a client, on each of its GPUs.
 
     The lower of the namespace's and the client's own share is in force (measured by ai-dynamo on
-    driver 615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). Limits of a server
-    hold for its namespace "default", which is in the list with them.
+    driver 615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). A server's
+    limits are listed as those of its namespace "default".
     """
     devices = found.devices_of(listed.server_name)
     uuids = frozenset(one.uuid for one in devices)
@@ -377,7 +377,7 @@ def in_partition(context: MergeContext, found: Partitioning, client: Client) -> 
     partition = next((one for one in listed or () if one.partition_id == partition_id), None)
     fault = _partition_fault(context, client, device, partition) if listed is not None else None
     # The share of all SMs means nothing in a partition. The SMs are unknown in a partition that
-    # was not meant for the client, or was deleted since it started; a client may borrow SMs.
+    # was not meant for the client or was deleted since it started, or if SMs can be borrowed.
     sms = {}
     certain = fault is None and not found.lends_sms
     if partition is not None and partition.sms is not None and certain:
