@@ -52,7 +52,7 @@ ORDERS: Mapping[str, tuple[str, Callable[[Row], Any]]] = {
 
 
 async def top(settings: Settings) -> int:
-    """Show the status each second until q or a signal; not on a terminal: once."""
+    """Show the status each second until q or a signal; without a terminal once."""
     console, keys = Console(), asyncio.Queue[str]()
     order = "s"
     async with aclosing(_statuses(settings)) as statuses:

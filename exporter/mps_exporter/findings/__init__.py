@@ -1,7 +1,7 @@
 """Findings about this host, each with evidence, reason and remedy.
 
 One table feeds ``mps-exporter doctor``, the metric mps_advice, the findings of the status page and
-the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are commands for the
+the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are for the
 operator: the exporter changes nothing on the host.
 """
 
@@ -115,7 +115,7 @@ def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> 
 
 
 def incident_severity(kind: str, *, limited: bool) -> Severity:
-    """Return the severity of an incident, which is that of its finding, if it has one."""
+    """Return an incident's severity, by its finding if any; if limited, at most a warning."""
     if kind in ADVICE:
         return effective_severity(ADVICE[kind].severity, limited=limited)
     return effective_severity(incidents.SEVERITIES.get(kind, "info"), limited=limited)

@@ -44,7 +44,7 @@ class EndAdvice:
     in_danger: bool  # Whether others may be harmed; also True if not known.
     text: tuple[str, ...]
     neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
-    actions: tuple[Action, ...] = ()  # Commands for it, in order.
+    actions: tuple[Action, ...] = ()  # Commands that end it, in order.
     children: tuple["EndAdvice", ...] = ()  # Its descendants whose end endangers others.
 
 

@@ -68,7 +68,7 @@ def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Case
 
 
 def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
-    """Return how to end a ghost, or which clients to wait for before."""
+    """Return how to end a ghost, or which clients to wait for first."""
     again = "run mps-exporter doctor again: it names what is left to end."
     if at_work := working(server):
         those = processes([one.pid for one in at_work]) or count(len(at_work), "client")
@@ -134,7 +134,7 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
         why = f"it hangs on its ghost server {ghost.pid}"
         return why, ghost_remedy(daemon, ghost), ghost_commands(daemon)
     if last is not None and last.server_pid is not None:
-        # H200: then the daemon continued at once (7 of 7), and logged its server's end.
+        # On H200s the daemon continued at once after the client's end (7 of 7).
         effect = "ends the client of a server that has ended; the daemon stays"
         return (
             f"it waits for process {last.pid}, which it sent to server {last.server_pid}, and that "
@@ -298,7 +298,7 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 
 def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
-    """Yield commands that start an absent daemon like its last process, if all are safe."""
+    """Yield commands that start an absent daemon like its last process, if all values are safe."""
     last = daemon.last if daemon.last is not None and not daemon.last.limited else daemon.facts
     seen = last.process.mps_environment if last.process is not None else None
     own = {"PIPE": daemon.pipe_directory, "LOG": daemon.log_directory}

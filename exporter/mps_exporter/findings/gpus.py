@@ -276,7 +276,7 @@ def stranded_client(_: HostFacts, gpu: Gpu) -> Cases:
 
 
 def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
-    """Yield a case about processes without MPS on a served GPU whose _reached() is this."""
+    """Yield a case about a served GPU's direct processes with this result of _reached()."""
     those, serving = list[str](), dict[str, ControlDaemon]()
     for one in gpu.direct_processes:
         # Such a directory is wrong also if the GPUs of a daemon are unknown.

@@ -57,7 +57,7 @@ _HISTORY = {
     "client_terminated": "cuda-error-810-mps-client-terminated",
     "client_rejected": _UNAVAILABLE,
 }
-"""Incidents that end a process's use of a GPU, and the page about its error."""
+"""Incidents that deprive a process of its GPU -> page about the CUDA error."""
 
 _UNSEEN = "its files in /proc cannot be read (exited, or hidden)"
 

@@ -230,7 +230,7 @@ def _join_reason(process: ProcessFacts, daemon: ProcessFacts | None) -> JoinReas
 
 
 def _known_cgroup(context: MergeContext, process: ProcessFacts) -> str | None:
-    """Return the nearest control group whose GPU memory is known."""
+    """Return the process's nearest control group with known GPU memory, if any."""
     path = unified_path(process.cgroup) if context.cgroup_memory else None
     groups = () if path is None else with_parents(path)
     return next((group for group in groups if group in context.cgroup_memory), None)
@@ -344,7 +344,7 @@ def merge_listed_client(
 def _namespace_limits(
     found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
 ) -> AllowedLimits:
-    """Return what its namespace allows a client, on each of its GPUs.
+    """Return the limits of a client's namespace, by GPU of the client.
 
     The lower of the namespace's and the client's own share is in force (measured by ai-dynamo on
     driver 615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). A server's
@@ -395,7 +395,7 @@ def in_partition(context: MergeContext, found: Partitioning, client: Client) -> 
 def _partition_fault(
     context: MergeContext, client: Client, device: str, partition: SmPartition | None
 ) -> PartitionFault | None:
-    """Return why a partition cannot be meant for a client: MPS lets a client choose any."""
+    """Return why a partition is not meant for a client (MPS lets it choose any), else None."""
     if partition is None:
         return "unknown"
     if partition.server_name and client.server_name not in (None, partition.server_name):

@@ -126,7 +126,7 @@ def _served_gpus(
 
 
 def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
-    """Return the fields of ControlDaemon about servers that start from now on."""
+    """Return the fields of ControlDaemon about the limits of new servers."""
     uuids, probe = inputs.device_uuids(), inputs.answers.probe
     replies = inputs.answers.servers.values()
     priorities = (reply.default_client_priority for reply in replies)
@@ -142,7 +142,7 @@ def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
 
 
 def _limit_clients(servers: Sequence[Server], clients_max: int) -> tuple[tuple[Server, ...], int]:
-    """Keep the first `clients_max` clients; return also the number of dropped clients."""
+    """Keep the first `clients_max` clients; return the servers and the number dropped."""
     kept, left, dropped = [], clients_max, 0
     for server in servers:
         clients = server.clients[:left]
@@ -180,7 +180,7 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
     if inputs.hung:
         return "unresponsive"
     if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
-        return None  # no query was sent, or the log shows activity since
+        return None  # no query was sent, or the daemon has served since
     if alive and _may_drain(inputs, probe):
         return None
     return "refused"

@@ -137,7 +137,7 @@ def _host_pids(processes: Iterable[ProcessFacts]) -> dict[tuple[int, int], int]:
 
 
 def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
-    """Return the clients that a log names by PIDs of this host."""
+    """Return the PIDs of clients in logs that use host PIDs."""
     return frozenset(
         client.pid
         for inputs in daemons

@@ -11,7 +11,7 @@ Known = tuple[ControlDaemon, DaemonInputs]  # A merged daemon and its inputs.
 
 
 def is_stranded(context: MergeContext, pid: int) -> bool:
-    """Return whether a process lacks a server long enough; True if not timed."""
+    """Return whether a process lacks a server long enough, or no times are known."""
     if context.stranded_since is None:
         return True
     since = context.stranded_since.get(pid, math.inf)
@@ -78,8 +78,8 @@ def _known_clients(daemons: Sequence[Known], at: float) -> set[int] | None:
     hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a log read hangs
     if hangs or any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
-    # The control tool lists clients, too, by their PIDs in the daemon's namespace. A reply may be
-    # older than the end of its server, which left these clients behind.
+    # Replies about living servers list clients, too, by their PIDs in the daemon's namespace.
+    # Replies about ended servers may list the clients left behind.
     for one in inputs:
         for server in one.state.servers:
             if (reply := one.answers.servers.get(server.pid)) is not None:
