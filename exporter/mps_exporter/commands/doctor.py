@@ -50,7 +50,7 @@ async def collect_twice(settings: Settings) -> Snapshot:
 
 
 async def diagnose(settings: Settings) -> int:
-    """Diagnose the host or a recording, print the report, and return the exit status."""
+    """Print a report, a check, or advice on ending processes; return the exit status."""
     check = wanted = settings.doctor_check
     if check is not None and check not in doctor_report.CHECKS:
         named = (one for one in doctor_report.CHECKS[1:] if ADVICE[one].alert == check)
@@ -61,7 +61,7 @@ async def diagnose(settings: Settings) -> int:
     snapshot = await (collect_twice(settings) if live else _collect_from_recording(settings))
     if pids := list(dict.fromkeys(settings.doctor_before_kill)):
         seen = Processes(settings.path_procfs if live else os.devnull)  # A recording has no files.
-        # Harmless, too: a process that has exited since mps-scancel listed it.
+        # Without a UID: exited, for example since mps-scancel listed it.
         uids = [(pid, seen.status(pid).uid) for pid in _with_descendants(pids, seen)]
         ends = [
             before_kill(pid, snapshot, uid, seen.hidden, gone=live and uid is None)
@@ -116,7 +116,7 @@ def _report(snapshot: Snapshot, settings: Settings, procfs: str | None) -> tuple
 
 
 def port_lines(ports: Iterable[int] = (9400, 9401)) -> list[str]:
-    """Return a line with what serves metrics on the ports of this host that are in use."""
+    """Return lines that name the exporters on the ports in use; none if all are free."""
     owners = _read_in_time({port: partial(_port_owner, port) for port in ports})
     used = [f"{port} {owner or 'not known'}" for port, owner in owners.items() if owner != "free"]
     return ["", f"Ports: {', '.join(used)}"] if used else []

@@ -81,7 +81,7 @@ CHECKS = ("critical", *(name for name, advice in ADVICE.items() if advice.kind =
 
 
 def status_of_check(snapshot: Snapshot, name: str) -> tuple[int, str]:
-    """Return the status of a check, with the reason; UNKNOWN if a source was not read."""
+    """Return the status and text of a check; UNKNOWN if a fact that it needs is unknown."""
     for finding in findings(snapshot):
         if not finding.limited and name in (finding.advice.name, finding.severity):
             return UNHEALTHY, _brief(f"{finding.advice.name}: {finding.evidence}")
@@ -364,7 +364,7 @@ def _check_object(check: Check) -> dict[str, object]:
 
 
 def checks_exit_status(checks: Checks) -> int:
-    """Return 1 if a process has a problem or a warning, 3 if it is unknown, else 0."""
+    """Return 1 for a problem or a warning, 3 for an unknown connection, else 0."""
     answers = [conclusion(found) for found in checks.values()]
     if status := max(_OUTCOMES[one.outcome][2] for one in answers):
         return status

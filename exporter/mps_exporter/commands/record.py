@@ -84,7 +84,7 @@ async def record(settings: Settings) -> int:
 
 
 async def _report_bug(settings: Settings, incident: str) -> int:
-    """Write a bug report: a recording, and after its end what the doctor finds in it."""
+    """Write a bug report: a recording, with the doctor's findings in it appended."""
     source = Path(incident) if incident != "latest" else latest_recording(settings.record_directory)
     if source is None:
         raise StartError("no recording in --record.directory: name one that the page gave")

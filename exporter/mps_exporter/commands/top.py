@@ -52,7 +52,7 @@ ORDERS: Mapping[str, tuple[str, Callable[[Row], Any]]] = {
 
 
 async def top(settings: Settings) -> int:
-    """Show the status each second until q or a signal; not on a terminal: once."""
+    """Show the status each second until q or a signal; without a terminal once."""
     console, keys = Console(), asyncio.Queue[str]()
     order = "s"
     async with aclosing(_statuses(settings)) as statuses:
@@ -77,7 +77,7 @@ async def top(settings: Settings) -> int:
 
 
 async def _statuses(settings: Settings) -> AsyncGenerator[Mapping[str, Any]]:
-    """Yield the status of the exporter at the URL; without a URL and an exporter, of this host."""
+    """Yield the exporter's status; this host's if no URL is given and the default has no reply."""
     url = settings.top_url or DEFAULT_URL
     while (status := await asyncio.to_thread(_read_status, url, settings)) is not None:
         yield {**status, "source": url}

@@ -1,7 +1,7 @@
 """Findings about this host, each with evidence, reason and remedy.
 
 One table feeds ``mps-exporter doctor``, the metric mps_advice, the findings of the status page and
-the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are commands for the
+the alerts of prometheus/rules. Pure: a snapshot in, findings out. Remedies are for the
 operator: the exporter changes nothing on the host.
 """
 
@@ -34,9 +34,9 @@ def findings(
     kinds: Collection[Kind] = frozenset({"state", "blindness"}),
     **facts: Any,
 ) -> tuple[Finding, ...]:
-    """Return all current findings, the most urgent first; by default with the snapshot's names.
+    """Return the findings of these kinds, the most urgent first.
 
-    `facts` are the other fields of HostFacts.
+    `name_of`: default is the snapshot's; `facts`: other fields of HostFacts.
     """
     host = HostFacts(snapshot, name_of or UserNames(snapshot), **facts)
     types = [one for one in ADVICE.values() if one.kind in kinds]
@@ -66,7 +66,7 @@ def of_node(snapshot: Snapshot) -> Snapshot:
 
 
 def _split(found: Iterable[Finding], on_node: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of the node, and the others as those of ordinary users' daemons.
+    """Return the node's findings, then the others, marked as ordinary users'.
 
     A finding about a GPU is the node's only if it exists with and without these daemons.
     """
@@ -81,7 +81,7 @@ def recent_incidents(
     name_of: UserNameLookup | None = None,
     views: Mapping[str, DaemonConditions] | None = None,
 ) -> tuple[Finding, ...]:
-    """Return recent incidents, for the page and the doctor only: metrics have counters for them.
+    """Return findings about recent incidents, for page and doctor: metrics count incidents.
 
     `views` are HostFacts.conditions.
     """
@@ -92,7 +92,7 @@ def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> 
     """Return the findings about leftovers, which only the doctor searches for.
 
     `daemons` are all of the host. An ordinary user can name any process like an MPS program: the
-    node's are only processes of root and of users of the node's daemons, and their children.
+    node's are children of its daemons, and host processes of root or its daemons' users.
     """
     users = {one.pipe_directory for one in daemons if one.facts.limited}
     of_node = [one.facts for one in daemons if not one.facts.limited]
@@ -115,7 +115,7 @@ def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> 
 
 
 def incident_severity(kind: str, *, limited: bool) -> Severity:
-    """Return the severity of an incident, which is that of its finding, if it has one."""
+    """Return an incident's severity, by its finding if any; if limited, at most a warning."""
     if kind in ADVICE:
         return effective_severity(ADVICE[kind].severity, limited=limited)
     return effective_severity(incidents.SEVERITIES.get(kind, "info"), limited=limited)

@@ -41,11 +41,11 @@ class EndAdvice:
     """What happens when a process ends."""
 
     pid: int
-    in_danger: bool  # Whether other programs are lost, or the daemon may hang.
+    in_danger: bool  # Whether others may be harmed; also True if not known.
     text: tuple[str, ...]
     neighbours: tuple[int, ...] = ()  # Processes that can be lost with it.
-    actions: tuple[Action, ...] = ()  # The commands, in their order.
-    children: tuple["EndAdvice", ...] = ()  # What it has started, and whose end endangers others.
+    actions: tuple[Action, ...] = ()  # Commands that end it, in order.
+    children: tuple["EndAdvice", ...] = ()  # Its descendants whose end endangers others.
 
 
 def before_kill(
@@ -53,7 +53,7 @@ def before_kill(
 ) -> EndAdvice:
     """Return what the end of a process would do to others. uid: its user; hidden: what is not seen.
 
-    An ordinary user's daemon serves only that user, may name any process, and comes last.
+    An ordinary user's daemon serves only that user, but may name any PID: checked last.
     """
     host = HostFacts(snapshot, UserNames(snapshot))
     may_serve = [
@@ -99,7 +99,7 @@ def before_kill(
 def _unread(snapshot: Snapshot, daemons: list[ControlDaemon], uid: int | None, hidden: str) -> str:
     """Return a warning if a source of clients or waits (not NVML) was not read, else ""."""
     failed = {one.name for one in snapshot.collectors if not one.success} - {"nvml"}
-    # In a container's daemon, a process that waits has no PID of this host.
+    # A container's daemon logs no host PID of a process that waits.
     nameless = (not wait.pid and uid in (None, wait.uid) for one in daemons for wait in one.waits)
     unread = hidden or " and ".join(SOURCES[name][0] for name in sorted(failed))
     if not unread and not all(map(_shows_clients, daemons)):
@@ -151,7 +151,7 @@ def _of_client(host: HostFacts, daemon: ControlDaemon, server: Server, client: C
 
 
 def _in_order(daemon: ControlDaemon, client: Client) -> tuple[Action, ...]:
-    """Return the commands that end a client alone, if it uses a GPU and all parts are known."""
+    """Return commands that end only a client that uses a GPU; none if a part is unknown."""
     kill = tuple(end_clients([client], "ends the process"))
     path = quoted_path(daemon.pipe_directory)
     if not (_gpus_of(client) and kill and path) or daemon.facts.has_own_pid_namespace:

@@ -1,6 +1,6 @@
-"""Ghosts, hangs, and daemons, servers, clients and waiting users that do not do their work.
+"""Findings about ghosts, hangs and waits, and about daemons, servers and clients that fail.
 
-A remedy is the least costly one, and ends only what is proved to be dead or lost.
+A remedy is the least costly one; a command ends only what is proved dead or lost.
 """
 
 import shlex
@@ -68,7 +68,7 @@ def ghost_server(host: HostFacts, daemon: ControlDaemon, server: Server) -> Case
 
 
 def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
-    """Return how to end a ghost, and what to do if that is not enough."""
+    """Return how to end a ghost, or which clients to wait for first."""
     again = "run mps-exporter doctor again: it names what is left to end."
     if at_work := working(server):
         those = processes([one.pid for one in at_work]) or count(len(at_work), "client")
@@ -88,7 +88,7 @@ def ghost_remedy(daemon: ControlDaemon, server: Server) -> str:
 
 
 def ghost_commands(daemon: ControlDaemon) -> Iterator[Action]:
-    """Yield the commands that end ghosts; each checks the server's name before it kills."""
+    """Yield commands that end ghosts, after a check of the name, and then their clients."""
     for server in daemon.servers:
         if server.ghost and may_be_ended(server):
             yield Action(
@@ -120,7 +120,7 @@ def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
-    """Return why a daemon hangs, and the remedy."""
+    """Return a hang's cause, remedy, commands."""
     hangs, facts, last = "programs that start now hang", daemon.facts, daemon.handover
     stopped = next((one for one in facts.processes if one.stopped), None)
     ghost = next((server for server in daemon.servers if server.ghost), None)
@@ -134,7 +134,7 @@ def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
         why = f"it hangs on its ghost server {ghost.pid}"
         return why, ghost_remedy(daemon, ghost), ghost_commands(daemon)
     if last is not None and last.server_pid is not None:
-        # On H200s the daemon continued at once (7 of 7), and logged the end of its server.
+        # On H200s the daemon continued at once after the client's end (7 of 7).
         effect = "ends the client of a server that has ended; the daemon stays"
         return (
             f"it waits for process {last.pid}, which it sent to server {last.server_pid}, and that "
@@ -298,7 +298,7 @@ def _quit_time(daemon: ControlDaemon) -> float | None:
 
 
 def start_daemon(daemon: ControlDaemon) -> Iterator[Action]:
-    """Yield the commands that start a daemon in the way in which its last process was started."""
+    """Yield commands that start an absent daemon like its last process, if all values are safe."""
     last = daemon.last if daemon.last is not None and not daemon.last.limited else daemon.facts
     seen = last.process.mps_environment if last.process is not None else None
     own = {"PIPE": daemon.pipe_directory, "LOG": daemon.log_directory}
@@ -333,7 +333,7 @@ def client_stuck(host: HostFacts, _: ControlDaemon, server: Server) -> Cases:
 
 
 def _stuck(host: HostFacts, server: Server, clients: Sequence[Client], seconds: float) -> Cases:
-    """Yield a case about clients without a context for this time; 0: clients that a fault hit."""
+    """Yield a case about clients without a context for `seconds`; with 0, hit by a fault."""
     now = host.snapshot.taken_at
     stuck = [one for one in clients if host.age(one.state_since or now) >= seconds]
     if not stuck:

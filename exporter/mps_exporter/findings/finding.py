@@ -59,10 +59,10 @@ class Action:
 
 
 def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Action, ...]:
-    """Return the commands that may be offered for a daemon; every command passes this check.
+    """Return the commands that may be offered for a daemon, or for the host or a GPU (None).
 
-    An ordinary user chooses every path and every PID of that user's daemon. A command that only
-    shows something is run as that user; a command that changes something is not offered.
+    An ordinary user chooses every path and every PID of that user's daemon. A command for any user
+    that only shows something is run as that user; other commands are not offered.
     """
     if daemon is None or not daemon.limited:
         return tuple(offered)
@@ -74,12 +74,12 @@ def permitted(offered: Iterable[Action], daemon: DaemonFacts | None) -> tuple[Ac
 
 
 def quoted_path(path: str) -> str | None:
-    """Return a path as one word of a shell; None if it has characters that cannot be shown."""
+    """Return a path as one shell word; None if it is empty or has unprintable characters."""
     return shlex.quote(path) if path and humanize.printable(path, len(path)) == path else None
 
 
 def open_folder(closed: ClosedFolder | None, daemon: DaemonFacts | None) -> tuple[Action, ...]:
-    """Return the command that opens a closed folder that the daemon's user owns; else nothing."""
+    """Return the command that opens a folder of the daemon's user, if permitted; else nothing."""
     path = quoted_path(closed.path) if closed is not None else None
     if path is None or closed is None or daemon is None or closed.owner_uid != daemon.user:
         return ()
@@ -92,7 +92,7 @@ def clients_of(daemon: ControlDaemon) -> list[Client]:
 
 
 def may_be_ended(one: Server | Client) -> bool:
-    """Return whether a PID may be put into a command: logs can name any, also init and kthreadd."""
+    """Return whether a process may be ended: proved, not init or kthreadd, no client at work."""
     return one.confirmed and one.pid > 2 and not (isinstance(one, Server) and working(one))
 
 
@@ -161,7 +161,7 @@ class HostFacts:
         return f"{text}, {humanize.ago(self.age(one.at))}."
 
     def last_incident(self, daemon: ControlDaemon, kind: str) -> Incident | None:
-        """Return a daemon's last incident of a kind, while it is recent."""
+        """Return a daemon's last incident of a kind; None if not recent."""
         last = next((one for one in reversed(daemon.incidents) if one.kind == kind), None)
         recent = last is not None and self.age(last.at) <= policy.RECENT_INCIDENT_SECONDS
         return last if recent else None
@@ -196,15 +196,15 @@ Condition = Callable[..., Cases]
 
 
 def _no_case(*_: object) -> Cases:
-    """Yield nothing: the condition of a declaration before its condition is known."""
+    """Yield nothing, until the decorator sets the condition of the declaration."""
     yield from ()
 
 
 @dataclass(frozen=True, slots=True)
 class FindingType:
-    """One kind of finding: its meaning on any host, its condition, and its alert.
+    """One type of finding: its meaning on any host, its condition, and its alert.
 
-    A declaration is called with its condition, as a decorator.
+    An instance is the decorator of its condition.
     """
 
     scope: Scope
@@ -271,7 +271,7 @@ of_incident = partial(FindingType, "daemon", kind="news")
 class Finding:
     """A finding on this host: the evidence and the remedy, each in sentences.
 
-    Names from users (programs, user names, paths) are printable.
+    Names from users (programs, paths) in these are printable.
     """
 
     advice: FindingType
@@ -283,7 +283,7 @@ class Finding:
     since: float | None = None
     actions: tuple[Action, ...] = ()
     limited: bool = False
-    """It rests on an ordinary user's daemon (DaemonFacts.limited), and is not the node's."""
+    """Whether it is about daemons or processes of ordinary users, and not the node's."""
 
     @property
     def key(self) -> tuple[str, str, str]:

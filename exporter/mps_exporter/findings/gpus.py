@@ -22,7 +22,7 @@ from mps_exporter.humanize import join_some, percent, printable
 from mps_exporter.observations import ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Gpu, NamedServer, Namespace
 
-VOLTA = (7, 0)  # First compute capability of the current MPS.
+VOLTA = (7, 0)  # Lowest compute capability of current MPS.
 
 
 def predates_volta(gpu: Gpu) -> bool:
@@ -30,12 +30,12 @@ def predates_volta(gpu: Gpu) -> bool:
 
 
 def _serving(host: HostFacts, gpu: Gpu, uid: int | None) -> list[ControlDaemon]:
-    """Return the daemons that serve a GPU to a user. An ordinary user's daemon serves that user."""
+    """Return the daemons that serve a GPU to a user; with uid None, those that serve all users."""
     return [one for one in _open_to(host.daemons, uid) if one.pipe_directory in gpu.served_by]
 
 
 def _may_serve(host: HostFacts, gpu: Gpu, uid: int | None) -> list[ControlDaemon]:
-    """Return the daemons that serve a GPU to a user; else those without a server so far."""
+    """Return the daemons that serve a user a GPU; if none, those whose GPUs are unknown."""
     unsure = [one for one in _open_to(host.daemons, uid) if not one.gpu_uuids]
     return _serving(host, gpu, uid) or [one for one in unsure if one.state != "absent"]
 
@@ -276,10 +276,10 @@ def stranded_client(_: HostFacts, gpu: Gpu) -> Cases:
 
 
 def _past_mps(host: HostFacts, gpu: Gpu, reached: str, remedy: str) -> Cases:
-    """Yield the processes that use a served GPU without MPS for one reason (see _reached)."""
+    """Yield a case about a served GPU's direct processes with this result of _reached()."""
     those, serving = list[str](), dict[str, ControlDaemon]()
     for one in gpu.direct_processes:
-        # A directory without a daemon is wrong whichever GPUs a daemon serves.
+        # Such a directory is wrong also if the GPUs of a daemon are unknown.
         found = (_may_serve if reached == "no daemon runs" else _serving)(host, gpu, one.uid)
         if found and _reached(host, one) == reached:
             those.append(_process_text(host, one, reached))
@@ -330,7 +330,7 @@ def _process_text(host: HostFacts, process: ProcessFacts, reached: str) -> str:
 
 
 def use_daemon(daemons: Sequence[ControlDaemon]) -> tuple[Action, ...]:
-    """Return the command that sets the directory of the only daemon; none for several daemons."""
+    """Return the command that sets the only daemon's directory; none if several, or forbidden."""
     path = quoted_path(daemons[0].pipe_directory) if len(daemons) == 1 else None
     if path is None:
         return ()

@@ -76,7 +76,7 @@ def server_crashed(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
 def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) -> Cases:
     seen = host.conditions.get(daemon.pipe_directory, DaemonConditions())
     cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
-    # Only if this host has the folder under the daemon's path.
+    # A command only if this host has the folder at that path.
     facts = daemon.facts if not daemon.facts.root else None
     opening = open_folder(seen.closed.get(last.uid or 0), facts)
     yield Case(f"{host.incident(last)} {cause}", remedy, opening, last.at)
@@ -183,7 +183,7 @@ def _proved_causes(
 
 
 def nameable_gpus(snapshot: Snapshot, daemon: ControlDaemon | None = None) -> DaemonGpus:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES can name: the daemon's, else the host's."""
+    """Return the GPUs (daemon's, else host's) for CUDA_VISIBLE_DEVICES; none with MIG."""
     served = set(daemon.gpu_uuids) if daemon is not None else set()
     order = tuple(gpu.uuid for gpu in snapshot.gpus if not served or gpu.uuid in served)
     if any(gpu.observation.parent_uuid is not None for gpu in snapshot.gpus):

@@ -49,7 +49,7 @@ def limit_looser_than_default(host: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def looser_limit(client: Client, daemon: ControlDaemon) -> str:
-    """Return the first limit of a client that exceeds the daemon's current default; "" if none."""
+    """Return a text on a client's first limit above the daemon's current default; "" if none."""
     share, ratio = daemon.default_active_thread_ratio, client.active_thread_ratio
     if share is not None and ratio is not None and ratio > share + policy.RATIO_TOLERANCE:
         return _sm_excess(ratio, share)
@@ -154,7 +154,7 @@ def share_exceeded(_: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def _exceeding(daemon: ControlDaemon) -> Iterator[str]:
-    """Yield jobs and pods whose processes may together use more than one process may."""
+    """Yield texts on jobs and pods that may use more than the default of one process."""
     groups: dict[tuple[str, str], list[Client]] = {}
     for client in clients_of(daemon):
         if client.slurm_job_id is not None:
@@ -173,7 +173,7 @@ def _exceeding(daemon: ControlDaemon) -> Iterator[str]:
 
 
 def _shared_excess(daemon: ControlDaemon, here: Sequence[Client], uuid: str) -> str:
-    """Return what several clients on one GPU may use above one client's default; "" if nothing."""
+    """Return a text if several clients on a GPU may use more than one's default; "" if not."""
     share = daemon.default_active_thread_ratio
     ratios = [one.active_thread_ratio for one in here if one.active_thread_ratio is not None]
     used = sum(ratios) if len(ratios) > 1 else 0.0
@@ -187,13 +187,13 @@ def _shared_excess(daemon: ControlDaemon, here: Sequence[Client], uuid: str) -> 
 
 
 def gpu_name(uuid: str, snapshot: Snapshot) -> str:
-    """Return a GPU's index, or its UUID if NVML does not list it."""
+    """Return "GPU INDEX", or the UUID if the index is unknown."""
     index = snapshot.gpu_indexes.get(uuid, "")
     return f"GPU {index}" if index else printable(uuid, 60)
 
 
 def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return all facts of a daemon's partitioning, and its clients' group memory, as text."""
+    """Return lines on a daemon's partitioning and the GPU memory of its clients' cgroups."""
     found = daemon.partitioning
     features = ", ".join(map(_feature_text, found.rows(Feature)))
     return (

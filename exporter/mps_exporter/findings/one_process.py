@@ -1,7 +1,7 @@
 """Checks of one process that hangs, fails or runs without MPS, in the order of a CUDA start.
 
 Pure: the input is a snapshot of the host and, on a live host, the /proc facts of the process. The
-first check that finds a problem is the conclusion; no check before it found a problem.
+conclusion is the first problem, else the first warning (see conclusion()).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,7 +57,7 @@ _HISTORY = {
     "client_terminated": "cuda-error-810-mps-client-terminated",
     "client_rejected": _UNAVAILABLE,
 }
-"""Incidents that end a process's use of a GPU, and the page about its error."""
+"""Incidents that deprive a process of its GPU -> page about the CUDA error."""
 
 _UNSEEN = "its files in /proc cannot be read (exited, or hidden)"
 
@@ -74,7 +74,7 @@ class Check:
     remedy: str = ""
     page: str = ""  # See page_url().
     command: str = ""
-    """The remedy as one line of a shell; "" if no command is right on any host. A command that sets
+    """The remedy as one line of a shell; "" if there is no such command. A command that sets
     or unsets a variable is for the shell from which the process is restarted."""
     run_as: str = ""  # Users that may run the command; "" for any user.
 
@@ -129,7 +129,7 @@ class Subject:
     view: ProcessView
     recorded: bool  # The view is empty: a recording has no /proc files of the process.
     alone: HostFacts
-    """The host as if this were its only process: its findings are about the process."""
+    """The host without other clients and waits, for findings about this process."""
     daemon: ControlDaemon | None = None
 
     @property
@@ -177,7 +177,7 @@ class Subject:
 
     @property
     def command_to_use_daemon(self) -> str:
-        """The command that sets the directory of the host's only daemon; "" if not exactly one."""
+        """The command that sets the host's only daemon's directory; "" if several or forbidden."""
         running = [one for one in self.running if not one.facts.root]
         return _first(gpus.use_daemon(running)).get("command", "")
 
@@ -187,7 +187,7 @@ class Subject:
 
 
 def _first(actions: Iterable[Action]) -> dict[str, str]:
-    """Return the first command, with the users who may run it, as fields of a check."""
+    """Return the first command, and its users, as fields of a check; {} if none."""
     return next(({"command": one.command, "run_as": one.run_as} for one in actions), {})
 
 
@@ -213,7 +213,7 @@ def _waits_of(pid: int, daemon: ControlDaemon) -> tuple[Wait, ...]:
 
 
 def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
-    """Return the host without all other clients, waits, and processes on GPUs."""
+    """Return the host with only this process as client, in queues and on GPUs."""
     hosts, devices = [], []
     for daemon in snapshot.daemons:
         servers = [
@@ -285,7 +285,7 @@ def _directory_checks(one: Subject) -> Checks:
         command = {"command": one.command_to_use_daemon}
         if view.closed_folder is not None:
             # The server runs as the process's user, but with the daemon's group (see view_daemon).
-            # No command for a directory that the process chose: no daemon has it.
+            # No command if no daemon has the directory: the process chose it.
             remedy = "Let its user and the daemon's group pass the folder, and start it again."
             facts = one.facts_at(view.pipe_directory)
             command = _first(open_folder(view.closed_folder, facts))
@@ -329,7 +329,7 @@ def _foreign_proc_checks(one: Subject) -> Checks:
 def _variable_checks(one: Subject) -> Checks:
     visible = one.environment.get("CUDA_VISIBLE_DEVICES")
     known = nameable_gpus(one.snapshot, one.daemon)
-    # A process with a context has set the variable itself.
+    # A context proves that the process changed the variable.
     if visible is not None and not one.working and client_limits.visible_gpus(visible, known) == ():
         yield problem(
             f"Its CUDA_VISIBLE_DEVICES is {printable(repr(visible))}, which names no GPU.",
@@ -412,7 +412,7 @@ def _no_daemon_check(one: Subject, directory: str) -> Check:
 
 
 def _service_checks(one: Subject) -> Checks:
-    """Yield the findings of its daemon that keep the process waiting, or refuse it."""
+    """Yield its daemon's findings because of which it waits or is refused."""
     if one.daemon is None or one.stranded:
         return
     served = one.client is not None and one.client.state in ("active", "torn_down")
@@ -481,7 +481,7 @@ def _connected(one: Subject, client: Client) -> Check:
         text = f"It is connected to server {client.server_pid}, and has had no context{age}."
         if since is None or since < policy.MAX_CONTEXT_CREATION_SECONDS:
             return ok(text)
-        # A context that is being made for as long is a finding.
+        # In state creating_context it is found as client_stuck.
         text += " It may have called cuInit only, as a launcher does, or hang: not known."
         remedy = "See the last lines of server.log, and whether the server is in state T or D."
         return unknown(text, f"{_started(one)}{remedy}", "a-client-is-connected-and-hangs")
@@ -516,7 +516,7 @@ def _context_limit_checks(one: Subject) -> Checks:
 
 
 def _hidden_wait_checks(one: Subject) -> Checks:
-    """Yield the ways in which the process may wait although no wait shows its PID."""
+    """Yield checks of waits that may be the process's, but do not show its PID."""
     if one.daemon is None and one.view.pipe_directory is not None:
         return
     for daemon in one.snapshot.daemons:
@@ -524,7 +524,7 @@ def _hidden_wait_checks(one: Subject) -> Checks:
         if another or daemon.state == "absent":
             continue
         if daemon.facts.has_own_pid_namespace:
-            # In its queue a process has no PID of this host, but its user.
+            # In its queue a process has no host PID, but its user shows.
             waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
             alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
             host = replace(one.alone, snapshot=alone)
@@ -645,9 +645,9 @@ _CHECKS: tuple[tuple[str, Callable[[Subject], Checks]], ...] = (
 def check_process(
     pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
 ) -> list[Check]:
-    """Make all checks of a process, with findings and recent incidents of the snapshot.
+    """Return the checks of a process; of an ended process, only two kinds.
 
-    `view` is the process in /proc; None for a recording.
+    `found` has recent incidents, too; `view` is None for a recording.
     """
     one = _subject(pid, snapshot, found, view)
     return [
@@ -677,10 +677,10 @@ def conclusion(checks: list[Check]) -> Check:
 def pids_of(
     snapshot: Snapshot, *, uid: int | None, job: str | None, waiting: Iterable[ProcessFacts] = ()
 ) -> list[int]:
-    """Return the clients, waiting processes and processes without MPS of a user, or of a job.
+    """Return the PIDs of a user's or a job's clients, waits and processes without MPS.
 
-    A job is a Slurm job's number, or a pod's UID, name or namespace/name. `waiting` are processes
-    that wait: the snapshot does not have their jobs.
+    A job is a Slurm job's number, or a pod's UID, name or namespace/name. `waiting`: facts of the
+    processes that wait, whose jobs the snapshot lacks.
     """
     clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
     direct = [one for gpu in snapshot.gpus for one in gpu.direct_processes]

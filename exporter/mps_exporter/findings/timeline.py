@@ -48,7 +48,7 @@ def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
 MPS_NAMES = (
     "which proves nothing (right in 15 of 79 faults by a client's own pointer, 0 of 87 others)"
 )
-"""Reliability of the client that MPS names. Measured on driver 580.159.04."""
+"""Accuracy of MPS in naming the cause. Measured on driver 580.159.04."""
 
 
 def _fault_sentence(incident: Incident, name_of: UserNameLookup) -> str:

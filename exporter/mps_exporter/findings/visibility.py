@@ -86,7 +86,7 @@ def log_large(_: HostFacts, daemon: ControlDaemon) -> Cases:
 def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
     largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
     if path := quoted_path(largest.path):
-        # Run as the log's user: root would truncate the target of a link placed there meanwhile.
+        # Run as the daemon's user: root would truncate the target of a link placed there since.
         user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts.user else ""
         run_as = "root, or the user who runs the daemon"
         effect = "empties the log; its lines are lost"
@@ -365,7 +365,7 @@ def clients_not_shown(_: HostFacts, daemon: ControlDaemon) -> Cases:
 
 
 def unknowns(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the facts about this host that are unknown; empty if everything could be read."""
+    """Return texts on unknown facts because of which problems may be missed; empty if none."""
     failed = [SOURCES[result.name] for result in snapshot.collectors if not result.success]
     found = [f"{unknown}: {what} could not be read" for what, _, unknown in failed if unknown]
     several = len(snapshot.daemons) > 1

@@ -1,8 +1,8 @@
 """Merges the observations and the tracked state of each daemon into a Snapshot. Pure.
 
-Here the views of one thing meet: the server in the log, the process of that PID in /proc, the entry
-in NVML's list, the reply of the control tool. If one view is missing, the others remain; if all
-are, the value is absent.
+Several sources show one thing: a server is in the log, its process in /proc and in NVML's list,
+and the control tool replies about it. Without one source, values of the others remain; without
+all, the value is absent.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ __all__ = ["DaemonInputs", "control_state", "merge", "pids_of_interest"]
 
 
 def pids_of_interest(gpus: NvmlObservation | None, daemons: Iterable[DaemonInputs]) -> set[int]:
-    """Return the processes that a source other than a log names, to be identified in /proc."""
+    """Return the PIDs that sources other than logs name, to be identified in /proc."""
     pids: set[int] = set()
     for gpu in gpus.gpus if gpus is not None else ():
         pids.update(process.pid for process in gpu.processes or ())
@@ -187,7 +187,7 @@ def _merge_gpu(
 
 
 def _sm_committed_ratio(gpu: GpuObservation, clients: Sequence[Client]) -> float | None:
-    """Return the sum of the clients' SM limits; None if one of them is unknown."""
+    """Return the clients' SM limits / the GPU's SMs; None if one is unknown."""
     if not gpu.sm_count or any(gpu.uuid not in client.sm_limit for client in clients):
         return None
     return sum(client.sm_limit[gpu.uuid] for client in clients) / gpu.sm_count

@@ -76,7 +76,7 @@ def merge_clients(
     reply: ServerReply,
     allowed: AllowedLimits,
 ) -> tuple[Client, ...] | None:
-    """Merge the facts about a server's clients, with host PIDs; None if no source lists them."""
+    """Return a server's clients, with host PIDs (0 if unknown); None if no source lists them."""
     devices = daemon.device_uuids()
     if logged is not None and daemon.log_readable("server"):
         clients = [_logged_client(devices, client, allowed) for client in logged.clients]
@@ -166,7 +166,7 @@ def _with_pids(
 
 
 def _common(values: Iterable[T | None]) -> T | None:
-    """Return the value, if all are equal."""
+    """Return the common value, or None."""
     first, *others = values
     return first if all(one == first for one in others) else None
 
@@ -230,7 +230,7 @@ def _join_reason(process: ProcessFacts, daemon: ProcessFacts | None) -> JoinReas
 
 
 def _known_cgroup(context: MergeContext, process: ProcessFacts) -> str | None:
-    """Return the nearest control group whose GPU memory is known."""
+    """Return the process's nearest control group with known GPU memory, if any."""
     path = unified_path(process.cgroup) if context.cgroup_memory else None
     groups = () if path is None else with_parents(path)
     return next((group for group in groups if group in context.cgroup_memory), None)
@@ -262,7 +262,7 @@ def _daemon_gpus(context: MergeContext, daemon: DaemonInputs) -> DaemonGpus:
 def _limits(
     context: MergeContext, inputs: _ClientInputs, environment: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return fields of Client: the lower of its own limits and those in force when it connected."""
+    """Return a client's limits, the lower of its own and those at connection; {} if unknown."""
     allowed, uuids = inputs.allowed, tuple(inputs.contexts)
     if environment is None or allowed is None:
         return {}  # unknown whether the client lowered its own limits
@@ -344,11 +344,11 @@ def merge_listed_client(
 def _namespace_limits(
     found: Partitioning, listed: NamespaceClient, namespace: Namespace | None
 ) -> AllowedLimits:
-    """Return what its namespace allows a client, on each of its GPUs.
+    """Return the limits of a client's namespace, by GPU of the client.
 
     The lower of the namespace's and the client's own share is in force (measured by ai-dynamo on
-    driver 615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). Limits of a server
-    hold for its namespace "default", which is in the list with them.
+    driver 615: 25 % of 188 SMs are 46; with 10 % of its own a client has 18). A server's
+    limits are listed as those of its namespace "default".
     """
     devices = found.devices_of(listed.server_name)
     uuids = frozenset(one.uuid for one in devices)
@@ -377,7 +377,7 @@ def in_partition(context: MergeContext, found: Partitioning, client: Client) -> 
     partition = next((one for one in listed or () if one.partition_id == partition_id), None)
     fault = _partition_fault(context, client, device, partition) if listed is not None else None
     # The share of all SMs means nothing in a partition. The SMs are unknown in a partition that
-    # was not meant for the client, or was deleted since it started; a client may borrow SMs.
+    # was not meant for the client or was deleted since it started, or if SMs can be borrowed.
     sms = {}
     certain = fault is None and not found.lends_sms
     if partition is not None and partition.sms is not None and certain:
@@ -395,7 +395,7 @@ def in_partition(context: MergeContext, found: Partitioning, client: Client) -> 
 def _partition_fault(
     context: MergeContext, client: Client, device: str, partition: SmPartition | None
 ) -> PartitionFault | None:
-    """Return why a partition cannot be meant for a client: MPS lets a client choose any."""
+    """Return why a partition is not meant for a client (MPS lets it choose any), else None."""
     if partition is None:
         return "unknown"
     if partition.server_name and client.server_name not in (None, partition.server_name):

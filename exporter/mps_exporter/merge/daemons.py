@@ -97,7 +97,7 @@ def _counters(inputs: DaemonInputs) -> LogMetricValues | None:
 
 
 def _handover_in_progress(context: MergeContext, inputs: DaemonInputs) -> Handover | None:
-    """Return the client that was sent last, if it is certain, and its server silent or ended."""
+    """Return the last handover, if its client is proved and its server is silent or ended."""
     last = inputs.state.handover
     if last is None or not inputs.log_readable("control") or inputs.facts.has_own_pid_namespace:
         return None
@@ -126,7 +126,7 @@ def _served_gpus(
 
 
 def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
-    """Return the fields of ControlDaemon about servers that start from now on."""
+    """Return the fields of ControlDaemon about the limits of new servers."""
     uuids, probe = inputs.device_uuids(), inputs.answers.probe
     replies = inputs.answers.servers.values()
     priorities = (reply.default_client_priority for reply in replies)
@@ -142,7 +142,7 @@ def _default_limits(inputs: DaemonInputs) -> dict[str, Any]:
 
 
 def _limit_clients(servers: Sequence[Server], clients_max: int) -> tuple[tuple[Server, ...], int]:
-    """Keep the first `clients_max` clients; return also the number of dropped clients."""
+    """Keep the first `clients_max` clients; return the servers and the number dropped."""
     kept, left, dropped = [], clients_max, 0
     for server in servers:
         clients = server.clients[:left]
@@ -180,7 +180,7 @@ def control_state(inputs: DaemonInputs) -> ControlState | None:
     if inputs.hung:
         return "unresponsive"
     if probe.outcome in (Outcome.SKIPPED, Outcome.TIMEOUT):
-        return None  # no query was sent, or it has served a client since
+        return None  # no query was sent, or the daemon has served since
     if alive and _may_drain(inputs, probe):
         return None
     return "refused"
@@ -300,7 +300,7 @@ def _contexts(uuids: Iterable[str], clients: Iterable[Client]) -> dict[str, int]
 def _contexts_limits(
     context: MergeContext, logged: TrackedServer | None, uuids: Iterable[str], *, raised: bool
 ) -> dict[str, int]:
-    """Return the number that the log showed at the last rejection, or the documented limit.
+    """Return GPU UUID -> the log's limit at the last rejection, else the documented limit.
 
     A MIG instance has a part of the limit, which is not read; with raised connections the limit is
     not documented. In confidential computing it is lower.
@@ -351,7 +351,7 @@ def _merge_partitioning(context: MergeContext, inputs: DaemonInputs) -> Partitio
 
 
 def _uuid(context: MergeContext, found: Partitioning, server_name: str, device: str) -> str | None:
-    """Return the GPU that a daemon names by its ordinal, its UUID or the beginning of its UUID."""
+    """Return the GPU's UUID for an ordinal, a UUID or its beginning; None if unknown or several."""
     if device.isdigit():
         named = {one.uuid for one in found.devices_of(server_name) if one.ordinal == int(device)}
     elif device in context.gpus:

@@ -34,7 +34,7 @@ class DaemonInputs:
     server_log_was_readable: bool = True
     """server.log was readable, too; without it, the counters from its lines are unknown."""
     hung: bool = False  # The last query timed out, and the log shows no activity since.
-    resumed: bool = False  # The daemon or its server was stopped then, and now runs.
+    resumed: bool = False  # The daemon or a server has continued from a stop since.
     queries: int = 0
     query_failures: Mapping[str, int] = field(default_factory=dict)
     last: DaemonFacts | None = None  # Facts of its last process.
@@ -55,7 +55,7 @@ class DaemonInputs:
         return self.log_readable("control") and not self.speaks_v3
 
     def device_uuids(self) -> dict[int, str]:
-        """Return device ordinal of the daemon -> GPU UUID, from the tool's map or the log."""
+        """Return device ordinal of the daemon -> GPU UUID, from the log, else the tool."""
         return {**self.answers.device_uuids(), **self.state.devices}
 
     def visible_devices(self) -> str | None:
@@ -137,7 +137,7 @@ def _host_pids(processes: Iterable[ProcessFacts]) -> dict[tuple[int, int], int]:
 
 
 def _logged_client_pids(daemons: Iterable[DaemonInputs]) -> frozenset[int]:
-    """Return the clients that a log names by PIDs of this host."""
+    """Return the PIDs of clients in logs that use host PIDs."""
     return frozenset(
         client.pid
         for inputs in daemons
@@ -174,7 +174,7 @@ def _cgroup_memory(
 
 
 def _pci(address: str) -> str:
-    """Return a PCI address as the kernel writes it: 00000000:02:00.0, in lower case."""
+    """Return a PCI address in lower case, with 8 digits of domain: 00000000:02:00.0."""
     return address.lower().rjust(len("00000000:02:00.0"), "0")
 
 

@@ -7,11 +7,11 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.merge.inputs import DaemonInputs, MergeContext
 from mps_exporter.snapshot import ControlDaemon, ProcessKind
 
-Known = tuple[ControlDaemon, DaemonInputs]  # A daemon, and what it was made from.
+Known = tuple[ControlDaemon, DaemonInputs]  # A merged daemon and its inputs.
 
 
 def is_stranded(context: MergeContext, pid: int) -> bool:
-    """Return whether a process that lacks a server has lacked it long enough."""
+    """Return whether a process lacks a server long enough, or no times are known."""
     if context.stranded_since is None:
         return True
     since = context.stranded_since.get(pid, math.inf)
@@ -29,10 +29,10 @@ def stranded_pids(
     """Return the MPS processes without a server; None if unknown.
 
     Certain if no server is on the GPU, or if the logs of every daemon that may serve the process
-    show all its clients. NVML also lists a process that waits in a queue, which lacks a server for
-    another reason. `strangers` are servers of no known daemon: on the GPU, such a server may serve
-    its user's clients, and root's server the clients of all users. Without /proc, a server is not
-    `identified`.
+    show all its clients. Processes that wait in a queue are left out: NVML lists them, too.
+    `strangers` are servers of no known daemon: on the GPU, such a server may serve its user's
+    clients, and root's server the clients of all users. Not `identified`: a process that /proc does
+    not show may be a server.
     """
     if "mps_client" not in by_kind:
         return None
@@ -62,9 +62,9 @@ def stranded_pids(
 
 
 def _known_clients(daemons: Sequence[Known], at: float) -> set[int] | None:
-    """Return the PIDs of all servers' clients at a time; None if unknown, or without a daemon."""
+    """Return the PIDs of the daemons' clients at a time; None if not all known, or no daemons."""
     inputs = [one for _, one in daemons]
-    # A new client of an MPS v3 daemon is listed later.
+    # An MPS v3 daemon lists a new client too late.
     all_readable = all(one.log_names_servers() and one.log_readable("server") for one in inputs)
     connected = {
         client.pid
@@ -75,11 +75,11 @@ def _known_clients(daemons: Sequence[Known], at: float) -> set[int] | None:
     complete = daemons and all_readable and 0 not in connected
     if not complete or any(daemon.dropped_clients for daemon, _ in daemons):
         return None
-    hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a log read
+    hangs = any((one.state.clock_ms or 0) < at * 1000.0 for one in inputs)  # a log read hangs
     if hangs or any(server.may_miss_lines() for one in inputs for server in one.state.servers):
         return None
-    # The control tool lists clients, too, by their PIDs in the daemon's namespace. A reply may be
-    # older than the end of its server, which left these clients behind.
+    # Replies about living servers list clients, too, by their PIDs in the daemon's namespace.
+    # Replies about ended servers may list the clients left behind.
     for one in inputs:
         for server in one.state.servers:
             if (reply := one.answers.servers.get(server.pid)) is not None:
