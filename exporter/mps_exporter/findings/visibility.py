@@ -78,14 +78,12 @@ of them."""
 def log_large(_: HostFacts, daemon: ControlDaemon) -> Cases:
     for log in daemon.logs:
         if log.size_bytes is not None and log.size_bytes > policy.LARGE_LOG_BYTES:
-            yield Case(
-                f"{shown_path(log.path)} has {memory(log.size_bytes)}.", actions=_truncate(daemon)
-            )
+            text = f"{shown_path(log.path)} has {memory(log.size_bytes)}."
+            yield Case(text, actions=_truncate(daemon, log.path))
 
 
-def _truncate(daemon: ControlDaemon) -> Iterator[Action]:
-    largest = max(daemon.logs, key=lambda log: log.size_bytes or 0)
-    if path := quoted_path(largest.path):
+def _truncate(daemon: ControlDaemon, log: str) -> Iterator[Action]:
+    if path := quoted_path(log):
         # Run as the daemon's user: root would truncate the target of a link placed there since.
         user = f"sudo -u '#{daemon.facts.user}' " if daemon.facts.user else ""
         run_as = "root, or the user who runs the daemon"

@@ -229,9 +229,10 @@ def test_only_confirmed_processes_are_in_commands() -> None:
 )
 def test_a_path_in_a_command_is_quoted(path: str, command: str | None) -> None:
     log = LogState("/mps", "control", path, readable=True, size_bytes=2 << 30)
-    snapshot = host(daemon(logs=(log,)))
-    (one,) = findings(snapshot)
+    larger = replace(log, log="server", path="/l/server.log", size_bytes=3 << 30)
+    one, other = findings(host(daemon(logs=(log, larger))))
     assert [each.command for each in one.actions] == ([command] if command else [])
+    assert [each.command for each in other.actions] == ["truncate -s 0 /l/server.log"]
 
 
 def test_a_users_log_is_emptied_as_that_user() -> None:
