@@ -80,7 +80,7 @@ def _container_rows(page: Page) -> Rows[float]:
 
 
 def _ratio_unless_in_sms(client: Client) -> float | None:
-    """Return the SM share; None where mps_client_sm_limit shows it in SMs, rounded."""
+    """Return the SM share; None if mps_client_sm_limit shows it in SMs, rounded."""
     in_sms = client.contexts and not client.contexts.keys() - client.sm_limit.keys()
     return None if in_sms else client.active_thread_ratio
 

@@ -369,14 +369,14 @@ _V2_ROWS: Mapping[str, re.Pattern[str]] = {
 
 
 def _read_v2_partitions(text: str) -> Partitioning:
-    """Parse the reply to lspart, in the manual's or driver 610's form.
+    """Parse the reply to lspart, here in the manual's form.
 
     GPU           Partition   free   used   free  used  clients
                               chunk  chunk  SM    SM
     GPU-74d43ed3  -           3      7      24    56    -           the GPU
     GPU-74d43ed3  Dx4AAA…     -      7      -     56    Yes         a partition of it
 
-    The other form has a blank for "-".
+    Driver 610 has a blank for "-".
     """
     lines, cut = _split_lines(text)
     # In both forms the same cells remain.

@@ -61,9 +61,9 @@ def stdin_text(commands: Iterable[str]) -> bytes:
 
 
 def invocation(commands: Sequence[str]) -> tuple[tuple[str, ...], bytes, dict[str, str]]:
-    """Return the tool's arguments, standard input and added variables for some queries.
+    """Return the tool's arguments, standard input and added variables for queries.
 
-    A v3 query is the arguments of one run. The variable selects what is printed without a daemon.
+    A v3 query is the arguments of one run. The variable selects the protocol if no daemon runs.
     """
     if len(commands) == 1 and commands[0] in READ_ONLY_V3:
         return tuple(commands[0].split(" ")), b"", {"CUDA_MPS_PROTOCOL_VERSION": "3"}

@@ -280,8 +280,8 @@ def read_recording(path: Path) -> Recording:
     A recording that ends early (a full disk, a killed recorder) is read up to its end.
 
     Raises:
-        RecordingError: The file is missing, not a recording, of a newer version, damaged, or
-            exceeds a limit.
+        RecordingError: If the file is missing, damaged, not a recording, too new, or exceeds a
+            limit.
     """
     try:
         with path.open("rb") as raw:

@@ -32,7 +32,7 @@ ASSETS = {
     for entry in (resources.files("mps_exporter.web") / "static").iterdir()
     if entry.name.rpartition(".")[2] in ASSET_TYPES
 }
-"""The page's files, read once: no request accesses the file system."""
+"""The page's files, read once: a request for such a file reads none."""
 
 _CLIENT_STATES = {
     "connecting": "connected, without a context",
