@@ -84,7 +84,8 @@ def _lines(daemon: Daemon, page: Page) -> Iterator[str]:
     """Compare the lines that were read with those before the collection, and after it."""
     for log, least in daemon.truth.lines.items():
         read = page.value("mps_control_log_lines_total", daemon=daemon.pipe, log=log) or 0
-        if not least <= read <= (most := daemon.logs[log].count(b"\n")):
+        most = daemon.logs[log].count(b"\n")
+        if not least <= read <= most:
             yield f"{read:g} lines of {daemon.pipe}, {log}, not {least} to {most}"
 
 
