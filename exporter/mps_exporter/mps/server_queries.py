@@ -146,11 +146,12 @@ def servers_due(
 ) -> tuple[int, ...]:
     """Return the servers to query now, in the daemon's PID namespace: all responsive ones, or none.
 
-    No server while the daemon quits or has a ghost: a query may then hang.
+    No server while the daemon quits, or a server is deaf or a ghost: a query may then hang.
     """
     if answers.probe is None or state.daemon.quit_requested_at is not None:
         return ()
-    if any(one.ghost and one.missing_since is None for one in state.servers):
+    accepts_none = (one for one in state.servers if one.ghost or one.deaf_since is not None)
+    if any(one.missing_since is None for one in accepts_none):
         return ()
     logged = {server.pid: server for server in state.servers}
     responsive = tuple(

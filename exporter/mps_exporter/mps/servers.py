@@ -89,10 +89,12 @@ class TrackedServer:
         """Whether the server is a ghost whose process still exists.
 
         None if not known as a ghost while server.log, which alone excludes a ghost, cannot be
-        read; and for a ghost whose clients may be at work, unlogged.
+        read; and for a deaf server whose clients may be at work, unlogged.
         """
+        if self.deaf_since is not None and (self._hides_clients() or not self.ghost):
+            return None
         if self.ghost:
-            return None if self._hides_clients() else self.missing_since is None
+            return self.missing_since is None
         return False if self.daemon.readable["server"] else None
 
     @property
@@ -165,10 +167,10 @@ class TrackedServer:
         return bool(unseen) and any(deaf and one.connected_at <= deaf for one in self.clients)
 
     def credentials_missing(self, when: Moment) -> None:
-        """Make it a ghost if all clients that would be lost with it are known."""
+        """Record that it is deaf: a ghost if all clients that would be lost with it are known."""
+        self.deaf_since = when.at
         known = not (self.may_miss_lines() or self.clients.unfollowed)
         if known and not any(client.inferred for client in self.clients):
-            self.deaf_since = when.at
             self._become_ghost(when)
 
     def _become_ghost(self, when: Moment) -> None:

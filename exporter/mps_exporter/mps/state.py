@@ -98,7 +98,12 @@ class DaemonState:
         before = dict[int, int]()  # user -> number of users before
         waits = [
             Wait(
-                *(one.pid, one.uid, one.since, one.behind_uid, one.dead, one.overtaken_by),
+                one.pid,
+                one.uid,
+                one.since,
+                one.behind_uid,
+                one.dead,
+                one.overtaken_by,
                 users_before=before.setdefault(one.uid, len(before)),
             )
             for one in self.queue

@@ -208,7 +208,10 @@ def test_only_confirmed_processes_are_in_commands() -> None:
         assert str(pid) not in one.remedy.replace("510", "")
         assert not one.actions
     hung = (*(replace(one, state="connecting") for one in clients),)
-    (one,) = findings(host(daemon(servers=(Server(20, state="ACTIVE", ghost=True, clients=hung),))))
+    snapshot = host(daemon(servers=(Server(20, state="ACTIVE", ghost=True, clients=hung),)))
+    (one,) = findings(snapshot)
+    shown = "run, if the daemon does not answer 5 s later:   kill 30\n"
+    assert shown in "\n".join(diagnosis_lines(Diagnosis(snapshot)))
     assert [(action.condition, action.command) for action in one.actions] == [
         ("", "ps -o args= -p 20 | grep nvidia-cuda-mps-server && kill -9 20"),
         ("if the daemon does not answer 5 s later", "kill 30"),

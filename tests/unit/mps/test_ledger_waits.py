@@ -155,6 +155,22 @@ def test_a_deaf_server_whose_clients_are_hidden_is_not_called_a_ghost(
     assert server.is_ghost is verdict
 
 
+@pytest.mark.parametrize("unseen", ["lines", "clients", "names"])
+def test_a_deaf_server_with_clients_that_may_be_unseen_is_not_called_a_ghost(unseen: str) -> None:
+    before = HOLDER if unseen == "names" else HOLDER + leaves("00:02.500", 100, 110)
+    tracker = start(before)
+    (server,) = tracker.state.servers
+    if unseen == "lines":
+        tracker.state.server_log_lost_at = at("00:02.000")
+    server.clients.unfollowed = int(unseen == "clients")
+    for client in server.clients:
+        client.inferred = True
+    more(tracker, DEAF.removeprefix(HOLDER))
+    assert server.is_ghost is None
+    more(tracker, ACCEPTS)
+    assert server.is_ghost is False
+
+
 # ---------------------------------------------------------------- what grows between lines
 
 

@@ -120,6 +120,7 @@ LINES_LOST = {"ghost": True, "deaf_since": NOW, "has_first_line": False}
         (NEW, state(), True),
         (NEW, state(quit_requested_at=NOW - 1.0), False),
         (NEW, state(server(20), server(21, ghost=True)), False),
+        (NEW, state(server(20), server(21, deaf_since=NOW)), False),
         (NEW, state(server(20), LoggedServer(21, (logged_client(30),), 9, 2.0, LINES_LOST)), False),
         (NEW, state(server(20, ready_at=None)), False),
         (NEW, state(server(20, ready_at=None, start_unknown=True)), True),
