@@ -21,7 +21,7 @@ from mps_exporter.findings.gpus import predates_volta
 from mps_exporter.humanize import capitalize, count, join_some, memory, printable, processes
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
 from mps_exporter.mps.tool_commands import PIPE_DIRECTORY_BYTES, SOCKET_PATH_BYTES, path_bytes
-from mps_exporter.observations import DaemonConditions
+from mps_exporter.observations import ClosedFolder, DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
 _DIED_AT_ONCE = "all-programs-died-at-once"
@@ -75,11 +75,18 @@ def server_crashed(host: HostFacts, _: ControlDaemon, last: Incident) -> Cases:
 )
 def server_start_failed(host: HostFacts, daemon: ControlDaemon, last: Incident) -> Cases:
     seen = host.conditions.get(daemon.pipe_directory, DaemonConditions())
-    cause, remedy = _start_failure(last, daemon, host.snapshot, seen)
+    closed = None if last.uid is None else seen.closed.get(last.uid)
+    text, causes = "Cause:", list(_proved_causes(last, daemon, host.snapshot, closed))
+    if not causes:
+        text = "Its cause could not be seen. The last lines of server.log show what it did."
+        causes = list(_possible_causes(daemon, host.snapshot, seen))
+        text += " Possible:" if causes else ""
+    if causes:
+        text += f" {'; '.join(cause for cause, _ in causes)}."
+    remedy = " ".join(do for _, do in causes) or "See the last lines of server.log."
     # A command only if this host has the folder at that path.
-    facts = daemon.facts if not daemon.facts.root else None
-    opening = open_folder(seen.closed.get(last.uid or 0), facts)
-    yield Case(f"{host.incident(last)} {cause}", remedy, opening, last.at)
+    opening = () if daemon.facts.root else open_folder(closed, daemon.facts)
+    yield Case(f"{host.incident(last)} {text}", remedy, opening, last.at)
 
 
 @of_incident(
@@ -136,22 +143,8 @@ _AFTER_REFUSAL = {
 }
 
 
-def _start_failure(
-    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, seen: DaemonConditions
-) -> tuple[str, str]:
-    """Return why a server could not start and what to do, each in sentences."""
-    text, causes = "Cause:", list(_proved_causes(incident, daemon, snapshot, seen))
-    if not causes:
-        text = "Its cause could not be seen. The last lines of server.log show what it did."
-        causes = list(_possible_causes(daemon, snapshot, seen))
-        if not causes:
-            return text, "See the last lines of server.log."
-        text += " Possible:"
-    return f"{text} {'; '.join(cause for cause, _ in causes)}.", " ".join(do for _, do in causes)
-
-
 def _proved_causes(
-    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, seen: DaemonConditions
+    incident: Incident, daemon: ControlDaemon, snapshot: Snapshot, closed: ClosedFolder | None
 ) -> Iterator[Cause]:
     if "Operation not permitted" in incident.detail and daemon.uid != 0:
         runs = "does not run as root" if daemon.uid is None else f"runs as user {daemon.uid}"
@@ -164,7 +157,7 @@ def _proved_causes(
             "no room in /dev/shm, or no file descriptors",
             "See df -h /dev/shm and the limit of open files of the daemon.",
         )
-    if (closed := seen.closed.get(incident.uid or 0)) is not None:
+    if closed is not None:
         yield (
             f"in the daemon's root, {shown_path(closed.why)}, and the server runs as that user, "
             "with the daemon's group",

@@ -82,24 +82,28 @@ def test_what_the_daemon_itself_shows(view: DaemonConditions, words: str, remedy
 
 
 @pytest.mark.parametrize(
-    ("closed", "root", "command"),
+    ("user", "closed", "root", "command"),
     [
-        ({0: ClosedFolder("/run/a b", "/run/a b is closed", 0)}, "", "chmod a+x '/run/a b'"),
-        ({0: ClosedFolder("/run/x", "/run/x is closed", 1001)}, "", ""),
-        ({0: ClosedFolder("/run/x", "/run/x is closed", 0)}, "/proc/9/root", ""),
-        ({0: ClosedFolder("/run/\x1b", "/run/ is closed", 0)}, "", ""),
-        ({1002: ClosedFolder("/run/x", "/run/x is closed", 0)}, "", ""),
-        ({}, "", ""),
+        (0, {0: ClosedFolder("/run/a b", "/run/a b is closed", 0)}, "", "chmod a+x '/run/a b'"),
+        (None, {0: ClosedFolder("/run/a b", "/run/a b is closed", 0)}, "", ""),
+        (0, {0: ClosedFolder("/run/x", "/run/x is closed", 1001)}, "", ""),
+        (0, {0: ClosedFolder("/run/x", "/run/x is closed", 0)}, "/proc/9/root", ""),
+        (0, {0: ClosedFolder("/run/\x1b", "/run/ is closed", 0)}, "", ""),
+        (0, {1002: ClosedFolder("/run/x", "/run/x is closed", 0)}, "", ""),
+        (0, {}, "", ""),
     ],
 )
 def test_the_command_that_opens_a_folder_of_this_host(
-    closed: dict[int, ClosedFolder], root: str, command: str
+    user: int | None, closed: dict[int, ClosedFolder], root: str, command: str
 ) -> None:
     snapshot = made_up(facts=DaemonFacts("/run/x/mps", "/log", root=root, owner_uid=0))
     (daemon,) = snapshot.daemons
+    incidents = tuple(replace(one, uid=user) for one in daemon.incidents)
+    snapshot = replace(snapshot, daemons=(replace(daemon, incidents=incidents),))
     views = {daemon.pipe_directory: DaemonConditions(closed)}
     (one,) = recent_incidents(snapshot, views=views)
     assert [one.command for one in one.actions] == ([command] if command else [])
+    assert user is not None or "Cause:" not in one.evidence
 
 
 def test_the_devices_and_the_modes_of_the_gpus() -> None:
