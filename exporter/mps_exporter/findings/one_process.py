@@ -253,7 +253,8 @@ def _process_checks(one: Subject) -> Checks:
         yield unknown(f"whether it runs is not known: {_UNSEEN}.")
     elif (halt := halt_texts(view)) is not None:
         text, remedy = halt
-        yield problem(f"It ({name}) is {text}.", remedy, **_first(resuming(view)))
+        allowed = permitted(resuming(view), one.daemon.facts if one.daemon else None)
+        yield problem(f"It ({name}) is {text}.", remedy, **_first(allowed))
     elif view.state == "D":
         yield warning(
             f"It ({name}) is inside the kernel and cannot be interrupted (state D): in the driver, "

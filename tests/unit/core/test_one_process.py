@@ -579,11 +579,16 @@ def test_a_namespace_s_directory_is_its_daemon_s(
     assert (view.daemon_directory == str(pipe)) is found
 
 
-def test_the_socket_of_root_s_daemon_is_opened_by_a_command(snapshot: Snapshot) -> None:
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [({"closed_socket": "0600"}, "chmod a+w {}/control"), ({"state": "T"}, "kill -CONT 1797")],
+)
+def test_no_command_of_root_where_an_ordinary_user_chooses(
+    changes: dict[str, Any], command: str, snapshot: Snapshot
+) -> None:
     (daemon,) = [one for one in snapshot.daemons if one.servers]
-    assert daemon.facts is not None
-    view = replace(process_using(daemon.pipe_directory, 1797), closed_socket="0600")
+    view = replace(process_using(daemon.pipe_directory, 1797), **changes)
     found = answer(snapshot, 1797, view)
-    assert found.command == f"chmod a+w {daemon.pipe_directory}/control"
+    assert found.command == command.format(daemon.pipe_directory)
     users = replace(daemon, facts=replace(daemon.facts, limited=True))
     assert answer(replace(snapshot, daemons=(users,)), 1797, view).command == ""
