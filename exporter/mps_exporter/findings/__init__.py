@@ -9,23 +9,47 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mps_exporter.findings import incidents
-from mps_exporter.findings.finding import Finding, HostFacts, Kind, Severity, effective_severity
-from mps_exporter.findings.order import ADVICE, in_order, most_severe
+from mps_exporter.findings import daemons_and_servers, gpus, incidents, limits, visibility
+from mps_exporter.findings.finding import (
+    SEVERITIES,
+    Finding,
+    FindingType,
+    HostFacts,
+    Kind,
+    Severity,
+    effective_severity,
+)
 from mps_exporter.humanize import UserNameLookup, UserNames
 from mps_exporter.observations import DaemonConditions, Leftovers, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 
-__all__ = [
-    "ADVICE",
-    "findings",
-    "in_order",
-    "incident_severity",
-    "most_severe",
-    "of_node",
-    "recent_incidents",
-    "trace_findings",
+_DECLARED = [
+    declared
+    for module in (daemons_and_servers, incidents, gpus, limits, visibility)
+    for declared in vars(module).values()
+    if isinstance(declared, FindingType)
 ]
+ADVICE: dict[str, FindingType] = {
+    one.name: one
+    for one in sorted(
+        _DECLARED, key=lambda one: (SEVERITIES.index(one.severity), one.kind == "trace")
+    )
+}
+"""All types of findings by name, the most urgent first."""
+
+_URGENCY = {name: number for number, name in enumerate(ADVICE)}
+
+
+def in_order(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings, the most urgent first."""
+    return tuple(
+        sorted(found, key=lambda one: (SEVERITIES.index(one.severity), _URGENCY[one.advice.name]))
+    )
+
+
+def most_severe(found: Iterable[Finding]) -> Severity | None:
+    """Return the highest severity; None without findings."""
+    return min((one.severity for one in found), key=SEVERITIES.index, default=None)
 
 
 def findings(

@@ -11,6 +11,7 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.finding import (
     ANY_USER,
     KERNEL_LOG,
+    PROCESS_OWNER,
     Action,
     Case,
     Cases,
@@ -27,9 +28,9 @@ from mps_exporter.findings.finding import (
     shown_path,
     working,
 )
-from mps_exporter.findings.stopped_processes import halt_texts, resuming
-from mps_exporter.humanize import capitalize, count, processes, sentence
+from mps_exporter.humanize import capitalize, count, printable, processes, sentence
 from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.observations import ProcessFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Server, Wait
 
 HANGS = "every-cuda-program-hangs-and-the-control-tool-too"
@@ -119,17 +120,41 @@ def daemon_unresponsive(_: HostFacts, daemon: ControlDaemon) -> Cases:
         yield Case(f"The MPS daemon {name} does not answer: {hangs}.", remedy, actions)
 
 
+def halt_of(one: ProcessFacts | ProcessView) -> tuple[str, str, tuple[Action, ...]] | None:
+    """Return what keeps a process from running, the remedy and the command; None if nothing."""
+    if one.frozen_group:
+        container = parse_cgroup(f"0::{one.frozen_group}").container_id or ""
+        runtime, _, number = container.partition("://")
+        command, effect = "", "thaws the container"
+        if runtime in ("docker", "podman") and number in one.frozen_group[-70:]:
+            command = f"{runtime} unpause {number[:12]}"
+        elif path := quoted_path(f"{one.frozen_group}/cgroup.freeze"):
+            command, effect = f"echo 0 > {path}", "thaws the control group"
+        how = f"frozen, with its control group {shown_path(one.frozen_group)}"
+        return how, "Thaw that group.", (Action(command, "root", effect),) if command else ()
+    if one.state == "t":
+        debugger = f"process {printable(one.tracer)}" if one.tracer else "a debugger"
+        remedy = f"Let {debugger} continue it, or detach from it; SIGCONT has no effect."
+        return f"stopped by {debugger}, which traces it (state t)", remedy, ()
+    if one.state == "T":
+        effect = "lets the stopped process go on"
+        resume = Action(f"kill -CONT {one.pid}", PROCESS_OWNER, effect)
+        return "stopped (state T)", f"Continue process {one.pid} (SIGCONT).", (resume,)
+    return None
+
+
 def _way_out(daemon: ControlDaemon) -> tuple[str, str, Iterable[Action]]:
     """Return a hang's cause, remedy, commands."""
     hangs, facts, last = "programs that start now hang", daemon.facts, daemon.handover
-    stopped = next((one for one in facts.processes if one.stopped), None)
+    halts = ((one.pid, halt) for one in facts.processes if (halt := halt_of(one)) is not None)
+    halted = next(halts, None)
     ghost = next((server for server in daemon.servers if server.ghost), None)
     # The end of a ghost is enough, even if a server is stopped, but not if the daemon itself is.
     itself = facts.process is not None and facts.process.stopped
-    if stopped is not None and (ghost is None or itself):
-        how, remedy = halt_texts(stopped) or ("stopped", _remedy_of_unknown_cause(daemon))
-        what = "it" if stopped.pid == daemon.pid else f"its server {stopped.pid}"
-        return f"{what} is {how}; {hangs}", remedy, resuming(stopped)
+    if halted is not None and (ghost is None or itself):
+        pid, (how, remedy, commands) = halted
+        what = "it" if pid == daemon.pid else f"its server {pid}"
+        return f"{what} is {how}; {hangs}", remedy, commands
     if ghost is not None:
         why = f"it hangs on its ghost server {ghost.pid}"
         return why, ghost_remedy(daemon, ghost), ghost_commands(daemon)

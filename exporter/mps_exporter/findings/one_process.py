@@ -13,7 +13,7 @@ from typing import Literal
 from mps_exporter import humanize
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings import daemons_and_servers, gpus, incidents, limits, visibility
-from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS
+from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS, halt_of
 from mps_exporter.findings.finding import (
     Action,
     Finding,
@@ -26,7 +26,6 @@ from mps_exporter.findings.finding import (
 )
 from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, gpu_name
-from mps_exporter.findings.stopped_processes import halt_texts, resuming
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup
@@ -251,9 +250,9 @@ def _process_checks(one: Subject) -> Checks:
         yield from map(_as_check, daemons_and_servers.queued_client_dead.found(one.alone))
     elif one.unseen:
         yield unknown(f"whether it runs is not known: {_UNSEEN}.")
-    elif (halt := halt_texts(view)) is not None:
-        text, remedy = halt
-        allowed = permitted(resuming(view), one.daemon.facts if one.daemon else None)
+    elif (halt := halt_of(view)) is not None:
+        text, remedy, commands = halt
+        allowed = permitted(commands, one.daemon.facts if one.daemon else None)
         yield problem(f"It ({name}) is {text}.", remedy, **_first(allowed))
     elif view.state == "D":
         yield warning(
