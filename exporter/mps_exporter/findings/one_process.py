@@ -6,7 +6,7 @@ conclusion is the first problem, else the first warning (see conclusion()).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Literal
 
@@ -17,6 +17,7 @@ from mps_exporter.findings.daemons_and_servers import WITHOUT_MPS, halt_of
 from mps_exporter.findings.finding import (
     Action,
     Finding,
+    FindingType,
     HostFacts,
     clients_of,
     open_folder,
@@ -31,8 +32,6 @@ from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
-
-HOPPER = (9, 0)
 
 _REFUSED = "cuda-error-805-mps-connection-failed"
 _HANGS_IN_INIT = "a-program-hangs-in-cuinit"
@@ -118,7 +117,7 @@ _LIMITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Subject:
     """A process and its role in MPS."""
 
@@ -127,9 +126,36 @@ class Subject:
     found: tuple[Finding, ...]  # Findings of the snapshot, and its recent incidents.
     view: ProcessView
     recorded: bool  # The view is empty: a recording has no /proc files of the process.
-    alone: HostFacts
-    """The host without other clients and waits, for findings about this process."""
-    daemon: ControlDaemon | None = None
+
+    @cached_property
+    def alone(self) -> HostFacts:
+        """The host with only this process as client, in queues and on GPUs."""
+        daemons, devices = [], []
+        for daemon in self.snapshot.daemons:
+            servers = tuple(
+                replace(server, clients=tuple(one for one in server.clients if one.pid == self.pid))
+                for server in daemon.servers
+            )
+            daemons.append(replace(daemon, servers=servers, waits=_waits_of(self.pid, daemon)))
+        for gpu in self.snapshot.gpus:
+            direct = tuple(one for one in gpu.direct_processes if one.pid == self.pid)
+            lost = tuple(one for one in gpu.stranded_pids or () if one == self.pid)
+            alone = replace(gpu, stranded_pids=lost, stranded_clients=len(lost))
+            devices.append(replace(alone, direct_processes=direct))
+        host = replace(self.snapshot, daemons=tuple(daemons), gpus=tuple(devices))
+        return HostFacts(replace(host, unreadable_environments=None), UserNames(self.snapshot))
+
+    @cached_property
+    def daemon(self) -> ControlDaemon | None:
+        """Its daemon, without other clients and waits."""
+        named = []
+        for one in self.alone.daemons:
+            last = one.handover is not None and one.handover.pid == self.pid
+            if clients_of(one) or one.waits or last:
+                return one
+            if one.pipe_directory == self.view.daemon_directory:
+                named.append(one)
+        return named[0] if named else None
 
     @property
     def ended(self) -> bool:
@@ -190,45 +216,16 @@ def _first(actions: Iterable[Action]) -> dict[str, str]:
     return next(({"command": one.command, "run_as": one.run_as} for one in actions), {})
 
 
-def _subject(
-    pid: int, snapshot: Snapshot, found: tuple[Finding, ...], view: ProcessView | None
-) -> Subject:
-    seen = view or ProcessView(pid)
-    alone = _with_one_process(snapshot, pid)
-    its = (
-        one
-        for one in alone.daemons
-        if clients_of(one) or one.waits or (one.handover is not None and one.handover.pid == pid)
-    )
-    named = (one for one in alone.daemons if one.pipe_directory == seen.daemon_directory)
-    daemon = next(chain(its, named), None)
-    return Subject(pid, snapshot, found, seen, view is None, alone, daemon)
-
-
 def _waits_of(pid: int, daemon: ControlDaemon) -> tuple[Wait, ...]:
     """Return a process's waits; an ordinary user's log can claim that any process waits."""
     owner = daemon.facts.user if daemon.facts.limited else None
     return tuple(one for one in daemon.waits if one.pid == pid and owner in (None, one.uid))
 
 
-def _with_one_process(snapshot: Snapshot, pid: int) -> HostFacts:
-    """Return the host with only this process as client, in queues and on GPUs."""
-    hosts, devices = [], []
-    for daemon in snapshot.daemons:
-        servers = [
-            replace(server, clients=tuple(one for one in server.clients if one.pid == pid))
-            for server in daemon.servers
-        ]
-        hosts.append(replace(daemon, servers=tuple(servers), waits=_waits_of(pid, daemon)))
-    for gpu in snapshot.gpus:
-        direct = tuple(one for one in gpu.direct_processes if one.pid == pid)
-        lost = tuple(one for one in gpu.stranded_pids or () if one == pid)
-        own = replace(gpu, direct_processes=direct, stranded_pids=lost, stranded_clients=len(lost))
-        devices.append(own)
-    alone = replace(
-        snapshot, daemons=tuple(hosts), gpus=tuple(devices), unreadable_environments=None
-    )
-    return HostFacts(alone, UserNames(snapshot))
+def _found_with(one: Subject, daemon: ControlDaemon, advice: FindingType) -> Checks:
+    """Yield a finding on the host with this as its only daemon."""
+    snapshot = replace(one.alone.snapshot, daemons=(daemon,))
+    yield from map(_as_check, advice.found(replace(one.alone, snapshot=snapshot)))
 
 
 def _as_check(found: Finding, outcome: Outcome = "problem", page: str = "") -> Check:
@@ -291,13 +288,16 @@ def _directory_checks(one: Subject) -> Checks:
             command = _first(open_folder(view.closed_folder, facts))
         yield problem(f"It cannot use {shown}: {view.path_error}.", remedy, page, **command)
     elif view.closed_socket:
+        facts = one.facts_at(view.daemon_directory)
+        path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
+        opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
         yield problem(
             f"Its user {view.uid} may not connect to {shown}/control (mode {view.closed_socket}): "
             "CUDA runs without MPS.",
             "The daemon's user has to allow all users to write to that socket (chmod a+w), or "
             "start the daemon again with a umask that does; then start the process again.",
             WITHOUT_MPS,
-            **_command_to_open_socket(one),
+            **_first(permitted([opening] if path else (), facts)),
         )
     else:
         source = "the default"
@@ -307,13 +307,6 @@ def _directory_checks(one: Subject) -> Checks:
         elif view.default_mounted:
             source = "the default, which is mounted for it"
         yield ok(f"It uses {shown} ({source}).")
-
-
-def _command_to_open_socket(one: Subject) -> dict[str, str]:
-    facts = one.facts_at(one.view.daemon_directory)
-    path = quoted_path(f"{facts.pipe_path}/control") if facts is not None else None
-    opening = Action(f"chmod a+w {path}", "root, or the daemon's user", "opens the socket")
-    return _first(permitted([opening] if path else (), facts))
 
 
 def _foreign_proc_checks(one: Subject) -> Checks:
@@ -444,10 +437,7 @@ def _connection_checks(one: Subject) -> Checks:
             NO_EFFECT,
             one.command_to_use_daemon,
         )
-    elif check := next(
-        chain(_shared_memory_checks(one), _context_limit_checks(one), _hidden_wait_checks(one)),
-        None,
-    ):
+    elif check := next(_causes_without_context(one), None):
         yield check
     elif one.unseen or one.view.hidden:
         why = _UNSEEN if one.unseen else f"{one.view.hidden} cannot be seen"
@@ -488,22 +478,17 @@ def _connected(one: Subject, client: Client) -> Check:
     return ok(f"It has been a client of server {client.server_pid}{age}.")
 
 
-def _shared_memory_checks(one: Subject) -> Checks:
-    """Yield the finding about the process as if it were connected to its daemon's server."""
-    own = ProcessFacts(one.pid, 0.0, shared_memory=one.view.shared_memory)
-    process = one.daemon.facts.process if one.daemon is not None else None
-    if one.daemon is not None and process is not None and own.has_own_shared_memory(process):
+def _causes_without_context(one: Subject) -> Checks:
+    """Yield checks of causes that no finding about the process shows."""
+    daemon, own = one.daemon, ProcessFacts(one.pid, 0.0, shared_memory=one.view.shared_memory)
+    process = daemon.facts.process if daemon is not None else None
+    if daemon is not None and process is not None and own.has_own_shared_memory(process):
+        # As if it were connected to its daemon's server.
         me = (Client(one.pid, 0, one.view.uid, own_shared_memory=True, command=one.view.command),)
-        servers = tuple(replace(server, clients=me) for server in one.daemon.servers)
-        alone = replace(one.snapshot, daemons=(replace(one.daemon, servers=servers),))
-        found = daemons_and_servers.shared_memory_not_mapped.found(
-            replace(one.alone, snapshot=alone)
-        )
-        yield from map(_as_check, found)
-
-
-def _context_limit_checks(one: Subject) -> Checks:
-    for server in one.daemon.servers if one.daemon is not None else ():
+        servers = tuple(replace(server, clients=me) for server in daemon.servers)
+        shared = daemons_and_servers.shared_memory_not_mapped
+        yield from _found_with(one, replace(daemon, servers=servers), shared)
+    for server in daemon.servers if daemon is not None else ():
         for uuid, limit in server.contexts_limit.items():
             if server.contexts.get(uuid, 0) >= limit:
                 yield problem(
@@ -513,24 +498,20 @@ def _context_limit_checks(one: Subject) -> Checks:
                     "its own; then start the process again.",
                     _TOO_MANY,
                 )
+    if daemon is not None or one.view.pipe_directory is None:
+        for each in one.running:
+            if daemon is None or each.pipe_directory == daemon.pipe_directory:
+                yield from _hidden_waits(one, each)
 
 
-def _hidden_wait_checks(one: Subject) -> Checks:
+def _hidden_waits(one: Subject, daemon: ControlDaemon) -> Checks:
     """Yield checks of waits that may be the process's, but do not show its PID."""
-    if one.daemon is None and one.view.pipe_directory is not None:
-        return
-    for daemon in one.snapshot.daemons:
-        another = one.daemon is not None and daemon.pipe_directory != one.daemon.pipe_directory
-        if another or daemon.state == "absent":
-            continue
-        if daemon.facts.has_own_pid_namespace:
-            # In its queue a process has no host PID, but its user shows.
-            waits = [wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid]
-            alone = replace(one.alone.snapshot, daemons=(replace(daemon, waits=tuple(waits)),))
-            host = replace(one.alone, snapshot=alone)
-            yield from map(_as_check, _QUEUED.found(host))
-        if daemon.facts.has_own_pid_namespace or not daemon.shows_waits:
-            yield _unknown_wait(one, daemon)
+    if daemon.facts.has_own_pid_namespace:
+        # In its queue a process has no host PID, but its user shows.
+        waits = (wait for wait in daemon.waits if not wait.pid and wait.uid == one.view.uid)
+        yield from _found_with(one, replace(daemon, waits=tuple(waits)), _QUEUED)
+    if daemon.facts.has_own_pid_namespace or not daemon.shows_waits:
+        yield _unknown_wait(one, daemon)
 
 
 def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
@@ -555,58 +536,35 @@ def _unknown_wait(one: Subject, daemon: ControlDaemon) -> Check:
 
 
 def _limit_checks(one: Subject) -> Checks:
-    if one.client is not None:
+    client = one.client
+    if client is not None:
         for found in chain.from_iterable(each.found(one.alone) for each in _LIMITS):
             yield _as_check(found, "warning" if found.severity == "info" else "problem")
-        yield from _client_limits(one, one.client)
-    if one.daemon is not None and not one.working:
-        yield from _limits_before_context(one, one.daemon)
-
-
-def _client_limits(one: Subject, client: Client) -> Checks:
-    for uuid, limit in client.memory_limit_bytes.items():
-        used = client.memory_used_bytes.get(uuid)
-        if used is not None and limit and used >= policy.NEAR_LIMIT_RATIO * limit:
-            yield warning(
-                f"It uses {memory(used)} of at most {memory(limit)} on "
-                f"{gpu_name(uuid, one.snapshot)}: the next allocation can fail.",
-                "A higher limit, before it starts.",
-                _NO_MEMORY,
-            )
-    if client.sm_limit:
-        sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
-        yield ok(f"It may use at most {sms}.")
-    else:
-        yield unknown("how many SMs it may use is not known.")
-
-
-def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
-    """Yield the limits of the process that are too small for a context."""
-    limits = client_limits.parse_pinned_memory_limit(
-        one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-    )
-    if limits and (least := min(limits.values())) <= policy.CONTEXT_BYTES:
+        for uuid, limit in client.memory_limit_bytes.items():
+            used = client.memory_used_bytes.get(uuid)
+            if used is not None and limit and used >= policy.NEAR_LIMIT_RATIO * limit:
+                yield warning(
+                    f"It uses {memory(used)} of at most {memory(limit)} on "
+                    f"{gpu_name(uuid, one.snapshot)}: the next allocation can fail.",
+                    "A higher limit, before it starts.",
+                    _NO_MEMORY,
+                )
+        if client.sm_limit:
+            sms = ", ".join(f"{count} SMs" for count in client.sm_limit.values())
+            yield ok(f"It may use at most {sms}.")
+        else:
+            yield unknown("how many SMs it may use is not known.")
+    own = one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    allowed = client_limits.parse_pinned_memory_limit(own)
+    if one.daemon is None or one.working or not allowed:
+        return
+    if (least := min(allowed.values())) <= policy.CONTEXT_BYTES:
         yield problem(
             f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {memory(least)}; on an H200 no context "
             f"could be made with {memory(policy.CONTEXT_BYTES)} (error 2).",
             "A higher limit, and start the process again.",
             _NO_MEMORY,
         )
-    if one.recorded:
-        return
-    text = one.environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-    own = client_limits.parse_active_thread_percentage(text).ratio
-    ratio = client_limits.effective_ratio(own, daemon.default_active_thread_ratio)
-    for gpu in one.snapshot.gpus:
-        sms = gpu.observation.sm_count
-        old = (gpu.observation.compute_capability or HOPPER) < HOPPER
-        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < policy.MIN_SMS:
-            yield warning(
-                f"Its percentage is {humanize.percent(ratio, exact=True)} of {sms} SMs, less than "
-                f"{policy.MIN_SMS}: reported to fail with error 46.",
-                "A higher percentage, or fewer replicas.",
-                _UNAVAILABLE,
-            )
 
 
 def _host_memory_checks(one: Subject) -> Checks:
@@ -649,7 +607,7 @@ def check_process(
 
     `found` has recent incidents, too; `view` is None for a recording.
     """
-    one = _subject(pid, snapshot, found, view)
+    one = Subject(pid, snapshot, found, view or ProcessView(pid), view is None)
     return [
         replace(check, name=name)
         for name, checks in _CHECKS
@@ -660,9 +618,10 @@ def check_process(
 
 def conclusion(checks: list[Check]) -> Check:
     """Return the first problem, else the first warning, an unknown fact, or that all is well."""
-    serious = [check for check in checks if check.outcome in ("problem", "warning")]
-    if serious:
-        return min(serious, key=lambda check: check.outcome != "problem")
+    for outcome in ("problem", "warning"):
+        for check in checks:
+            if check.outcome == outcome:
+                return check
     open_checks = [check for check in checks if check.outcome == "unknown"]
     for check in open_checks:
         if check.name == "connection":

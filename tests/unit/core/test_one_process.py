@@ -365,8 +365,6 @@ def test_a_limit_that_leaves_no_room_for_a_context(snapshot: Snapshot) -> None:
     assert "no client of a daemon" in answer(snapshot, 77, enough).text
     client = answer(snapshot, 1797, replace(small, pid=1797))
     assert client.outcome == "ok", "it has its context"
-    share = newcomer(snapshot, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="1")
-    assert "error 46" not in str(check_process(77, snapshot, (), share)), "Hopper gives 8 SMs"
 
 
 def test_an_ordinary_users_daemon_serves_only_that_user(snapshot: Snapshot) -> None:
