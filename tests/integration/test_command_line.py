@@ -223,15 +223,6 @@ def test_a_daemon_goes_on_after_sighup(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_terminal_shows_what_is_played() -> None:
-    words = ("demo", "--chapter=ghost", f"--web.listen-address=127.0.0.1:{free_port()}")
-    with terminal() as (ours, ends), started(*words, **ends) as process:
-        line = until_printed(ours, rb"\r\x1b\[K([^\r\x1b]+)\r\x1b\[K")
-        assert re.match(rb"  \d:\d\d / 2:\d\d  speed 1  ghost: A ghost", line[1])
-        assert len(line[1]) == 59
-        ends_well(process)
-
-
 def test_closing_the_terminal_leaves_no_process_running() -> None:
     words = ("demo", f"--web.listen-address=127.0.0.1:{free_port()}")
     with terminal() as (ours, ends), started(*words, **ends) as process:

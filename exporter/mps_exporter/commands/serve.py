@@ -13,14 +13,13 @@ from dataclasses import replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import mps_exporter
 from mps_exporter import humanize
 from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
 from mps_exporter.flags import DEMO_LISTEN_ADDRESS, InvalidSettingError, Settings
-from mps_exporter.logging import print_output, print_status, show_progress
+from mps_exporter.logging import print_output, print_status
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import WEB_CONFIG
@@ -31,7 +30,6 @@ from mps_exporter.web.server import serve_app
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on
 
 FIRST_CHAPTER = "wait"
-PROGRESS_INTERVAL_SECONDS = 0.5
 MAX_HEADER_CHARACTERS = 500
 
 _log = logging.getLogger(__name__)
@@ -105,9 +103,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
     # On a terminal, SIGHUP means that it has closed.
     on_signals(stop.set if sys.stderr.isatty() else partial(_log.info, note), signal.SIGHUP)
     work = asyncio.create_task(backend.run(), name="follow")
-    tasks: list[asyncio.Task[Any]] = [
-        asyncio.create_task(backend.collect(None, None), name="first collection")
-    ]
+    first = asyncio.create_task(backend.collect(None, None), name="first collection")
     _log_start(settings, replay=player is not None)
 
     def listening(addresses: Sequence[str]) -> None:
@@ -115,7 +111,6 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
             tls = watch is not None and watch.active.context is not None
             shown = _browse_addresses(addresses, settings.web_telemetry_path, tls=tls)
             _print_replay_notice(player, settings, shown)
-            tasks.append(asyncio.create_task(_report_progress(player), name="progress"))
 
     web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
     try:
@@ -124,11 +119,9 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         for task in done:
             task.result()
     finally:
-        tasks += (work, web)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        show_progress("")
+        for other in (first, work, web):
+            other.cancel()
+        await asyncio.gather(first, work, web, return_exceptions=True)
         await backend.close()
     return 0
 
@@ -180,17 +173,6 @@ def _print_replay_notice(player: ReplayPlayer, settings: Settings, addresses_tex
             f"  Recorded on {machine}, driver {driver}, {recorded_at}.\n\n"
         )
     print_status(f"\n{what}{addresses_text}\n  Ctrl-C ends it.\n\n")
-
-
-async def _report_progress(player: ReplayPlayer) -> None:
-    """Show the position, the speed and the chapter on a terminal until cancelled."""
-    playlist = player.playlist
-    while True:
-        at, speed = player.playing.position, player.playing.host.speed
-        text = f"  {clock(at)} / {clock(playlist.duration_seconds)}  speed {speed:g}"
-        chapter = playlist.chapter_at(at)
-        show_progress(text if chapter is None else f"{text}  {chapter.name}: {chapter.title}")
-        await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
 
 
 def clock(seconds: float) -> str:
