@@ -1,7 +1,9 @@
 """Limits that are ignored, too loose or held several times; MPS v3 servers and SM partitions."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from mps_exporter import limits_timeouts_intervals as policy
@@ -192,128 +194,117 @@ def gpu_name(uuid: str, snapshot: Snapshot) -> str:
     return f"GPU {index}" if index else printable(uuid, 60)
 
 
-def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> tuple[str, ...]:
-    """Return lines on a daemon's partitioning and the GPU memory of its clients' cgroups."""
+def partitioning_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
+    """Yield lines on a daemon's partitioning and the GPU memory of its clients' cgroups."""
     found = daemon.partitioning
-    features = ", ".join(map(_feature_text, found.rows(Feature)))
-    return (
-        *map(_server_line, found.rows(NamedServer)),
-        *map(_namespace_line, found.rows(Namespace)),
-        *(_partition_line(one, snapshot) for one in found.rows(SmPartition)),
-        *(_device_line(one, snapshot) for one in found.rows(ServerDevice)),
-        *([f"Features: {features}"] if features else ()),
-        *(
-            f"Memory accounting: {one.key} {printable(one.value or '?', 60)}"
-            for one in found.rows(Setting)
-        ),
-        *(
-            f"Column {printable(column, 60)} of {reply}: {_short(cells)}"
-            for (reply, column), cells in found.unknown_columns.items()
-        ),
-        *_cgroup_lines(daemon, snapshot),
-    )
+    for server in found.rows(NamedServer):
+        yield _line(
+            "Server {name}: {status}, UID {uid}, {process}, GPUs {gpus}, contexts {context_ids}, "
+            "{pipe_directory}",
+            server,
+            process="no process" if server.pid is None else f"process {server.pid}",
+            gpus=_short(server.allowed_devices),
+        )
+    for namespace in found.rows(Namespace):
+        share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
+        sms = "no SM limit" if share == math.inf else "SM limit not known"
+        if share is not None and share <= 1:
+            sms = f"up to {percent(share, exact=True)} of the SMs"
+        yield _line(
+            "Namespace {server_name}/{name}: {status}, {sms}, {memory}, "
+            "priority {client_priority}, {number}, {pipe_directory}",
+            namespace,
+            sms=sms,
+            memory="no memory limit" if size == math.inf else _if_known(_EACH, size, memory),
+            number=_count(namespace.clients, "client"),
+        )
+    for partition in found.rows(SmPartition):
+        yield _partition_line(partition, snapshot)
+    for device in found.rows(ServerDevice):
+        yield _line(
+            "{gpu}{of}: ordinal {ordinal}, {model}, {pci}, {size}, {attributes}",
+            device,
+            gpu=gpu_name(device.uuid, snapshot),
+            of=_if_known(" of server {}", device.server_name),
+            size=_size(device),
+        )
+    if features := ", ".join(map(_feature_text, found.rows(Feature))):
+        yield f"Features: {features}"
+    for one in found.rows(Setting):
+        yield f"Memory accounting: {one.key} {printable(one.value or '?', 60)}"
+    for (reply, column), cells in found.unknown_columns.items():
+        yield f"Column {printable(column, 60)} of {reply}: {_short(cells)}"
+    yield from _cgroup_lines(daemon, snapshot)
 
 
-def _line(title: str, *facts: str | None) -> str:
-    return f"{title}: {_facts(*facts)}"
+def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
+    for path in sorted({one.cgroup for one in clients_of(daemon) if one.cgroup is not None}):
+        for uuid, used in snapshot.cgroup_memory.get(path, {}).items():
+            yield _line(
+                "GPU memory of {path} on {gpu}: {used}, {soft}, {hard}",
+                path=path,
+                gpu=gpu_name(uuid, snapshot),
+                used=_if_known("{} used", used.used_bytes, memory),
+                soft=_if_known("soft limit {}", used.soft_limit_bytes, memory),
+                hard=_if_known("hard limit {}", used.hard_limit_bytes, memory)
+                or ("no hard limit" if used.hard_unlimited else ""),
+            )
 
 
-def _facts(*facts: str | None) -> str:
-    return ", ".join(fact for fact in facts if fact)
+_FACT = re.compile(r"{(\w+)}")
+_EACH = "up to {} on each GPU"
 
 
-def _if_known(value: Any, text: str = "{}", show: Callable[[Any], str] = str) -> str | None:
-    """Return a value within its text; None if it is unknown, or an empty reply."""
-    return None if value in (None, "") else text.format(printable(show(value), 400))
+def _line(template: str, row: Any = None, **more: object) -> str:
+    """Return "TITLE: FACT, FACT"; a fact whose value in `row` or `more` is unknown is left out."""
+    values = {**(asdict(row) if row is not None else {}), **more}
+    shown = {
+        name: "" if value is None else printable(str(value), 400) for name, value in values.items()
+    }
+    title, _, facts = template.partition(": ")
+    known = [one for one in facts.split(", ") if all(shown[name] for name in _FACT.findall(one))]
+    return f"{title}: {', '.join(known)}".format_map(shown)
 
 
-def _if_counted(number: int | None, thing: str) -> str | None:
-    return None if number is None else count(number, thing)
+def _if_known(text: str, value: Any, show: Callable[[Any], str] = str) -> str:
+    return "" if value in (None, "") else text.format(show(value))
+
+
+def _count(number: int | None, thing: str) -> str:
+    return "" if number is None else count(number, thing)
 
 
 def _short(texts: Iterable[str]) -> str:
     return join_some([printable(text, 60) for text in texts])
 
 
-def _of_server(name: str) -> str:
-    return f" of server {name}" if name else ""
-
-
-def _server_line(server: NamedServer) -> str:
-    return _line(
-        f"Server {server.name}",
-        _if_known(server.status),
-        _if_known(server.uid, "UID {}"),
-        _if_known(server.pid, "process {}") or "no process",
-        _if_known(_short(server.allowed_devices), "GPUs {}"),
-        _if_known(server.context_ids, "contexts {}"),
-        _if_known(server.pipe_directory),
-    )
-
-
-def _namespace_line(namespace: Namespace) -> str:
-    share, size = namespace.active_thread_ratio, namespace.pinned_memory_limit_bytes
-    sms = "no SM limit" if share == math.inf else "SM limit not known"
-    if share is not None and share <= 1:
-        sms = f"up to {percent(share, exact=True)} of the SMs"
-    return _line(
-        f"Namespace {namespace.server_name}/{namespace.name}",
-        _if_known(namespace.status),
-        sms,
-        "no memory limit" if size == math.inf else _if_known(size, "up to {} on each GPU", memory),
-        _if_known(namespace.client_priority, "priority {}"),
-        _if_counted(namespace.clients, "client"),
-        _if_known(namespace.pipe_directory),
-    )
+def _size(one: SmPartition | ServerDevice) -> str:
+    return ", ".join(filter(None, (_count(one.sms, "SM"), _count(one.chunks, "chunk"))))
 
 
 def _partition_line(one: SmPartition, snapshot: Snapshot) -> str:
-    where = f"{_of_server(one.server_name)} on {gpu_name(one.device, snapshot)}"
+    of = _if_known(" of server {}", one.server_name)
+    where = f"{of} on {gpu_name(one.device, snapshot)}"
     if one.unallocated:
         return f"In no SM partition{where}: {_size(one) or 'SMs not known'}"
-    in_use = {True: "in use", False: "not in use", None: None}[one.has_clients]
+    in_use = {True: "in use", False: "not in use", None: ""}[one.has_clients]
     return _line(
-        f"SM partition {printable(one.label or 'without an ID', 60)}{where}",
-        _size(one),
-        "with the remaining SMs" if one.include_remainder else None,
-        _if_known(one.status),
-        _if_counted(one.clients, "client") or in_use,
-        _if_known(one.partition_id if one.name else None, "ID {}"),
-    )
-
-
-def _size(one: SmPartition | ServerDevice) -> str:
-    return _facts(_if_counted(one.sms, "SM"), _if_counted(one.chunks, "chunk"))
-
-
-def _device_line(device: ServerDevice, snapshot: Snapshot) -> str:
-    return _line(
-        f"{gpu_name(device.uuid, snapshot)}{_of_server(device.server_name)}",
-        _if_known(device.ordinal, "ordinal {}"),
-        _if_known(device.model),
-        _if_known(device.pci),
-        _size(device),
-        _if_known(device.attributes),
+        "SM partition {label}{where}: {size}, {remainder}, {status}, {use}, ID {id}",
+        one,
+        label=printable(one.label or "without an ID", 60),
+        where=where,
+        size=_size(one),
+        remainder="with the remaining SMs" if one.include_remainder else None,
+        use=_count(one.clients, "client") or in_use,
+        id=one.partition_id if one.name else None,
     )
 
 
 def _feature_text(one: Feature) -> str:
-    more = _facts(
-        "default" if one.default else None,
-        f"module {one.module}" if one.module not in (None, one.feature) else None,
-        _if_known(one.covers, "covers {}"),
-    )
-    return f"{one.feature} {'on' if one.enabled else 'off'}{f' ({more})' if more else ''}"
-
-
-def _cgroup_lines(daemon: ControlDaemon, snapshot: Snapshot) -> Iterator[str]:
-    paths = {client.cgroup for client in clients_of(daemon) if client.cgroup is not None}
-    for path in sorted(paths):
-        for uuid, one in snapshot.cgroup_memory.get(path, {}).items():
-            yield _line(
-                f"GPU memory of {printable(path, 200)} on {gpu_name(uuid, snapshot)}",
-                _if_known(one.used_bytes, "{} used", memory),
-                _if_known(one.soft_limit_bytes, "soft limit {}", memory),
-                _if_known(one.hard_limit_bytes, "hard limit {}", memory)
-                or ("no hard limit" if one.hard_unlimited else None),
-            )
+    more = [
+        "default" if one.default else "",
+        f"module {one.module}" if one.module not in (None, one.feature) else "",
+        _if_known("covers {}", printable(one.covers or "", 400)),
+    ]
+    facts = ", ".join(filter(None, more))
+    return f"{one.feature} {'on' if one.enabled else 'off'}{f' ({facts})' if facts else ''}"

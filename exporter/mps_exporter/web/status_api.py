@@ -153,7 +153,7 @@ def daemon_view(
             view_of("span", span, user=name_of(span.uid), end=now if span.ongoing else span.end)
             for span in daemon.timeline
         ),
-        partitioning=partitioning_lines(daemon, snapshot),
+        partitioning=tuple(partitioning_lines(daemon, snapshot)),
     )
 
 
