@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from mps_exporter.snapshot import Client, ControlDaemon, Server, Snapshot
+from mps_exporter.snapshot import Snapshot
 
 MAX_NAME_CHARACTERS = 120
 MAX_NAMED_PIDS = 6
@@ -142,12 +142,7 @@ class UserNames:
             self.update(snapshot)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Record the names in a snapshot; those of its daemons, servers and clients win."""
-        servers = [server for daemon in snapshot.daemons for server in daemon.servers]
-        clients = [client for server in servers for client in server.clients]
-        holders: list[ControlDaemon | Server | Client] = [*snapshot.daemons, *servers, *clients]
-        named = {one.uid: one.user for one in holders if one.uid is not None and one.user}
-        for uid, user in {**snapshot.user_names, **named}.items():
+        for uid, user in snapshot.user_names.items():
             self._names.pop(uid, None)
             self._names[uid] = user
         while len(self._names) > MAX_REMEMBERED_USERS:
