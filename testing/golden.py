@@ -1,8 +1,9 @@
 """What every recording shows, as text to compare line by line: python -m testing.golden [NAME]
 
 Of each recording and five of its moments: the metrics, /api/v1/status, and the doctor's JSON. After
-the first moment only what changed is written. Without arguments all files of tests/golden are made
-again; `git diff tests/golden` then shows what a change of the code does.
+the first moment only what changed is written. One more text has the doctor's words on processes.
+Without arguments all files of tests/golden are made again; `git diff tests/golden` then shows what
+a change of the code does.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing import fake_mps_v3, v3_host
 from testing.player import RECORDINGS, Metrics, Player
+from testing.process_examples import before_kill_text, doctor_pid_text
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 MOMENTS = 5
@@ -33,6 +35,12 @@ SYNTHETIC: Mapping[str, Callable[[], Recording]] = {
     "v3-manual": v3_host.recording,
 }
 """Hosts of interfaces that are known from their manual and from others' captures only."""
+
+
+TEXTS: Mapping[str, Callable[[], str]] = {
+    "doctor-pid": doctor_pid_text,
+    "doctor-before-kill": before_kill_text,
+}
 
 
 def recordings() -> list[str]:
@@ -109,8 +117,9 @@ def _number(value: float, began: float) -> str:
 
 def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or recordings():
-        text = golden_text(asyncio.run(shown(recording_of(name))))
+    for name in sys.argv[1:] or [*recordings(), *TEXTS]:
+        made = TEXTS.get(name)
+        text = made() if made else golden_text(asyncio.run(shown(recording_of(name))))
         (GOLDEN / f"{name}.txt").write_text(text)
         print(f"{name}: {len(text.splitlines())} lines, {len(gzip.compress(text.encode()))} bytes")
 

@@ -1,4 +1,7 @@
-"""doctor --before-kill: the programs that the end of a process would take down."""
+"""doctor --before-kill: the programs that the end of a process would take down.
+
+Its texts are in tests/golden/doctor-before-kill.txt.
+"""
 
 import json
 from dataclasses import replace
@@ -11,67 +14,18 @@ from mps_exporter.commands import doctor
 from mps_exporter.commands.doctor_report import status_of_ends
 from mps_exporter.findings.before_kill import before_kill, neighbour_counts
 from mps_exporter.flags import Settings
-from mps_exporter.snapshot import CollectorResult, Snapshot, Wait
+from mps_exporter.snapshot import Wait
 from testing.fake_proc import FakeProc
+from testing.process_examples import BUSY, CLIENTS, SHARED
 from testing.snapshots import NOW, client, daemon, server, snapshot
-
-OTHER_GPU = "GPU-00000002-0000-4000-8000-000000000002"
-BUSY = client(11)
-CLIENTS = (
-    BUSY,
-    client(12, uid=1002, user="bob"),
-    client(13, contexts={OTHER_GPU: 1}),
-    client(14, state="torn_down"),
-    client(15, contexts={}),
-)
-HOST: Snapshot = snapshot(daemon(server(*CLIENTS)))
 
 
 def test_neighbours_share_server_and_gpu_and_still_work() -> None:
     assert neighbour_counts(BUSY, server(*CLIENTS)) == {"clients": 1, "users": 1}
-    advice = before_kill(11, HOST)
+    advice = before_kill(11, SHARED)
     assert advice.in_danger
     assert advice.neighbours == (12,)
-    status, text = status_of_ends([advice], as_json=False, many=False)
-    assert status == 1
-    assert "1 other client of 1 other user can be lost" in text
-    first = text.index("echo terminate_client 634 11 | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps")
-    assert first < text.index("kill 11\n")
     assert json.loads(status_of_ends([advice], as_json=True, many=False)[1])["neighbours"] == [12]
-
-
-def test_what_could_not_be_read_is_not_called_harmless() -> None:
-    blind = snapshot(daemon(server(), logs=()))
-    assert "server.log could not be read: not known" in before_kill(99, blind).text[0]
-    for contexts, unknown in (({}, {"logs": ()}), ({}, {"dropped_clients": 1}), ({"": 1}, {})):
-        host = snapshot(daemon(server(client(11, contexts=contexts)), **unknown))
-        advice = before_kill(11, host)
-        assert advice.in_danger
-        assert "others may be lost with it" in " ".join(advice.text)
-    lines_lost = snapshot(daemon(server(client(11, contexts={}), ghost=None)))
-    assert before_kill(11, lines_lost).in_danger
-    for name in ("control", "nvml"):  # NVML lists no clients
-        failed = (CollectorResult(name, success=False, duration_seconds=1.0),)
-        end = before_kill(99, replace(HOST, collectors=failed))
-        assert end.in_danger == (name == "control") == ("the control daemons could" in end.text[0])
-        assert "--mps.log-directory" not in end.text[0]  # its logs can be read
-    # A process in the queue of a container has no PID of this host; a v3 daemon shows no queue.
-    hidden = snapshot(daemon(server(BUSY), waits=(Wait(0, 1002, NOW - 10, 1001),)))
-    assert "queue of a daemon could not be read: not known" in before_kill(77, hidden, 1002).text[0]
-    assert not before_kill(77, hidden, 1001).in_danger
-    assert before_kill(77, snapshot(daemon(server(BUSY), protocol="3"))).in_danger
-    assert "=DIR), or ask root" in before_kill(99, HOST, None, "a host").text[0]
-    gone = before_kill(99, HOST, gone=True)
-    assert (gone.in_danger, "is not seen" in gone.text[0]) == (False, True)
-    assert before_kill(600, HOST).in_danger  # the daemon
-    for ghost, confirmed in ((True, True), (True, False), (False, True)):
-        hung = client(11, state="connecting", contexts={})
-        end = before_kill(634, snapshot(daemon(server(hung, ghost=ghost, confirmed=confirmed))))
-        assert end.in_danger != (ghost and confirmed)
-    assert before_kill(634, snapshot(daemon(server(BUSY, ghost=True)))).in_danger
-    for count, danger in ((0, False), (None, True), (2, True)):  # 2: of which none is shown
-        end = before_kill(634, snapshot(daemon(replace(server(), clients_connected=count))))
-        assert end.in_danger == danger == ("its clients are not known" in end.text[0])
 
 
 async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
@@ -83,16 +37,16 @@ async def test_an_ordinary_users_daemon_says_nothing_about_processes_of_others(
     waits = Wait(12, 2001, NOW - 10, 1001), Wait(96, 2001, NOW - 10, 1001)
     facts = replace(hers.facts, owner_uid=2001, limited=True)
     hers = replace(hers, facts=facts, pipe_directory="/tmp/alice", waits=waits, logs=())
-    host = replace(HOST, daemons=(hers, *HOST.daemons))
+    host = replace(SHARED, daemons=(hers, *SHARED.daemons))
     for pid in (11, 12, 13, 634):
-        assert before_kill(pid, host) == before_kill(pid, HOST)
+        assert before_kill(pid, host) == before_kill(pid, SHARED)
     for pid in (96, 97, 98, 99):
         assert not before_kill(pid, host, 1001).in_danger
     assert "of /tmp/alice" in before_kill(96, host, 2001).text[0]
     assert before_kill(97, host, 2001).in_danger
     assert "could not be read: not known" in before_kill(95, host, 2001).text[0]
     proc = FakeProc(tmp_path)
-    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=HOST))
+    monkeypatch.setattr(doctor, "collect_twice", AsyncMock(return_value=SHARED))
     launcher = Settings(doctor_before_kill=(94,), path_procfs=str(tmp_path))
     assert not await doctor.diagnose(launcher)
     (threads := proc.add(94) / "task" / "94").mkdir(parents=True)
@@ -135,8 +89,3 @@ def test_no_text_of_a_stranger_is_part_of_a_command() -> None:
     assert "\x1b" not in status_of_ends([advice], as_json=False, many=False)[1]
     unprintable = replace(host, daemons=(replace(host.daemons[0], pipe_directory=words),))
     assert not before_kill(11, unprintable).actions
-
-
-def test_a_v3_daemon_has_its_own_command() -> None:
-    host = snapshot(daemon(server(*CLIENTS), protocol="3"))
-    assert "echo client terminate 11 |" in before_kill(11, host).actions[0].command

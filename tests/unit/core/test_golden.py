@@ -12,7 +12,7 @@ import pytest
 from mps_exporter.metrics import CATALOGUE
 from mps_exporter.observations import LogChunk, LogsObservation
 from mps_exporter.sources.recording import Recording, RecordingWriter, read_recording
-from testing.golden import GOLDEN, golden_text, recording_of, recordings, shown
+from testing.golden import GOLDEN, TEXTS, golden_text, recording_of, recordings, shown
 from testing.player import RECORDINGS, Metrics, Player
 
 SHORT = 21_000
@@ -23,19 +23,28 @@ REPLACED = r"(?<![\w/])/[\w./@-]+|\[\d+\]|(?:program|GPU|MIG)-[0-9a-f-]+"
 
 @pytest.mark.parametrize("name", recordings())
 async def test_a_recording_shows_what_it_showed(name: str, tmp_path: Path) -> None:
-    recording, path = recording_of(name), GOLDEN / f"{name}.txt"
-    before = path.read_text().splitlines() if path.exists() else []
+    recording = recording_of(name)
     moments = await shown(recording)
-    now = golden_text(moments).splitlines()
-    difference = list(unified_diff(before, now, "before", "now", n=0, lineterm=""))
-    assert not difference, (
-        "\n".join(difference[:60]) + f"\n{len(difference)} lines; to accept: make golden"
-    )
+    compare(name, golden_text(moments))
     file = RECORDINGS / f"{name}.rec.gz"
     if file.exists() and file.stat().st_size < SHORT:
         others = await shown(anonymised(recording, tmp_path))
         for at in list(moments)[2::2]:  # the middle and the end
             assert without_names(moments[at]) == without_names(others[at]), "anonymised"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_says_what_it_said(name: str) -> None:
+    compare(name, TEXTS[name]())
+
+
+def compare(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    before = path.read_text().splitlines() if path.exists() else []
+    difference = list(unified_diff(before, text.splitlines(), "before", "now", n=0, lineterm=""))
+    assert not difference, (
+        "\n".join(difference[:60]) + f"\n{len(difference)} lines; to accept: make golden"
+    )
 
 
 def anonymised(recording: Recording, folder: Path) -> Recording:
@@ -53,7 +62,7 @@ def without_names(values: Mapping[str, str]) -> list[str]:
 
 
 def test_no_text_is_left_of_a_recording_that_is_gone() -> None:
-    assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == recordings()
+    assert sorted(path.stem for path in GOLDEN.glob("*.txt")) == sorted([*recordings(), *TEXTS])
 
 
 def test_no_label_has_a_value_that_is_not_documented() -> None:
