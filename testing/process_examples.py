@@ -1,7 +1,7 @@
-"""What the doctor says of processes (--pid) and of their ends (--before-kill).
+"""Examples for `doctor --pid` and `doctor --before-kill`: recorded hosts, and hosts made by hand.
 
-On recorded hosts, and on hosts made by hand. The texts are in tests/golden/doctor-pid.txt and
-doctor-before-kill.txt; `python -m testing.golden` writes them again.
+tests/golden/doctor-pid.txt and doctor-before-kill.txt contain the texts; `python -m testing.golden`
+writes them again.
 """
 
 from collections.abc import Iterator

@@ -483,7 +483,7 @@ def _causes_without_context(one: Subject) -> Checks:
     daemon, own = one.daemon, ProcessFacts(one.pid, 0.0, shared_memory=one.view.shared_memory)
     process = daemon.facts.process if daemon is not None else None
     if daemon is not None and process is not None and own.has_own_shared_memory(process):
-        # As if it were connected to its daemon's server.
+        # The finding is about clients: assume that the process is one.
         me = (Client(one.pid, 0, one.view.uid, own_shared_memory=True, command=one.view.command),)
         servers = tuple(replace(server, clients=me) for server in daemon.servers)
         shared = daemons_and_servers.shared_memory_not_mapped
