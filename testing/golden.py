@@ -20,6 +20,7 @@ from mps_exporter.sources.recording import Recording, read_recording
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing import fake_mps_v3, v3_host
+from testing.host_examples import doctor_host_text
 from testing.player import RECORDINGS, Metrics, Player
 from testing.process_examples import before_kill_text, doctor_pid_text
 
@@ -38,6 +39,7 @@ SYNTHETIC: Mapping[str, Callable[[], Recording]] = {
 
 
 TEXTS: Mapping[str, Callable[[], str]] = {
+    "doctor-host": doctor_host_text,
     "doctor-pid": doctor_pid_text,
     "doctor-before-kill": before_kill_text,
 }

@@ -1,4 +1,4 @@
-"""Findings of recorded incidents and of synthetic hosts."""
+"""What the doctor may not say or offer; its texts are in tests/golden/doctor-host.txt."""
 
 import json
 import re
@@ -18,19 +18,9 @@ from mps_exporter.commands.doctor_report import (
     status_of_check,
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
-from mps_exporter.findings.daemons_and_servers import start_daemon
 from mps_exporter.metrics import Build, render
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts, Reading
-from mps_exporter.snapshot import (
-    Client,
-    ClientState,
-    ControlDaemon,
-    Gpu,
-    Handover,
-    Incident,
-    Server,
-    Snapshot,
-)
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
+from mps_exporter.snapshot import Client, Gpu, Handover, Incident, Server, Snapshot
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
 from testing.finding_hosts import (
@@ -46,7 +36,6 @@ from testing.finding_hosts import (
     daemon,
     gpu,
     host,
-    job,
     process,
 )
 from testing.player import snapshot_at
@@ -56,18 +45,10 @@ def names(snapshot: Snapshot) -> list[str]:
     return [finding.advice.name for finding in findings(snapshot)]
 
 
-def evidence(snapshot: Snapshot, name: str) -> str:
-    return " ".join(one.evidence for one in findings(snapshot) if one.advice.name == name)
-
-
 @pytest.mark.parametrize(("name", "snapshot"), SYNTHETIC.items())
 def test_a_host_has_exactly_its_finding(name: str, snapshot: Snapshot) -> None:
     assert names(snapshot) == [name]
     (finding,) = findings(snapshot)
-    text = "\n".join(diagnosis_lines(Diagnosis(snapshot)))
-    assert finding.evidence in text
-    assert finding.advice.why in text
-    assert finding.remedy in text
     assert all(one.run_as.startswith(("root", "any user", "the user")) for one in finding.actions)
     want = {"critical": 2, "warning": 1, "info": 0}[finding.advice.severity]
     assert diagnosis_exit_status(Diagnosis(snapshot)) == want
@@ -78,42 +59,6 @@ def test_every_finding_has_a_host() -> None:
     of_the_page.add("web_configuration_unusable")
     hosts = SYNTHETIC.keys() | RECORDED.keys()
     assert hosts == ADVICE.keys() - of_the_page, "each has a host in testing/finding_hosts.py"
-
-
-@pytest.mark.parametrize(
-    ("state", "seconds", "stuck"),
-    [
-        ("connecting", 1000.0, False),
-        ("creating_context", 29.0, False),
-        ("creating_context", 31.0, True),
-        ("active", 1000.0, False),
-        ("torn_down", 1.0, True),
-    ],
-)
-def test_a_client_without_a_usable_context_is_stuck(
-    state: ClientState, seconds: float, stuck: bool
-) -> None:
-    seen = host(client(state=state, state_since=1000.0 - seconds), at=1000.0)
-    found = findings(seen)
-    assert [one.advice.name for one in found] == (["client_stuck"] if stuck else [])
-    if stuck:
-        assert "process 30" in found[0].evidence
-        ended = [one.command for one in found[0].actions if one.heals]
-        assert ended == (["kill 30"] if state == "torn_down" else [])
-
-
-def test_in_a_fault_only_affected_clients_must_end() -> None:
-    clients = (Client(30, 20, state="torn_down", state_since=1.0), Client(31, 20, state="active"))
-    server = Server(20, state="FAULT", clients_connected=2, clients=clients)
-    snapshot = host(daemon(servers=(server,)), at=9.0)
-    (fault, _) = findings(snapshot)
-    assert "31" not in fault.remedy
-    assert [one.command for one in fault.actions] == ["kill 30"]
-    unknown = replace(server, clients=clients[1:])
-    snapshot = host(daemon(servers=(unknown,)), at=9.0)
-    (fault,) = findings(snapshot)
-    assert (fault.actions, "31" in fault.remedy) == ((), False)
-    assert "Ask their users" in fault.remedy
 
 
 READ = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
@@ -297,18 +242,6 @@ def test_every_output_has_one_severity_and_a_users_daemon_is_never_critical() ->
             assert status_of_check(snapshot, name)[0] == status
 
 
-def test_a_daemon_is_started_as_its_last_process_was() -> None:
-    process = ProcessFacts(5, 1.0, mps_environment={"CUDA_VISIBLE_DEVICES": "1;x"})
-    process = replace(process, cgroup="0::/system.slice/m.service")
-    last = DaemonFacts(PIPE, "/l", process=process, multiuser=True)
-    gone = daemon(state="absent", pid=None, last=last)
-    unit, own = (one.command for one in start_daemon(gone))
-    assert unit == "systemctl start m.service"
-    assert own.endswith(" CUDA_VISIBLE_DEVICES='1;x' nvidia-cuda-mps-control -d -multiuser-server")
-    (one,) = start_daemon(replace(gone, last=replace(last, limited=True)))
-    assert one.command.endswith("_DIRECTORY=/l nvidia-cuda-mps-control -d")
-
-
 @pytest.mark.parametrize("state", ["absent", "unresponsive", "refused", None])
 def test_the_verdict_on_the_node_does_not_depend_on_a_users_daemon(state: Any) -> None:
     """Neither a finding nor an unknown fact about that daemon changes anything for the node."""
@@ -423,64 +356,3 @@ def test_a_host_with_unknown_facts_is_not_reported_healthy() -> None:
 
 
 GIB = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("own", "default", "looser"),
-    [
-        ({"active_thread_ratio": 1.0}, {"default_active_thread_ratio": 0.5}, "100 % of the SMs"),
-        ({"active_thread_ratio": 0.5}, {"default_active_thread_ratio": 0.5}, None),
-        ({"active_thread_ratio": 0.25}, {"default_active_thread_ratio": 0.5}, None),
-        ({}, {"default_active_thread_ratio": 0.5}, None),
-        ({"limit_source": "server"}, {}, "any amount of GPU memory, where the default is 4.0 GiB"),
-        (
-            {"limit_source": "server", "memory_limit_bytes": {"GPU-a": 8 * GIB}},
-            {},
-            "8.0 GiB of GPU memory",
-        ),
-        ({"limit_source": "server", "memory_limit_bytes": {"GPU-a": 4 * GIB}}, {}, None),
-        ({"limit_source": "unknown"}, {}, None),
-        ({"limit_source": "server", "contexts": {"GPU-b": 1}}, {}, None),
-    ],
-)
-def test_a_limit_that_is_looser_than_the_default(
-    own: dict[str, Any], default: dict[str, Any], looser: str | None
-) -> None:
-    default = {"default_pinned_memory_limit_bytes": {"GPU-a": 4 * GIB}, **default}
-    one = replace(client(**{"contexts": {"GPU-a": 1}, **own}), **default)
-    assert (looser or "") in evidence(host(one), "limit_looser_than_default")
-    assert bool(evidence(host(one), "limit_looser_than_default")) == (looser is not None)
-
-
-@pytest.mark.parametrize(
-    ("of", "words"),
-    [
-        (job(0.5, 0.5), "Slurm job 7 has 2 processes, which may together use 100 % of the SMs"),
-        (job(0.25, 0.25), None),
-        (job(0.5), None),
-        (
-            replace(
-                job(0.2, 0.2, memory_limit_bytes={"GPU-a": 3 * GIB}),
-                default_pinned_memory_limit_bytes={"GPU-a": 4 * GIB},
-            ),
-            "use 6.0 GiB of GPU memory, where the default is 4.0 GiB for one",
-        ),
-        (replace(job(1.0, 1.0), default_active_thread_ratio=1.0), None),
-    ],
-)
-def test_a_job_with_more_than_one_share(of: ControlDaemon, words: str | None) -> None:
-    assert (words or "") in evidence(host(of), "share_exceeded")
-    assert bool(evidence(host(of), "share_exceeded")) == (words is not None)
-
-
-@pytest.mark.parametrize(
-    ("allowed", "activity", "expected"),
-    [(0.25, 0.24, True), (0.25, 0.1, False), (0.9, 0.89, False), (None, 0.2, False)],
-)
-def test_limits_that_leave_a_gpu_idle(
-    allowed: float | None, activity: float, expected: bool
-) -> None:
-    one = replace(gpu(readings=(Reading("sm_activity", activity),)), sm_committed_ratio=allowed)
-    assert (names(Snapshot(1.0, gpus=(one,))) == ["limit_idles_gpu"]) == expected
-    beside = replace(one, direct_pids=(9,))
-    assert "limit_idles_gpu" not in names(Snapshot(1.0, gpus=(beside,)))
