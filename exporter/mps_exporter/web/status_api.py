@@ -12,9 +12,8 @@ from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.before_kill import neighbour_counts
 from mps_exporter.findings.finding import Finding, shown_path
 from mps_exporter.findings.limits import partitioning_lines
-from mps_exporter.findings.timeline import describe_incident
 from mps_exporter.flags import PROGRAM
-from mps_exporter.humanize import UserNames
+from mps_exporter.humanize import UserNames, describe_incident
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Incident, Server, Snapshot, Wait
 from mps_exporter.web.headline import headline, in_page_order

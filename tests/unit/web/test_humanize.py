@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mps_exporter import humanize
-from mps_exporter.findings import timeline
-from mps_exporter.findings.timeline import MPS_NAMES
+from mps_exporter.humanize import MPS_NAMES
 from mps_exporter.snapshot import EndedBefore, Incident, IncidentKind
 
 
@@ -73,14 +72,14 @@ ENDED = (EndedBefore(640, 0.163), EndedBefore(0, 0.2))
     ],
 )
 def test_incident(incident: Incident, expected: str) -> None:
-    shown = timeline.describe_incident(
+    shown = humanize.describe_incident(
         incident, lambda uid: humanize.user_name(uid, "alice" if uid == 1001 else None)
     )
     assert shown == expected
 
 
 def test_every_kind_has_a_sentence() -> None:
-    assert set(timeline._SENTENCES) == set(get_args(IncidentKind))
+    assert set(humanize._SENTENCES) == set(get_args(IncidentKind))
 
 
 @given(st.text(st.characters(codec=None)))
