@@ -180,12 +180,6 @@ _REJECTIONS = {
 }
 
 
-def _rejected(incident: Incident, name_of: UserNameLookup) -> str:
-    reason = _REJECTIONS.get(incident.detail, printable(incident.detail))
-    verb = "were" if sum(map(bool, incident.pids)) > 1 else "was"
-    return f"{_client_name(incident, name_of)} {verb} refused: {reason}"
-
-
 MPS_NAMES = (
     "which proves nothing (right in 15 of 79 faults by a client's own pointer, 0 of 87 others)"
 )
@@ -233,7 +227,7 @@ _SENTENCES = {
     "unfinished_work": "{fault}",
     "fault_recovered": "{server} recovered from the fatal error{after}",
     "client_terminated": "{client} was terminated through its daemon",
-    "client_rejected": "{rejected}",
+    "client_rejected": "{client} {were} refused: {refusal}",
     "wait_started": "{client} was queued behind another user's server",
     "wait_served": "{client} was served{after}",
     "wait_abandoned": "{client} {gave_up}{after}",
@@ -243,8 +237,8 @@ _SENTENCES = {
 }
 
 
-def _sentence(one: Incident, name_of: UserNameLookup) -> str:
-    return _SENTENCES.get(one.kind, printable(one.kind.replace("_", " "))).format(
+def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
+    text = _SENTENCES.get(one.kind, printable(one.kind.replace("_", " "))).format(
         server=_server_name(one, name_of),
         client=_client_name(one, name_of),
         user=name_of(one.uid),
@@ -255,12 +249,7 @@ def _sentence(one: Incident, name_of: UserNameLookup) -> str:
         detail=f"; {one.detail}" if one.detail else "",
         reason=f": {printable(one.detail)}" if one.detail else "",
         fault=_fault_sentence(one, name_of),
-        rejected=_rejected(one, name_of),
+        were="were" if sum(map(bool, one.pids)) > 1 else "was",
+        refusal=_REJECTIONS.get(one.detail, printable(one.detail)),
     )
-
-
-def describe_incident(one: Incident, name_of: UserNameLookup) -> str:
-    text = _sentence(one, name_of)
-    if one.count > 1:
-        text += f" ({one.count} times)"
-    return sentence(text)
+    return sentence(f"{text} ({one.count} times)" if one.count > 1 else text)
