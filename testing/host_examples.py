@@ -6,6 +6,7 @@ tests/golden/doctor-host.txt contains the texts, also of testing/finding_hosts.p
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
@@ -14,6 +15,10 @@ from mps_exporter.observations import (
     ClosedFolder,
     DaemonConditions,
     DaemonFacts,
+    Leftovers,
+    LogState,
+    MpsDirectory,
+    OpenFiles,
     ProcessFacts,
     Reading,
 )
@@ -71,6 +76,11 @@ def examples() -> Iterator[tuple[str, Snapshot]]:
         card = replace(gpu(readings=(Reading("sm_activity", activity),)), direct_pids=direct)
         title = f"{allowed} of the SMs are allowed, {activity} active, {len(direct)} without MPS"
         yield title, Snapshot(1.0, gpus=(replace(card, sm_committed_ratio=allowed),))
+    logs = tuple(
+        LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server")
+    )
+    for asked in ("answering", None):
+        yield f"a daemon in state {asked}", host(daemon(asked, logs=logs, servers_count=0))
     process = ProcessFacts(
         5, 1.0, cgroup="0::/system.slice/m.service", mps_environment={"CUDA_VISIBLE_DEVICES": "1;x"}
     )
@@ -133,11 +143,36 @@ def failed_starts() -> Iterator[tuple[str, Snapshot, DaemonConditions]]:
         yield f"a failed start: {title}", of(its, gpus=gpus), nothing
 
 
-def doctor_host_text() -> str:
-    lines = list[str]()
+LEFT = Leftovers(
+    zombies=(ProcessFacts(12, 0.0, parent_pid=10, state="Z"),),
+    orphans=(ProcessFacts(13, 0.0, uid=1001),),
+    directories=(
+        MpsDirectory("/tmp/nvidia-mps", 1001),
+        MpsDirectory("/tmp/of-root", 0),
+        MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),
+    ),
+    open_files=(OpenFiles(20, PIPE, 72, 70), OpenFiles(21, PIPE, 72, 60), OpenFiles(22, PIPE, 72)),
+    holders=(ProcessFacts(10, 0.0, name="x\x1b[2J"),),
+)
+
+
+def diagnoses() -> Iterator[tuple[str, Diagnosis]]:
     hosts = [(title, snapshot, DaemonConditions()) for title, snapshot in examples()]
     for title, snapshot, conditions in (*hosts, *failed_starts()):
         views = {one.pipe_directory: conditions for one in snapshot.daemons}
-        seen = Diagnosis(snapshot, recent_incidents(snapshot, views=views))
+        yield title, Diagnosis(snapshot, recent_incidents(snapshot, views=views))
+    found, file = Snapshot(1.0), Path("/var/lib/x/incident-fault.rec.gz")
+    yield "leftovers", Diagnosis(found, traces=LEFT)
+    two = Leftovers(zombies=LEFT.zombies * 2, directories=LEFT.directories[1:2])
+    yield "leftovers: two processes, and a directory of root", Diagnosis(found, traces=two)
+    yield (
+        "what is not read in time, and a recording",
+        Diagnosis(found, unread=("/a\x1b", "what MPS left on the host"), recording=file),
+    )
+
+
+def doctor_host_text() -> str:
+    lines = list[str]()
+    for title, seen in diagnoses():
         lines += [f"== {title}: status {diagnosis_exit_status(seen)}", *diagnosis_lines(seen), ""]
     return "\n".join(lines)

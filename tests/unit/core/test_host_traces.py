@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import socket
 import threading
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor import port_lines
-from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status, diagnosis_lines
-from mps_exporter.findings import trace_findings
+from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_exit_status
 from mps_exporter.observations import DaemonFacts, Leftovers, MpsDirectory, OpenFiles, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Snapshot
 from mps_exporter.sources import process_view
@@ -104,51 +102,6 @@ def test_directories_that_are_left_or_promised(tmp_path: Path) -> None:
     with held_lock(tmp_path / "tmp" / "nvidia-mps"):
         found = find_directories((), str(tmp_path))
     assert left not in found
-
-
-def test_each_trace_is_a_finding() -> None:
-    traces = Leftovers(
-        zombies=(ProcessFacts(12, 0.0, parent_pid=10, state="Z"),),
-        orphans=(ProcessFacts(13, 0.0, uid=1001),),
-        directories=(
-            MpsDirectory("/tmp/nvidia-mps", 1001),
-            MpsDirectory("/srv/mps", 0, "the enabled unit mps.service"),
-        ),
-        open_files=(
-            OpenFiles(20, "/tmp/nvidia-mps", 72, 70),
-            OpenFiles(21, "/tmp/nvidia-mps", 72, 60),
-            OpenFiles(22, "/tmp/nvidia-mps", 72),
-        ),
-        holders=(ProcessFacts(10, 0.0, name="x\x1b[2J"),),
-    )
-    found = {one.advice.name: one for one in trace_findings(traces)}
-    assert found.keys() == {
-        "process_not_reaped",
-        "server_without_daemon",
-        "server_out_of_descriptors",
-        "daemon_promised",
-        "directory_left",
-    }
-    assert "Process 12 of MPS ended" in found["process_not_reaped"].evidence
-    assert "process 10" in found["process_not_reaped"].remedy
-    assert "Server 13 of user 1001 has no control daemon" in found["server_without_daemon"].evidence
-    assert "/srv/mps (the enabled unit mps.service)" in found["daemon_promised"].evidence
-    (removing,) = found["directory_left"].actions
-    assert removing.command == "sudo -u '#1001' rm -r /tmp/nvidia-mps"
-    assert not re.search(r"(?i)\bkill|\bend it\b", found["server_without_daemon"].remedy)
-    assert "has 70 of at most 72 files open" in found["server_out_of_descriptors"].evidence
-    assert "Server 21" not in found["server_out_of_descriptors"].evidence
-    assert not found["server_out_of_descriptors"].actions
-    seen = Diagnosis(Snapshot(1.0), traces=traces)
-    assert diagnosis_exit_status(seen) == 1
-    (held,) = [line for line in diagnosis_lines(seen) if "held open" in line]
-    assert "(10)" in held
-    assert "\x1b" not in held
-    (two,) = trace_findings(Leftovers(zombies=(*traces.zombies, *traces.zombies)))
-    assert ("have not been reaped" in two.evidence, "they stay" in two.remedy) == (True, True)
-    roots = Leftovers(directories=(MpsDirectory("/tmp/nvidia-mps", 0),))
-    (one,) = trace_findings(roots)
-    assert not one.actions
 
 
 @pytest.mark.parametrize(
