@@ -16,10 +16,11 @@ from mps_exporter.commands.doctor_report import checks_as_text, status_of_ends
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process
-from mps_exporter.humanize import UserNames, describe_incident
+from mps_exporter.humanize import UserNames
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, encode
 from mps_exporter.snapshot import Snapshot
+from mps_exporter.web.status_api import incident_view
 from testing.golden import OF_THIS_RUN, all_shown
 from testing.outputs import texts_of, texts_of_findings
 from testing.page import text_of
@@ -82,7 +83,8 @@ def _incidents(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     names = UserNames(snapshot)
     for daemon in snapshot.daemons:
         for number, one in enumerate(daemon.incidents):
-            yield f"incident {daemon.pipe_directory} {number}", describe_incident(one, names)
+            text = incident_view(daemon.facts, one, names).text
+            yield f"incident {daemon.pipe_directory} {number}", text
 
 
 def writing(path: Path) -> Check:

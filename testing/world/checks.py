@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mps_exporter.collector import Collector
 from mps_exporter.commands.doctor_report import Diagnosis, diagnosis_as_json
 from mps_exporter.findings import ADVICE, findings, recent_incidents
-from mps_exporter.humanize import UserNames, describe_incident
+from mps_exporter.humanize import UserNames
 from mps_exporter.limits_timeouts_intervals import MAX_EVIDENCE_PROCESSES
 from mps_exporter.metrics import Build, render
 from mps_exporter.metrics.metric_types import MetricSpec
@@ -22,7 +22,7 @@ from mps_exporter.mps.protocol_v3 import CLIENTS, SERVERS
 from mps_exporter.observations import DaemonFacts, ProcessFacts
 from mps_exporter.snapshot import ControlDaemon, Incident, LogMetricValues, Snapshot
 from mps_exporter.web.options import WebOptions
-from mps_exporter.web.status_api import make_status, to_json
+from mps_exporter.web.status_api import incident_view, make_status, to_json
 from mps_exporter.web.status_page import render_page
 from testing.mps_logs import LOGS, numbers, summary
 from testing.outputs import ended_among, texts_of, texts_of_findings, words_of
@@ -306,7 +306,7 @@ def texts(moment: Moment) -> Iterator[str]:
             yield from (f"{source}: {one} in {text}" for one in untrue(moment.world, text))
         for daemon in snapshot.daemons:
             for one in daemon.incidents:
-                text = describe_incident(one, UserNames(snapshot))
+                text = incident_view(daemon.facts, one, UserNames(snapshot)).text
                 yield from (f"incident: {wrong} in {text}" for wrong in untrue(moment.world, text))
 
 
