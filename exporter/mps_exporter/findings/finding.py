@@ -165,20 +165,6 @@ class HostFacts:
         recent = last is not None and self.age(last.at) <= policy.RECENT_INCIDENT_SECONDS
         return last if recent else None
 
-    def subjects(self, advice: FindingType) -> Iterator[tuple[Any, ...]]:
-        """Yield the arguments of each call of a finding's condition."""
-        scope = advice.scope
-        if scope == "server":
-            yield from ((daemon, one) for daemon in self.daemons for one in daemon.servers)
-        elif advice.kind == "news":
-            last = ((daemon, self.last_incident(daemon, advice.name)) for daemon in self.daemons)
-            yield from ((daemon, one) for daemon, one in last if one is not None)
-        elif scope == "host":
-            yield ()
-        else:
-            for one in self.daemons if scope == "daemon" else self.snapshot.gpus:
-                yield (one,)
-
 
 class Case(NamedTuple):
     """One occurrence of a finding."""
@@ -239,7 +225,7 @@ class FindingType:
 
     def found(self, host: HostFacts) -> Iterator[Finding]:
         """Yield the findings of this type on a host, with the permitted commands only."""
-        for subject in host.subjects(self):
+        for subject in self._subjects(host):
             first = subject[0] if subject else None
             daemon = first if isinstance(first, ControlDaemon) else None
             gpu = first if isinstance(first, Gpu) else None
@@ -255,6 +241,17 @@ class FindingType:
                     permitted(actions, daemon.facts if daemon else None),
                     limited=daemon is not None and daemon.facts.limited,
                 )
+
+    def _subjects(self, host: HostFacts) -> Iterable[tuple[Any, ...]]:
+        """Return the arguments of each call of the condition."""
+        daemons = host.daemons
+        if self.kind == "news":
+            last = ((daemon, host.last_incident(daemon, self.name)) for daemon in daemons)
+            return ((daemon, one) for daemon, one in last if one is not None)
+        if self.scope == "server":
+            return ((daemon, one) for daemon in daemons for one in daemon.servers)
+        subjects = {"host": [()], "daemon": zip(daemons), "gpu": zip(host.snapshot.gpus)}
+        return subjects[self.scope]
 
 
 of_host, of_daemon = partial(FindingType, "host"), partial(FindingType, "daemon")

@@ -20,7 +20,6 @@ from mps_exporter.findings.finding import (
 from mps_exporter.findings.gpus import predates_volta
 from mps_exporter.humanize import capitalize, count, join_some, memory, printable, processes
 from mps_exporter.mps.client_limits import DaemonGpus, visible_gpus
-from mps_exporter.mps.tool_commands import SOCKET_PATH_BYTES, path_bytes
 from mps_exporter.observations import ClosedFolder, DaemonConditions
 from mps_exporter.snapshot import ControlDaemon, Gpu, Incident, Snapshot
 
@@ -217,14 +216,6 @@ def _possible_causes(
         )
     if old := [gpu.index for gpu in snapshot.gpus if predates_volta(gpu)]:
         yield f"GPU {', '.join(old)} is older than Volta", "Use a Volta or later GPU for MPS."
-
-
-def long_socket_path(directory: str) -> str:
-    """Return why no program can connect in this pipe directory; "" if the path is not too long."""
-    length = path_bytes(f"{directory}/control")
-    if length <= SOCKET_PATH_BYTES:
-        return ""
-    return f"the path of its control socket has {length} bytes, of at most {SOCKET_PATH_BYTES}."
 
 
 @of_leftovers(

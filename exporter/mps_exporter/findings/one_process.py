@@ -25,11 +25,12 @@ from mps_exporter.findings.finding import (
     quoted_path,
     shown_path,
 )
-from mps_exporter.findings.incidents import long_socket_path, nameable_gpus
+from mps_exporter.findings.incidents import nameable_gpus
 from mps_exporter.findings.limits import NO_EFFECT, gpu_name
 from mps_exporter.humanize import UserNames, memory, printable
 from mps_exporter.mps import client_limits
 from mps_exporter.mps.cgroups import parse_cgroup
+from mps_exporter.mps.tool_commands import SOCKET_PATH_BYTES, path_bytes
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
 
@@ -274,9 +275,13 @@ def _directory_checks(one: Subject) -> Checks:
         )
         return
     shown = shown_path(view.pipe_directory)
-    if long := long_socket_path(view.pipe_directory):
-        remedy = "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients."
-        yield problem(humanize.capitalize(long), remedy, WITHOUT_MPS, one.command_to_use_daemon)
+    if (length := path_bytes(f"{view.pipe_directory}/control")) > SOCKET_PATH_BYTES:
+        yield problem(
+            f"The path of its control socket has {length} bytes, of at most {SOCKET_PATH_BYTES}.",
+            "A shorter CUDA_MPS_PIPE_DIRECTORY, for the daemon and its clients.",
+            WITHOUT_MPS,
+            one.command_to_use_daemon,
+        )
     elif view.path_error is not None:
         remedy = "Set a daemon's directory, or mount it into the container; then start it again."
         command = {"command": one.command_to_use_daemon}
