@@ -22,8 +22,8 @@ from mps_exporter.observations import (
     ProcessFacts,
     Reading,
 )
-from mps_exporter.snapshot import Client, ClientState, ControlDaemon, Server, Snapshot
-from testing.finding_hosts import PIPE, SYNTHETIC, client, daemon, gpu, host, job
+from mps_exporter.snapshot import Client, ClientState, ControlDaemon, Handover, Server, Snapshot
+from testing.finding_hosts import DAEMON, PIPE, SYNTHETIC, client, daemon, gpu, host, job
 from testing.player import snapshot_at
 
 GIB = 1 << 30
@@ -76,11 +76,8 @@ def examples() -> Iterator[tuple[str, Snapshot]]:
         card = replace(gpu(readings=(Reading("sm_activity", activity),)), direct_pids=direct)
         title = f"{allowed} of the SMs are allowed, {activity} active, {len(direct)} without MPS"
         yield title, Snapshot(1.0, gpus=(replace(card, sm_committed_ratio=allowed),))
-    logs = tuple(
-        LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server")
-    )
     for asked in ("answering", None):
-        yield f"a daemon in state {asked}", host(daemon(asked, logs=logs, servers_count=0))
+        yield f"a daemon in state {asked}", host(daemon(asked, logs=READ, servers_count=0))
     process = ProcessFacts(
         5, 1.0, cgroup="0::/system.slice/m.service", mps_environment={"CUDA_VISIBLE_DEVICES": "1;x"}
     )
@@ -88,6 +85,31 @@ def examples() -> Iterator[tuple[str, Snapshot]]:
     for limited_ in (False, True):
         gone = daemon(state="absent", pid=None, last=replace(last, limited=limited_))
         yield f"an absent daemon whose last process was a user's: {limited_}", host(gone)
+
+
+READ = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
+GROUP = f"/sys/fs/cgroup/system.slice/docker-{'0a' * 32}.scope"
+
+
+def hung() -> Iterator[tuple[str, Snapshot]]:
+    """Yield hosts whose daemon 10 does not answer; client 30 of its server 952 works."""
+    its = ProcessFacts(952, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10)
+    busy = Server(952, state="ACTIVE", ghost=False, clients_connected=1)
+    busy = replace(busy, clients=(Client(30, 952, state="active"),))
+    for title, control, server, more in (
+        ("the daemon is stopped", replace(DAEMON, state="T"), its, {}),
+        ("the server is stopped", DAEMON, replace(its, state="T"), {}),
+        ("the server is traced", DAEMON, replace(its, state="t", tracer="77 (gdb)"), {}),
+        ("the daemon's container is frozen", replace(DAEMON, frozen_group=GROUP), its, {}),
+        ("a group is frozen", DAEMON, replace(its, frozen_group="/sys/fs/cgroup/a b"), {}),
+        ("a ghost", DAEMON, its, {"servers": (replace(busy, ghost=True, clients=()),)}),
+        ("nothing else is seen", DAEMON, its, {}),
+        ("no log is read", DAEMON, its, {"logs": ()}),
+    ):
+        facts = DaemonFacts(PIPE, "/l", process=control, servers=(server,))
+        last: dict[str, Any] = {"logs": READ, "handover": Handover(0.5, 40, 1002)}
+        seen = {"facts": facts, "servers": (busy,), **last, **more}
+        yield f"a daemon that hangs: {title}", host(daemon("unresponsive", **seen))
 
 
 CLOSED = ClosedFolder("/run/x", "/run/x is closed to user 0", 0)
@@ -157,7 +179,8 @@ LEFT = Leftovers(
 
 
 def diagnoses() -> Iterator[tuple[str, Diagnosis]]:
-    hosts = [(title, snapshot, DaemonConditions()) for title, snapshot in examples()]
+    made = (*examples(), *hung())
+    hosts = [(title, snapshot, DaemonConditions()) for title, snapshot in made]
     for title, snapshot, conditions in (*hosts, *failed_starts()):
         views = {one.pipe_directory: conditions for one in snapshot.daemons}
         yield title, Diagnosis(snapshot, recent_incidents(snapshot, views=views))

@@ -19,12 +19,12 @@ from mps_exporter.commands.doctor_report import (
 )
 from mps_exporter.findings import ADVICE, findings, recent_incidents
 from mps_exporter.metrics import Build, render
-from mps_exporter.observations import DaemonFacts, GpuObservation, LogState, ProcessFacts
-from mps_exporter.snapshot import Client, Gpu, Handover, Incident, Server, Snapshot
+from mps_exporter.observations import DaemonFacts, GpuObservation, LogState
+from mps_exporter.snapshot import Client, Gpu, Incident, Server, Snapshot
 from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status
+from testing.each import each
 from testing.finding_hosts import (
-    DAEMON,
     IDLE_SMS,
     LARGE,
     OVER,
@@ -38,6 +38,7 @@ from testing.finding_hosts import (
     host,
     process,
 )
+from testing.host_examples import hung
 from testing.player import snapshot_at
 
 
@@ -61,76 +62,11 @@ def test_every_finding_has_a_host() -> None:
     assert hosts == ADVICE.keys() - of_the_page, "each has a host in testing/finding_hosts.py"
 
 
-READ = tuple(LogState(PIPE, log, f"/l/{log}.log", readable=True) for log in ("control", "server"))
-GROUP = f"/sys/fs/cgroup/system.slice/docker-{'0a' * 32}.scope"
-
-
-def stuck(
-    control: dict[str, str] | None = None,
-    of_server: dict[str, str] | None = None,
-    *,
-    ghost: bool = False,
-    logs: tuple[LogState, ...] = READ,
-) -> tuple[str, list[str]]:
-    """Remedy and commands for a daemon that does not answer, whose client 30 works."""
-    server = ProcessFacts(952, 2.0, 1001, "ann", "nvidia-cuda-mps-server", "S", 10)
-    stopped = daemon(
-        state="unresponsive",
-        facts=DaemonFacts(
-            PIPE,
-            "/l",
-            process=replace(DAEMON, **(control or {})),  # type: ignore[arg-type]
-            servers=(replace(server, **(of_server or {})),),  # type: ignore[arg-type]
-        ),
-        servers=(
-            Server(
-                952,
-                state="ACTIVE",
-                ghost=ghost,
-                clients_connected=1,
-                clients=() if ghost else (Client(30, 952, state="active"),),
-            ),
-        ),
-        logs=logs,
-        handover=Handover(0.5, 40, 1002),
-    )
-    snapshot = host(stopped)
-    found = {one.advice.name: one for one in findings(snapshot)}["daemon_unresponsive"]
-    return found.remedy, [one.command for one in found.actions]
-
-
-SHOWN = "ps -o pid,user,stat,etime,args -p 10,952"
-
-
-@pytest.mark.parametrize(
-    ("seen", "words", "commands"),
-    [
-        ({"control": {"state": "T"}}, "Continue process 10", ["kill -CONT 10"]),
-        ({"of_server": {"state": "T"}}, "Continue process 952", ["kill -CONT 952"]),
-        ({"of_server": {"state": "t", "tracer": "77 (gdb)"}}, "Let process 77 (gdb) continue", []),
-        ({"control": {"frozen_group": GROUP}}, "Thaw that group", ["docker unpause 0a0a0a0a0a0a"]),
-        (
-            {"of_server": {"frozen_group": "/sys/fs/cgroup/a b"}},
-            "Thaw that group",
-            ["echo 0 > '/sys/fs/cgroup/a b/cgroup.freeze'"],
-        ),
-        (
-            {"ghost": True},
-            "End server 952 (with SIGKILL",
-            ["ps -o args= -p 952 | grep nvidia-cuda-mps-server && kill -9 952"],
-        ),
-        ({}, "The last resort is a restart of the daemon: its 1 client will be lost", [SHOWN]),
-        ({"logs": ()}, "may also be draining", [SHOWN]),
-    ],
-)
-def test_what_frees_a_daemon_ends_nothing_that_may_be_healthy(
-    seen: dict[str, Any], words: str, commands: list[str]
-) -> None:
-    remedy, offered = stuck(**seen)
-    assert words in remedy
-    assert ("draining" in remedy) == ("logs" in seen)
-    assert offered == commands
-    assert not re.search(r"(?i)(end|kill)[^.]*\b(10|30|40)\b", remedy)
+@each([*hung()])
+def test_what_frees_a_daemon_ends_nothing_that_may_be_healthy(hang: tuple[str, Snapshot]) -> None:
+    (found,) = (one for one in findings(hang[1]) if one.advice.name == "daemon_unresponsive")
+    for text in (found.remedy, *(action.command for action in found.actions)):
+        assert not re.search(r"(?i)(end|kill )[^.-]*\b(10|30|40)\b", text)
 
 
 def test_only_confirmed_processes_are_in_commands() -> None:
