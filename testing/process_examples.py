@@ -77,6 +77,11 @@ def examples() -> Iterator[Example]:
         yield f"client: {title}", host, replace(old, **changes)
     for title, changes in NEW.items():
         yield f"newcomer: {title}", host, replace(new, **changes)
+    few = replace(new, mps_environment={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "1"})
+    for model, capability in (("Hopper", (9, 0)), ("Ampere", (8, 0))):
+        card = replace(host.gpus[0].observation, compute_capability=capability)
+        its_gpus = (replace(host.gpus[0], observation=card),)
+        yield f"newcomer: 1 % of {model}", replace(host, gpus=its_gpus), few
     for name, text in VARIABLES:
         variable = f"CUDA_{'MPS_' if name.startswith('PINNED') else ''}{name}"
         yield f"newcomer: {variable}={text}", host, replace(new, mps_environment={variable: text})

@@ -366,6 +366,8 @@ CONTEXT_BYTES = 290 << 20
 """Memory limit with which no context can be created. Measured on an H200: cuDevicePrimaryCtxRetain
 failed with error 2; with 1 GiB a client without memory of its own had 753 MiB left."""
 
+MIN_SMS = 2  # Smallest usable SM limit before Hopper: SMs come in pairs. On Hopper: 8 (measured).
+
 # ---------------------------------------------------------- logs and texts
 
 LARGE_LOG_BYTES = 1 << 30  # Size of a large log: weeks of a busy host; nothing rotates the logs.

@@ -34,6 +34,8 @@ from mps_exporter.mps.tool_commands import SOCKET_PATH_BYTES, path_bytes
 from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import Client, ControlDaemon, Gpu, Snapshot, Wait
 
+HOPPER = (9, 0)
+
 _REFUSED = "cuda-error-805-mps-connection-failed"
 _HANGS_IN_INIT = "a-program-hangs-in-cuinit"
 _LOST = "all-programs-died-at-once"
@@ -559,17 +561,35 @@ def _limit_checks(one: Subject) -> Checks:
             yield ok(f"It may use at most {sms}.")
         else:
             yield unknown("how many SMs it may use is not known.")
-    own = one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-    allowed = client_limits.parse_pinned_memory_limit(own)
-    if one.daemon is None or one.working or not allowed:
-        return
-    if (least := min(allowed.values())) <= policy.CONTEXT_BYTES:
+    if one.daemon is not None and not (one.working or one.recorded):
+        yield from _limits_before_context(one, one.daemon)
+
+
+def _limits_before_context(one: Subject, daemon: ControlDaemon) -> Checks:
+    """Yield the limits of the process that are too small for a context."""
+    allowed = client_limits.parse_pinned_memory_limit(
+        one.environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    )
+    if allowed and (least := min(allowed.values())) <= policy.CONTEXT_BYTES:
         yield problem(
             f"Its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT allows {memory(least)}; on an H200 no context "
             f"could be made with {memory(policy.CONTEXT_BYTES)} (error 2).",
             "A higher limit, and start the process again.",
             _NO_MEMORY,
         )
+    text = one.environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    own = client_limits.parse_active_thread_percentage(text).ratio
+    ratio = client_limits.effective_ratio(own, daemon.default_active_thread_ratio)
+    for gpu in one.snapshot.gpus:
+        sms = gpu.observation.sm_count
+        old = (gpu.observation.compute_capability or HOPPER) < HOPPER
+        if ratio and sms and old and gpu.uuid in daemon.gpu_uuids and ratio * sms < policy.MIN_SMS:
+            yield warning(
+                f"Its percentage is {humanize.percent(ratio, exact=True)} of {sms} SMs, less than "
+                f"{policy.MIN_SMS}: reported to fail with error 46.",
+                "A higher percentage, or fewer replicas.",
+                _UNAVAILABLE,
+            )
 
 
 def _host_memory_checks(one: Subject) -> Checks:
