@@ -142,11 +142,9 @@ class UserNames:
             self.update(snapshot)
 
     def update(self, snapshot: Snapshot) -> None:
-        for uid, user in snapshot.user_names.items():
-            self._names.pop(uid, None)
-            self._names[uid] = user
-        while len(self._names) > MAX_REMEMBERED_USERS:
-            del self._names[next(iter(self._names))]
+        new = snapshot.user_names
+        kept = [(uid, user) for uid, user in self._names.items() if uid not in new]
+        self._names = dict([*kept, *new.items()][-MAX_REMEMBERED_USERS:])
 
     def __call__(self, uid: int | None) -> str:
         return user_name(uid, None if uid is None else self._names.get(uid))

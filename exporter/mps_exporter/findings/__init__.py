@@ -63,13 +63,18 @@ def findings(
     `name_of`: default is the snapshot's; `facts`: other fields of HostFacts.
     """
     host = HostFacts(snapshot, name_of or UserNames(snapshot), **facts)
+    node = replace(host, snapshot=of_node(snapshot))
     types = [one for one in ADVICE.values() if one.kind in kinds]
     found = [finding for one in types for finding in one.found(host)]
-    node = of_node(snapshot)
-    if node is not snapshot:
-        found = _split(
-            found, [one for kind in types for one in kind.found(replace(host, snapshot=node))]
-        )
+    if node.snapshot is not snapshot:
+        on_node = [finding for one in types for finding in one.found(node)]
+        known = {one.key for one in on_node}
+        # A finding about a GPU is the node's only if it exists with and without users' daemons.
+        found = [
+            *(one for one in on_node if one.advice.scope != "gpu"),
+            *(one for one in found if one.advice.scope == "gpu" and one.key in known),
+            *(replace(one, limited=True) for one in found if one.key not in known),
+        ]
     return in_order(found)
 
 
@@ -89,17 +94,6 @@ def of_node(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, daemons=daemons, gpus=gpus)
 
 
-def _split(found: Iterable[Finding], on_node: Sequence[Finding]) -> list[Finding]:
-    """Return the node's findings, then the others, marked as ordinary users'.
-
-    A finding about a GPU is the node's only if it exists with and without these daemons.
-    """
-    known = {one.key for one in on_node}
-    about_gpus = [one for one in found if one.advice.scope == "gpu" and one.key in known]
-    users = [replace(one, limited=True) for one in found if one.key not in known]
-    return [*(one for one in on_node if one.advice.scope != "gpu"), *about_gpus, *users]
-
-
 def recent_incidents(
     snapshot: Snapshot,
     name_of: UserNameLookup | None = None,
@@ -112,8 +106,8 @@ def recent_incidents(
     return findings(snapshot, name_of, {"news"}, conditions=views or {})
 
 
-def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> tuple[Finding, ...]:
-    """Return the findings about leftovers, which only the doctor searches for.
+def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> Iterator[Finding]:
+    """Yield the findings about leftovers, which only the doctor searches for.
 
     `daemons` are all of the host. An ordinary user can name any process like an MPS program: the
     node's are children of its daemons, and host processes of root or its daemons' users.
@@ -126,16 +120,14 @@ def trace_findings(traces: Leftovers, daemons: Sequence[ControlDaemon] = ()) -> 
     def is_nodes(one: ProcessFacts) -> bool:
         return one.parent_pid in pids or (one.uid in trusted and len(one.namespace_pids) < 2)
 
-    def found(*, nodes: bool) -> Iterator[Finding]:
+    for nodes, others in ((True, traces), (False, Leftovers())):
         left = replace(
-            traces if nodes else Leftovers(),
+            others,
             zombies=tuple(one for one in traces.zombies if is_nodes(one) == nodes),
             orphans=tuple(one for one in traces.orphans if is_nodes(one) == nodes),
         )
         for one in findings(Snapshot(0.0), kinds={"trace"}, leftovers=left):
             yield replace(one, limited=not nodes or one.daemon in users)
-
-    return (*found(nodes=True), *found(nodes=False))
 
 
 def incident_severity(kind: str, *, limited: bool) -> Severity:
