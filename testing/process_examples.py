@@ -12,7 +12,7 @@ from mps_exporter.commands.doctor_report import checks_as_text, checks_exit_stat
 from mps_exporter.findings import findings, recent_incidents
 from mps_exporter.findings.before_kill import before_kill
 from mps_exporter.findings.one_process import check_process
-from mps_exporter.observations import DaemonFacts, ProcessFacts, ProcessView
+from mps_exporter.observations import ContainerName, DaemonFacts, ProcessFacts, ProcessView
 from mps_exporter.snapshot import CollectorName, CollectorResult, Snapshot, Wait
 from testing.player import snapshot_at
 from testing.snapshots import NOW, client, daemon, process_using, server, snapshot
@@ -59,6 +59,7 @@ NEW: dict[str, dict[str, Any]] = {
     "its daemon is gone; a user chose the directory": {**ELSEWHERE, "leftover": True},
     "its daemon is gone; root chose the directory": {**ELSEWHERE, "leftover": True, "uid": 0},
     "the directory is not in its container": {"daemon_directory": None},
+    "its files in /proc cannot be read": {**ELSEWHERE, "state": "", "pipe_directory": None},
     "it has started others": {"children": (78, 79)},
 }
 VARIABLES = (
@@ -88,6 +89,11 @@ def examples() -> Iterator[Example]:
     yield from _with_another_daemon(host, old, new)
     yield from _without_daemon(host, new)
     waits = snapshot_at("wait-served", 0.6)
+    pods = tuple(
+        ContainerName("containerd://6", "team-a", pod, "main", (pid,))
+        for pod, pid in (("training", 705), ("holder", 694))
+    )
+    yield "wait-served with the names of pods", replace(waits, containers=pods), 705
     inner = DaemonFacts("/d", "/l", process=ProcessFacts(9, 0.0, namespace_pids=(9, 1)))
     for title, queue in (("it may wait", waits.daemons[0].waits), ("nobody waits", ())):
         nameless = tuple(replace(wait, pid=0) for wait in queue)
@@ -184,6 +190,8 @@ def ends() -> Iterator[tuple[str, Snapshot, int, dict[str, Any]]]:
     hung = client(11, state="connecting", contexts={})
     queued = Wait(700, 1002, NOW - 10, 1001)
     yield "it shares a GPU", SHARED, 11, {}
+    pod = ContainerName("containerd://6", "team-a", "training", "main", (11,))
+    yield "its pod is known", replace(SHARED, containers=(pod,)), 11, {}
     yield "the only one on its GPU", snapshot(daemon(server(BUSY))), 11, {}
     yield "MPS v3", snapshot(daemon(server(*CLIENTS), protocol="3")), 11, {}
     yield "the daemon", SHARED, 600, {}

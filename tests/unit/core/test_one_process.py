@@ -15,11 +15,8 @@ import pytest
 from mps_exporter.cli import main
 from mps_exporter.commands.doctor import selected_pids
 from mps_exporter.findings import findings, trace_findings
-from mps_exporter.findings.daemons_and_servers import several_users_one_daemon
-from mps_exporter.findings.finding import HostFacts, clients_of
 from mps_exporter.findings.one_process import Check, check_process, conclusion, pids_of
 from mps_exporter.flags import Settings
-from mps_exporter.humanize import UserNames
 from mps_exporter.observations import (
     ClosedFolder,
     ContainerName,
@@ -47,17 +44,11 @@ def answer(snapshot: Snapshot, pid: int, view: ProcessView | None = None) -> Che
     return conclusion(check_process(pid, snapshot, findings(snapshot), view))
 
 
-def test_nothing_is_said_of_a_process_that_procfs_does_not_show(
-    snapshot: Snapshot, tmp_path: Path
-) -> None:
+def test_a_process_without_files_in_proc_is_gone_only_where_proc_is_there(tmp_path: Path) -> None:
     pid = 2**22 + 1  # above the kernel's maximum
     view = view_process(pid, (), str(tmp_path))
-    found = answer(snapshot, pid, view)
-    assert (found.name, found.outcome) == ("connection", "unknown")
-    assert "in /proc cannot be read" in found.text
-    assert answer(snapshot, pid, view_process(pid, ())).text == f"No process {pid} is there."
-    texts = [one.text for one in check_process(pid, snapshot, (), view)]
-    assert not [text for text in texts if " is no client" in text or "only its user" in text]
+    assert (view.present, view.state) == (True, "")
+    assert not view_process(pid, ()).present
 
 
 @pytest.mark.parametrize(
@@ -128,20 +119,6 @@ TRAINING = ContainerName("containerd://6", "team-a", "training", "main", (705, 1
 def test_a_pod_that_waits_by_its_name(job: str, pids: list[int]) -> None:
     snapshot = replace(snapshot_at("wait-served", 0.6), containers=(TRAINING,))
     assert pids_of(snapshot, uid=None, job=job) == pids
-
-
-def test_a_finding_names_the_pod_of_a_process() -> None:
-    snapshot = snapshot_at("wait-served", 0.6)
-    holder = replace(TRAINING, pod="holder", pids=(694,))
-    (found,) = several_users_one_daemon.found(
-        HostFacts(replace(snapshot, containers=(TRAINING, holder)), UserNames(snapshot))
-    )
-    assert "Do not kill process 705 (pod team-a/training): " in found.remedy
-    assert "when process 694 (pod team-a/holder) will be done" in found.remedy
-    clients = [one for daemon in snapshot.daemons for one in clients_of(daemon)]
-    host = HostFacts(replace(snapshot, containers=(holder,)), UserNames(snapshot))
-    (shown,) = [host.client(one) for one in clients if one.pid == 694]
-    assert shown.endswith(" of user 1001, pod team-a/holder)")
 
 
 def test_a_job_that_waits(tmp_path: Path) -> None:
