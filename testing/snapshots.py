@@ -116,10 +116,11 @@ def daemon(*servers: Server, **changes: object) -> ControlDaemon:
 
 def snapshot(*daemons: ControlDaemon, **changes: object) -> Snapshot:
     servers = [server for daemon in daemons for server in daemon.servers]
-    users = {one.uid: one.user for server in servers for one in (server, *server.clients)}
+    users: list[Server | Client] = [*servers]
+    users += [client for server in servers for client in server.clients]
     made = Snapshot(
         taken_at=NOW,
-        user_names={uid: user for uid, user in users.items() if uid is not None and user},
+        user_names={one.uid: one.user for one in users if one.uid is not None and one.user},
         driver_version="580.159.04",
         cuda_version="13.0",
         gpus=(gpu(),),
