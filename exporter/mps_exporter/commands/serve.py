@@ -17,7 +17,7 @@ from typing import Any
 
 import mps_exporter
 from mps_exporter import humanize
-from mps_exporter.backend import CollectorBackend, ReplayPlayer, build
+from mps_exporter.backend import Backend, ReplayPlayer, build
 from mps_exporter.commands import on_signals
 from mps_exporter.flags import DEMO_LISTEN_ADDRESS, InvalidSettingError, Settings
 from mps_exporter.logging import print_output, print_status, show_progress
@@ -86,7 +86,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
     if settings.replay is not None:
         playlist = Playlist.of(read_recording(Path(settings.replay)))
     gc.freeze()  # otherwise each full garbage collection takes 14 ms to scan the modules
-    backend = CollectorBackend(settings, playlist)
+    backend = Backend(settings, playlist)
     player = backend.player
     if player is not None:
         await player.start(position)
@@ -98,8 +98,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         version=mps_exporter.__version__,
         revision=build().revision,
     )
-    jump = player.jump if player is not None and player.playlist.chapters else None
-    app = create_app(backend, options, jump=jump)
+    app = create_app(backend, options)
     watch = app.get(WEB_CONFIG)
     note = "SIGHUP: the web configuration is checked every second; restart for other settings"
     # On a terminal, SIGHUP means that it has closed.

@@ -5,16 +5,8 @@ import logging
 from aiohttp import web
 
 from mps_exporter import limits_timeouts_intervals as policy
-from mps_exporter.web import (
-    BACKEND,
-    OPTIONS,
-    WEB_CONFIG,
-    Backend,
-    Handler,
-    events,
-    handlers,
-    text_response,
-)
+from mps_exporter.backend import Backend
+from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Handler, events, handlers, text_response
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request
 from mps_exporter.web.options import WebOptions
 
@@ -62,10 +54,7 @@ async def _ignore_expect(_request: web.Request) -> None:
     """Ignore ``Expect``: no body is read, and aiohttp would respond before the password check."""
 
 
-def create_app(
-    backend: Backend, options: WebOptions, *, jump: handlers.Jump | None = None
-) -> web.Application:
-    """Return the application. jump: continues a demo at a chapter, or returns False."""
+def create_app(backend: Backend, options: WebOptions) -> web.Application:
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend
     app[OPTIONS] = options
@@ -88,13 +77,11 @@ def create_app(
         install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
-    if jump is not None:
-        app[handlers.JUMP] = jump
-    _add_routes(app, options.settings.web_telemetry_path, demo=jump is not None)
+    _add_routes(app, options.settings.web_telemetry_path)
     return app
 
 
-def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> None:
+def _add_routes(app: web.Application, telemetry_path: str) -> None:
     pages: dict[str, Handler] = {
         "/": handlers.status,
         "/static/{name}": handlers.asset,
@@ -109,6 +96,5 @@ def _add_routes(app: web.Application, telemetry_path: str, *, demo: bool) -> Non
     }
     for path, page in pages.items():
         app.router.add_get(path, page, expect_handler=_ignore_expect)
-    if demo:
-        path = "/api/v1/demo/chapters/{name}"
-        app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)
+    path = "/api/v1/demo/chapters/{name}"
+    app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)

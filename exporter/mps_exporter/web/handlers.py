@@ -4,7 +4,6 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -13,9 +12,10 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter import manual
+from mps_exporter.backend import Backend
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Backend, text_response
+from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, text_response
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.guard import Limiter, SharedCalls
 from mps_exporter.web.status_api import make_status, to_json
@@ -185,9 +185,6 @@ async def asset(request: web.Request) -> web.Response:
 
 # ------------------------------------------------------------------------- health and demo
 
-Jump = Callable[[str], Awaitable[bool]]
-JUMP = web.AppKey[Jump]("JUMP")
-
 
 async def healthy(_request: web.Request) -> web.Response:
     """Respond with 200. A dead GPU is an alert, not a reason to restart the program."""
@@ -216,7 +213,7 @@ async def jump(request: web.Request) -> web.Response:
     """Continue the demo at a chapter (/api/v1/demo/chapters/NAME), and respond when it plays."""
     if _is_cross_site(request):
         return text_response("403 Forbidden: sent by a page of another site", status=403)
-    if not await request.app[JUMP](request.match_info["name"]):
+    if not await request.app[BACKEND].jump(request.match_info["name"]):
         return text_response(
             "404 Not Found: no such chapter; /api/v1/status lists them under recording, chapters",
             status=404,

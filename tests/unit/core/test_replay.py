@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.backend import CollectorBackend, advance
+from mps_exporter.backend import Backend, advance
 from mps_exporter.collector import Collector
 from mps_exporter.commands.serve import FIRST_CHAPTER, built_in_playlist
 from mps_exporter.flags import Settings
@@ -112,8 +112,8 @@ def test_only_names_of_users_and_programs_are_replaced(playlist: Playlist) -> No
 
 
 @asynccontextmanager
-async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[CollectorBackend]:
-    service = CollectorBackend(Settings(replay_speed=speed), playlist)
+async def played(playlist: Playlist, speed: float = 1.0) -> AsyncIterator[Backend]:
+    service = Backend(Settings(replay_speed=speed), playlist)
     assert service.player is not None
     (begin,) = (one.at_seconds for one in playlist.chapters if one.name == FIRST_CHAPTER)
     await service.player.start(begin)
@@ -193,7 +193,7 @@ async def test_only_what_happens_while_it_is_played_is_an_event(playlist: Playli
 
 async def test_a_recording_of_ones_own_has_no_chapters() -> None:
     recording = read_recording(RECORDINGS / "one-client.rec.gz")
-    service = CollectorBackend(Settings(), Playlist.of(recording))
+    service = Backend(Settings(), Playlist.of(recording))
     snapshot = await service.collect(None, None)
     await service.close()
     assert snapshot.recording is not None
