@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import os
 import platform
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
@@ -179,6 +180,9 @@ class Backend:
     """The snapshots, metrics and recordings that the web server shows."""
 
     def __init__(self, settings: Settings, playlist: Playlist | None = None) -> None:
+        self.settings = settings
+        self.host = os.environ.get("NODE_NAME") or socket.gethostname()  # Title of the page.
+        self.build = build()
         self._sparse = SparseSeries()
         self._clients = cast("ClientSeries", settings.collector_clients)
         self._process = (
@@ -225,7 +229,7 @@ class Backend:
 
     def _encode(self, snapshot: Snapshot, content_type: str, gzip_level: int) -> bytes:
         wall = snapshot.recording.viewer_time if snapshot.recording is not None else None
-        families = render(snapshot, build(), wall=wall, clients=self._clients)
+        families = render(snapshot, self.build, wall=wall, clients=self._clients)
         own = () if self._process is None else self._process.collect()
         page = encode(self._sparse.shown(families), own, content_type)
         return gzip.compress(page, gzip_level, mtime=0) if gzip_level else page

@@ -16,11 +16,12 @@ import pytest
 import trustme
 from aiohttp import ClientConnectorError, ClientError, ClientSession
 
+from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
 from mps_exporter.web.webconfig import WebConfigError
 from testing.waiting import PATIENCE_SECONDS, until_awaited
 from tests.unit.web.fakes import FakeBackend
-from tests.unit.web.serving import options_of, served
+from tests.unit.web.serving import served
 from tests.unit.web.webconfigs import MUTUAL, TLS
 
 HTTP1 = "http_server_config:\n  http2: false\n"
@@ -318,7 +319,7 @@ def test_a_broken_file_is_fatal_at_the_start(site: Site, text: str, words: str) 
     if text:
         site.write(text)
     with pytest.raises(WebConfigError) as error:
-        create_app(FakeBackend(), options_of(web_config_file=str(site.config)))
+        create_app(FakeBackend(settings=Settings(web_config_file=str(site.config))))
     assert str(error.value).startswith(f"{site.config}: ")
     assert words in str(error.value)
     assert "not-a-hash" not in str(error.value)

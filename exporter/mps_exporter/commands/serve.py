@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import mps_exporter
 from mps_exporter import humanize
-from mps_exporter.backend import Backend, ReplayPlayer, build
+from mps_exporter.backend import Backend, ReplayPlayer
 from mps_exporter.commands import on_signals
 from mps_exporter.flags import DEMO_LISTEN_ADDRESS, InvalidSettingError, Settings
 from mps_exporter.logging import print_output, print_status, show_progress
@@ -25,7 +24,6 @@ from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, read_playlist
 from mps_exporter.web import WEB_CONFIG
 from mps_exporter.web.app import create_app
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.server import serve_app
 
 WILDCARD_HOSTS = ("", "[::]", "0.0.0.0")  # noqa: S104 - compared with, not listened on
@@ -92,13 +90,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
         await player.start(position)
     stop = asyncio.Event()
     on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
-    options = WebOptions(
-        settings=settings,
-        host=os.environ.get("NODE_NAME") or socket.gethostname(),
-        version=mps_exporter.__version__,
-        revision=build().revision,
-    )
-    app = create_app(backend, options)
+    app = create_app(backend)
     watch = app.get(WEB_CONFIG)
     note = "SIGHUP: the web configuration is checked every second; restart for other settings"
     # On a terminal, SIGHUP means that it has closed.
@@ -116,7 +108,7 @@ async def serve(settings: Settings, playlist: Playlist | None = None, position: 
             _print_replay_notice(player, settings, shown)
             tasks.append(asyncio.create_task(_report_progress(player), name="progress"))
 
-    web = asyncio.create_task(serve_app(app, options, stop, on_listening=listening), name="web")
+    web = asyncio.create_task(serve_app(app, stop, on_listening=listening), name="web")
     try:
         # The program ends with the first of them: web by the stop event, work by a bug.
         done, _ = await asyncio.wait({web, work}, return_when=asyncio.FIRST_COMPLETED)

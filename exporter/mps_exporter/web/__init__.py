@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from mps_exporter.backend import Backend
-from mps_exporter.web.options import WebOptions
 
 if TYPE_CHECKING:
     from mps_exporter.web.webconfig import WebConfigWatch
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BACKEND = web.AppKey[Backend]("BACKEND")
-OPTIONS = web.AppKey[WebOptions]("OPTIONS")
 WEB_CONFIG: web.AppKey[WebConfigWatch] = web.AppKey("WEB_CONFIG")
 """Absent without a web configuration file."""
 

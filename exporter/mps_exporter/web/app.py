@@ -6,9 +6,8 @@ from aiohttp import web
 
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.backend import Backend
-from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, Handler, events, handlers, text_response
+from mps_exporter.web import BACKEND, WEB_CONFIG, Handler, events, handlers, text_response
 from mps_exporter.web.guard import Limiter, SharedCalls, track_request
-from mps_exporter.web.options import WebOptions
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         if error.status == 404:
-            metrics = request.app[OPTIONS].settings.web_telemetry_path
+            metrics = request.app[BACKEND].settings.web_telemetry_path
             return text_response(f"404 Not Found: try / or {metrics}", status=404)
         kept = {name: error.headers[name] for name in _ERROR_HEADERS if name in error.headers}
         return text_response(f"{error.status} {error.reason}", status=error.status, headers=kept)
@@ -54,30 +53,30 @@ async def _ignore_expect(_request: web.Request) -> None:
     """Ignore ``Expect``: no body is read, and aiohttp would respond before the password check."""
 
 
-def create_app(backend: Backend, options: WebOptions) -> web.Application:
+def create_app(backend: Backend) -> web.Application:
+    settings = backend.settings
     app = web.Application(middlewares=[_plain_errors])
     app[BACKEND] = backend
-    app[OPTIONS] = options
     flag = "at once (--web.max-requests)"
-    app[handlers.SCRAPE_LIMITER] = Limiter(options.settings.web_max_requests, f"scrapes {flag}")
+    app[handlers.SCRAPE_LIMITER] = Limiter(settings.web_max_requests, f"scrapes {flag}")
     app[handlers.RENDERINGS] = SharedCalls()
     app[handlers.RENDERER] = handlers.StatusRenderer()
-    app[handlers.PAGE_LIMITER] = Limiter(options.settings.web_max_requests, f"readers {flag}")
+    app[handlers.PAGE_LIMITER] = Limiter(settings.web_max_requests, f"readers {flag}")
     app[events.EVENTS] = events.Events()
     app[events.STREAM_LIMITER] = Limiter(policy.MAX_EVENT_STREAMS, "readers already", 30)
     backend.subscribe(app[handlers.RENDERER].forget)
     backend.subscribe(app[events.EVENTS].add)
     app.on_shutdown.append(events.close_streams)
     app.on_response_prepare.append(_add_headers)
-    if options.settings.web_config_file is not None:
+    if settings.web_config_file is not None:
         # Imported late: YAML takes memory.
         from mps_exporter.web.webconfig import WebConfigWatch, install
 
-        app[WEB_CONFIG] = WebConfigWatch(options.settings.web_config_file)
+        app[WEB_CONFIG] = WebConfigWatch(settings.web_config_file)
         install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
-    _add_routes(app, options.settings.web_telemetry_path)
+    _add_routes(app, settings.web_telemetry_path)
     return app
 
 

@@ -15,7 +15,7 @@ from mps_exporter import manual
 from mps_exporter.backend import Backend
 from mps_exporter.metrics.exposition import OPENMETRICS_1_0_0, TEXT_0_0_4, TEXT_1_0_0
 from mps_exporter.snapshot import Snapshot
-from mps_exporter.web import BACKEND, OPTIONS, WEB_CONFIG, text_response
+from mps_exporter.web import BACKEND, WEB_CONFIG, text_response
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.guard import Limiter, SharedCalls
 from mps_exporter.web.status_api import make_status, to_json
@@ -125,15 +125,23 @@ class StatusRenderer:
         return snapshot
 
     async def render(self, app: web.Application, *, as_json: bool) -> bytes:
-        snapshot = await self._snapshot(app[BACKEND])
-        events, options = app[EVENTS], app[OPTIONS]
+        backend, events = app[BACKEND], app[EVENTS]
+        snapshot = await self._snapshot(backend)
         events.note(snapshot)
         watch = app.get(WEB_CONFIG)
         error = str(watch.error) if watch is not None and watch.error is not None else None
 
         def encode() -> bytes:
-            status = make_status(snapshot, options, error, events.user_names, events.history)
-            return (to_json(status) + "\n" if as_json else render_page(status, options)).encode()
+            status = make_status(
+                snapshot,
+                error,
+                events.user_names,
+                events.history,
+                host=backend.host,
+                build=backend.build,
+            )
+            path = backend.settings.web_telemetry_path
+            return (to_json(status) + "\n" if as_json else render_page(status, path)).encode()
 
         return await app[RENDERINGS].join(
             (id(snapshot), as_json, error), lambda: asyncio.to_thread(encode)

@@ -19,7 +19,6 @@ from mps_exporter import humanize
 from mps_exporter import limits_timeouts_intervals as policy
 from mps_exporter.findings.finding import DOCS
 from mps_exporter.manual import name_of
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import Sample
 from mps_exporter.web.status_fields import View
 
@@ -99,8 +98,8 @@ class Lane:
         return " · ".join(parts)
 
 
-def render_page(status: View, options: WebOptions) -> str:
-    return _template().render(status=status, options=options).lstrip()
+def render_page(status: View, metrics_path: str = "/metrics") -> str:
+    return _template().render(status=status, metrics_path=metrics_path).lstrip()
 
 
 def age_of(moment: float, status: View) -> float:

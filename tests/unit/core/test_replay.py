@@ -20,7 +20,6 @@ from mps_exporter.observations import DaemonFacts, ProcfsObservation
 from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.sources.recording import read_recording
 from mps_exporter.sources.replay_host import Playlist, ReplayHost
-from mps_exporter.web.options import WebOptions
 from mps_exporter.web.status_api import make_status, to_json
 from testing.player import RECORDINGS
 from testing.waiting import until_awaited
@@ -46,7 +45,7 @@ def headline(*snapshots: Snapshot) -> str:
     names = UserNames()
     for snapshot in snapshots:
         names.update(snapshot)
-    return str(make_status(snapshots[-1], WebOptions(), None, names).headline.text)
+    return str(make_status(snapshots[-1], None, names).headline.text)
 
 
 def test_the_demo_has_the_chapters_that_are_documented(playlist: Playlist) -> None:
@@ -139,7 +138,7 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def check_that_moments_are_the_viewers(snapshot: Snapshot) -> None:
-    status = make_status(snapshot, WebOptions())
+    status = make_status(snapshot)
     assert snapshot.recording is not None
     recorded = snapshot.recording.header.started_at
     document = json.loads(to_json(status))

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from mps_exporter.backend import Backend
+from mps_exporter.flags import Settings
+from mps_exporter.metrics import Build
 from mps_exporter.observations import DaemonFacts
 from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
+from mps_exporter.web.status_api import NO_BUILD
 
 ROOTS = DaemonFacts("/tmp/nvidia-mps", "/var/log/nvidia-mps", owner_uid=0)
 
@@ -18,6 +21,9 @@ class FakeBackend(Backend):
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(taken_at=1_000.0))
     earlier: Sequence[Snapshot] = ()
     """Collections that the history of the page remembers, oldest first."""
+    settings: Settings = field(default_factory=Settings)
+    host: str = "gpu-host"
+    build: Build = NO_BUILD
     ready: bool = True
     enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"
