@@ -76,11 +76,6 @@ def create_app(backend: Backend) -> web.Application:
         install(app, app[WEB_CONFIG])
     # After the password check: before it, a request counts as being received.
     app.middlewares.append(track_request)
-    _add_routes(app, settings.web_telemetry_path)
-    return app
-
-
-def _add_routes(app: web.Application, telemetry_path: str) -> None:
     pages: dict[str, Handler] = {
         "/": handlers.status,
         "/static/{name}": handlers.asset,
@@ -88,7 +83,7 @@ def _add_routes(app: web.Application, telemetry_path: str) -> None:
         "/docs/{name}": handlers.manual_page,
         "/api/v1/status": handlers.status,
         "/api/v1/incidents/{id}/recording": handlers.incident_recording,
-        telemetry_path: handlers.metrics,
+        settings.web_telemetry_path: handlers.metrics,
         "/api/v1/events": events.events,
         "/-/healthy": handlers.healthy,
         "/-/ready": handlers.ready,
@@ -97,3 +92,4 @@ def _add_routes(app: web.Application, telemetry_path: str) -> None:
         app.router.add_get(path, page, expect_handler=_ignore_expect)
     path = "/api/v1/demo/chapters/{name}"
     app.router.add_post(path, handlers.jump, expect_handler=_ignore_expect)
+    return app

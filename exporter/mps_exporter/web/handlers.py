@@ -5,7 +5,6 @@ import math
 import re
 import time
 from functools import cache
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -40,10 +39,10 @@ def choose_format(accept: str) -> str:
     return OPENMETRICS_1_0_0 if "openmetrics" in content_type else TEXT_1_0_0
 
 
-def collection_deadline(header: str | None, offset: float) -> float | None:
+def collection_deadline(header: str | None) -> float | None:
     """Return the seconds for a collection: the scraper's timeout less a margin for the response.
 
-    The margin is a tenth of the timeout, at most ``offset``. None without a positive number.
+    The margin is a tenth of the timeout, at most 0.5 s. None without a positive number.
     """
     try:
         seconds = float(header or "")
@@ -52,7 +51,7 @@ def collection_deadline(header: str | None, offset: float) -> float | None:
     if not math.isfinite(seconds) or seconds <= 0:
         return None
     seconds = min(seconds, policy.MAX_SCRAPE_TIMEOUT_SECONDS)
-    return seconds - min(offset, seconds / 10)
+    return seconds - min(policy.TIMEOUT_OFFSET_SECONDS, seconds / 10)
 
 
 def _bad_request(reason: str) -> web.HTTPBadRequest:
@@ -86,8 +85,7 @@ async def metrics(request: web.Request) -> web.Response:
         headers["Content-Encoding"] = "gzip"
     if request.method == "HEAD":
         return web.Response(headers=headers)
-    offset = policy.TIMEOUT_OFFSET_SECONDS
-    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER), offset)
+    seconds = collection_deadline(request.headers.get(TIMEOUT_HEADER))
     began = time.monotonic()
     queued = policy.MAX_QUEUE_SECONDS if seconds is None else seconds / 2
     async with request.app[SCRAPE_LIMITER].slot(
@@ -205,22 +203,8 @@ async def ready(request: web.Request) -> web.Response:
     return text_response("Not ready: the first collection is not done yet", status=503)
 
 
-def _is_cross_site(request: web.Request) -> bool:
-    """Return whether a browser sent the request for a page of another origin.
-
-    Browsers name the origin in every POST, and most report its relation to the server. A program
-    such as curl sends neither.
-    """
-    if request.headers.get("Sec-Fetch-Site", "same-origin") not in {"same-origin", "none"}:
-        return True
-    origin = request.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
-
-
 async def jump(request: web.Request) -> web.Response:
     """Continue the demo at a chapter (/api/v1/demo/chapters/NAME), and respond when it plays."""
-    if _is_cross_site(request):
-        return text_response("403 Forbidden: sent by a page of another site", status=403)
     if not await request.app[BACKEND].jump(request.match_info["name"]):
         return text_response(
             "404 Not Found: no such chapter; /api/v1/status lists them under recording, chapters",
