@@ -18,7 +18,7 @@ from mps_exporter.web import BACKEND, WEB_CONFIG, text_response
 from mps_exporter.web.events import EVENTS
 from mps_exporter.web.guard import Limiter, SharedCalls
 from mps_exporter.web.status_api import make_status, to_json
-from mps_exporter.web.status_page import ASSET_TYPES, ASSETS, render_page
+from mps_exporter.web.status_page import ASSET_TYPES, ASSETS, render_page, templates
 
 # --------------------------------------------------------------------------------- metrics
 
@@ -216,14 +216,6 @@ async def jump(request: web.Request) -> web.Response:
 
 # ---------------------------------------------------------------------------------- manual
 
-_MANUAL_TEMPLATE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="../static/icon.svg">
-<link rel="stylesheet" href="../static/status.css"></head>
-<body class="manual"><p><a href="../">This host</a> · <a href="./">All pages</a></p>
-<main>{{ body | safe }}</main></body></html>
-"""
 _MANUAL_INDEX = (
     "# Manual\n\n## Error texts and hangs\n\n{}\n\n## Alerts\n\n{}\n{}\n\n"
     "## FAQ\n\n{}\n{}\n\n## Sharing a GPU\n\n{}\n{}\n"
@@ -233,8 +225,7 @@ _MANUAL_INDEX = (
 @cache
 def _manual_page(name: str) -> str:
     """Return a page of the manual, or for "" the list of all, as HTML."""
-    import jinja2  # late: both take memory, and most exporters serve no page
-    import mistune
+    import mistune  # late: it takes memory, and most exporters serve no page
 
     pages = manual.pages()
     lists = (
@@ -242,9 +233,9 @@ def _manual_page(name: str) -> str:
         for each in (*manual.FOLDERS, *manual.QUESTIONS)
     )
     text = pages[name].text if name else _MANUAL_INDEX.format(*lists)
-    template = jinja2.Environment(autoescape=True).from_string(_MANUAL_TEMPLATE)
     body = str(mistune.create_markdown(plugins=["table"])(text))
-    return template.render(title=pages[name].title if name else "Manual", body=body)
+    title = pages[name].title if name else "Manual"
+    return templates().get_template("manual.html").render(title=title, body=body)
 
 
 async def manual_page(request: web.Request) -> web.Response:

@@ -50,7 +50,12 @@ _MARKED = ("server_crashed", "daemon_died", "fault", "unfinished_work", "server_
 
 
 def render_page(status: View, metrics_path: str = "/metrics") -> str:
-    return _template().render(status=status, metrics_path=metrics_path).lstrip()
+    return (
+        templates()
+        .get_template("status.html")
+        .render(status=status, metrics_path=metrics_path)
+        .lstrip()
+    )
 
 
 def age_of(moment: float, status: View) -> float:
@@ -65,7 +70,7 @@ def asset_address(name: str) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def templates() -> jinja2.Environment:
     import jinja2  # late: it takes 3 MiB, and most exporters serve no page
 
     environment = jinja2.Environment(
@@ -91,7 +96,7 @@ def _template() -> jinja2.Template:
     environment.globals.update(
         DOCS=DOCS, NO_GPU=NO_GPU, policy=policy, client_states=_CLIENT_STATES
     )
-    return environment.get_template("status.html")
+    return environment
 
 
 # ---------------------------------------------------------------------- who held, who waited
