@@ -190,7 +190,6 @@ class Backend:
         )
         self._readers: list[Callable[[DaemonFacts, Incident], None]] = []
         self.ready = False  # Whether the first collection is done.
-        self.enabled_collectors = settings.enabled_collectors()
         self.player: ReplayPlayer | None = None  # Plays recordings; None on a live host.
         self._host: LiveHost | None = None
         self._hindsight: Hindsight | None = None

@@ -77,7 +77,7 @@ def selected_collectors(request: web.Request, enabled: tuple[str, ...]) -> froze
 async def metrics(request: web.Request) -> web.Response:
     """Collect and render. HEAD returns the headers only."""
     backend = request.app[BACKEND]
-    collectors = selected_collectors(request, backend.enabled_collectors)
+    collectors = selected_collectors(request, backend.settings.enabled_collectors())
     form = choose_format(",".join(request.headers.getall("Accept", ())))
     gzip = gzip_accepted(",".join(request.headers.getall("Accept-Encoding", ())))
     headers = {"Content-Type": form, "Vary": "Accept, Accept-Encoding"}

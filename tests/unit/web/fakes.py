@@ -10,7 +10,7 @@ from mps_exporter.backend import Backend
 from mps_exporter.flags import Settings
 from mps_exporter.metrics import Build
 from mps_exporter.observations import DaemonFacts
-from mps_exporter.snapshot import COLLECTORS, Incident, Snapshot
+from mps_exporter.snapshot import Incident, Snapshot
 from mps_exporter.web.status_api import NO_BUILD
 
 ROOTS = DaemonFacts("/tmp/nvidia-mps", "/var/log/nvidia-mps", owner_uid=0)
@@ -25,7 +25,6 @@ class FakeBackend(Backend):
     host: str = "gpu-host"
     build: Build = NO_BUILD
     ready: bool = True
-    enabled_collectors: tuple[str, ...] = COLLECTORS
     body: bytes = b"mps_control_up 1\n"
     seconds: float = 0.0
     gate: asyncio.Event | None = None  # While it is closed, no collection ends.
