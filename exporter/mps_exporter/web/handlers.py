@@ -25,7 +25,7 @@ from mps_exporter.web.status_page import ASSET_TYPES, ASSETS, render_page, templ
 GZIP_LEVEL = 1  # Compression level: twice as fast as the default for pages hardly larger.
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 SCRAPE_LIMITER = web.AppKey[Limiter]("SCRAPES")
-RENDERINGS = web.AppKey[SharedCalls[bytes]]("RENDERINGS")
+RENDERINGS = web.AppKey[SharedCalls]("RENDERINGS")
 
 
 def choose_format(accept: str) -> str:
