@@ -18,7 +18,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession
 
 from mps_exporter.flags import Settings
 from mps_exporter.web.app import create_app
-from mps_exporter.web.webconfig import WebConfigError
+from mps_exporter.web.webconfig.config import WebConfigError
 from testing.waiting import PATIENCE_SECONDS, until_awaited
 from tests.unit.web.fakes import FakeBackend
 from tests.unit.web.serving import served
@@ -73,7 +73,7 @@ def site(tmp_path: Path) -> Site:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the files a hundred times a second."""
-    monkeypatch.setattr("mps_exporter.web.webconfig.reload.CONFIG_CHECK_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("mps_exporter.web.webconfig.CONFIG_CHECK_INTERVAL_SECONDS", 0.01)
 
 
 @asynccontextmanager

@@ -70,7 +70,8 @@ def create_app(backend: Backend) -> web.Application:
     app.on_response_prepare.append(_add_headers)
     if settings.web_config_file is not None:
         # Imported late: YAML takes memory.
-        from mps_exporter.web.webconfig import WebConfigWatch, install
+        from mps_exporter.web.webconfig import WebConfigWatch
+        from mps_exporter.web.webconfig.auth import install
 
         app[WEB_CONFIG] = WebConfigWatch(settings.web_config_file)
         install(app, app[WEB_CONFIG])

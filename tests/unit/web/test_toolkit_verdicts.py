@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mps_exporter.web.webconfig import WebConfigError
-from mps_exporter.web.webconfig.reload import load_web_config
+from mps_exporter.web.webconfig import load_web_config
+from mps_exporter.web.webconfig.config import WebConfigError
 from tests.unit.web.webconfigs import filled_in, write_certificates
 
 TABLE = Path(__file__).with_name("toolkit_verdicts.json")

@@ -13,8 +13,8 @@ from mps_exporter.limits_timeouts_intervals import WRONG_PASSWORD_SECONDS
 from mps_exporter.web import Handler, text_response
 from mps_exporter.web.guard import network_of
 
+from . import WebConfigWatch
 from .config import WebConfig
-from .reload import WebConfigWatch
 from .tls import alternative_names
 
 MAX_PASSWORD_BYTES = 72  # Bytes of a password that bcrypt reads. Go compares only these, too.
